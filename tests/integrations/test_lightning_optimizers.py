@@ -9,50 +9,10 @@ from torch.optim import lr_scheduler
 
 import ipufit
 from ipufit.integrations.lightning import from_lightning
-from ipufit.integrations.lightning.optimizers import read_optimizers
 from tests.integrations.modules import Net, X, Y
 
-
-def made():
-    return torch.optim.SGD([torch.zeros(1)], lr=1.0)
-
-
-SGD = made()
-HALVING = lr_scheduler.StepLR(SGD, 1, gamma=0.5)
-
-
-@pytest.mark.parametrize(
-    "configured",
-    [
-        SGD,
-        [SGD],
-        (SGD,),
-        ([SGD], []),
-        {"optimizer": SGD},
-        [{"optimizer": SGD}],
-        {"optimizer": SGD, "lr_scheduler": None},
-    ],
-)
-def test_one_optimizer_in_every_form(configured):
-    read = read_optimizers(configured)
-    assert read.optimizer is SGD
-    assert read.lr_schedule is None
-    assert read.plateau is None
-
-
-@pytest.mark.parametrize(
-    "configured",
-    [
-        ([SGD], [HALVING]),
-        ([SGD], HALVING),
-        [[SGD], [{"scheduler": HALVING}]],
-        {"optimizer": SGD, "lr_scheduler": HALVING},
-        {"optimizer": SGD, "lr_scheduler": {"scheduler": HALVING, "name": "rate"}},
-        [{"optimizer": SGD, "lr_scheduler": HALVING, "frequency": 1}],
-    ],
-)
-def test_a_scheduler_is_stepped_per_epoch_unless_it_says_otherwise(configured):
-    assert read_optimizers(configured).lr_schedule == ipufit.PerEpoch(HALVING)
+CONFIG, UNKNOWN = ipufit.ConfigError, ipufit.UnknownNameError
+UNSUPPORTED = ipufit.UnsupportedError
 
 
 def model_with(configure):
@@ -78,9 +38,46 @@ def trained_with(configure, epochs=4):
     return rates
 
 
+def halved(optimizer):
+    return lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+
+@pytest.mark.parametrize(
+    "configure",
+    [
+        lambda one: one,
+        lambda one: [one],
+        lambda one: (one,),
+        lambda one: ([one], []),
+        lambda one: {"optimizer": one},
+        lambda one: [{"optimizer": one}],
+        lambda one: {"optimizer": one, "lr_scheduler": None},
+    ],
+)
+def test_one_optimizer_in_every_form(configure):
+    assert trained_with(configure, 2) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "configure",
+    [
+        lambda one: ([one], [halved(one)]),
+        lambda one: ([one], halved(one)),
+        lambda one: [[one], [{"scheduler": halved(one)}]],
+        lambda one: {"optimizer": one, "lr_scheduler": halved(one)},
+        lambda one: {
+            "optimizer": one,
+            "lr_scheduler": {"scheduler": halved(one), "name": "rate"},
+        },
+        lambda one: [{"optimizer": one, "lr_scheduler": halved(one), "frequency": 1}],
+    ],
+)
+def test_a_scheduler_is_stepped_per_epoch_unless_it_says_otherwise(configure):
+    assert trained_with(configure, 2) == [1.0, 0.5]
+
+
 def halving(optimizer, **settings):
-    scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    return [optimizer], [{"scheduler": scheduler, **settings}]
+    return [optimizer], [{"scheduler": halved(optimizer), **settings}]
 
 
 @pytest.mark.parametrize(
@@ -138,41 +135,61 @@ def test_a_figure_that_is_missing_is_named():
 
 
 @pytest.mark.parametrize(
-    ("configured", "error", "says"),
+    ("configure", "error", "says"),
     [
-        ([SGD, made()], ipufit.UnsupportedError, "2 optimizers.*parameter groups"),
-        (([SGD, made()], []), ipufit.UnsupportedError, "2 optimizers"),
-        ([], ipufit.ConfigError, "Return an optimizer"),
-        ([{"optimizer": SGD}] * 2, ipufit.UnsupportedError, "2 optimizers"),
-        (([SGD], [HALVING, HALVING]), ipufit.UnsupportedError, "SequentialLR"),
-        (None, ipufit.UnsupportedError, "nothing would be trained"),
-        ("adam", ipufit.ConfigError, "Return an optimizer"),
-        ({"lr_scheduler": HALVING}, ipufit.ConfigError, "without 'optimizer'"),
-        ({"optimiser": SGD}, ipufit.UnknownNameError, "Did you mean 'optimizer'"),
-        (([SGD], [{"interval": "step"}]), ipufit.ConfigError, "no 'scheduler'"),
         (
-            ([SGD], [{"scheduler": HALVING, "intervall": "step"}]),
-            ipufit.UnknownNameError,
+            lambda one: [one, one],
+            UNSUPPORTED,
+            "2 optimizers.*parameter groups",
+        ),
+        (lambda one: ([one, one], []), UNSUPPORTED, "2 optimizers"),
+        (lambda one: [], CONFIG, "Return an optimizer"),
+        (lambda one: [{"optimizer": one}] * 2, UNSUPPORTED, "2 optimizers"),
+        (
+            lambda one: ([one], [halved(one)] * 2),
+            UNSUPPORTED,
+            "SequentialLR",
+        ),
+        (lambda one: None, UNSUPPORTED, "nothing would be trained"),
+        (lambda one: "adam", CONFIG, "Return an optimizer"),
+        (
+            lambda one: {"lr_scheduler": halved(one)},
+            CONFIG,
+            "without 'optimizer'",
+        ),
+        (
+            lambda one: {"optimiser": one},
+            UNKNOWN,
+            "Did you mean 'optimizer'",
+        ),
+        (
+            lambda one: ([one], [{"interval": "step"}]),
+            CONFIG,
+            "no 'scheduler'",
+        ),
+        (
+            lambda one: halving(one, intervall="step"),
+            UNKNOWN,
             "Did you mean 'interval'",
         ),
         (
-            ([SGD], [{"scheduler": HALVING, "interval": "batch"}]),
-            ipufit.ConfigError,
+            lambda one: halving(one, interval="batch"),
+            CONFIG,
             "'epoch' or 'step'",
         ),
         (
-            ([SGD], [{"scheduler": HALVING, "frequency": 0}]),
-            ipufit.ConfigError,
+            lambda one: halving(one, frequency=0),
+            CONFIG,
             "frequency=0",
         ),
-        (plateau(SGD), ipufit.ConfigError, "'monitor': 'val_loss'"),
+        (plateau, CONFIG, "'monitor': 'val_loss'"),
         (
-            plateau(SGD, monitor="loss", interval="step"),
-            ipufit.UnsupportedError,
+            lambda one: plateau(one, monitor="loss", interval="step"),
+            UNSUPPORTED,
             "interval='epoch'",
         ),
     ],
 )
-def test_what_a_program_cant_do_is_refused(configured, error, says):
+def test_what_a_program_cant_do_is_refused(configure, error, says):
     with pytest.raises(error, match=says):
-        read_optimizers(configured)
+        model_with(configure)
