@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     PACKAGE: {
         "__main__": 8,
-        "scripts": 7.5,
+        "cli": 7.5,
         "": 7,
         "integrations": 6.5,
         "model": 6,
@@ -38,7 +38,6 @@ FLOORS = {
         "config": 2,
         "doctor": 2,
         "distributed": 1.5,
-        "launch": 2,
         "losses": 3,  # some are means of what metrics compute
         "metrics": 2,
         "mixing": 2,
@@ -123,7 +122,7 @@ COMPUTED_IMPORTS = {
     "ipufit": "public names, when they are first used",
     "ipufit._lazy": "public names of packages, when they are first used",
     "ipufit._optional": "packages that only some functions need",
-    "ipufit.scripts": "the user's module that a command line names",
+    "ipufit.cli": "the user's module that a command line names",
     "ipufit.emulator": "public names, when they are first used",
     "ipufit.emulator._install": "the emulator under PopTorch's name",
 }

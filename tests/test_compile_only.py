@@ -24,7 +24,7 @@ from ipufit import (
     compare,
     poptorch,
 )
-from ipufit.__main__ import compile_
+from ipufit.cli import compile_
 from tests import reference
 from tests.engine.counting import Moves
 

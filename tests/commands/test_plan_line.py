@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ipufit import __main__ as program
+from ipufit import cli as program
 
 ROOT = Path(__file__).parent.parent.parent
 MODEL = """

@@ -9,14 +9,12 @@ import sys
 import pytest
 
 from ipufit import IPUModel
-from ipufit import __main__ as program
+from ipufit.cli import look_at_model
 from ipufit.errors import ConfigError
-from ipufit.scripts import look_at_model
 
 MODEL = """
 import torch
 from ipufit import IPUModel
-from ipufit import __main__ as program
 model = IPUModel(torch.nn.Linear(2, 1))
 model.compile("sgd", "mse")
 """
@@ -218,17 +216,3 @@ def test_what_is_not_there_is_refused():
         found("absent.py")
     with pytest.raises(ConfigError, match=r"without arguments\. Got --fast"):
         found("absent_module:make", ["--fast"])
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (["train.py"], ("train.py", [], False)),
-        (["train.py", "-m", "--json"], ("train.py", ["-m", "--json"], False)),
-        (["-m", "a.b", "x"], ("a.b", ["x"], True)),
-        (["a.b:make"], ("a.b:make", [], False)),
-    ],
-)
-def test_options_after_the_script_are_the_scripts(line, expected):
-    given = program._parser("check", "", "", "").parse_args(line)
-    assert (given.script, given.arguments, given.is_module) == expected

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 import sys
@@ -13,116 +15,128 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
-from ipufit import launch
-from ipufit.errors import ConfigError
-from ipufit.launch import Command, LaunchRequest
+from ipufit import cli
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "launch_commands.txt"
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "how-to" / "pods.md").read_text("utf-8")
+BLOCKS = [
+    block.replace("\\\n", "")
+    for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S)
+]
+CALL = re.compile(r"ipufit launch ([^\n#]*?)(?= && |  #|\n|$)")
+CALLS = [call for block in BLOCKS for call in CALL.findall(block)]
+EXPANSIONS = [
+    tuple(lines)
+    for block in BLOCKS
+    for lines in [block[2:].splitlines()]
+    if block.startswith("$ ") and len(lines) == 2
+]
 
 # Anything that a shell or a parser could take for its own.
+OWN = ["--", "-", "", "-m", "--processes", "--nnodes=3", "--options", "a b", "'", "$X"]
 words = st.one_of(
-    st.sampled_from(
-        [
-            "--",
-            "-",
-            "",
-            "-m",
-            "--processes",
-            "--nnodes=3",
-            "--options",
-            "a b",
-            "'",
-            "$X",
-        ]
-    ),
+    st.sampled_from(OWN),
     st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=8),
 )
-programs = st.tuples(
-    st.sampled_from(["train.py", "dir with space/train.py"]), st.lists(words)
-).map(lambda parts: (parts[0], *parts[1]))
+programs = st.builds(
+    lambda script, arguments: [script, *arguments],
+    st.sampled_from(["train.py", "dir with space/train.py"]),
+    st.lists(words),
+)
 
 
 def golden():
     """Pairs of a command line for `ipufit launch` and the command that it becomes."""
-    lines = GOLDEN.read_text(encoding="utf-8").splitlines()
+    path = ROOT / "tests" / "golden" / "launch_commands.txt"
+    lines = path.read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if line and not line.startswith("#")]
     return list(zip(lines[::2], lines[1::2]))
 
 
+def shown(arguments):
+    """The line that `ipufit launch --dry-run` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        cli.launch(["--dry-run", *arguments])
+    return out.getvalue()[:-1]
+
+
+def command(launcher, processes, program, *options):
+    """Variables that are set, and the words of the command."""
+    line = ["--launcher", launcher, "--processes", str(processes), *options, *program]
+    found = shlex.split(shown(line))
+    variables = [word for word in found if re.match(r"[A-Z_]+=", word)]
+    return variables, found[len(variables) :]
+
+
 @pytest.fixture
-def shown(monkeypatch, capsys):
-    """A function that returns what `ipufit launch --dry-run` prints, on 8 cores."""
-    monkeypatch.setattr(launch, "_num_cores", lambda: 8)
+def eight_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(sys, "executable", "python")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
-    def show(line):
-        _, _, *arguments = shlex.split(line)
-        launch.main(["--dry-run", *arguments])
-        return capsys.readouterr().out.strip()
 
-    return show
-
-
-@pytest.mark.parametrize(("line", "expected"), golden())
-def test_a_command_line_is_the_golden_one(line, expected, shown):
-    assert shown(line) == expected
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(("line", "expected"), [*golden(), *EXPANSIONS])
+def test_a_command_line_is_the_golden_one_and_that_of_the_page(line, expected):
+    _, _, *arguments = shlex.split(line)
+    assert shown(arguments) == expected
 
 
 def test_there_are_golden_lines_for_both_launchers():
     starts = {expected.split()[0] for _, expected in golden()}
     assert "poprun" in starts
     assert len(golden()) >= 10
+    assert len(CALLS) >= 10
+    assert len(EXPANSIONS) >= 5
 
 
-def parsed(command):
-    """torchrun's own reading of its command line."""
-    assert command.arguments[:3] == (sys.executable, "-m", "torch.distributed.run")
-    return get_args_parser().parse_args(command.arguments[3:])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_command_of_the_page_is_taken(call):
+    assert " train.py" in shown(shlex.split(call))
+
+
+def test_the_command_for_several_hosts_reaches_poprun_as_it_is_meant():
+    [call] = [call for call in CALLS if "MASTER_ADDR=host1" in call]
+    found = shlex.split(shown(shlex.split(call)))
+    assert "--host=host1,host2,host3,host4" in found
+    assert "--vipu-partition=p64" in found
+    [local] = [word for word in found if word.startswith("--mpi-local-args=")]
+    assert local.endswith("-x MASTER_ADDR=host1 -x MASTER_PORT=29500")
+    assert found[-3:] == [sys.executable, "-u", "train.py"]
+
+
+def test_the_page_names_every_option_of_the_command(capsys):
+    with pytest.raises(SystemExit):
+        cli.launch(["--help"])
+    options = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M))
+    assert len(options) >= 7
+    assert [option for option in options if option not in PAGE] == []
 
 
 @given(programs, st.integers(1, 8), st.booleans())
 def test_torchrun_passes_a_program_and_its_arguments_on(program, processes, is_module):
-    request = LaunchRequest(program, processes, is_module=is_module)
-    given = parsed(launch.torchrun_command(request, {}))
-    assert (given.training_script, *given.training_script_args) == program
-    assert given.module is is_module
-    assert given.nproc_per_node == str(processes)
+    options = ["-m"] if is_module else []
+    _, found = command("torchrun", processes, program, *options)
+    assert found[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    read = get_args_parser().parse_args(found[3:])  # torchrun's own reading
+    assert [read.training_script, *read.training_script_args] == program
+    assert read.module is is_module
+    assert read.nproc_per_node == str(processes)
 
 
 @given(programs, st.integers(1, 8))
 def test_poprun_gets_a_program_and_its_arguments_at_the_end(program, processes):
-    arguments = launch.poprun_command(LaunchRequest(program, processes)).arguments
-    assert arguments[-len(program) :] == program
-    assert arguments[-len(program) - 2 : -len(program)] == (sys.executable, "-u")
+    _, found = command("poprun", processes, program)
+    assert found[-len(program) - 2 :] == [sys.executable, "-u", *program]
 
 
 @given(st.lists(st.text("abc=,: '\"$", min_size=1).map("--x".__add__)))
 def test_options_of_the_launcher_are_passed_as_they_are(options):
-    request = LaunchRequest(("train.py",), 2, options=tuple(options))
-    for command in launch.poprun_command(request), launch.torchrun_command(request, {}):
-        start = command.arguments.index(options[0]) if options else 0
-        assert list(command.arguments[start:][: len(options)]) == options
-
-
-@given(programs, st.dictionaries(st.sampled_from(["A", "B"]), words))
-def test_a_shell_reads_the_printed_line_as_the_command(arguments, variables):
-    line = str(Command(arguments, variables))
-    settings = [f"{name}={text}" for name, text in variables.items()]
-    assert shlex.split(line) == [*settings, *arguments]
-
-
-@given(programs)
-def test_everything_after_the_script_is_the_scripts(program):
-    own, rest = launch._split(["--processes", "4", "--dry-run", *program])
-    assert own == ["--processes=4", "--dry-run"]
-    assert tuple(rest) == program
-
-
-def test_each_option_with_a_value_is_known_to_have_one():
-    actions = launch._parser()._option_string_actions
-    valued = {name for name, action in actions.items() if action.nargs is None}
-    assert valued == set(launch._VALUED)
+    text = " ".join(map(shlex.quote, options))
+    for launcher in ("poprun", "torchrun"):
+        _, found = command(launcher, 2, ["train.py"], "--options", text)
+        start = found.index(options[0]) if options else 0
+        assert found[start:][: len(options)] == options
 
 
 @pytest.mark.parametrize(
@@ -147,23 +161,18 @@ def test_each_option_with_a_value_is_known_to_have_one():
         ("--processes 4 nowhere.py", "no script 'nowhere.py'"),
         ("--processes 4 --launcher mpirun x", "invalid choice: 'mpirun'"),
         ("--processes 4 --process 3 x", "unrecognized arguments: --process"),
+        *(
+            (f"--launcher poprun --processes 2 --options={option}=2 x", "sets it")
+            for option in ("--num-instances", "--num-replicas", "--ipus-per-replica")
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments, words, capsys, monkeypatch):
-    monkeypatch.setattr(launch, "chosen_launcher", lambda: ("torchrun", ""))
+    monkeypatch.setenv("IPUFIT_BACKEND", "emulator")
     with pytest.raises(SystemExit) as exit_:
-        launch.main(shlex.split(arguments))
+        cli.launch(shlex.split(arguments))
     assert exit_.value.code == 2
     assert re.search(words, capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-    "option", ["--num-instances=2", "--num-replicas=2", "--ipus-per-replica=2"]
-)
-def test_poprun_gets_no_option_twice(option):
-    request = LaunchRequest(("train.py",), 2, options=(option,))
-    with pytest.raises(ConfigError, match="sets it"):
-        launch.poprun_command(request)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +187,7 @@ def test_poprun_gets_no_option_twice(option):
     ],
 )
 def test_poprun_is_chosen_where_poptorch_runs(
-    has_poptorch, has_poprun, backend, expected, tmp_path, monkeypatch
+    has_poptorch, has_poprun, backend, expected, tmp_path, monkeypatch, capsys
 ):
     poprun = tmp_path / "poprun"
     if has_poprun:
@@ -189,26 +198,27 @@ def test_poprun_is_chosen_where_poptorch_runs(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("IPUFIT_BACKEND", backend)
     monkeypatch.syspath_prepend(str(tmp_path))
-    launcher, remark = launch.chosen_launcher()
-    assert launcher == expected
-    assert ("enable.sh" in remark) == (has_poptorch and not has_poprun)
+    monkeypatch.setattr("os.execvpe", lambda *_: None)
+    cli.launch(["--processes", "2", __file__])
+    told = capsys.readouterr().err
+    assert ("torch.distributed.run" in told) == (expected == "torchrun")
+    assert ("poprun --num-instances=2" in told) == (expected == "poprun")
+    assert ("enable.sh" in told) == (has_poptorch and not has_poprun)
 
 
-def test_what_the_environment_tells_torchrun_counts_as_an_option():
-    request = LaunchRequest(("train.py",), 8)
-    environment = {
-        "PET_NNODES": "2",
-        "PET_RDZV_ENDPOINT": "host1:29500",
-        "OMP_NUM_THREADS": "3",
-    }
-    command = launch.torchrun_command(request, environment, cores=16)
-    assert "--nproc-per-node=4" in command.arguments
-    assert not any("--rdzv" in argument for argument in command.arguments)
-    assert command.variables == {}
+def test_what_the_environment_tells_torchrun_counts_as_an_option(monkeypatch):
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "host1:29500")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    variables, found = command("torchrun", 8, ["train.py"])
+    assert "--nproc-per-node=4" in found
+    assert not any("--rdzv" in word for word in found)
+    assert variables == []
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(16, "4"), (7, "1"), (2, "1")])
-def test_the_processes_of_a_host_share_its_cores(cores, threads):
-    request = LaunchRequest(("train.py",), 4)
-    command = launch.torchrun_command(request, {}, cores)
-    assert command.variables == {"OMP_NUM_THREADS": threads}
+def test_the_processes_of_a_host_share_its_cores(cores, threads, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    variables, _ = command("torchrun", 4, ["train.py"])
+    assert variables == [f"OMP_NUM_THREADS={threads}"]

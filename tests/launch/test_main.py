@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ipufit
-from ipufit import __main__ as program
+from ipufit import cli as program
 
 ROOT = Path(__file__).parent.parent.parent
 
