@@ -49,11 +49,11 @@ def compile_model(
     groupings: GroupedParameters,
     optimizer: OptimizerSync | None,
 ) -> Executable:
-    """Trace a module for arguments like these, and check what the trace shows.
+    """Trace a module for arguments like these, and check the traced program.
 
     Args:
         groupings: Parameters that differ between groups of replicas.
-        optimizer: None for inference.
+        optimizer: The executor's optimizer; None for inference.
 
     Raises:
         AssertionError: A batch dimension is not a multiple of `D * G * R`.
@@ -110,11 +110,11 @@ def compile_model(
 def checks_of_program(
     program: Program, layout: Layout, options: Options, *, is_training: bool
 ) -> Iterator[Callable[[], None]]:
-    """Yield the checks of a traced program against its options, in order.
+    """Yield functions that check a traced program against its options.
 
-    Each raises an `Error` if it refuses the program: for blocks in the wrong place or
-    order, too many stages, an output mode that the program can't have, or buffers
-    that replicas would have to broadcast.
+    Each raises an `Error` if it refuses the program. They check the place and order of
+    blocks, the number of stages, the output mode, and buffers that replicas would have
+    to broadcast.
     """
     strategy, graph = options._execution_strategy, program.graph.graph
     yield lambda: check_overlap(graph, options, has_loss=program.has_loss)
@@ -139,13 +139,14 @@ def _check_broadcast(program: Program, layout: Layout, options: Options) -> None
 
 
 def _check_groupings(groupings: Mapping[str, Grouping], options: Options) -> None:
-    """Refuse groups of replicas that aren't groups of one process's replicas.
+    """Refuse groups of replicas that span processes in part.
 
-    Groups are of the replicas of all processes. The emulator knows those of this one.
+    Groups are formed of the replicas of all processes, but the emulator knows only the
+    replicas of this one.
 
     Raises:
-        Error: There are several processes, and the groups of a weight, or those of the
-            inputs, are neither all replicas nor certainly inside a process.
+        Error: There are several processes, and the groups of a weight or of the inputs
+            are neither all replicas nor certainly inside one process.
     """
     count = options.Distributed.numProcesses
     if count == 1:
@@ -167,7 +168,7 @@ def _check_groupings(groupings: Mapping[str, Grouping], options: Options) -> Non
 
 
 def check_updatable_buffers(model: torch.nn.Module, options: Options) -> None:
-    """Refuse names of buffers that can't be uploaded.
+    """Refuse names of buffers that can't be uploaded after compiling.
 
     Raises:
         Error: The model has no such buffer, or it is compiled in.
@@ -238,10 +239,10 @@ def _check_period(program: Program, layout: Layout, options: Options) -> None:
 
 
 def _check_executable_cache(options: Options, folder: str | None) -> None:
-    """Say if caching is on, since nothing is cached, and check a shared folder.
+    """Log that nothing is cached if caching is on, and check a shared folder.
 
-    PopTorch saves compiled code, and of several processes lets one compile first.
-    Here compiling is tracing, which runs the module's Python in each process.
+    PopTorch saves compiled code, and lets one of several processes compile first. The
+    emulator compiles by tracing, which runs the module's Python in each process.
 
     Raises:
         AssertionError: Several processes share a folder that can't be written to.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopTorch's `PoplarExecutor`, whole: compile, attach, call, weights, files."""
+"""PopTorch's `PoplarExecutor`: compile, attach, call, copy weights, save."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ logger = logging.getLogger("poptorch::python")
 
 
 class PoplarExecutor:
-    """A module that runs on the device; made by `trainingModel` or `inferenceModel`.
+    """Runs a module on the device; made by `trainingModel` or `inferenceModel`.
 
     Attributes that it doesn't have itself are those of the user's module.
 
@@ -125,7 +125,6 @@ class PoplarExecutor:
             wrap_module(user_model, self)
 
     def __getattr__(self, name: str) -> Any:
-        """Get an attribute of the user's module."""
         if name in ("_user_model", "_model"):  # not set yet: a failed construction
             raise AttributeError(name)
         value = getattr(self._user_model, name)
@@ -134,7 +133,7 @@ class PoplarExecutor:
         return value
 
     def __repr__(self) -> str:
-        """Describe the module, with the places where blocks begin."""
+        """Describe the module, and where its blocks begin."""
         return module_repr(self._user_model)
 
     @property
@@ -151,7 +150,7 @@ class PoplarExecutor:
 
     @property
     def options(self) -> Options:
-        """The frozen options of this executor, a clone of those given.
+        """The frozen options of this executor, a clone of those it was given.
 
         Example:
             >>> from ipufit.emulator import inferenceModel
@@ -347,9 +346,9 @@ class PoplarExecutor:
             raise
 
     def _join_processes(self, executable: Executable) -> Processes | None:
-        """Join the processes that train this model; None if this process is alone.
+        """Return the processes that train this model; None if there is only this one.
 
-        The first time after compiling, the program must be the same in all of them, and
+        The first time after compiling, the program must be equal in all of them, and
         process 0 sends its weights to the others.
         """
         distributed = self._options.Distributed
@@ -459,7 +458,7 @@ class PoplarExecutor:
         self._host_weights_version += 1
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """`copyWeightsToHost()` if training made the host's copy stale.
+        """Copy the weights to the host if training has changed them since.
 
         Returns:
             Whether there was something to copy.
@@ -476,7 +475,7 @@ class PoplarExecutor:
         return True
 
     def copyWeightsToDevice(self) -> None:
-        """Upload the user's weights; what the device has learnt since is lost.
+        """Upload the user's weights; training since the last copy to the host is lost.
 
         Raises:
             Error: Not compiled, or not attached.
@@ -542,7 +541,7 @@ class PoplarExecutor:
             self._require_device("copyNamedBuffersToDevice").upload_named(names)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
-        """`Module.load_state_dict`, and an upload if attached.
+        """Load weights into the user's module, and upload them if attached.
 
         Args:
             state_dict: Parameters and buffers by name.
@@ -563,7 +562,7 @@ class PoplarExecutor:
         return result
 
     def _follow_training(self) -> None:
-        """Upload what a training executor of the same module has learnt.
+        """Upload the weights that a training executor of the same module has trained.
 
         Every copy to the host, of either executor, makes their versions differ, so the
         next call of this one uploads. That includes the first call after attaching,
@@ -581,7 +580,7 @@ class PoplarExecutor:
             self._host_weights_version = version
 
     def _require_device(self, method: str) -> Device:
-        """Return the device that a public method copies from or to.
+        """Return the device, for a public method that copies from or to it.
 
         Raises:
             Error: No IPU is held: an engine of Poplar's runs on a device only.
@@ -595,10 +594,12 @@ class PoplarExecutor:
 
     @contextlib.contextmanager
     def _host_weights(self) -> Iterator[None]:
-        """Look the host's weights up by name, and let them be read without a fetch.
+        """Look up the host's weights by name, and keep them plain inside the context.
+
+        Reading a plain weight fetches nothing.
 
         Raises:
-            Error: The module has no weight of a compiled one's name.
+            Error: The module no longer has a weight that it was compiled with.
         """
         compiled = self._require_compiled().host_weights
         now = named_weights(self._model)  # the user may have replaced some
@@ -643,7 +644,7 @@ class PoplarExecutor:
 
     @property
     def rng_state(self) -> list[int] | None:
-        """The random state of the device: the seed, then the generator's state.
+        """Random state of the device: the seed, then the generator's state.
 
         Setting it continues elsewhere; a list of a seed alone begins at that seed.
         It is kept while the model is detached. After `destroy()` the next compilation
@@ -775,7 +776,7 @@ class PoplarExecutor:
         return self._compilation_time
 
     def cycleCount(self) -> int:
-        """The cycles of the last call, as `Options.logCycleCount(True)` counts them.
+        """Return the cycles of the last call, if `Options.logCycleCount` is on.
 
         Returns:
             Seconds that the emulated device ran on this machine, times the clock rate
@@ -805,7 +806,7 @@ class PoplarExecutor:
         return self._last_call.cycles()
 
     def getPerfCounters(self) -> PerfCounters:
-        """The time stamps of the last call, in seconds from some moment in the past.
+        """Return the time stamps of the last call, in seconds.
 
         Returns:
             A dictionary of four counters. `input` and `input_complete` have a list for
@@ -829,7 +830,7 @@ class PoplarExecutor:
         return self._last_call.counters()
 
     def getHostIpuLatency(self) -> Latency:
-        """Time that inputs took to the device in the last call.
+        """Return how long inputs took to the device in the last call.
 
         Returns:
             Minimum, maximum and average in seconds; zeros if nothing was sent.
@@ -846,7 +847,7 @@ class PoplarExecutor:
         return self._latency("input", "input_complete")
 
     def getComputeLatency(self) -> Latency:
-        """Time that micro-batches were on the device in the last call.
+        """Return how long micro-batches were on the device in the last call.
 
         Returns:
             Minimum, maximum and average in seconds, as from `getHostIpuLatency`.
@@ -861,7 +862,7 @@ class PoplarExecutor:
         return self._latency("input_complete", "output")
 
     def getIpuHostLatency(self) -> Latency:
-        """Time that outputs took to the host in the last call.
+        """Return how long outputs took to the host in the last call.
 
         Returns:
             Minimum, maximum and average in seconds, as from `getHostIpuLatency`.
@@ -876,7 +877,7 @@ class PoplarExecutor:
         return self._latency("output", "output_complete")
 
     def getLatency(self) -> Latency:
-        """Time that micro-batches of the last call took from the host and back to it.
+        """Return how long micro-batches of the last call took from host to host.
 
         Returns:
             Minimum, maximum and average in seconds, as from `getHostIpuLatency`.
@@ -961,7 +962,7 @@ class PoplarExecutor:
     def compileAndExport(
         self, filename: PathLike, *args: Any, export_model: bool = True, **kwargs: Any
     ) -> None:
-        """`compile`, then `save`.
+        """Compile for arguments like these, and save the compiled model to a file.
 
         An offline model (`ConnectionType.Never`) can be exported too.
 
@@ -990,7 +991,7 @@ class PoplarExecutor:
         self.save(filename, export_model)
 
     def loadExecutable(self, filename: PathLike) -> None:
-        """Compile from a file, for the arguments it was compiled for.
+        """Compile from a file, for the arguments that it was saved with.
 
         The weights are those of this executor's module. A compiled executor ignores
         the file with a warning, as `compile` does.
@@ -1027,7 +1028,7 @@ class PoplarExecutor:
         self._load(ExecutableFile(filename))
 
     def _load(self, file: ExecutableFile) -> None:
-        """Compile from a file for an executor that isn't compiled.
+        """Compile an executor that isn't compiled from a file.
 
         Raises:
             Error: The file is of another version or model, or compiling fails.
@@ -1061,7 +1062,6 @@ class ParameterView:
         self._executor = executor
 
     def __getattr__(self, name: str) -> Any:
-        """Get an attribute of the parameter."""
         return getattr(self._parameter, name)
 
     def replicaGrouping(
@@ -1070,7 +1070,7 @@ class ParameterView:
         shards: int,
         variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
-        """Let groups of replicas have values of their own for this parameter.
+        """Let groups of replicas have different values of this parameter.
 
         The parameter must have a leading dimension, one element for each group; the
         module is traced with `parameter[0]`. Each group sums its own gradients. A mean
@@ -1119,7 +1119,7 @@ class ParameterView:
 
 
 def _own_options(options: Options | None, *, is_training: bool) -> Options:
-    """Freeze the caller's options, and clone them with the output mode filled in.
+    """Freeze the caller's options, and clone them with the output mode chosen.
 
     Raises:
         Error: `options` is something else, or makes inference accumulate gradients.

@@ -14,7 +14,7 @@ _INDENT = "  "
 
 
 def module_repr(m: torch.nn.Module) -> str:
-    """Describe a module as torch does, and where `BeginBlock` starts blocks.
+    """Describe a module as torch does, and where `BeginBlock` begins blocks.
 
     Example:
         >>> from ipufit.emulator import BeginBlock
@@ -41,7 +41,7 @@ def module_repr(m: torch.nn.Module) -> str:
 
 
 def print(m: Any, *args: Any, **kwargs: Any) -> None:
-    """Print an object; if it is a module, with its blocks first.
+    """Print an object; for a module, print its blocks first.
 
     As in PopTorch, a module is printed twice: by `module_repr`, then as usual.
 

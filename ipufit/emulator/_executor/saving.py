@@ -81,7 +81,7 @@ def describe(tensor: Tensor) -> dict[str, Any]:
 def write_executable(
     filename: PathLike, metadata: Mapping[str, Any], members: Mapping[str, Any]
 ) -> None:
-    """Write a file, whole or not at all.
+    """Write a file of a compiled model, whole or not at all.
 
     Args:
         filename: An existing file is replaced at the end. Missing folders are made. If
@@ -123,7 +123,7 @@ def write_executable(
 
 
 class ExecutableFile:
-    """A file that `write_executable` has written, whose metadata are read.
+    """A file that `write_executable` wrote, with its metadata read.
 
     Attributes:
         contents: The metadata, a JSON document.
@@ -156,22 +156,22 @@ class ExecutableFile:
             raise self.invalid(f"its metadata differ in {', '.join(names)}")
 
     def invalid(self, reason: str) -> Error:
-        """Make the error that says why the file can't be used."""
+        """Return the error that says why the file can't be used."""
         return createPoptorchError(f"Invalid file {self.path}: {reason}.")
 
     @property
     def other_version(self) -> str:
-        """Say which other version of the emulator wrote it; empty for this version."""
+        """Name the other version of the emulator that wrote the file, or ""."""
         version = self.metadata["poptorch_version"]
         if version == __version__:
             return ""
         return f"it was written by version {version}, and this is version {__version__}"
 
     def check(self, weights: Mapping[str, Tensor], *, is_training: bool) -> None:
-        """Refuse a file of another version, of another kind or for other weights.
+        """Refuse a file of another version, kind of model, or set of weights.
 
         Raises:
-            Error: It is one.
+            Error: The file is one.
         """
         if self.other_version:
             raise self.invalid(self.other_version)
@@ -193,7 +193,7 @@ class ExecutableFile:
                 )
 
     def load(self, member: str) -> Any:
-        """Unpickle a member: only of files that you trust.
+        """Unpickle a member of the file; only for files that are trusted.
 
         Raises:
             Error: The member is missing or broken.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find everything at once that PopTorch would refuse in a program.
 
-A survey traces the program on one micro-batch, as a compilation does. It notes each
-refusal, where a compilation ends at the first one, and goes on with torch's result.
+A survey traces the program on one micro-batch, as a compilation does. A compilation
+ends at the first refusal; a survey records it, and goes on with torch's result.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _USERS, _INSTALLED, _SKIPPED = range(3)
 
 
 class Place(NamedTuple):
-    """A place of a program.
+    """A source line of a program, and the module that it runs in.
 
     Attributes:
         file: Path of the source file; "" if no line of the user's is known.
@@ -124,11 +124,11 @@ class Remark(NamedTuple):
     """One finding of a survey.
 
     Attributes:
-        topic: Its subject in a word: "operator", "value", "shape", ...
+        topic: Subject in a word: "operator", "value", "shape", ...
         message: The problem in words, with a way out.
         place: The place in the program.
-        is_refused: Whether PopTorch refuses the program for it; else it computes other
-            numbers than torch does.
+        is_refused: Whether PopTorch refuses the program; else it computes other numbers
+            than torch.
     """
 
     topic: str
@@ -142,12 +142,12 @@ class Survey(NamedTuple):
 
     Attributes:
         remarks: The findings, in order.
-        error: An error that ended the trace and is none of PopTorch's; None if there
-            was none.
+        error: The error other than a refusal that ended the trace; None if there was
+            none.
         place: The place of that error.
         is_whole: Whether the whole program was traced.
         norms: Modules that normalise over the rows of a micro-batch, and their places.
-        returned_bytes: Bytes of what a micro-batch returns; 0 if unknown.
+        returned_bytes: Bytes that a micro-batch returns; 0 if unknown.
     """
 
     remarks: list[Remark]
@@ -159,7 +159,7 @@ class Survey(NamedTuple):
 
 
 class EndlessError(Exception):
-    """Code asks again and again for what is refused, and may never end."""
+    """Raised when code repeats a refused operation, as an endless loop does."""
 
 
 def survey(
@@ -169,7 +169,7 @@ def survey(
     *,
     is_training: bool,
 ) -> Survey:
-    """Trace a module on one micro-batch, and note all refusals.
+    """Trace a module on one micro-batch, and record all refusals.
 
     Weights, buffers and torch's generator stay as they are. No device is asked for.
 
@@ -312,13 +312,13 @@ def _check_nodes(graph: Graph, constant_inputs: set[str], notes: Notes) -> None:
 
 
 def place_of(node: Node) -> Place:
-    """Return the place where a survey has recorded a node."""
+    """Return the place that a survey recorded for a node."""
     place: Place = node.meta.get(_PLACE, _NOWHERE)
     return place
 
 
 class Notes:
-    """The remarks of a survey, each once, and the place where the program is.
+    """The remarks of a survey without repetition, and the place being traced.
 
     Attributes:
         remarks: The remarks, in the order in which they were found.
@@ -343,7 +343,8 @@ class Notes:
         Args:
             topic: Its subject.
             message: The problem.
-            place: Its place; that of the nodes an error blames, or here, if None.
+            place: Its place; None takes that of the nodes that an error is about, or
+                else the place being traced.
             is_refused: As in `Remark`.
         """
         places = [self.here() if place is None else place]
@@ -361,7 +362,7 @@ class Notes:
         *args: Any,
         place: Place | None = _NOWHERE,
     ) -> Any:
-        """Call a check, and note its refusal."""
+        """Call a check, and record its refusal."""
         try:
             return check(*args)
         except Error as refusal:
@@ -370,7 +371,7 @@ class Notes:
 
     @contextlib.contextmanager
     def following(self, root: torch.nn.Module) -> Iterator[None]:
-        """Follow which module inside `root` runs, and where they are assigned to."""
+        """Track the module inside `root` that runs, and assignments to modules."""
         paths = {id(module): path for path, module in root.named_modules() if path}
         set_attribute: Any = torch.nn.Module.__setattr__
 
@@ -398,11 +399,11 @@ class Notes:
                 torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
 
     def here(self) -> Place:
-        """Return the place where the program is."""
+        """Return the place being traced."""
         return self._place(traceback.walk_stack(sys._getframe(1)))
 
     def of_error(self, error: BaseException) -> Place:
-        """Return the place where an error was raised, or the one that it explains."""
+        """Return the place where an error was raised, or where its cause was."""
         found = Place(module=self._modules[-1])
         cause: BaseException | None = error
         while cause is not None:
@@ -413,14 +414,14 @@ class Notes:
         return found
 
     def is_in_torch(self) -> bool:
-        """Check that code of torch's, and no line of the user's, makes a call."""
+        """Return whether torch's own code makes the call, and no line of the user's."""
         for path, _ in _inner(traceback.walk_stack(sys._getframe(1))):
             if not path.startswith((_PACKAGE, f"{_TORCH}overrides")):
                 return path.startswith(_TORCH)
         return True
 
     def _place(self, frames: Iterable[tuple[FrameType, int]]) -> Place:
-        """The innermost line of the user's, else that of an installed package."""
+        """Return the user's innermost line, or else that of an installed package."""
         nothing = "", 0
         found = min(_inner(frames), key=lambda one: _kind(one[0]), default=nothing)
         path, line = nothing if _kind(found[0]) == _SKIPPED else found
@@ -437,7 +438,7 @@ def _inner(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[str, int]]
 
 @functools.lru_cache(maxsize=None)
 def _kind(path: str) -> int:
-    """Tell a user's source file from that of a package, and of torch or Python."""
+    """Rank a source file: the user's, an installed package's, torch's or Python's."""
     if path.startswith((_TORCH, _PACKAGE, "<frozen")):
         return _SKIPPED
     if "/site-packages/" in path or "/dist-packages/" in path:
@@ -446,10 +447,11 @@ def _kind(path: str) -> int:
 
 
 class SurveyTracer(StrictTracer):
-    """A tracer that notes the operations which are refused, and runs them.
+    """Tracer that records refused operations, and runs them.
 
     Attributes:
-        has_escapes: Whether it can't tell any more what is on the device.
+        has_escapes: Whether a tensor has left the trace, so that the tracer can't tell
+            any more which tensors are on the device.
     """
 
     def __init__(self, recording: Recording, notes: Notes) -> None:
@@ -495,7 +497,7 @@ class SurveyTracer(StrictTracer):
     def check(
         self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
     ) -> None:
-        """Note the refusals of an operation.
+        """Record the refusals of an operation.
 
         Raises:
             EndlessError: The same place was refused too often.
@@ -530,7 +532,7 @@ class SurveyTracer(StrictTracer):
             self.notes.attempt("host tensor", check, name, touched, place=None)
 
     def compute(self, operation: Operation) -> Any:
-        """Run an operation, in a form that torch takes if it is refused."""
+        """Run an operation; a refused one in a form that torch accepts."""
         if operation.name in ("numpy", "__array__"):
             on_device = self.recording.on_device
             args = map_tensors(operation.args, lambda t: on_device(t).detach())
@@ -538,9 +540,9 @@ class SurveyTracer(StrictTracer):
         return super().compute(operation)
 
     def _note_widening(self, name: str, given: Any, result: Any, place: Place) -> None:
-        """Note an operation whose result is float64 though its arguments aren't.
+        """Record an operation that makes float64 of other types.
 
-        Operations of a named loss aren't noted: it takes the type of the outputs.
+        Operations of a named loss aren't recorded: it takes the type of the outputs.
         """
         is_users = (place.file or place.module) and name != "__get__"
         wide = [one for one in tensors_in(given) if one.dtype == torch.float64]
@@ -557,13 +559,13 @@ class SurveyTracer(StrictTracer):
 
 
 class SurveyGuard(EscapeGuard):
-    """Notes operators that the tracer doesn't see, and has them run."""
+    """Records operators that the tracer doesn't see, and runs them."""
 
     def __init__(self, tracer: SurveyTracer) -> None:
         super().__init__(tracer.recording)
         self._tracer = tracer
 
     def escaped(self, func: Any) -> None:
-        """Note an operator that the tracer hasn't seen."""
+        """Record an operator that the tracer hasn't seen."""
         self._tracer.has_escapes = True
         self._tracer.notes.add("tracing", untraceable(func))

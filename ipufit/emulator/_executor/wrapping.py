@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrapper classes that make the weights of a training model fetch themselves.
+"""Wrapper classes of weights, which copy themselves from the device when read.
 
-While a training model is compiled, the newest weights live on the device. PopTorch
-gives the module, its parameters and its buffers wrapper classes that copy the weights
-back when somebody reads them.
+While a training model is compiled, the newest weights are on the device. PopTorch gives
+the module, its parameters and its buffers wrapper classes that copy the weights to the
+host when they are read.
 
-Compiling and `destroy()` take them off, but they are remembered object by object, and
-every compilation puts back what is remembered, even if the executor has been destroyed
+Compiling and `destroy()` remove these classes. Each object's wrapper class is
+remembered, and every compilation restores it, even if the executor has been destroyed
 since (PopTorch, `python/_impl.py`).
 """
 
@@ -44,16 +44,16 @@ def is_wrapped(item: object) -> bool:
 
 
 def unwrap(item: Any) -> Any:
-    """Give `item` its plain class, if it has a wrapper class, and return it."""
+    """Restore the plain class of `item`, and return it."""
     if is_wrapped(item):
         item.__class__ = getattr(type(item), _PLAIN)
     return item
 
 
 def unwrap_model(model: torch.nn.Module) -> None:
-    """Give a module and its weights plain classes, and remember the wrapper classes.
+    """Restore the plain classes of a module and its weights.
 
-    Values that are newer on a device are fetched.
+    The wrapper classes are remembered. Weights that are newer on a device are fetched.
     """
     for item in [*_weights(model), model]:
         if is_wrapped(item):
@@ -63,13 +63,13 @@ def unwrap_model(model: torch.nn.Module) -> None:
 
 
 def rewrap_model(model: torch.nn.Module) -> None:
-    """Give a module and its weights the wrapper classes that are remembered."""
+    """Restore the remembered wrapper classes of a module and its weights."""
     for item in [*_weights(model), model]:
         rewrap(item)
 
 
 def rewrap(item: Any) -> Any:
-    """Give `item` the wrapper class that is remembered, if any, and return it."""
+    """Restore the remembered wrapper class of `item`, if any, and return it."""
     entry = _remembered.get(id(item))
     if entry is not None:
         item.__class__ = entry[1]
@@ -78,10 +78,10 @@ def rewrap(item: Any) -> Any:
 
 @contextlib.contextmanager
 def unwrapped(model: torch.nn.Module) -> Iterator[None]:
-    """Show a module and its weights in plain classes for a while.
+    """Restore the plain classes of a module and its weights inside a context.
 
-    Parameters come back as plain `Parameter` unless a wrapper class is remembered for
-    them: subclasses of the user's own are lost, as in PopTorch.
+    Afterwards a parameter without a remembered wrapper class is a plain `Parameter`: a
+    subclass of the user's own is lost, as in PopTorch.
     """
     parameters = list(model.parameters())
     unwrap_model(model)
@@ -95,7 +95,7 @@ def unwrapped(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seen_plain(weights: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Let weights be read and written for a while without fetching their values."""
+    """Let weights be read and written inside a context without fetching them."""
     wrappers = [(weight, type(weight)) for weight in weights if is_wrapped(weight)]
     for weight, _ in wrappers:
         unwrap(weight)
@@ -117,10 +117,10 @@ def _remember(item: Any, wrapper: type[Any]) -> None:
 
 
 def _reduced(item: Any, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Reduce a wrapped object, for `copy` and `pickle`, to a plain one and `rewrap`.
+    """Reduce a wrapped object to a plain copy, for `copy` and `pickle`.
 
-    The registry knows the plain one, so a copy is wrapped again. It doesn't know an
-    unpickled object, which stays plain.
+    A copied object is wrapped again, because its plain copy is remembered. An unpickled
+    object isn't, and stays plain.
     """
     wrapper = item.__class__
     unwrap(item)
@@ -137,7 +137,7 @@ def wrap_module(module: torch.nn.Module, executor: Any) -> None:
 
     Args:
         module: The user's module; its class and its weights' classes change.
-        executor: Has the newest weights; only a weak reference to it is kept.
+        executor: The executor with the newest weights; kept by a weak reference.
 
     Raises:
         Error: A buffer is of a subclass of `torch.Tensor`. As in PopTorch, parameters
@@ -172,7 +172,7 @@ def _fetch(reference: weakref.ReferenceType[Any]) -> bool:
 def _weight_class(
     base: type[Tensor], name: str, reference: weakref.ReferenceType[Any]
 ) -> type[Tensor]:
-    """Make a subclass of `base` whose attributes are read after a fetch.
+    """Return a subclass of `base` that fetches weights before an attribute is read.
 
     As torch does for all subclasses, results computed from a buffer have its class.
     """
@@ -197,7 +197,7 @@ def _module_class(
     original: type[torch.nn.Module],
     reference: weakref.ReferenceType[Any],
 ) -> type[torch.nn.Module]:
-    """Make a subclass of the user's class whose weights are fetched when read."""
+    """Return a subclass of the module's class that fetches weights when read."""
 
     class PoptorchModel(original):  # type: ignore[misc, valid-type]
         def copyWeightsToHostIfNeeded(self) -> bool:
@@ -229,7 +229,7 @@ def _module_class(
             prefix: str = "",
             keep_vars: bool = False,
         ) -> Any:
-            """Return a dictionary of its own, with plain tensors in the same memory."""
+            """Return a new dictionary of plain tensors in the same memory."""
             state = super().state_dict(
                 *args, destination=destination, prefix=prefix, keep_vars=keep_vars
             )

@@ -71,6 +71,12 @@ def fold(
     Returns:
         A function of the same arguments. Its results have a new first dimension, one
         entry for each micro-batch.
+
+    Example:
+        >>> program = torch.fx.symbolic_trace(lambda weight, x: ((weight * x).sum(),))
+        >>> given = torch.tensor(2.0), torch.arange(6.0)
+        >>> fold(program, given, 1, 3)(*given)
+        (tensor([ 2., 10., 18.]),)
     """
     recorder = _Recorder()
     given = [recorder.placeholder(tensor) for tensor in arguments]

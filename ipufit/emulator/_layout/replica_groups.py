@@ -226,6 +226,12 @@ class GroupedState:
 
     Args:
         groups: Groups of each grouped parameter, by its name.
+
+    Example:
+        >>> state = GroupedState({"w": ReplicaGroups(members=(0, 1), returned=(0, 1))})
+        >>> elements = {"Step___w..0": torch.ones(()), "Step___w..1": torch.ones(())}
+        >>> state.joined({"ipu_state": elements, "ipu_param": {}})
+        {'ipu_state': {'Step___w': tensor([1., 1.])}, 'ipu_param': {}}
     """
 
     def __init__(self, groups: Mapping[str, ReplicaGroups]) -> None:

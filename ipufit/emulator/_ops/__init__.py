@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that a module may call in `forward`."""
+"""Functions of PopTorch that a module may call in `forward`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`for_loop` and `cond`: control flow that the device decides on as it runs."""
+"""`for_loop` and `cond`: control flow that the device decides at run time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ipufit.emulator.errors import createPoptorchError
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A function that the device runs as often as a loop or a branch asks for it.
+    """The traced body of a loop or a branch.
 
     Attributes:
-        program: Takes the inputs, then the tensors from around the function.
-        captured: Tensors from around it, in order, as they are in the trace.
-        example: Tensors that the function returned while it was traced.
+        program: Takes the inputs, then the captured tensors.
+        captured: Tensors from outside the body that it uses, as they are in the trace.
+        example: Tensors that the body returned while it was traced.
     """
 
     program: GraphModule
@@ -40,24 +40,24 @@ _Branch = Tuple[Body, List[Tensor], List[Tensor]]
 def for_loop(
     count: int, body: Callable[..., Any], inputs: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Run `body` `count` times, each time on what it returned before.
+    """Run `body` `count` times, each time on its last results.
 
     On the host, and while a model is traced, the body runs once whatever `count` is.
     For inference only; loops can't be nested.
 
     Args:
-        count: How often the device runs the body.
-        body: A function of as many tensors as it returns. It gets copies. It may
-            use tensors from around it, but may not change them.
-        inputs: A list of the tensors that the body gets first.
+        count: Number of runs of the body on the device.
+        body: A function that returns as many tensors as it takes. It gets copies. It
+            may use tensors from outside, but may not change them.
+        inputs: A list of the tensors for the first run.
 
     Returns:
         The results of the body's last run; a list of one for a single tensor.
 
     Raises:
         ValueError: `inputs` isn't a list of tensors.
-        Error: In a trace: it is for training, the loop is inside another, or
-            the body returns something else than it takes.
+        Error: In a trace: the model is for training, the loop is inside another, or the
+            body returns other shapes or types than it takes.
 
     Example:
         >>> from ipufit.emulator import inferenceModel
@@ -102,15 +102,15 @@ def cond(
     else_body: Callable[..., Any],
     else_inps: list[Tensor],
 ) -> list[Tensor]:
-    """Run one of two bodies, as `condition` says.
+    """Run one of two bodies, depending on `condition`.
 
-    On the host only that one is called. While a model is traced both are, and the
+    On the host only that body is called. While a model is traced both are, and the
     device runs one of them each time. For inference only.
 
     Args:
         condition: A truth value: a tensor of one element.
         then_body: A function of tensors, for a true condition. In a trace it gets
-            copies. It may use tensors from around it, but may not change them.
+            copies. It may use tensors from outside, but may not change them.
         then_inps: A list of the tensors that `then_body` gets.
         else_body: The same for a false condition; it returns as many tensors.
         else_inps: A list of the tensors that `else_body` gets.
@@ -120,8 +120,8 @@ def cond(
 
     Raises:
         ValueError: `then_inps` or `else_inps` isn't a list.
-        Error: In a trace: it is for training, or the bodies return different shapes
-            or types.
+        Error: In a trace: the model is for training, or the bodies return different
+            shapes or types.
 
     Example:
         >>> x = torch.tensor([3.0])
@@ -173,13 +173,13 @@ def run_branch(condition: Tensor, then: _Branch, other: _Branch) -> list[Tensor]
 def _record_body(
     trace: Recording, construct: str, function: Callable[..., Any], inputs: list[Tensor]
 ) -> _Branch:
-    """Call `function` once, and take its operations out of the trace's graph.
+    """Call `function` once, and move its operations into a graph of their own.
 
     Args:
-        trace: The trace under way.
-        construct: Name of the function whose body it is.
+        trace: The current trace.
+        construct: Name of the construct: `for_loop` or `cond`.
         function: The loop's or branch's body.
-        inputs: Tensors that it gets copies of, which are others in each run.
+        inputs: Tensors that the body gets copies of; they differ from run to run.
 
     Raises:
         Error: `function` returns something else than tensors of the device, or changes
@@ -239,7 +239,7 @@ def _as_list(outputs: Any) -> list[Any]:
 
 
 def _check_same(what: str, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
-    """Refuse tensors of two shapes or types: a device allots memory for one."""
+    """Refuse tensors that differ in shape or type: a device allots memory for one."""
     kinds = [[(tuple(t.shape), t.dtype) for t in tensors] for tensors in (one, other)]
     if kinds[0] != kinds[1]:
         raise createPoptorchError(

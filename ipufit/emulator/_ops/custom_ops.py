@@ -20,7 +20,7 @@ DOMAIN = "poptorch.custom_ops"
 
 
 def _fast_gather_last_dim(data: Tensor, index: Tensor, /, **attributes: Any) -> Tensor:
-    """`FastGatherLastDim.cpp`: `torch.gather` along the last dimension."""
+    """Emulate `FastGatherLastDim.cpp`: `torch.gather` along the last dimension."""
     if ipu_model_is_on():
         raise _refused("requires hardware but IPU model is enabled")
     if data.dim() != index.dim():
@@ -47,7 +47,7 @@ def _refused(why: str) -> Error:
 
 
 def _torch_softplus(x: Tensor, /, **attributes: Any) -> Tensor:
-    """`TorchSoftplus.cpp`: linear above a threshold of 1 unless there is another."""
+    """Emulate `TorchSoftplus.cpp`: linear above a threshold, by default 1."""
     beta = attributes.get("beta", 1.0)
     threshold = attributes.get("threshold", 1.0)
     result: Tensor = softplus(x, beta=beta, threshold=threshold)
@@ -55,12 +55,12 @@ def _torch_softplus(x: Tensor, /, **attributes: Any) -> Tensor:
 
 
 def _embedding(weight: Tensor, indices: Tensor, /, **attributes: Any) -> Tensor:
-    """`Embedding.cpp`: the row of `padding_idx` gets no gradient."""
+    """Emulate `Embedding.cpp`: the row of `padding_idx` gets no gradient."""
     return embedding(indices, weight, padding_idx=attributes.get("padding_idx"))
 
 
 def _upsample_bilinear_2d(x: Tensor, /, **attributes: Any) -> Tensor:
-    """`UpsampleBilinear2d.cpp`: by 2 unless there is another `scaling_factor`."""
+    """Emulate `UpsampleBilinear2d.cpp`: by `scaling_factor`, by default 2."""
     result: Tensor = interpolate(
         x,
         scale_factor=attributes.get("scaling_factor", 2.0),
@@ -96,7 +96,7 @@ _registered: dict[tuple[str, str], Callable[..., Any]] = {}
 def register_custom_op(
     name: str, domain: str, function: Callable[..., Any] | None
 ) -> None:
-    """Give a Python function for a custom operation that is written in C++.
+    """Register a Python function for a custom operation that is written in C++.
 
     Models that are compiled from now on run `function` where they call
     `poptorch.custom_op` with this name and domain. PopTorch has no such function: a
@@ -105,11 +105,11 @@ def register_custom_op(
     Args:
         name: Name of the operation.
         domain: Domain of the operation, such as `com.acme`.
-        function: Takes the input tensors, and the attributes by name; returns a
-            tensor, or a tuple or list of them. A trace doesn't look into it: it may
-            read values, change its inputs in place and use a `torch.autograd.Function`
-            for the gradients. It also runs while the model is traced. `None` forgets
-            the operation.
+        function: Takes the input tensors, and the attributes by name; returns a tensor,
+            or a tuple or list of tensors. A trace doesn't look into it: it may read
+            values, change its inputs in place and use a `torch.autograd.Function` for
+            the gradients. It also runs while the model is traced. `None` removes the
+            operation.
 
     Raises:
         Error: `function` can't be called.
@@ -222,7 +222,7 @@ def custom_op(
 
 
 def run_custom_op(function: Callable[..., Any], inputs: list[Tensor]) -> list[Any]:
-    """Run a custom operation that was registered, on the device."""
+    """Run a registered custom operation on the device."""
     outputs = function(*inputs)
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     # Views have gradients of their own, be they made by a torch.autograd.Function.

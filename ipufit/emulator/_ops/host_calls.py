@@ -14,14 +14,14 @@ from ipufit.emulator.errors import createPoptorchError
 
 
 class CPU:
-    """Run a layer on the host, in the middle of a model that is on the device.
+    """Runs a layer on the host, in the middle of a model that is on the device.
 
     For inference only. While the model is traced the layer runs once, on zeros, to
     learn what it returns; afterwards once for each micro-batch.
 
     Args:
-        layer_to_call: A function of tensors, or a module, whose parameters no longer
-            require gradients then.
+        layer_to_call: A function of tensors, or a module. A module's parameters then no
+            longer require gradients.
         ID: Name for messages.
 
     Example:
@@ -77,7 +77,7 @@ class CPU:
         return outputs
 
     def registerPersistentData(self) -> None:
-        """Make the tensors that `execute` reads and writes, of zeros.
+        """Allocate the tensors that `execute` reads and writes, filled with zeros.
 
         PopTorch's backend calls this, the emulator doesn't.
 
@@ -100,7 +100,7 @@ class CPU:
         self.outputs = [torch.zeros(shape, device="cpu") for shape in self.out_shapes]
 
     def execute(self) -> None:
-        """Call the layer with `inputs`, and write what it returns to `outputs`.
+        """Call the layer with `inputs`, and write its results to `outputs`.
 
         PopTorch's backend calls this, the emulator doesn't.
 
@@ -129,7 +129,7 @@ class CPU:
 
 
 def call_on_host(layer: Callable[..., Any], *inputs: Tensor) -> Any:
-    """Run `CPU` for the device, on the host."""
+    """Run the layer of a `CPU`, for the device."""
     if enclosing_trace() is not None:
         inputs = tuple(torch.zeros_like(tensor) for tensor in inputs)
     return _listed(layer(*inputs))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations that tell a compiler something and change no value."""
+"""Annotations for the compiler, which change no value."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def nop(tensor: Tensor) -> Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep these activations for the backward pass; those between are recomputed.
+    """Keep these activations for the backward pass; recompute those between them.
 
     Args:
         *tensors: Tensors, or one list or tuple of them.
 
     Returns:
-        A tensor for one, a tuple for several, a list or tuple for a list or tuple.
+        A tensor for one argument, a tuple for several, a list for a list.
         As in PopTorch, a container of one tensor becomes one of the tensor's rows.
 
     Raises:
@@ -110,9 +110,10 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def _operator(function: Callable[..., Any], tensor: Tensor) -> Tensor:
-    """Record an operator that returns its argument, but only where that is an error.
+    """Record an operator that returns its argument, unless a block is active.
 
-    After a block has ended no operator may follow; elsewhere it makes no difference.
+    After a block has ended no operator may follow: a check finds the recorded one.
+    Inside a block the operator would make no difference.
     """
     trace = current_trace()
     if trace is None or trace.block is not None:
@@ -180,7 +181,7 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
 
 
 class NameScope:
-    """Put a name before those of the operators inside.
+    """Prefix the names of the operators inside the context.
 
     `PoplarExecutor.getTensorNames` shows it: `encoder/Relu:0`.
 
@@ -208,14 +209,14 @@ class NameScope:
 
 
 def push_name_scope(name: str) -> None:
-    """Open a name scope in the trace under way, if any."""
+    """Open a name scope in the current trace, if any."""
     trace = current_trace()
     if trace is not None:
         trace.scopes.append(name)
 
 
 def pop_name_scope() -> None:
-    """Close the innermost name scope of the trace under way, if any."""
+    """Close the innermost name scope of the current trace, if any."""
     trace = current_trace()
     if trace is not None:
         trace.pop_scope()
@@ -248,10 +249,10 @@ _PARTIALS = (torch.float, torch.half)
 
 
 class MultiConv:
-    """Let the device compute the convolutions inside together.
+    """Lets the device compute the convolutions inside together.
 
-    Other operations may be inside, another `MultiConv` may not. It changes no
-    result, and nothing on the host: the settings below are checked and not used.
+    Other operations may be inside, another `MultiConv` may not. Results don't change.
+    The settings below are checked, but not used.
 
     Example:
         >>> convolution = torch.nn.Conv2d(1, 1, 3)
@@ -406,8 +407,9 @@ def _is_convolution(target: Any) -> bool:
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Fetch inputs ahead of the computation that needs them.
 
-    Compiling refuses it unless it is all that is done to an input, under a strategy
-    that is not pipelined, with IO tiles, and `OutputMode.All` or `Sum`.
+    Compiling refuses it if anything else is done to the input, if the strategy is
+    pipelined, without IO tiles, or with an output mode other than `OutputMode.All` and
+    `Sum`.
 
     Args:
         input_tensors: Inputs of the model: a tensor, or tuples, lists and dicts of
@@ -428,8 +430,8 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     """Send outputs while the device computes on.
 
-    Compiling refuses it unless what is marked is returned, and returned once; the
-    options must allow it as for `set_overlap_for_input`.
+    Compiling refuses it unless the tensor is returned, and returned once. The options
+    must be as for `set_overlap_for_input`.
 
     Args:
         output_tensors: Outputs of the model: a tensor, or tuples, lists and dicts of
@@ -448,13 +450,13 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
 
 
 def overlapped_input(tensor: Tensor) -> Tensor:
-    """Mark an input, as `set_overlap_for_input` does."""
+    """Mark an input, for `set_overlap_for_input`."""
     marked: Tensor = tensor.view_as(tensor)
     return marked
 
 
 def overlapped_output(tensor: Tensor) -> Tensor:
-    """Mark an output, as `set_overlap_for_output` does."""
+    """Mark an output, for `set_overlap_for_output`."""
     marked: Tensor = tensor.view_as(tensor)
     return marked
 
@@ -467,7 +469,7 @@ def _mark(mark: Any, tensors: Any, mode: OverlapMode) -> Any:
 
 
 def check_overlap(graph: Graph, options: Options, *, has_loss: bool) -> None:
-    """Refuse marks of a traced program that are in the wrong place.
+    """Refuse overlap marks that are in the wrong place in a traced program.
 
     Args:
         graph: The program.

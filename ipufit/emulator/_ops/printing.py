@@ -22,7 +22,7 @@ _SMALLEST_FIXED = 1e-4
 
 @dataclass(frozen=True)
 class TensorText:
-    """Makes text of tensors, by the arguments of `ipu_print_tensor`."""
+    """Formats tensors as the arguments of `ipu_print_tensor` ask."""
 
     summarise_threshold: int
     edge_items: int
@@ -111,8 +111,8 @@ def ipu_print_tensor(
 ) -> Tensor:
     """Write a tensor to stderr whenever the device computes it.
 
-    Only if the result is used: a compiler removes what isn't. On the host it writes
-    nothing.
+    The device writes it only if the result is used: a compiler removes unused results.
+    On the host nothing is written.
 
     Args:
         tensor: The tensor to print.

@@ -35,19 +35,19 @@ def ctc_beam_search_decoder(
     beam_width: int = 100,
     top_paths: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the likeliest label sequences.
+    """Find the most probable label sequences.
 
-    On the host it gives zeros, as PopTorch does; the device decodes.
+    On the host it returns zeros, as PopTorch does; the device decodes.
 
     Args:
         probs: Log-probabilities, `[T, B, C]`.
         lengths: Number of time steps of each sequence, `[B]`.
-        blank: Index of the class that is no label.
+        blank: Index of the blank class.
         beam_width: Number of prefixes kept at each step.
         top_paths: Number of sequences to return.
 
     Returns:
-        Log-probabilities of the sequences `[B, top_paths]`, likeliest first; their
+        Log-probabilities of the sequences `[B, top_paths]`, most probable first; their
         lengths `[B, top_paths]`; and their labels `[B, top_paths, T]`, padded with
         `blank`.
 
@@ -109,11 +109,11 @@ def decode_batch(
 def best_paths(
     log_probs: list[list[float]], blank: int, beam_width: int
 ) -> list[tuple[tuple[int, ...], float]]:
-    """Find at most `beam_width` label sequences, likeliest first.
+    """Find at most `beam_width` label sequences, most probable first.
 
     Args:
         log_probs: Log-probabilities of the classes, for each time step.
-        blank: Index of the class that is no label.
+        blank: Index of the blank class.
         beam_width: Number of prefixes kept at each step.
 
     Example:
@@ -156,7 +156,7 @@ def _extend(beams: _Beams, row: list[float], blank: int) -> _Beams:
 
 
 def _log_add(first: float, second: float) -> float:
-    """`log(exp(first) + exp(second))`."""
+    """Compute `log(exp(first) + exp(second))`."""
     larger, smaller = max(first, second), min(first, second)
     if smaller == _NEVER:
         return larger
@@ -170,7 +170,7 @@ BatchIndices = Union[List[int], Tensor, None]
 def fps(
     src: Tensor, ptr: list[int], ratio: float = 0.5, random_start: bool = False
 ) -> Tensor:
-    """Sample points that are far from each other, in each segment.
+    """Sample points of each segment that are far from each other.
 
     Args:
         src: The points, `[N, F]`.

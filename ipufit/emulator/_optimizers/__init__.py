@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer on the device, and what it reads of the host's."""
+"""The optimizer on the device, and its settings, read from the host's optimizer."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer of a training executor: on the device, and in step with the host's.
+"""The optimizer of a training executor on the device, and its link to the host's.
 
 PopTorch's optimizers run inside the compiled program. What they compute differs from
 torch's in a few places (PopTorch user guide, "Optimizers"); each rule says which.
@@ -38,23 +38,22 @@ _LARGEST_SCALE = 2.0**15  # the largest power of two that float16 holds
 
 
 class DeviceOptimizer:
-    """The optimizer of an attached model.
+    """The optimizer on the device of an attached model.
 
-    Which rule serves a weight, and the types of its state, are fixed by the settings
-    the model was compiled with; the values may change.
+    The settings the model was compiled with fix the rule of each weight, and the types
+    of its state. Hyper-parameters may change.
 
     Args:
-        settings: Values of the host's optimizer.
+        settings: Settings of the host's optimizer.
         weights: The device's weights by name; they are updated in place.
-        group_index: For each name the number of its group, None (or nothing) for
-            weights in no group, which train with the optimizer's defaults.
-        options: They say whether the loss scaling is adapted.
+        group_index: Number of each weight's parameter group, by name. A weight with
+            None, or without an entry, trains with the optimizer's defaults.
+        options: The executor's options, for automatic loss scaling.
 
     Attributes:
-        loss_scale_factor: The factor of the next loss, besides the loss scaling.
-        random: A context around each update, from which it draws random numbers:
-            rounding at random needs it where several processes must come to the same
-            weights.
+        loss_scale_factor: Factor of the next loss, besides the loss scaling.
+        random: Context around each update. It makes several processes draw the same
+            random numbers, so that stochastic rounding gives them the same weights.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class DeviceOptimizer:
         self.reset_state()
 
     def reset_state(self) -> None:
-        """Begin anew: momenta and counters as before the first update."""
+        """Reset momenta and counters to their values before the first update."""
         self._groups, self._grouped_names = [], []
         self._states = {
             name: self._rules[name].initial_state(weight)
@@ -88,7 +87,7 @@ class DeviceOptimizer:
         self.loss_scale_factor = 1.0
 
     def update(self, settings: OptimizerSettings) -> None:
-        """Take other values, which `check_replaceable` has let through.
+        """Take hyper-parameters from new settings that `check_replaceable` accepts.
 
         Weights keep the groups they were compiled with.
         """
@@ -101,9 +100,9 @@ class DeviceOptimizer:
         """Update the weights.
 
         Args:
-            gradients: By name, accumulated and reduced, of the loss multiplied by the
-                settings' loss scaling and `loss_scale_factor`. A weight without one,
-                which the loss doesn't depend on, isn't updated and its state stays.
+            gradients: Accumulated and reduced gradients, by name. They are of the loss
+                times the loss scaling and `loss_scale_factor`. A weight without a
+                gradient keeps its value and its state.
         """
         records = torch.is_grad_enabled()
         _set_grad_enabled(False)
@@ -157,19 +156,19 @@ class DeviceOptimizer:
 
     def _settle_groups(self) -> None:
         for group in self._groups:
-            group.settle()
+            group.write_step()
 
     def _forget_groups(self) -> None:
         self._settle_groups()
         self._groups, self._grouped_names = [], []
 
     def _adapt_loss_scale(self, gradients: Mapping[str, Tensor | None]) -> None:
-        """Change the loss scaling as the float16 gradients of this update allow.
+        """Halve or double the loss scaling, depending on the float16 gradients.
 
-        If the share of elements above an edge is too high the scale is halved,
-        otherwise doubled (PopART, `lossscaleupdatex.cpp`, `sessionoptions.hpp`). The
-        gradients are accumulated and reduced; PopART counts them before. Without any
-        the factor stays: nothing says whether it is too high.
+        It is halved if the share of gradient elements above an edge is too high, and
+        doubled otherwise (PopART, `lossscaleupdatex.cpp`, `sessionoptions.hpp`). The
+        gradients are accumulated and reduced; PopART counts them before. Without
+        float16 gradients the scaling stays.
         """
         options = self._options
         self._last_factor = self.loss_scale_factor
@@ -191,11 +190,11 @@ class DeviceOptimizer:
             self.loss_scale_factor *= 2.0
 
     def _state_of(self, name: str) -> State:
-        """Give a weight's state by the names of tensors, such as `Accl1___<weight>`."""
+        """Return a weight's state by tensor names, such as `Accl1___<weight>`."""
         return {f"{slot}___{name}": t for slot, t in self._states[name].items()}
 
     def _values_of(self, name: str, *, with_constants: bool) -> State:
-        """Return the hyper-parameters, such as `learningRate___specific___<weight>`."""
+        """Return a weight's hyper-parameters by PopART's names."""
         rule = self._rules[name]
         end = "default___FLOAT" if rule.index is None else f"specific___{name}"
         return {
@@ -205,7 +204,7 @@ class DeviceOptimizer:
         }
 
     def state_dict(self) -> dict[str, State]:
-        """Copy what the device holds.
+        """Copy the state and the variable hyper-parameters.
 
         Returns:
             `ipu_state`, state tensors such as `Accl1___<name>`, and `ipu_param`, the
@@ -227,7 +226,7 @@ class DeviceOptimizer:
     def tensors(self) -> State:
         """Return all tensors of the device's optimizer, by PopART's names.
 
-        Constants are among them. State tensors are the device's own.
+        Constant hyper-parameters are included. State tensors aren't copies.
         """
         self._settle_groups()
         tensors: State = {}
@@ -245,16 +244,16 @@ class DeviceOptimizer:
     def load_state(
         self, ipu_state: Mapping[str, Tensor] | None, ipu_param: State | None
     ) -> None:
-        """Take over the state that `state_dict` gave.
+        """Load a state that `state_dict` returned.
 
-        Names that are missing are logged and skipped; names that the device doesn't
-        know are ignored. Hyper-parameters stay as they are: those that are loaded
-        never leave the host (PopTorch, `writeOptimizerState`; PopART streams them to
-        the device in `updateOptimizerFromHost` alone, from the optimizer).
+        A missing name is logged, and its tensor stays; an unknown name is ignored.
+        Hyper-parameters stay as they are: loaded values never leave the host (PopTorch,
+        `writeOptimizerState`; PopART streams hyper-parameters from the optimizer only,
+        in `updateOptimizerFromHost`).
 
         Args:
             ipu_state: State tensors by name.
-            ipu_param: Hyper-parameters by name, of no use but to be missed.
+            ipu_param: Hyper-parameters by name; only missing names matter.
 
         Raises:
             Error: If a state tensor has another shape than the device's.
@@ -284,9 +283,9 @@ class DeviceOptimizer:
 
 
 def _clip(groups: list[list[Tensor]], largest: float) -> list[list[Tensor]]:
-    """Scale all tensors by `c / max(c, norm)`, `c` the largest norm allowed.
+    """Scale all tensors by `c / max(c, norm)`, where `c` is `largest`.
 
-    What is given may be a stored velocity, which isn't clipped: it is left alone.
+    The tensors given stay as they are: one may be a stored velocity.
     """
     norms = [norm for group in groups for norm in torch._foreach_norm(group)]
     norm = float(torch.stack(norms).norm())
@@ -296,12 +295,12 @@ def _clip(groups: list[list[Tensor]], largest: float) -> list[list[Tensor]]:
 
 
 def _as_tensor(value: float) -> Tensor:
-    """Make a tensor of a hyper-parameter, as the device has it."""
+    """Make a float32 tensor of a hyper-parameter."""
     return torch.tensor(value, dtype=torch.float32)
 
 
 def _is_missing(what: str, key: str, given: Mapping[str, Tensor]) -> bool:
-    """Return whether a name is missing from what is loaded, and log it."""
+    """Return whether a loaded state lacks a name, and log it."""
     if key not in given:
         logger.warning("writeOptimizerState: ignoring missing %s %s", what, key)
     return key not in given
@@ -311,7 +310,7 @@ NOT_COMPILED = "Model has not been compiled or has been destroyed."
 
 
 class Executor(Protocol):
-    """The executor that trains with an optimizer."""
+    """The part of an executor that `OptimizerSync` uses."""
 
     @property
     def options(self) -> Options: ...
@@ -322,20 +321,20 @@ class Executor(Protocol):
 
 
 class OptimizerSync:
-    """Keeps the optimizer of an executor and its counterpart on the device in step.
+    """Keeps the host's optimizer and the device's optimizer in step.
 
-    The state of PopTorch's optimizers survives detach and attach through the host. Two
-    flags of theirs say which side is newer (PopTorch, `python/_poplar_executor.py`,
-    `python/optim.py`). Torch's optimizers have no flags, and their state doesn't move:
-    on the device it begins anew, as PopTorch has nowhere to keep it.
+    The state of PopTorch's optimizers survives detach and attach: it is stored on the
+    host. Two flags of such an optimizer say which side is newer (PopTorch,
+    `python/_poplar_executor.py`, `python/optim.py`). Torch's optimizers have no flags:
+    PopTorch can't store their state, so each attach starts with a new one.
 
     Args:
-        executor: Trains with the optimizer.
-        optimizer: The host's object. One that accumulates in 16 bits sets the reduction
-            strategy of the executor's options to `Running`.
+        executor: The executor that trains with the optimizer.
+        optimizer: The host's optimizer. If it accumulates in 16 bits, the reduction
+            strategy of the executor's options becomes `Running`.
 
     Attributes:
-        settings: The values that the device has.
+        settings: The settings that the device has.
 
     Raises:
         AssertionError: The optimizer is of a type that PopTorch doesn't take.
@@ -359,7 +358,7 @@ class OptimizerSync:
         self._take(optimizer)
 
     def _take(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have `optimizer.state_dict()` read the device, and keep the executor."""
+        """Link `optimizer.state_dict()` to the device, and keep the executor alive."""
         self.optimizer = optimizer
         self._poptorch: PoptorchOptimizer | None = None  # the same, if it has a state
         if isinstance(optimizer, PoptorchOptimizer):
@@ -367,7 +366,7 @@ class OptimizerSync:
             optimizer.state_dict = self.state_dict  # type: ignore[method-assign]
 
     def set(self, optimizer: torch.optim.Optimizer) -> None:
-        """Send the values of an optimizer, and have it read this device from now on.
+        """Send the settings of an optimizer, and link it to this device.
 
         Raises:
             Error: A constant, the type or the clip norm changed after compilation.
@@ -415,7 +414,7 @@ class OptimizerSync:
     # Compile, attach, detach ----------------------------------------------------
 
     def compile(self, weights: Mapping[str, Tensor], trained: list[str]) -> list[str]:
-        """Find the groups of weights, and name the tensors of the device's optimizer.
+        """Assign weights to parameter groups; return the names of optimizer tensors.
 
         Args:
             weights: All weights of the host by name.
@@ -437,11 +436,11 @@ class OptimizerSync:
     def attach(
         self, trained: dict[str, Tensor], groups: Mapping[str, ReplicaGroups]
     ) -> DeviceOptimizer:
-        """Make the device's optimizer, with the state that an earlier one had.
+        """Create the device's optimizer, with the state of an earlier one.
 
         Args:
             trained: The device's weights.
-            groups: The weights, by name, that differ between groups of replicas.
+            groups: Weights, by name, whose values differ between groups of replicas.
         """
         self._grouped = GroupedState(groups)
         self._device = self._make(trained, self._grouped.group_index(self._indices))
@@ -452,24 +451,24 @@ class OptimizerSync:
         return self._device
 
     def detach(self) -> None:
-        """Drop the device's optimizer, and keep its state if PopTorch can."""
+        """Drop the device's optimizer; keep the state of an optimizer of PopTorch's."""
         if self._poptorch is not None:
             self._kept_state = self._joined_state()
         self._device = None
 
     def forget(self) -> None:
-        """Drop the state that was kept: the executable is gone."""
+        """Drop the stored state, together with the executable."""
         self._kept_state, self._written_values = None, {}
 
     def weights_were_uploaded(self) -> None:
-        """Reset the state as PopTorch does, which uploads stale states with weights."""
+        """Reset the state of a torch optimizer, as PopTorch does at each upload."""
         if self._poptorch is None and self._device is not None:
             self._device.reset_state()
 
     # State of PopTorch's optimizers ---------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer that the executor has now."""
+        """Return the state of the executor's present optimizer."""
         optimizer = self._poptorch
         if optimizer is None:
             raise AssertionError(
@@ -479,9 +478,10 @@ class OptimizerSync:
         return optimizer.get_state_dict()
 
     def read(self) -> None:
-        """Copy the state from the device that the optimizer follows, if it is newer.
+        """Copy the state from the device that the optimizer is linked to, if newer.
 
-        It may be the device of another executor, which was given the optimizer later.
+        It may be the device of another executor, to which the optimizer was given
+        later.
         """
         if self._poptorch is not None:
             self._poptorch.state_dict()
@@ -489,8 +489,8 @@ class OptimizerSync:
     def read_state(self) -> None:
         """Copy this device's state to the optimizer if it is newer.
 
-        Hyper-parameters that were written are read back, though the device has others:
-        both stay in the host's memory (PopTorch, `poptorch.cpp`).
+        Hyper-parameters that were loaded are read back, though the device has others:
+        PopTorch keeps both in the host's memory (PopTorch, `poptorch.cpp`).
         """
         optimizer = self._poptorch
         if optimizer is None:
@@ -509,7 +509,7 @@ class OptimizerSync:
         optimizer.ipu_state_is_dirty = False
 
     def write_state(self) -> None:
-        """Send a state to the device that was loaded on the host, and is newer.
+        """Send a state that was loaded on the host to the device, if it is newer.
 
         Hyper-parameters stay as they are.
         """
@@ -544,7 +544,7 @@ class OptimizerSync:
             optimizer.ipu_state_is_dirty = False
 
     def begin_call(self) -> None:
-        """Send a newer state of the host, and note that the device's will be newer."""
+        """Send a newer state of the host, and mark the device's state as newer."""
         optimizer = self._poptorch
         if optimizer is not None:
             if optimizer.ipu_state_is_dirty:
@@ -557,12 +557,12 @@ class OptimizerSync:
         self._note_sent()
 
     def _note_sent(self) -> None:
-        """Note the state that the host has: with synthetic data it stays there."""
+        """Remember the state that was sent, for synthetic data."""
         if self._options.is_synthetic:
             self._sent_state = self._grouped.joined(self._attached().state_dict())
 
     def _joined_state(self) -> dict[str, State]:
-        """Return the device's state; with synthetic data the one that it was sent."""
+        """Return the device's state; with synthetic data the state that was sent."""
         if self._sent_state is not None:
             return self._sent_state
         return self._grouped.joined(self._attached().state_dict())
@@ -576,7 +576,7 @@ class OptimizerSync:
 def _group_indices(
     optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor]
 ) -> dict[str, int | None]:
-    """Find the parameter group that holds each weight, itself or by its memory.
+    """Map each weight to its parameter group; tied weights are found by memory.
 
     Raises:
         KeyError: If a group holds a tensor that isn't the model's.

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic of the device's optimizers, for many weights in each operation.
 
-All of it is in float32. Tensors of another type are widened, worked on and written
-back; float32 ones are worked on in place. Where torch has a fused kernel that does the
-same, it updates the weights in one pass over the memory.
+All arithmetic is in float32. Tensors of another type are widened, updated and written
+back; float32 tensors are updated in place. A fused kernel of torch's that computes the
+same updates the weights in one pass over the memory.
 
-Adam, LAMB and RMSprop hold values without the loss scaling, which is taken out first.
-Sources: PopART's `sgd.hpp`, `adam.hpp`, `adaptive.hpp` and `adamvarupdatex.cpp`.
+Adam, LAMB and RMSprop first divide gradients by the loss scaling, so that their state
+has no scaling. Sources: PopART's `sgd.hpp`, `adam.hpp`, `adaptive.hpp` and
+`adamvarupdatex.cpp`.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ Fused = Tuple[Callable[..., Any], Tuple[Tensors, ...], Dict[str, float]]
 
 
 class WeightGroup:
-    """Weights of one parameter group that have been updated equally often.
+    """Weights of one parameter group with the same number of updates.
 
     Args:
-        rule: Updates them.
+        rule: The rule that updates them.
         names: Names of the weights.
         weights: The device's tensors.
         states: The state of each weight.
-        is_clipped: Whether the norm of all gradients is limited.
+        is_clipped: Whether the norm of the gradients is clipped.
 
     Attributes:
-        state: The tensors of each slot. `Step` learns the number from `settle`.
+        state: The tensors of each slot. `write_step` writes the number of updates into
+            `Step`.
         step: Number of updates so far.
         counter: The number of the update that runs, as fused kernels take it.
     """
@@ -81,7 +83,7 @@ class WeightGroup:
         self.fused = rule.fused(self, is_clipped) if suits_kernels else None
 
     def update(self, values: Tensors) -> None:
-        """Update the weights, and the rest of the state."""
+        """Update the weights and their state."""
         self.step += 1.0
         if self.fused is None:
             self.rule.update(self, values)
@@ -96,20 +98,20 @@ class WeightGroup:
         if not self.is_wide:
             store(weights, self.weights)
 
-    def settle(self) -> None:
+    def write_step(self) -> None:
         """Write the number of updates into the state."""
         for tensor in self.state.get(STEP, ()):
             tensor.fill_(self.step)
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements of a tensor fill its memory, in whatever order."""
+    """Return whether the elements of a tensor fill its memory, in any order."""
     # Only of such tensors does a copy keep the strides.
     return bool(tensor.detach().to("meta").stride() == tensor.stride())
 
 
 def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Copy a tensor unless it has the strides: kernels walk through memory."""
+    """Return the tensor with the given strides, copied if it has others."""
     if tensor.stride() == stride:
         return tensor
     copy: Tensor = tensor.new_empty_strided(tensor.shape, stride)
@@ -118,15 +120,15 @@ def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 
 def wide(tensors: Sequence[Tensor]) -> Tensors:
-    """Give tensors in float32, themselves if that is their type."""
+    """Return float32 versions of tensors; a float32 tensor is returned itself."""
     return [t if t.dtype is torch.float32 else t.float() for t in tensors]
 
 
 def store(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensors:
-    """Write values to tensors of any type, and give in float32 what these have now.
+    """Write values to tensors of any type, and return the result in float32.
 
-    Values that were computed in place aren't copied. All that is rounded at random is
-    so at once.
+    A value computed in place isn't copied. All tensors to round stochastically are
+    rounded in one operation.
     """
     pairs = [(v, t) for v, t in zip(values, tensors) if v is not t]
     if rounds_at_random():
@@ -144,10 +146,9 @@ def store(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> Tensors:
 
 @functools.lru_cache(maxsize=None)
 def _fused_kernels() -> tuple[Any, Any]:
-    """Return torch's fused AdamW and SGD, or None for both where they don't run.
+    """Return torch's fused AdamW and SGD kernels, or None for both if they don't run.
 
-    torch has had them for processors since 2.4; older versions have the names, but
-    nothing behind them.
+    torch has CPU kernels since 2.4; older versions have only the names.
     """
     adamw: Any = getattr(torch, "_fused_adamw_", None)
     sgd: Any = getattr(torch, "_fused_sgd_", None)
@@ -173,19 +174,19 @@ def _sgd_numbers(**numbers: float) -> dict[str, float]:
 
 
 class Rule(ABC):
-    """How the weights of one parameter group are updated.
+    """Base of the rules that update the weights of a parameter group.
 
     The settings that the model was compiled with fix the class, and the types of the
-    state. Values may change.
+    state. Hyper-parameters may change.
 
-    An update has two halves: between them the device clips what the first one returns
-    (PopART, `clipweightgradientsbynorm.cpp`). Neither writes to gradients, which may
-    share memory.
+    An update has two halves, `direction` and `update`. The device clips the results of
+    the first (PopART, `clipweightgradientsbynorm.cpp`). Neither writes to gradients,
+    which may share memory.
 
     Attributes:
-        index: Number of the parameter group; None for weights in none, which train with
-            the optimizer's defaults.
-        scalars: The hyper-parameters that the device holds, by PopART's names.
+        index: Number of the parameter group; None for weights in no group, which train
+            with the optimizer's defaults.
+        scalars: The device's hyper-parameters, by PopART's names.
         n: Their values, and `lossScaling`.
     """
 
@@ -195,7 +196,7 @@ class Rule(ABC):
         self.take(settings)
 
     def take(self, settings: OptimizerSettings) -> None:
-        """Take other values of the hyper-parameters."""
+        """Take new hyper-parameters from settings."""
         variables = settings.variables(self.index)
         self.scalars = self.derive(variables, settings.loss_scaling)
         self.n = {name: variable.value for name, variable in self.scalars.items()}
@@ -203,27 +204,27 @@ class Rule(ABC):
 
     @abstractmethod
     def derive(self, given: Variables, scaling: Variable) -> Variables:
-        """Derive the values that the device holds."""
+        """Compute the device's hyper-parameters from the optimizer's."""
 
     def initial_state(self, weight: Tensor) -> State:
-        """Make the state of a weight before its first update."""
+        """Create the state of a weight before its first update."""
         return {}
 
     def direction(self, group: WeightGroup, gradients: Tensors) -> Tensors:
-        """Turn gradients into what gradient clipping applies to.
+        """Compute the tensors that gradient clipping scales.
 
         Args:
-            group: Weights and state.
-            gradients: In float32, of the loss times the loss scaling.
+            group: The weights and their state.
+            gradients: Gradients of the loss times the loss scaling, in float32.
         """
         return gradients
 
     @abstractmethod
     def update(self, group: WeightGroup, directions: Tensors) -> None:
-        """Update the weights, and the state that clipping has an effect on."""
+        """Update the weights, and the state that depends on clipped tensors."""
 
     def fused(self, group: WeightGroup, is_clipped: bool) -> Fused | None:
-        """Find a kernel that does the same, for memory that is laid out alike."""
+        """Return a fused kernel that computes this update, or None."""
         return None
 
     def _unscaled(self, gradients: Tensors) -> Tensors:
@@ -238,12 +239,12 @@ class Rule(ABC):
 
 
 def _derived(value: float, *sources: Variable) -> Variable:
-    """Make a value that is constant if all that it comes from is."""
+    """Return a variable that is constant if all its sources are."""
     return Variable(value, all(variable.is_const for variable in sources))
 
 
 class PlainSGD(Rule):
-    """SGD of weights whose momentum is a constant zero: there is no velocity.
+    """SGD without a velocity, for a momentum that is a constant zero.
 
     `w <- w * (1 - lr*(1-dm)*wd) - lr*(1-dm)/ls * a`, where `a` is a gradient of the
     scaled loss, `ls` the loss scaling, `dm` dampening and `wd` weight decay. Clipping
@@ -280,7 +281,7 @@ class PlainSGD(Rule):
 
 
 class MomentumSGD(Rule):
-    """SGD with a velocity, which dampening lessens from the first update on.
+    """SGD with a velocity; dampening counts from the first update on.
 
     ::
 
@@ -290,9 +291,9 @@ class MomentumSGD(Rule):
 
     `vs` is the velocity scaling, `mm` momentum, the rest as in `PlainSGD`. Separate SGD
     has the loss scaling for `vs`. Combined SGD computes `mm*v` and the decay at the end
-    of the update before, with the hyper-parameters of then: a change reaches them one
-    update late. Clipping sees what is multiplied by `lr/vs`, and leaves the stored
-    velocity alone.
+    of the update before: a changed hyper-parameter reaches them one update late.
+    Clipping scales the tensor that `lr/vs` multiplies, not the
+    stored velocity.
     """
 
     @property
@@ -359,10 +360,10 @@ class MomentumSGD(Rule):
             torch._foreach_add_(velocity, wide(group.weights), alpha=decay)
 
     def fused(self, group: WeightGroup, is_clipped: bool) -> Fused | None:
-        """Find the kernel that updates velocity and weights in one pass.
+        """Return the kernel that updates velocity and weights in one pass, or None.
 
-        It takes gradients, and puts the decay into them: the factors of the two, and
-        those of Nesterov's sum, must agree.
+        The kernel adds the decay to the gradients. So gradient and decay must have the
+        same factor, in the velocity and in Nesterov's sum.
         """
         _, kernel = _fused_kernels()
         if kernel is None or self.is_combined or is_clipped:
@@ -427,7 +428,7 @@ class Adam(Rule):
     def _update_means(
         self, group: WeightGroup, direction: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """Update the means of gradients and squares; give the first, and roots."""
+        """Update both means; return the mean of gradients, and the denominators."""
         n, state = self.n, group.state
         first, second = wide(state["Accl1"]), wide(state["Accl2"])
         torch._foreach_mul_(first, n["beta1"])
@@ -450,7 +451,7 @@ class Adam(Rule):
         store(weights, group.weights)
 
     def _roots(self, squares: Tensors, correction: float) -> Tensors:
-        """Compute `sqrt(v / correction) + eps`; NaN of negative numbers."""
+        """Compute `sqrt(v / correction) + eps`; NaN for negative numbers."""
         roots = list(torch._foreach_sqrt(squares))
         divisor = math.sqrt(correction) if correction >= 0.0 else math.nan
         if divisor != 1.0:
@@ -488,7 +489,7 @@ def _bias_correction(beta: float, step: float) -> float:
 
 
 class Lamb(Adam):
-    """LAMB: Adam's direction, at a length in proportion to the weight's.
+    """LAMB: Adam's direction, with a step length in proportion to the weight's norm.
 
     ::
 
@@ -529,7 +530,7 @@ class Lamb(Adam):
 
 
 class RMSprop(Rule):
-    """RMSprop, torch's or TensorFlow's.
+    """RMSprop, as torch or as TensorFlow defines it.
 
     ::
 
@@ -601,7 +602,7 @@ class RMSprop(Rule):
 
 
 def make_rule(settings: OptimizerSettings, index: int | None) -> Rule:
-    """Make the rule of a parameter group, or of the defaults for None."""
+    """Create the rule of a parameter group, or of the defaults for None."""
     kind = settings.kind
     if kind.family == "SGD":
         has_no_velocity = settings.variables(index)["momentum"] == _NO_MOMENTUM

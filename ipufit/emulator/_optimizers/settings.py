@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read an optimizer into the settings of the device, and check later changes.
+"""Read an optimizer into settings of the device, and check later changes.
 
-The device runs no Python optimizer: it has kinds of its own, configured with values.
-Accepted are PopTorch's optimizers, torch's SGD, Adam, AdamW and RMSprop, and classes
-derived from them, which count as what they derive from.
+The device runs no Python optimizer: it has kinds of its own, configured with hyper-
+parameters. It takes PopTorch's optimizers, torch's SGD, Adam, AdamW and RMSprop, and
+subclasses of these, which count as their base class.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ _OPTIMIZER_NAMES = """
 
 
 class Kind(NamedTuple):
-    """One of the optimizers that the device has.
+    """An optimizer that the device has.
 
     Attributes:
         family: Name of its family in PopTorch.
-        mode: Its name within the family; both decide the program.
-        variables: Names of the values that are read of each parameter group.
+        mode: Its name within the family. Family and mode decide the program.
+        variables: Names of the hyper-parameters that are read from each parameter
+            group.
     """
 
     name: str
@@ -64,7 +65,7 @@ _RMSPROP = ("lr", "weight_decay", "momentum", "eps", "alpha")
 
 
 def _kind(optimizer: Any) -> Kind:
-    """Find the kind of an optimizer, as PopTorch 3.4 does: by `isinstance`.
+    """Return the kind of an optimizer, found by `isinstance` as in PopTorch 3.4.
 
     AdamW is tried before Adam, because newer torch derives it from Adam.
     """
@@ -113,7 +114,7 @@ Variables = Dict[str, Variable]
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """One reading of an optimizer. Two are equal if there is nothing to send.
+    """Hyper-parameters read from an optimizer; equal if there is nothing to send.
 
     Attributes:
         loss_scaling: The factor of the loss, and whether it is compiled in.
@@ -140,10 +141,10 @@ class OptimizerSettings:
 
     @property
     def uses_running_mean(self) -> bool:
-        """Whether gradients are accumulated as a running mean, whatever is asked.
+        """Whether gradients are accumulated as a running mean in any case.
 
-        A 16-bit accumulator would overflow on a sum; only combined SGD, whose
-        accumulator isn't typed by `accum_type`, is left alone.
+        A sum could overflow a 16-bit accumulator. Combined SGD is an exception:
+        `accum_type` isn't the type of its accumulator.
         """
         return self.accum_type == torch.float16 and self.kind.mode != "combined"
 
@@ -153,11 +154,11 @@ class OptimizerSettings:
 
 
 class OptimizerReader:
-    """Reads the optimizers one executor is given, and remembers the first.
+    """Reads the optimizers of one executor, and warns about new attributes.
 
-    The first reading records the names of all attributes. Later ones warn, once for
-    each message, about names that weren't there: a program that sets them probably
-    expects an effect, and they have none.
+    The first reading records the names of all attributes. Later readings warn, once for
+    each message, about new names: they have no effect, though a program that sets them
+    probably expects one.
 
     Args:
         relax_attribute_checks: Log these warnings as debug messages instead.
@@ -180,7 +181,7 @@ class OptimizerReader:
             AssertionError: If the device has no such optimizer, or an attribute is
                 missing or of the wrong type.
             ValueError: If it uses a variant the device doesn't have.
-            Error: If a value makes no sense to the device.
+            Error: If the device can't use a value.
         """
         kind = _kind(optimizer)
         cls = type(optimizer)
@@ -323,19 +324,19 @@ def _max_grad_norm(kind: Kind, optimizer: torch.optim.Optimizer) -> float:
 
 
 def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
-    """Check that the compiled program can go on with other values.
+    """Check that the compiled program can go on with new settings.
 
-    Groups beyond those compiled are ignored: no parameter belongs to them. Dampening
-    may change even as a constant, since PopART doesn't compare it (`sgd.cpp`), nor do
-    the types of Adam's accumulators count, which stay as they were compiled.
+    Groups beyond those compiled are ignored: no parameter belongs to them. A constant
+    dampening may change, since PopART doesn't compare it (`sgd.cpp`). The types of
+    Adam's accumulators aren't compared: they stay as compiled.
 
     Args:
-        old: The settings the model was compiled with, or has been given since.
-        new: The settings to take over.
+        old: The settings that the device has.
+        new: The settings to take.
 
     Raises:
-        Error: If the kind, a constant, a constant's being one, the largest gradient
-            norm or SGD's accumulators differ.
+        Error: If the kind, the value of a constant, the set of constants, the largest
+            gradient norm or SGD's accumulators differ.
         ValueError: If `accum_type` becomes float16: that needs another program.
     """
     if new.uses_running_mean and not old.uses_running_mean:
@@ -407,10 +408,9 @@ def _refusal(message: str) -> Error:
 
 
 def optimizer_log(settings: OptimizerSettings) -> Iterator[str]:
-    """Describe an optimizer as PopTorch's log does: the graph first, then each group.
+    """Yield PopTorch's log lines about an optimizer: the graph's, then each group's.
 
-    A value that is compiled into the program, and so may not change, is followed by
-    `(const)`.
+    Constants of the compiled program are followed by `(const)`.
     """
     family = settings.kind.family
     first_type = settings.first_order_momentum_accum_type

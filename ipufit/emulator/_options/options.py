@@ -359,7 +359,7 @@ class Options(OptionsDict):
         output_mode: OutputMode | None = None,
         output_return_period: int = 1,
     ) -> None:
-        """Have calls return a tensor from inside the model too.
+        """Make calls return a tensor from inside the model too.
 
         As in PopTorch, this works on frozen options and checks nothing; compiling
         refuses names that the model doesn't have. Neither mode nor period has an
@@ -400,7 +400,7 @@ class Options(OptionsDict):
         return self._store(random_seed=random_seed)
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
-        """Choose whether unused attributes of an optimiser raise no warning.
+        """Choose whether unused attributes of an optimiser are accepted silently.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -410,7 +410,7 @@ class Options(OptionsDict):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Options:
-        """Choose whether normalisations compute variances in two steps, stably.
+        """Choose whether normalisations compute variances in two stable steps.
 
         Example:
             >>> from ipufit.emulator import Options
@@ -723,7 +723,7 @@ class Options(OptionsDict):
         return self
 
     def toDict(self) -> dict[str, Any]:
-        """Merge all settings into those that the backend is given.
+        """Merge all settings into a dict for the backend.
 
         Returns:
             Values by name: of the strategy, `_Popart`, these options and their
@@ -783,21 +783,21 @@ _LOSS_SCALING = "automaticLossScalingSettings."
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of `Options._Popart` under plain names, read when a model is wrapped.
+    """Settings of `Options._Popart` by plain names, read when a model is wrapped.
 
     Attributes:
         cache_dir: Folder for compiled executables; None without a cache.
         counts_cycles: Whether `cycleCount` has a value (`Options.logCycleCount`).
-        is_synthetic: Whether the device makes its own inputs, and sends nothing.
+        is_synthetic: Whether the device makes its own inputs, and transfers nothing.
         rounds_at_random: Whether float16 is rounded stochastically.
         stops_at_exceptions: Whether a floating-point exception stops a call.
         updatable_buffers: Names that `Options.updatableNamedBuffers` was given.
         scales_loss: Whether PopART adapts the loss scaling.
-        loss_scaling_bin_edge: Gradients above this share of the largest float16 are
-            too large.
-        loss_scaling_proportion: Share of too large gradients at which the loss scaling
-            is halved.
-        loss_scaling_period: Number of updates between two changes of it.
+        loss_scaling_bin_edge: Share of the largest float16; a larger gradient is too
+            large.
+        loss_scaling_proportion: Share of too large gradients above which the loss
+            scaling is halved.
+        loss_scaling_period: Number of updates between two changes of the loss scaling.
 
     Example:
         >>> Settings.of(Options().enableExecutableCaching("cache")).cache_dir
@@ -819,7 +819,7 @@ class Settings:
 
     @classmethod
     def of(cls, options: Options) -> Settings:
-        """Read the settings off the options."""
+        """Read the settings from options."""
         popart = options._Popart.options
         folder = popart.get("cachePath") if popart.get("enableEngineCaching") else None
         return cls(

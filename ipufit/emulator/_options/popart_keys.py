@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the settings that PopTorch's backend takes, and the check of them."""
+"""Names of the settings that PopTorch's backend takes, and their check."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
 
 
 def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
-    """Check settings as PopTorch's backend does before it compiles, and log them.
+    """Check settings as PopTorch's backend does before compiling, and log them.
 
-    A setting is looked up among those of its value's type, so a known name with
-    a value of another type is unknown too. Empty containers set nothing and
-    aren't looked up. Settings are logged at level DEBUG.
+    A setting is looked up among the settings of its value's type, so a value of another
+    type makes a known name unknown. Empty containers are skipped: they set nothing.
+    Settings are logged at level DEBUG.
 
     Args:
         options_dict: Settings by name, from `Options.toDict`.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storage of options, and the sections of `Options`.
+"""Base classes of options, and the sections of `Options`.
 
-Values keep their type, can be frozen, and be copied. `Training` and `Precision` store
-some of their settings in `Options._Popart`.
+Options keep the type of each value. They can be frozen and copied. `Training` and
+`Precision` store some settings in `Options._Popart`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OptionsT = TypeVar("_OptionsT", bound="OptionsDict")
 
 
 class Freezable:
-    """An object that can refuse changes; its copies are never frozen."""
+    """Base of options that can be frozen; copies are never frozen."""
 
     _is_frozen: bool
 
     def checkIsFrozen(self, option: str | None = None) -> None:
-        """Raise if these options belong to a model or a data loader.
+        """Raise if a model or a data loader uses these options.
 
         Args:
             option: Name of the option to change. It is ignored.
@@ -66,7 +66,7 @@ class Freezable:
 
 
 class OptionsDict(Freezable):
-    """Public values by name, and private attributes.
+    """Base of options: public values by name, and private attributes.
 
     A subclass assigns both in its `__init__`, then calls `super().__init__()`. From
     then on an assignment adds no name, and a public value keeps its type.
@@ -125,7 +125,7 @@ class OptionsDict(Freezable):
             self._values[name] = value
 
     def createOrSet(self, **kwargs: Any) -> None:
-        """Set options, creating those that don't exist with any type.
+        """Set options; create options that don't exist, with a value of any type.
 
         Args:
             kwargs: New values by name. The first value of an option decides the
@@ -148,7 +148,7 @@ class OptionsDict(Freezable):
             self.set(**{name: value})
 
     def _store(self: _OptionsT, **values: Any) -> _OptionsT:
-        """Set or create options, and return `self`: the end of most setters."""
+        """Set or create options, and return `self`."""
         self.createOrSet(**values)
         return self
 
@@ -239,7 +239,7 @@ class OptionsDict(Freezable):
         return f"{type(self).__name__}({shown})"
 
     def _shown(self) -> dict[str, Any]:
-        """Names and values for `repr`."""
+        """Return names and values for `repr`."""
         hidden = ("_values", "_is_frozen")
         private = {k: v for k, v in self.__dict__.items() if k not in hidden}
         return {**self._values, **private}
@@ -693,25 +693,25 @@ class _TensorLocationOptions(OptionsDict):
     def setActivationLocation(
         self, location: TensorLocationSettings
     ) -> _TensorLocationOptions:
-        """Place the activations where `location` says at this moment."""
+        """Place the activations as `location` says now."""
         return self._set_location("activation", location)
 
     def setWeightLocation(
         self, location: TensorLocationSettings
     ) -> _TensorLocationOptions:
-        """Place the weights where `location` says at this moment."""
+        """Place the weights as `location` says now."""
         return self._set_location("weight", location)
 
     def setOptimizerLocation(
         self, location: TensorLocationSettings
     ) -> _TensorLocationOptions:
-        """Place the optimiser's state where `location` says at this moment."""
+        """Place the optimiser's state as `location` says now."""
         return self._set_location("optimizer", location)
 
     def setAccumulatorLocation(
         self, location: TensorLocationSettings
     ) -> _TensorLocationOptions:
-        """Place the gradient accumulators where `location` says at this moment."""
+        """Place the gradient accumulators as `location` says now."""
         return self._set_location("accumulator", location)
 
     def _set_location(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages, phases and execution strategies: where blocks run, and when.
 
-A strategy changes no number. It refuses some programs, and gives each block an IPU and
-a stage, which decide whether a pipeline fits its gradient accumulation.
+A strategy changes no number. It refuses some programs, and assigns each block an IPU
+and a stage. A pipeline needs at least as many accumulated micro-batches as stages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BlockPlacement:
     Attributes:
         block_id: Name of the block.
         stage: Index of the stage; -1 with phases.
-        ipu: Number of the IPU; -1, which no device accepts, if a phase has none.
+        ipu: Number of the IPU; -1 if a phase has none, which no device accepts.
         phase: Index of the phase; -1 without phases.
 
     Example:
@@ -49,7 +49,7 @@ BEFORE_BLOCKS = BlockPlacement("", stage=0, ipu=0, phase=0)
 
 
 class Stage:
-    """Blocks that run together on one IPU.
+    """A stage: blocks that run together on one IPU.
 
     A strategy numbers the stages it is given: don't give one stage to two strategies.
 
@@ -79,14 +79,14 @@ class Stage:
         return self._blocks
 
     def ipu(self, ipu: int) -> Stage:
-        """Choose the IPU; one that a block names has no effect then."""
+        """Choose the IPU; the IPU that a block names then has no effect."""
         require_type("ipu", ipu, int)
         self._ipu = ipu
         return self
 
 
 class Phase:
-    """Stages that run at the same time.
+    """A phase: stages that run at the same time.
 
     Args:
         arg: Stages, or names of the blocks of a single stage.
@@ -133,14 +133,14 @@ class Phase:
 
 
 class ExecutionStrategy(ABC):
-    """Base of the strategies: knows the stage of each block.
+    """Base of the strategies, which map each block to a stage.
 
     As in PopTorch it remembers automatic ids and stages from one trace to the next.
 
     Args:
-        stages: The stages, none of which has a block of another.
-        auto_stage: How to number the stage of a block that is in none of them; None
-            refuses such a block.
+        stages: The stages. No block may be in two of them.
+        auto_stage: How to number the stage of a block that is in no stage; None refuses
+            such a block.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class ExecutionStrategy(ABC):
         """Return the stage of a block that the strategy was given.
 
         Raises:
-            AssertionError: If it wasn't given the block. An automatic strategy is
-                given none.
+            AssertionError: If the strategy wasn't given the block. An automatic
+                strategy is given no blocks.
         """
         require(
             block_id in self._block_stages,
@@ -183,9 +183,9 @@ class ExecutionStrategy(ABC):
         self._num_auto_ids = 0
 
     def _place(self, user_id: BlockId | None, ipu_id: int | None) -> BlockPlacement:
-        """Choose where a block that a trace meets runs.
+        """Choose IPU, stage and phase of a block that begins in a trace.
 
-        Its IPU is the stage's; else `ipu_id`, which the block names; else the number
+        The IPU is that of the stage, or else the block's `ipu_id`, or else the number
         of the stage.
 
         Raises:
@@ -229,7 +229,7 @@ class ExecutionStrategy(ABC):
 
 
 class PipelinedExecution(ExecutionStrategy):
-    """Stages that work on successive micro-batches at the same time.
+    """Strategy whose stages work on successive micro-batches at the same time.
 
     Args:
         args: One argument per stage: a `Stage`, the name of its only block, or an
@@ -267,7 +267,7 @@ class PipelinedExecution(ExecutionStrategy):
 
 
 class ShardedExecution(PipelinedExecution):
-    """Stages on several IPUs, one working at a time.
+    """Strategy with stages on several IPUs that work in turn.
 
     It takes the same arguments as `PipelinedExecution`.
 
@@ -326,7 +326,7 @@ class _PhasedExecution(ExecutionStrategy):
 
 
 class SerialPhasedExecution(_PhasedExecution):
-    """Phases that run one after the other on the same IPUs.
+    """Strategy whose phases run in turn on the same IPUs.
 
     Args:
         phases: Each is a `Phase`, a `Stage`, the name of one block, or a list of
@@ -353,7 +353,7 @@ class SerialPhasedExecution(_PhasedExecution):
 
 
 class ParallelPhasedExecution(_PhasedExecution):
-    """Phases that overlap: even ones on even IPUs, odd ones on odd IPUs.
+    """Strategy whose phases overlap: even ones on even IPUs, odd ones on odd IPUs.
 
     Args:
         phases: Each is a `Phase`, a `Stage`, the name of one block, or a list of

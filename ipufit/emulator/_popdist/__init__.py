@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PopDist on the host: the index of this instance of a distributed program.
 
-PopRun passes it to each instance in environment variables, which are read here too;
-`python -m ipufit.emulator` sets them for the processes of torchrun. Without them there
-is one instance, with one replica.
+PopRun sets environment variables in each instance, which are read here too; `python -m
+ipufit.emulator` sets them in the processes of torchrun. Without them there is one
+instance, with one replica.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def init() -> None:
-    """Check what PopRun says; instances are joined when they exchange something.
+    """Check PopRun's variables; instances connect when they first exchange data.
 
     Raises:
         RuntimeError: If not all instances have the same number of replicas.
@@ -52,10 +52,10 @@ def init() -> None:
 def execute_on_instances(
     instances: Collection[int], function: Callable[..., Any], *args: Any
 ) -> Any:
-    """Call a function on some of the instances, while the others wait.
+    """Call a function on some instances, while the others wait.
 
-    All instances make this call. If the function fails on one, the others fail too
-    when that instance ends.
+    All instances make this call. If the function fails on one, the others fail too when
+    that instance ends.
 
     Args:
         instances: Indices of the instances.

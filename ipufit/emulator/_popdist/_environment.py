@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables by which PopRun informs an instance, read and written.
+"""PopRun's environment variables, read and written.
 
 Their names are known from a published log of PopRun. The number of instances and the
 index of this one follow from the replicas, if all instances have the same number.
@@ -54,7 +54,7 @@ def getNumLocalReplicas() -> int:
 
 
 def getNumIpusPerReplica() -> int:
-    """Return the number of IPUs that one replica has; 1 without PopRun.
+    """Return the number of IPUs of one replica; 1 without PopRun.
 
     Example:
         >>> getNumIpusPerReplica()
@@ -90,7 +90,7 @@ def getInstanceIndex() -> int:
 
 
 def getReplicaIndexOffset() -> int:
-    """Return the index of this instance's first replica among all; 0 without PopRun.
+    """Return the index of this instance's first replica; 0 without PopRun.
 
     Example:
         >>> getReplicaIndexOffset()
@@ -117,7 +117,7 @@ def _replicas_of_each() -> int:
 
 
 def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts the emulator several times on this machine.
+    """Return a torchrun command that starts emulator processes on this host.
 
     Args:
         processes: The number of processes.
@@ -143,7 +143,7 @@ def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
 def launch_environment(
     processes: int, replicas: int | None, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of `torchrun_command`.
+    """Return the environment for `torchrun_command`.
 
     Args:
         processes: The number of processes.
@@ -173,10 +173,10 @@ def launch_environment(
 
 
 def instance_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that PopRun would set for a process of torchrun's.
+    """Return the variables that PopRun would set in a process of torchrun's.
 
-    PopRun starts instances by Open MPI's `mpirun`, so that variables of that are among
-    them: `poptorch.Options` reads these.
+    PopRun starts instances by Open MPI's `mpirun`, so Open MPI's variables are
+    included: `poptorch.Options` reads them.
 
     Args:
         environment: The environment of this process.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`popdist.poptorch`: options that PopRun sets in part.
+"""`popdist.poptorch`: options whose replicas and process index PopRun sets.
 
 The contract comes from PopTorch's own tests (`tests/popdist_test.py`).
 """
@@ -22,10 +22,9 @@ __all__ = ["Options"]
 
 
 def _refused(method: str) -> Callable[..., NoReturn]:
-    """Make a setter that refuses every call, since PopRun decides."""
+    """Return a setter that refuses every call, because PopRun decides."""
 
     def refuse(self: object, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the call: PopRun decides."""
         raise RuntimeError(
             f"Cannot call `{method}` with popdist.poptorch.Options: PopRun decides it. "
             "Remove the call, or use poptorch.Options where PopRun isn't in use."
@@ -35,7 +34,7 @@ def _refused(method: str) -> Callable[..., NoReturn]:
 
 
 class _Distributed(_DistributedOptions):
-    """`Options.Distributed`, decided by PopRun."""
+    """`Options.Distributed`, set by PopRun."""
 
     disable = _refused("Distributed.disable")
     configureProcessId = _refused("Distributed.configureProcessId")
@@ -43,7 +42,7 @@ class _Distributed(_DistributedOptions):
 
 
 class Options(_PoptorchOptions):
-    """`poptorch.Options` with the number of replicas and the process from PopRun.
+    """`poptorch.Options` with replicas and process index set by PopRun.
 
     Args:
         ipus_per_replica: Number of IPUs of one replica, by default from PopRun. It is
