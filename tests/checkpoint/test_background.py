@@ -46,16 +46,6 @@ def test_a_failure_is_raised_once_and_the_next_is_written():
     assert finished == [2]
 
 
-def test_closing_waits_ends_the_thread_and_can_be_undone():
-    writer, finished = BackgroundWriter(), []
-    writer.close()
-    for number in range(2):
-        writer.write(lambda number=number: lambda: number, finished.append)
-        writer.close()
-        assert not [t for t in threading.enumerate() if "ipufit" in t.name]
-    assert finished == [0, 1]
-
-
 def test_there_is_one_copy_at_a_time():
     class Copy:
         pass

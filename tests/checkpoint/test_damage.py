@@ -117,21 +117,6 @@ def test_a_flip_of_any_byte_is_noticed(pair, name):
     assert len(data) > 100
 
 
-def test_files_that_changed_places_are_noticed(pair):
-    for first, second in [
-        (pair[0] / "model.safetensors", pair[0] / "optimizer.safetensors"),
-        (pair[0] / "model.safetensors", pair[1] / "model.safetensors"),
-        (pair[0] / "state.json", pair[1] / "state.json"),
-    ]:
-        one, two = first.read_bytes(), second.read_bytes()
-        first.write_bytes(two)
-        second.write_bytes(one)
-        with pytest.raises(DamagedCheckpointError, match=first.name):
-            load_checkpoint(pair[0])
-        first.write_bytes(one)
-        second.write_bytes(two)
-
-
 def test_further_files_are_harmless(pair):
     (pair[0] / "average.safetensors").write_bytes(b"anything")
     (pair[0] / "notes.txt").write_bytes(b"anything")

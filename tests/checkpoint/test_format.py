@@ -11,7 +11,6 @@ import weakref
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from ipufit.checkpoint import (
     Checkpoint,
@@ -35,21 +34,6 @@ def test_what_is_written_is_read(tmp_path):
     assert same(loaded, checkpoint)
     model = loaded.tensors["model"]
     assert model["body.weight"] is model["head.weight"]  # tied
-
-
-def test_empty_groups_and_an_empty_checkpoint_come_back(tmp_path):
-    for checkpoint in (Checkpoint(), Checkpoint({"rng": {}, "a-b_2": {}}, {"a": []})):
-        write_checkpoint(tmp_path / "a", checkpoint)
-        assert same(load_checkpoint(tmp_path / "a"), checkpoint)
-
-
-def test_plain_torch_and_safetensors_load_the_model(tmp_path):
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    write_checkpoint(tmp_path / "a", Checkpoint({"model": model.state_dict()}))
-    fresh = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    fresh.load_state_dict(load_file(str(tmp_path / "a" / "model.safetensors")))
-    rows = torch.rand(4, 2)
-    assert torch.equal(fresh.eval()(rows), model.eval()(rows))
 
 
 def test_the_manifest_lists_every_file_and_who_wrote_it(tmp_path):
@@ -221,14 +205,6 @@ def test_nothing_of_the_callers_is_kept(tmp_path):
     del tensor
     gc.collect()
     assert alive() is None
-
-
-def test_what_was_read_is_independent_of_the_file(tmp_path):
-    write_checkpoint(tmp_path / "a", sample(1))
-    loaded = load_checkpoint(tmp_path / "a")
-    for path in (tmp_path / "a").iterdir():
-        path.write_bytes(b"")
-    assert number_of(loaded) == 1
 
 
 def test_there_is_none(tmp_path):

@@ -126,19 +126,6 @@ def test_while_nobody_knows_which_way_is_better_none_with_a_metric_goes(tmp_path
     assert [read_manifest(path).moment.value for path in store.all()] == [9.0, None]
 
 
-def test_without_any_metric_there_is_no_best(tmp_path):
-    store = CheckpointStore(tmp_path, keep_last=1, keep_best=1)
-    fill(store, [None, float("nan")])
-    assert store.best() is None
-    assert numbers(store.all()) == [1]
-
-
-def test_an_infinite_metric_is_better_than_none(tmp_path):
-    store = CheckpointStore(tmp_path, keep_last=1, keep_best=1)
-    fill(store, [float("inf"), float("nan"), None])
-    assert numbers(store.all()) == [0, 2]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [{"keep_last": 0}, {"keep_last": -1}, {"keep_best": 2}, {"mode": "auto"}],
@@ -326,32 +313,35 @@ def test_threads_that_save_at_once_take_turns(tmp_path):
     assert len(names(tmp_path)) == 3
 
 
-def test_clearing_deletes_all_checkpoints_and_the_directory(tmp_path):
+def test_clearing_deletes_checkpoints_and_leaves_what_is_not_the_stores(tmp_path):
     store = CheckpointStore(tmp_path / "runs")
     store.clear()  # nothing is there yet
-    fill(store, [0.5, 0.25])
+    paths = fill(store, [0.5, 0.25, 0.1])
     (tmp_path / "runs" / ".update-00000009.0123abcd.partial").mkdir()
+    damage(paths[0])
+    (paths[1] / "manifest.json").write_text("{")
+    (paths[2] / "notes.txt").write_text("mine")
+    (tmp_path / "runs" / "notes.txt").write_text("mine too")
+    store.clear()
+    assert names(tmp_path / "runs") == ["notes.txt", paths[2].name]
+    assert (paths[2] / "notes.txt").read_text() == "mine"
+    for notes in (paths[2] / "notes.txt", tmp_path / "runs" / "notes.txt"):
+        notes.unlink()
     store.clear()
     assert names(tmp_path) == []
-    assert store.load_latest() is None
     fill(store, [0.5])
     assert numbers(store.all()) == [0]
 
 
-def test_clearing_leaves_what_is_not_the_stores(tmp_path):
-    store = CheckpointStore(tmp_path / "runs")
-    paths = fill(store, [0.5, 0.25])
-    (tmp_path / "runs" / "notes.txt").write_text("mine")
-    (paths[0] / "notes.txt").write_text("mine too")
-    store.clear()
-    assert names(tmp_path / "runs") == ["notes.txt", paths[0].name]
-    assert (paths[0] / "notes.txt").read_text() == "mine too"
-
-
-def test_clearing_deletes_damaged_checkpoints_too(tmp_path):
-    store = CheckpointStore(tmp_path / "runs")
-    paths = fill(store, [0.5, 0.25])
-    damage(paths[0])
-    (paths[1] / "manifest.json").write_text("{")
-    store.clear()
-    assert names(tmp_path) == []
+@pytest.mark.parametrize(
+    ("metrics", "best", "left"),
+    [
+        ([None, float("nan")], [], [1]),
+        ([float("inf"), float("nan"), None], [0], [0, 2]),
+    ],
+)
+def test_metrics_that_are_no_numbers_are_never_best(tmp_path, metrics, best, left):
+    store = CheckpointStore(tmp_path, keep_last=1, keep_best=1)
+    fill(store, metrics)
+    assert numbers(filter(None, [store.best()])) == best
+    assert numbers(store.all()) == left

@@ -4,29 +4,14 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ipufit import Callback, ConfigError, IPUModel, ModelCheckpoint, Optimizer, Schedule
 from ipufit.checkpoint import load_checkpoint, write_checkpoint
 from ipufit.resume import described
-
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
-)
-
-
-@given(plain, plain)
-def test_plain_values_are_told_apart(one, other):
-    assert (described(one) == described(other)) == (repr(one) == repr(other))
 
 
 def scaled_loss(outputs, targets, k=1.0):
@@ -58,22 +43,6 @@ def test_objects_are_told_apart(one, other):
     assert described(one) == described(one)
     assert described(one) != described(other)
     assert " at 0x" not in described(one)
-
-
-def test_they_are_the_same_in_another_process():
-    code = (
-        "import torch; from ipufit.resume import described;"
-        "loss = torch.nn.CrossEntropyLoss(weight=torch.ones(2));"
-        "print(described([loss, torch.relu]))"
-    )
-    texts = [
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        for _ in range(2)
-    ]
-    assert texts[0] == texts[1]
-    assert "weight=array([1.0, 1.0])" in texts[0]
 
 
 X, Y = torch.zeros(8, 2), torch.zeros(8, 2)
