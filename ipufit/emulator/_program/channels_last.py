@@ -4,7 +4,9 @@
 In channels_last the channels of a pixel lie side by side. Images are copied to that
 order where they enter a convolution. They are copied back before any operation that
 isn't known to work in either order, so a user's program sees the strides, and above all
-the views, that it would see otherwise. Weights are never copied.
+the views, that it would see otherwise. Gradients are copied back by a reshape: torch's
+backward pass of a batch norm whose output was reshaped, as instance norm's is, computes
+other numbers from a gradient in channels_last of one image. Weights are never copied.
 
 A tensor that was copied has two memories. So a program stays as it is if it writes to a
 tensor that anything else may need, unless that is an input or a weight. Programs that
@@ -145,10 +147,12 @@ def in_channels_last(
             image = node.args[0]
             if isinstance(image, Node) and image not in region:
                 if image not in entered:
+                    plain = new[image]
+                    if is_differentiated and image.op != "placeholder":
+                        flat = program.call_method("flatten", (plain,))
+                        plain = program.call_method("view_as", (flat, plain))
                     entered[image] = program.call_method(
-                        "to",
-                        (new[image],),
-                        {"memory_format": torch.channels_last},
+                        "to", (plain,), {"memory_format": torch.channels_last}
                     )
                     num_entries += 1
                 replaced = entered
