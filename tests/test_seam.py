@@ -131,7 +131,7 @@ import sys, torch, poptorch, ipufit
 from ipufit import IPUModel
 from ipufit import config
 from ipufit.model import evaluating as model
-from ipufit.optimizers import kinds as optimizers
+from ipufit.optimizers import optimizer as optimizers
 assert ipufit.poptorch is poptorch is sys.modules["poptorch"]
 for module in (config, model, optimizers):
     assert module.poptorch is poptorch, module

@@ -32,7 +32,7 @@ from ipufit.engine.step import call_module, kept_submodules
 from ipufit.engine.trace_checks import tensors_of
 from ipufit.engine.weights import mode, unfetched
 from ipufit.errors import ConfigError
-from ipufit.optimizers.state_types import WeightState
+from ipufit.optimizers import WeightState
 from ipufit.placement import Begun, Blocks, blocks_begun, stage_and_ipu, started_blocks
 from ipufit.planning.memory import StageCost, StateCost, WeightCost
 from ipufit.planning.split import BlockCost

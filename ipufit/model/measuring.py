@@ -19,7 +19,7 @@ from ipufit.data import SampleStructure, Source
 from ipufit.engine import NoForwardError, call_module, call_step
 from ipufit.engine.sizes import block_costs, device_bytes, stage_costs, weight_cost
 from ipufit.errors import ConfigError
-from ipufit.optimizers.state_types import weight_states
+from ipufit.optimizers import weight_states
 from ipufit.placement import annotated_blocks
 from ipufit.planning.memory import DEVICES, Device, MemorySettings, state_bytes
 from ipufit.planning.plan import HostTraffic, ModelPlan

@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 from .averaging import WeightAverage
-from .decay import is_norm
-from .freezing import Frozen, freeze
-from .loss_scaling import LossScaleRamp
 from .optimization import Optimization, resolve_optimization
-from .resolve import (
+from .optimizer import (
+    Optimizer,
     OptimizerLike,
-    check_covers,
+    WeightState,
     hyper_parameters,
     resolve_optimizer,
+    weight_states,
 )
-from .resolve_rates import ScheduleLike, SchedulesLike
-from .schedules import Schedule
-from .spec import Optimizer
-from .torch_rates import PerEpoch
+from .parameters import Frozen, check_covers, freeze, is_norm
+from .scaling import LossScaleRamp
+from .schedule import PerEpoch, Schedule, ScheduleLike, SchedulesLike
 
 __all__ = [
     "Frozen",
@@ -30,10 +28,12 @@ __all__ = [
     "ScheduleLike",
     "SchedulesLike",
     "WeightAverage",
+    "WeightState",
     "check_covers",
     "freeze",
     "hyper_parameters",
     "is_norm",
     "resolve_optimization",
     "resolve_optimizer",
+    "weight_states",
 ]

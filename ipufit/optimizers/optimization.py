@@ -8,22 +8,28 @@ from typing import Any, Callable, Mapping
 
 import torch
 
-from ipufit._kinds import Kind, count, fields, like, optional
+from ipufit._kinds import Kind, count, fields
 from ipufit.errors import ConfigError, SharedRateWarning
 
-from .decay import groups_in_words
-from .loss_scaling import LossScaleRamp
-from .rates import Rates, updates_per_epoch
-from .resolve import OptimizerLike, program_key, resolve_optimizer
-from .resolve_rates import (
+from .optimizer import (
+    Optimizer,
+    OptimizerLike,
+    make_settable,
+    program_key,
+    resolve_optimizer,
+)
+from .parameters import groups_in_words
+from .scaling import LossScaleRamp
+from .schedule import (
+    ScheduledValues,
     ScheduleLike,
     SchedulesLike,
+    Setter,
+    TorchScheduler,
     make_rates,
     make_schedules,
+    updates_per_epoch,
 )
-from .settable import make_settable
-from .spec import Optimizer
-from .torch_rates import TorchRates
 
 
 class Optimization:
@@ -50,32 +56,28 @@ class Optimization:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        rates: Rates,
-        spec: Optimizer | None = None,
-        schedules: Mapping[str, Rates] | None = None,
+        rates: Setter,
+        spec: Optimizer | None,
+        schedules: Mapping[str, Setter],
     ) -> None:
+        ramp = spec.loss_scaling if spec else None
         self.optimizer = optimizer
         self.num_updates = 0
+        self.per_batch_size = spec.per_batch_size if spec else None
         self.ema_momentum = spec.ema_momentum if spec else None
-        self.automatic_loss_scaling = bool(spec and spec.is_scaled_automatically)
+        self.automatic_loss_scaling = ramp == "auto"
         self.needs_running_mean = bool(
             spec and spec.name == "sgd" and spec.global_clipnorm is not None
         )
         self._rates = rates
-        self._schedules = dict(schedules or {})
+        self._schedules = dict(schedules)
+        self._setters = [rates, *schedules.values()]
         self._spec = spec
         self._batch_size: int | None = None
         self._notes: list[str] = []
         self._told: set[str] = set()
-        self._velocity_follows = bool(spec and spec.velocity_follows)
-        ramp = spec.loss_scaling if spec else None
         self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
         self._ramp_in_updates = self._ramp
-
-    @property
-    def per_batch_size(self) -> int | None:
-        """Batch size that the learning rate is meant for; None for any."""
-        return self._spec.per_batch_size if self._spec else None
 
     @property
     def program_key(self) -> tuple[object, ...]:
@@ -95,7 +97,7 @@ class Optimization:
     @property
     def has_schedule(self) -> bool:
         """Whether something sets the learning rates."""
-        return self._rates.is_scheduled
+        return isinstance(self._rates, (ScheduledValues, TorchScheduler))
 
     @property
     def schedule(self) -> str:
@@ -119,11 +121,9 @@ class Optimization:
             >>> resolve_optimization(spec, None, module).moves_per_update
             'weights are averaged after each update'
         """
-        scheduled = [n for n, rates in self._schedules.items() if rates.is_per_update]
-        if self._rates.is_per_update:
-            scheduled.insert(0, "learning rate")
-        if scheduled:
-            return f"a schedule sets the {' and the '.join(scheduled)} of each update"
+        if self._set_per_update:
+            names = " and the ".join(self._set_per_update)
+            return f"a schedule sets the {names} of each update"
         if self._ramp is not None or self.automatic_loss_scaling:
             return "the loss scaling may change with each update"
         if self.ema_momentum is not None:
@@ -131,19 +131,21 @@ class Optimization:
         return ""
 
     @property
+    def _set_per_update(self) -> list[str]:
+        """Names of the values that a schedule sets for each update."""
+        setters = {"learning rate": self._rates, **self._schedules}
+        return [name for name, setter in setters.items() if setter.is_per_update]
+
+    @property
     def needs_total(self) -> bool:
         """Whether a schedule is stretched over the updates of a fit."""
-        return any(rates.needs_total for rates in self._all_rates)
+        return any(setter.needs_total for setter in self._setters)
 
     @property
     def needs_epochs(self) -> bool:
         """Whether a schedule or ramp has lengths in epochs."""
         in_epochs = self._ramp is not None and self._ramp.every_epochs is not None
-        return in_epochs or any(rates.needs_epochs for rates in self._all_rates)
-
-    @property
-    def _all_rates(self) -> tuple[Rates, ...]:
-        return (self._rates, *self._schedules.values())
+        return in_epochs or any(setter.needs_epochs for setter in self._setters)
 
     def news(self) -> list[str]:
         """Lines about what was chosen for the user, each given once."""
@@ -188,17 +190,15 @@ class Optimization:
         if self._ramp is not None and self._ramp.every_epochs is not None:
             per_epoch = updates_per_epoch(total_updates, epochs)
             self._ramp_in_updates = self._ramp.in_updates(per_epoch)
-        for rates in self._all_rates:
-            rates.begin_fit(self.num_updates, total_updates, epochs)
+        for setter in self._setters:
+            setter.begin_fit(self.num_updates, total_updates, epochs)
         self.before_call()
-        shared = [n for n, rates in self._schedules.items() if rates.is_per_update]
-        if self._rates.is_per_update:
-            shared.insert(0, "learning rate")
+        shared = " and one ".join(self._set_per_update)
         if shared and updates_per_call > 1:
             warnings.warn(
                 f"A call makes {updates_per_call} updates (device_iterations), which "
-                f"share one {' and one '.join(shared)}: the schedule's for the first "
-                "of them. With device_iterations=1 each has its own.",
+                f"share one {shared}: the schedule's for the first of them. With "
+                "device_iterations=1 each has its own.",
                 SharedRateWarning,
                 stacklevel=4,
             )
@@ -224,12 +224,14 @@ class Optimization:
 
     def before_call(self) -> None:
         """Set the values of the next update, and of all that share its call."""
-        for rates in self._all_rates:
-            rates.write(self.num_updates)
-        if self._ramp_in_updates is not None:
-            scaling = self._ramp_in_updates.value(self.num_updates)
-            self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
-            for group in self.optimizer.param_groups if self._velocity_follows else ():
+        for setter in self._setters:
+            setter.write(self.num_updates)
+        if self._ramp_in_updates is None or self._spec is None:
+            return
+        scaling = self._ramp_in_updates.value(self.num_updates)
+        self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
+        if self._spec.velocity_follows:
+            for group in self.optimizer.param_groups:
                 group["velocity_scaling"] = scaling
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,35 +250,24 @@ class Optimization:
     @property
     def state_kind(self) -> Kind:
         """The kind of value that states of the same optimiser and schedules are."""
-        kinds = {"num_updates": count, "rates": _kind_of(self._rates)}
-        if self._schedules:
-            others = {name: _kind_of(one) for name, one in self._schedules.items()}
-            kinds["schedules"] = fields(others, is_closed=True)
-        kind = fields(kinds)
 
-        def check(value: Any, where: str) -> str | None:
-            fault = kind(value, where)
-            if fault is None and "batch_size" in value:
-                fault = count(value["batch_size"], f"{where}.batch_size")
-            if fault is None and value["num_updates"]:
-                return self._unknown_lengths(value, where)
-            return fault
+        def check(state: Any, where: str) -> str | None:
+            is_begun = isinstance(state, Mapping) and bool(state.get("num_updates"))
+            kinds = {
+                "num_updates": count,
+                "rates": self._rates.state_kind(is_begun=is_begun),
+            }
+            if self._schedules:
+                others = {
+                    name: setter.state_kind(is_begun=is_begun)
+                    for name, setter in self._schedules.items()
+                }
+                kinds["schedules"] = fields(others, is_closed=True)
+            if isinstance(state, Mapping) and "batch_size" in state:
+                kinds["batch_size"] = count
+            return fields(kinds)(state, where)
 
         return check
-
-    def _unknown_lengths(self, state: Mapping[str, Any], where: str) -> str | None:
-        """Say which length is missing, though updates were made with it."""
-        parts = [(self._rates, state["rates"], f"{where}.rates")]
-        for name, rates in self._schedules.items():
-            saved = state["schedules"][name]
-            parts.append((rates, saved, f"{where}.schedules.{name}"))
-        for rates, saved, place in parts:
-            lengths = {"total": rates.needs_total, "per_epoch": rates.needs_epochs}
-            for name in (name for name, is_needed in lengths.items() if is_needed):
-                fault = count(saved[name], f"{place}.{name}")
-                if fault is not None:
-                    return fault
-        return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same optimiser and schedules."""
@@ -294,14 +285,6 @@ class Optimization:
     def end_epoch(self) -> None:
         """Step a scheduler of torch that is stepped per epoch."""
         self._rates.end_epoch()
-
-
-def _kind_of(rates: Rates) -> Kind:
-    kinds = {name: like(value) for name, value in rates.state_dict().items()}
-    for name in ("total", "per_epoch"):  # nobody knows them before the first fit
-        if name in kinds:
-            kinds[name] = optional(count)
-    return fields(kinds, is_closed=True)
 
 
 def resolve_optimization(
@@ -350,15 +333,17 @@ def resolve_optimization(
         optimizer = spec = spec.scaled_for_float16()
     resolved = resolve_optimizer(optimizer, module, own)
     rates = make_rates(lr_schedule, resolved, optimizer)
-    if spec and spec.per_batch_size and isinstance(rates, TorchRates):
+    if spec and spec.per_batch_size and isinstance(rates, TorchScheduler):
         raise ConfigError(
             f"{rates.describe()} keeps rates of its own, and the optimizer has "
             f"per_batch_size={spec.per_batch_size}, which scales them. Use an "
             "ipufit.Schedule, or give the optimizer the rate for your batch size."
         )
     others = make_schedules(schedules, resolved)
-    make_settable(resolved, rates.describe() if rates.is_scheduled else None)
     optimization = Optimization(resolved, rates, spec, others)
+    make_settable(
+        resolved, optimization.schedule if optimization.has_schedule else None
+    )
     if spec is not None and is_scaled:
         optimization.note(
             f"Loss scaling: {spec.loss_scaling:g}, for float16; "

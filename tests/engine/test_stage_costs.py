@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
 from ipufit.engine.sizes import device_bytes, stage_costs
-from ipufit.optimizers.state_types import weight_states
+from ipufit.optimizers import weight_states
 
 CLASSES = 5
 

@@ -11,7 +11,7 @@ import torch
 import ipufit
 from ipufit import IPUConfig, IPUModel
 from ipufit._poptorch import poptorch
-from ipufit.optimizers.state_types import weight_states
+from ipufit.optimizers import weight_states
 
 HALF, FLOAT = torch.float16, torch.float32
 MOMENTS = [

@@ -1,0 +1,924 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules of learning rates and of other values, ours and torch's.
+
+A `Schedule` is a factor on each parameter group's own value. Formulas are those of
+torch's schedulers and of the transformers library, where these have it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import warnings
+import weakref
+from collections import Counter
+from dataclasses import dataclass, fields, replace
+from typing import (
+    Any,
+    Callable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+    Union,
+)
+
+import torch
+from torch.optim import lr_scheduler
+
+from ipufit._kinds import Kind, count, like, optional
+from ipufit._kinds import fields as dict_with
+from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
+
+from .checks import check_number, check_whole
+
+# Name of a schedule -> its settings besides those of the warm-up.
+_SETTINGS = {
+    "constant": (),
+    "linear": ("final",),
+    "cosine": ("final",),
+    "cosine_restarts": ("final", "cycles"),
+    "polynomial": ("final", "power"),
+    "exponential": ("gamma", "every_updates", "every_epochs"),
+    "step": ("boundaries", "gamma", "boundary_epochs"),
+    "inverse_sqrt": ("timescale",),
+    "one_cycle": ("final",),
+}
+_STRETCHED = ("linear", "cosine", "cosine_restarts", "polynomial", "one_cycle")
+_WARMUP = ("warmup_updates", "warmup_fraction", "initial", "total_updates")
+_IN_EPOCHS = {
+    "warmup_epochs": "warmup_updates",
+    "total_epochs": "total_updates",
+    "every_epochs": "every_updates",
+    "boundary_epochs": "boundaries",
+}
+"""Lengths in epochs, and the settings that are the same in updates."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate, or another value, changes from update to update.
+
+    Lengths are numbers of updates, or of epochs, which needn't be whole. `fit` makes
+    updates of epochs, rounded to the nearest.
+
+    With a warm-up the factor rises in a straight line from `initial` to 1, and the rest
+    of the schedule follows. Names, with `p` the share of the rest that is done:
+
+    - "constant": 1.
+    - "linear": from 1 to `final`.
+    - "cosine": `final + (1 - final) * (1 + cos(pi * p)) / 2`.
+    - "cosine_restarts": the same `cycles` times.
+    - "polynomial": `final + (1 - final) * (1 - p) ** power`.
+    - "exponential": `gamma` to the power of the updates since the warm-up, divided by
+      `every_updates`.
+    - "step": times `gamma` at each of `boundaries`, counted from the first update.
+    - "inverse_sqrt": `sqrt(timescale / (updates since the warm-up + timescale))`.
+    - "one_cycle": by half cosines from `initial` up to 1, then down to `final`; its
+      warm-up, 0.3 of the updates by default, is the way up. Momentum stays.
+
+    Args:
+        name: One of these.
+        warmup_updates: Length of the warm-up, in updates.
+        warmup_fraction: Length of the warm-up, as a share of all updates.
+        initial: Factor that the warm-up begins with, 0 by default (1/25 for
+            "one_cycle").
+        total_updates: Where the schedule ends; updates are counted over all fits since
+            `compile`. None for the updates of one fit: each begins anew.
+        final: Factor at the end and from there on; 0 by default (4e-6 for "one_cycle").
+            Above 1 only for other values than learning rates.
+        cycles: Number of cycles of "cosine_restarts", 1 by default.
+        power: Exponent of "polynomial", 1 by default.
+        gamma: Factor of "exponential", where it must be given, and of "step", 0.1 by
+            default.
+        every_updates: Number of updates that "exponential" takes for one factor, 1 by
+            default.
+        boundaries: Update counts at which "step" steps, in increasing order.
+        timescale: Number of updates for "inverse_sqrt": the length of the warm-up by
+            default, which makes it Noam's, or 10000 without one.
+        warmup_epochs: `warmup_updates`, in epochs.
+        total_epochs: `total_updates`, in epochs.
+        every_epochs: `every_updates`, in epochs.
+        boundary_epochs: `boundaries`, in epochs.
+
+    Raises:
+        UnknownNameError: The name is unknown.
+        ConfigError: A value is out of range, or the schedule doesn't have it.
+
+    Example:
+        >>> schedule = Schedule("linear", warmup_updates=2, total_updates=6)
+        >>> [schedule.factor(update) for update in range(7)]
+        [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+
+    name: str
+    warmup_updates: int | None = None
+    warmup_fraction: float | None = None
+    total_updates: int | None = None
+    initial: float | None = None
+    final: float | None = None
+    cycles: int | None = None
+    power: float | None = None
+    gamma: float | None = None
+    every_updates: int | None = None
+    boundaries: Sequence[int] | None = None
+    timescale: int | None = None
+    warmup_epochs: float | None = None
+    total_epochs: float | None = None
+    every_epochs: float | None = None
+    boundary_epochs: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or self.name.lower() not in _SETTINGS:
+            raise UnknownNameError("schedule", str(self.name), _SETTINGS)
+        object.__setattr__(self, "name", self.name.lower())
+        self._check_settings()
+        if self.name == "step":
+            self._check_boundaries()
+        if self.name == "exponential" and self.gamma is None:
+            raise ConfigError(
+                "Schedule('exponential') needs gamma, the factor of each update, as in "
+                "Schedule('exponential', gamma=0.999)."
+            )
+        twins = [("warmup_updates", "warmup_fraction"), *_IN_EPOCHS.items()]
+        for one, other in (*twins, ("warmup_epochs", "warmup_fraction")):
+            values = getattr(self, one), getattr(self, other)
+            if None not in values:
+                raise ConfigError(
+                    f"{self._who} has {one}={values[0]} and {other}={values[1]}. Give "
+                    "one of them."
+                )
+        if self.needs_epochs:
+            return  # the rest can be checked when `fit` knows the length of an epoch
+        if self.total_updates is not None or not self.needs_total:
+            self.check_fits(self.total_updates or 0)
+
+    def __repr__(self) -> str:
+        """Show lengths in epochs only if there are any."""
+        names = [field.name for field in fields(self)]
+        shown = [
+            n for n in names if n not in _IN_EPOCHS or getattr(self, n) is not None
+        ]
+        return f"Schedule({', '.join(f'{n}={getattr(self, n)!r}' for n in shown)})"
+
+    @property
+    def needs_epochs(self) -> bool:
+        """Whether a length is in epochs: `factor` is that of `in_updates` then."""
+        return any(getattr(self, name) is not None for name in _IN_EPOCHS)
+
+    @property
+    def counts_all_fits(self) -> bool:
+        """Whether updates are counted since `compile`; else each fit begins anew."""
+        return self.total_updates is not None or self.total_epochs is not None
+
+    def in_updates(self, updates_per_epoch: int) -> Schedule:
+        """Make updates of the lengths in epochs.
+
+        Args:
+            updates_per_epoch: Number of updates of an epoch.
+
+        Raises:
+            ConfigError: Lengths don't fit each other.
+
+        Example:
+            >>> schedule = Schedule("step", warmup_epochs=0.5, boundary_epochs=(2, 3))
+            >>> schedule = schedule.in_updates(100)
+            >>> schedule.warmup_updates, schedule.boundaries
+            (50, (200, 300))
+        """
+        changes: dict[str, Any] = dict.fromkeys(_IN_EPOCHS)
+        for name, twin in _IN_EPOCHS.items():
+            given = getattr(self, name)
+            if given is None:
+                continue
+            least = 0 if name == "warmup_epochs" else 1
+            lengths = [
+                max(least, math.floor(epochs * updates_per_epoch + 0.5))
+                for epochs in (given if name == "boundary_epochs" else [given])
+            ]
+            changes[twin] = lengths if name == "boundary_epochs" else lengths[0]
+        return replace(self, **changes)
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether `factor` depends on the number of all updates.
+
+        Example:
+            >>> Schedule("cosine").needs_total, Schedule("constant").needs_total
+            (True, False)
+        """
+        return self.warmup_fraction is not None or self.name in _STRETCHED
+
+    def factor(self, update: int, total: int | None = None) -> float:
+        """Compute the factor on the learning rate of an update.
+
+        Args:
+            update: The update's index, from 0.
+            total: Number of all updates; of use if `total_updates` is None.
+
+        Returns:
+            From 0 to 1.
+
+        Raises:
+            ConfigError: The schedule needs the number of all updates, which is unknown.
+
+        Example:
+            >>> Schedule("cosine", final=0.5).factor(50, total=100)
+            0.75
+        """
+        total = self.total_updates if self.total_updates is not None else total
+        if self.needs_total and total is None:
+            raise ConfigError(
+                f"{self._who} needs the number of all updates, and the length of the "
+                "data is unknown. Give it: total_updates=..., or fit(steps_per_epoch="
+                "...)."
+            )
+        total = total or 0
+        if self.name == "one_cycle":
+            return self._one_cycle(update, total)
+        warmup = self.warmup(total)
+        if update < warmup:
+            return _between(self.initial or 0.0, 1.0, update / warmup)
+        return self._after_warmup(update - warmup, max(1, total - warmup), warmup)
+
+    def _after_warmup(self, update: int, total: int, warmup: int) -> float:
+        """Compute the factor of an update; it and the total begin after the warm-up."""
+        final, share = self.final or 0.0, min(1.0, update / total)
+        if self.name == "linear":
+            return _between(1.0, final, share)
+        if self.name == "cosine":
+            return _half_cosine(1.0, final, share)
+        if self.name == "cosine_restarts":
+            if update >= total:
+                return final
+            of_cycle = update * (self.cycles or 1) % total / total
+            return _half_cosine(1.0, final, of_cycle)
+        if self.name == "polynomial":
+            power = 1.0 if self.power is None else self.power
+            return _between(final, 1.0, (1.0 - share) ** power)
+        if self.name == "exponential":
+            return float((self.gamma or 1.0) ** (update / (self.every_updates or 1)))
+        if self.name == "inverse_sqrt":
+            timescale = self.timescale or warmup or 10_000
+            return math.sqrt(timescale / (update + timescale))
+        if self.name == "step":
+            gamma = 0.1 if self.gamma is None else self.gamma
+            passed = bisect.bisect_right(self.boundaries or (), update + warmup)
+            return float(gamma**passed)
+        return 1.0
+
+    def _one_cycle(self, update: int, total: int) -> float:
+        """Compute torch's cycle: `initial` at the first update, `final` at the last."""
+        initial = 1.0 / 25.0 if self.initial is None else self.initial
+        final = 1.0 / 25.0 / 1e4 if self.final is None else self.final
+        if self.warmup_updates is not None:
+            top = self.warmup_updates - 1.0
+        else:
+            fraction = self.warmup_fraction
+            top = (0.3 if fraction is None else fraction) * total - 1.0
+        if update < top:
+            return _half_cosine(initial, 1.0, update / top)
+        rest = total - 1 - top
+        share = min(1.0, (update - top) / rest) if rest > 0 else 1.0
+        return _half_cosine(1.0, final, share)
+
+    def check_fits(self, total: int) -> None:
+        """Refuse a warm-up that leaves too little of the updates.
+
+        Args:
+            total: Number of all updates; of use if the schedule needs it.
+
+        Raises:
+            ConfigError: The warm-up takes all updates, or passes a boundary.
+
+        Example:
+            >>> Schedule("linear", warmup_updates=10).check_fits(5)
+            Traceback (most recent call last):
+            ipufit.errors.ConfigError: Schedule('linear') warms up for 10 updates...
+        """
+        warmup = self.warmup(total)
+        if self.name in _STRETCHED and self.warmup_updates and warmup >= total:
+            raise ConfigError(
+                f"{self._who} warms up for {warmup} updates, but there are "
+                f"{total} in all. Use fewer warmup_updates, a warmup_fraction, or "
+                "more updates."
+            )
+        if self.boundaries and warmup > self.boundaries[0]:
+            raise ConfigError(
+                f"{self._who} warms up for {warmup} updates, past its boundary "
+                f"{self.boundaries[0]}. Warm up for less."
+            )
+
+    def warmup(self, total: int) -> int:
+        """Compute the length of the warm-up.
+
+        Args:
+            total: Number of all updates.
+
+        Returns:
+            Number of updates; a fraction is rounded up.
+
+        Example:
+            >>> Schedule("constant", warmup_fraction=0.25).warmup(10)
+            3
+        """
+        if self.warmup_fraction is not None:
+            return math.ceil(total * self.warmup_fraction)
+        return self.warmup_updates or 0
+
+    @property
+    def _who(self) -> str:
+        return f"Schedule({self.name!r})"
+
+    def _check_settings(self) -> None:
+        own = _SETTINGS[self.name]
+        for name in sorted({name for names in _SETTINGS.values() for name in names}):
+            if name not in own and getattr(self, name) is not None:
+                owners = [repr(n) for n, names in _SETTINGS.items() if name in names]
+                raise ConfigError(
+                    f"{self._who} has no {name}. It has "
+                    f"{', '.join((*own, *_WARMUP))}; {name} belongs to "
+                    f"{', '.join(owners)}."
+                )
+        numbers: dict[str, dict[str, float]] = {
+            "warmup_fraction": {"least": 0, "below": 1},
+            "initial": {"least": 0, "most": 1},
+            "final": {"least": 0},
+            "power": {"above": 0},
+            "gamma": {"above": 0, "most": 1},
+            "warmup_epochs": {"least": 0},
+            "total_epochs": {"above": 0},
+            "every_epochs": {"above": 0},
+        }
+        for name, bounds in numbers.items():
+            if getattr(self, name) is not None:
+                check_number(self._who, name, getattr(self, name), **bounds)
+        whole = ("total_updates", "cycles", "every_updates", "timescale")
+        for name in ("warmup_updates", *whole):
+            if getattr(self, name) is not None:
+                check_whole(
+                    self._who, name, getattr(self, name), least=int(name in whole)
+                )
+
+    def _check_boundaries(self) -> None:
+        name = "boundaries" if self.boundary_epochs is None else "boundary_epochs"
+        given: Any = getattr(self, name)
+        if not isinstance(given, (list, tuple)) or not given:
+            raise ConfigError(
+                f"{self._who} has {name}={given!r}: give the updates at which the "
+                "rate is multiplied by gamma, as in boundaries=(1000, 2000), or the "
+                "epochs, as in boundary_epochs=(30, 60)."
+            )
+        for boundary in given:
+            if name == "boundaries":
+                check_whole(self._who, "a boundary", boundary, least=1)
+            else:
+                check_number(self._who, "a boundary", boundary, above=0)
+        if list(given) != sorted(set(given)):
+            raise ConfigError(
+                f"{self._who} has {name}={given}: sort them, each above the one before."
+            )
+        object.__setattr__(self, name, tuple(given))
+
+
+def _between(start: float, end: float, share: float) -> float:
+    return start + (end - start) * share
+
+
+def _half_cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) * (1.0 + math.cos(math.pi * share)) / 2.0
+
+
+# Setting the values of an optimizer -------------------------------------------------
+
+
+class Setter:
+    """Base of what sets values of an optimiser's parameter groups.
+
+    Executors notice what has changed, and send it to the device.
+
+    Attributes:
+        needs_total: Whether values depend on the number of updates of a fit.
+        needs_epochs: Whether values depend on the number of updates of an epoch.
+        is_per_update: Whether values may change with each update.
+    """
+
+    needs_total = needs_epochs = is_per_update = False
+
+    def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
+        """Prepare for the updates of a fit.
+
+        Args:
+            update: Index of the first of them.
+            total: Number of updates; None if unknown.
+            epochs: Number of epochs; None outside `fit`.
+        """
+
+    def write(self, update: int) -> None:
+        """Set the values of an update."""
+
+    def advance(self, num_updates: int) -> None:
+        """Go on by a number of updates."""
+
+    def end_epoch(self) -> None:
+        """Go on to the next epoch."""
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the groups' own values."""
+
+    def describe(self) -> str:
+        """Describe the schedule in words that are the same in every process."""
+        return "None"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plain values that a resumed run needs to go on."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+
+    def state_kind(self, *, is_begun: bool) -> Kind:
+        """Return the kind of value that states of the same schedule are.
+
+        Args:
+            is_begun: Whether updates were made, before which lengths are unknown.
+        """
+        kinds = {name: like(value) for name, value in self.state_dict().items()}
+        lengths = {"total": self.needs_total, "per_epoch": self.needs_epochs}
+        for name in set(lengths).intersection(kinds):
+            is_known = is_begun and lengths[name]
+            kinds[name] = count if is_known else optional(count)
+        return dict_with(kinds, is_closed=True)
+
+
+BETAS = {"beta1": 0, "beta2": 1}  # names of the parts of `betas`
+
+# Optimizer -> for each value those that a `Schedule` wrote last, and the groups' own.
+_WRITTEN: MutableMapping[
+    torch.optim.Optimizer, dict[str, tuple[list[Any], list[Any]]]
+] = weakref.WeakKeyDictionary()
+
+
+class ScheduledValues(Setter):
+    """Multiply each group's own rate, or another value, by the factor of a schedule."""
+
+    is_per_update = True
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, schedule: Schedule, name: str = "lr"
+    ) -> None:
+        self.needs_epochs = schedule.needs_epochs
+        self.needs_total = schedule.needs_total and not schedule.counts_all_fits
+        self._optimizer = optimizer
+        self._given = self._schedule = schedule
+        self._name = name
+        self._start = 0
+        self._total: int | None = None
+        self._per_epoch: int | None = None
+        values = [value_of(group, name) for group in optimizer.param_groups]
+        written, own = _WRITTEN.get(optimizer, {}).get(name, (None, values))
+        self._own = own if values == written else values
+        attribute = "betas" if name in BETAS else name
+        optimizer.variable_attrs.markAsVariable(attribute)  # type: ignore[attr-defined]
+
+    def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
+        """Begin anew, unless the schedule counts over all fits."""
+        if self.needs_epochs:
+            per_epoch = updates_per_epoch(total, epochs)
+            if self._per_epoch not in (None, per_epoch):
+                # The updates made so far stay as many epochs.
+                made = (update - self._start) / (self._per_epoch or 1)
+                self._start = update - round(made * per_epoch)
+            self._per_epoch = per_epoch
+            self._schedule = self._given.in_updates(per_epoch)
+        if not self._given.counts_all_fits:
+            self._start, self._total = update, total
+            if total is not None:
+                self._schedule.check_fits(total)
+        self.write(update)
+
+    def write(self, update: int) -> None:
+        """Set the values of an update."""
+        factor = self._schedule.factor(update - self._start, self._total)
+        values = [value * factor for value in self._own]
+        for group, value in zip(self._optimizer.param_groups, values):
+            if self._name in BETAS:
+                betas = list(group["betas"])
+                betas[BETAS[self._name]] = value
+                group["betas"] = tuple(betas)
+            else:
+                group[self._name] = value
+        _WRITTEN.setdefault(self._optimizer, {})[self._name] = values, self._own
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the groups' own values."""
+        self._own = [value * factor for value in self._own]
+
+    def describe(self) -> str:
+        """Return the schedule with its settings."""
+        return repr(self._given)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the schedule began, its length, and the groups' own values."""
+        state = {"start": self._start, "total": self._total, "own": list(self._own)}
+        return {**state, "per_epoch": self._per_epoch} if self.needs_epochs else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self._start, self._total = state["start"], state["total"]
+        self._own = list(state["own"])
+        self._per_epoch = state.get("per_epoch")
+        if self._per_epoch is not None:
+            self._schedule = self._given.in_updates(self._per_epoch)
+
+
+def value_of(group: Mapping[str, Any], name: str) -> Any:
+    """Return a value of a parameter group; "beta1" and "beta2" are parts of `betas`."""
+    return group["betas"][BETAS[name]] if name in BETAS else group[name]
+
+
+def updates_per_epoch(total: int | None, epochs: int | None) -> int:
+    """Divide the updates of a fit by its epochs.
+
+    Raises:
+        ConfigError: One of them is unknown.
+
+    Example:
+        >>> updates_per_epoch(300, 3)
+        100
+    """
+    if total is None or epochs is None:
+        raise ConfigError(
+            "A schedule or ramp has lengths in epochs, and the number of updates of an "
+            "epoch is unknown. Use fit(steps_per_epoch=...), or give it lengths in "
+            "updates: warmup_updates, total_updates, every_updates, boundaries."
+        )
+    return max(1, total // max(1, epochs))
+
+
+class OptimizerMirror(Setter):
+    """Copy what is changed in the user's optimiser into PopTorch's, made from it.
+
+    Args:
+        optimizer: One of `poptorch.optim`.
+        source: The user's optimiser; it may be `optimizer` itself.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, source: torch.optim.Optimizer
+    ) -> None:
+        self.source = source
+        self._optimizer = optimizer
+        self.forget()
+
+    def forget(self) -> None:
+        """Copy nothing of what the source has now: only later changes count."""
+        self._copied = self._values()
+
+    def write(self, update: int) -> None:
+        """Copy the values that were changed."""
+        self.copy_changes(f"What was done to the {type(self.source).__name__}")
+
+    def copy_changes(self, who: str) -> None:
+        """Copy what has changed since the last time.
+
+        Args:
+            who: The one who made the changes, for messages.
+
+        Raises:
+            ConfigError: A changed value is a constant of the compiled program.
+        """
+        values = self._values()
+        is_constant = self._optimizer.variable_attrs.isConstant  # type: ignore[attr-defined]
+        for group, old, new in zip(self._optimizer.param_groups, self._copied, values):
+            for name in new:
+                if new[name] == old[name]:
+                    continue
+                if is_constant(name):
+                    raise ConfigError(
+                        f"{who} changes {name}, which is a constant of the compiled "
+                        f"program. Give the optimizer {name} when you make it, so that "
+                        "it can change."
+                    )
+                group[name] = new[name]
+        self._copied = values
+
+    def _values(self) -> list[dict[str, Any]]:
+        names = ("lr", "momentum", "betas", "weight_decay", "eps", "alpha")
+        return [
+            {name: plain(group[name]) for name in names if name in group}
+            for group in self.source.param_groups
+        ]
+
+
+def plain(value: Any) -> Any:
+    """Convert a group's value to what PopTorch takes: no tensors, tuples of floats.
+
+    Example:
+        >>> plain([torch.tensor(0.5), 1])
+        (0.5, 1.0)
+    """
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, (tuple, list)):
+        return tuple(plain(element) for element in value)
+    return float(value) if type(value) is int else value
+
+
+# Schedulers of torch ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PerEpoch:
+    """Have a scheduler of torch stepped at the end of each epoch, not of each update.
+
+    For `compile(lr_schedule=...)`. An `ipufit.Schedule` has lengths in epochs instead.
+
+    Args:
+        scheduler: A scheduler of `torch.optim.lr_scheduler` that is bound to the
+            optimizer given to `compile`, or a function that makes one of an optimizer.
+
+    Example:
+        >>> PerEpoch(lambda optimizer: lr_scheduler.StepLR(optimizer, 30))
+        PerEpoch(scheduler=<function <lambda> at ...>)
+    """
+
+    scheduler: Any
+
+
+class TorchScheduler(Setter):
+    """Step a scheduler of torch, once per update or once per epoch.
+
+    It may be bound to the user's torch optimiser, from which the one of PopTorch was
+    made: then the values it changes are copied.
+
+    Args:
+        optimizer: One of `poptorch.optim`.
+        scheduler: Scheduler that is bound to it, or to the optimiser it was made from.
+        per_epoch: If True, it is stepped at the end of each epoch.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, scheduler: Any, *, per_epoch: bool
+    ) -> None:
+        self._scheduler = scheduler
+        self._who = type(scheduler).__name__
+        self._per_epoch = per_epoch
+        self.is_per_update = not per_epoch
+        changed = {"lr"}
+        if any(getattr(part, "cycle_momentum", False) for part in _chained(scheduler)):
+            changed |= {"betas", "momentum"} & set(optimizer.defaults)
+        for name in sorted(changed):
+            optimizer.variable_attrs.markAsVariable(name)  # type: ignore[attr-defined]
+        # A scheduler sets values when it is made, too: what PopTorch's optimizer
+        # doesn't have yet is a change.
+        self._mirror = OptimizerMirror(optimizer, optimizer)
+        self._mirror.source = scheduler.optimizer
+        self._mirror.copy_changes(self._who)
+
+    def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
+        """Refuse to run past the end of a scheduler that raises there."""
+        if self._per_epoch and epochs is None:
+            raise ConfigError(
+                f"{self._who} is stepped per epoch (ipufit.PerEpoch), and "
+                "train_on_batch has no epochs. Use fit, or step it per update."
+            )
+        unit, coming = ("epochs", epochs) if self._per_epoch else ("updates", total)
+        if coming is None or not isinstance(self._scheduler, lr_scheduler.OneCycleLR):
+            return
+        made, end = self._scheduler.last_epoch, self._scheduler.total_steps
+        if made + coming > end:
+            raise ConfigError(
+                f"OneCycleLR ends after {end} {unit}, of which {made} are made, and "
+                f"{coming} are to come. Make it with total_steps={made + coming} or "
+                "more."
+            )
+
+    def advance(self, num_updates: int) -> None:
+        """Step the scheduler, unless per epoch, and copy what has changed."""
+        self._step(0 if self._per_epoch else num_updates)
+
+    def end_epoch(self) -> None:
+        """Step the scheduler if it is stepped per epoch, and copy its changes."""
+        if self._per_epoch:
+            self._step(1)
+
+    def _step(self, times: int) -> None:
+        source = self._mirror.source
+        with warnings.catch_warnings():
+            # Copies of a scheduler and its optimiser no longer know of each other.
+            warnings.filterwarnings("ignore", "Seems like `optimizer.step")
+            for _ in range(times):
+                # Schedulers warn if the optimiser was never stepped: it makes a step
+                # of nothing, since the device has made the real one.
+                groups, source.param_groups = source.param_groups, []
+                try:
+                    source.step()
+                finally:
+                    source.param_groups = groups
+                self._scheduler.step()
+        self._mirror.copy_changes(self._who)
+
+    def describe(self) -> str:
+        """Name the classes of the scheduler and of those that it chains."""
+        names = ", ".join(type(one).__name__ for one in _chained(self._scheduler))
+        return f"PerEpoch({names})" if self._per_epoch else names
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's own state, and the numbers of its optimiser."""
+        return {
+            "scheduler": _plain_state(self._scheduler.state_dict()),
+            "groups": [
+                {n: _plain_state(v) for n, v in group.items() if _is_plain(v)}
+                for group in self._mirror.source.param_groups
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self._scheduler.load_state_dict(dict(state["scheduler"]))
+        for group, values in zip(self._mirror.source.param_groups, state["groups"]):
+            for name, value in values.items():
+                is_tuple = isinstance(group.get(name), tuple)  # betas
+                group[name] = tuple(value) if is_tuple else value
+        self._mirror.forget()
+
+
+def _chained(scheduler: Any) -> Iterator[Any]:
+    """Iterate over a scheduler and those that it chains."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _chained(part)
+
+
+def _plain_state(value: Any) -> Any:
+    """Leave out of a scheduler's state what JSON has no word for.
+
+    That is functions, and the milestones of MultiStepLR: a Counter. Both are settings,
+    which the scheduler that loads the state has from its user. Tuples become lists.
+    """
+    if isinstance(value, dict):
+        return {
+            name: _plain_state(one)
+            for name, one in value.items()
+            if not callable(one) and not isinstance(one, Counter)
+        }
+    is_listed = type(value) in (list, tuple)
+    return [_plain_state(one) for one in value] if is_listed else value
+
+
+def _is_plain(value: Any) -> bool:
+    """Check that a scheduler may set a value: a number, or several as in betas."""
+    parts = value if isinstance(value, (tuple, list)) else [value]
+    return all(type(part) in (int, float) for part in parts)
+
+
+# What `compile` gets ----------------------------------------------------------------
+
+ScheduleLike = Union[
+    str,
+    Schedule,
+    PerEpoch,
+    lr_scheduler.LRScheduler,
+    Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler],
+    None,
+]
+"""A name, a `Schedule`, a scheduler of torch, or what makes one for an optimiser."""
+
+SchedulesLike = Union[Mapping[str, Union[str, Schedule]], None]
+"""Names of values of parameter groups, and the schedule of each."""
+
+
+def make_rates(
+    lr_schedule: ScheduleLike, optimizer: torch.optim.Optimizer, given: object
+) -> Setter:
+    """Make what sets the learning rates of an optimiser.
+
+    Args:
+        lr_schedule: A name, a `Schedule`, a scheduler of torch that is bound to
+            `given`, a function that makes one of an optimiser, or None.
+        optimizer: One of `poptorch.optim`.
+        given: The optimizer of the user, or its name or class.
+
+    Raises:
+        UnknownNameError: There is no schedule of that name.
+        ConfigError: The scheduler is bound to another optimiser, or is none.
+        UnsupportedError: The scheduler is torch's ReduceLROnPlateau.
+    """
+    own = given if isinstance(given, torch.optim.Optimizer) else optimizer
+    if lr_schedule is None:
+        return Setter() if own is optimizer else OptimizerMirror(optimizer, own)
+    if isinstance(lr_schedule, str):
+        lr_schedule = Schedule(lr_schedule)
+    if isinstance(lr_schedule, Schedule):
+        if lr_schedule.final is not None and lr_schedule.final > 1:
+            raise ConfigError(
+                f"lr_schedule has final={lr_schedule.final}: use a number at least 0 "
+                "and at most 1. It is the share of the optimizer's learning rate at "
+                "the end."
+            )
+        return ScheduledValues(optimizer, lr_schedule)
+    scheduler: Any = lr_schedule
+    if isinstance(lr_schedule, PerEpoch):
+        scheduler = lr_schedule.scheduler
+        if isinstance(scheduler, (str, Schedule)):
+            raise ConfigError(
+                f"lr_schedule={lr_schedule!r}: PerEpoch is for schedulers of torch. "
+                "Give the schedule lengths in epochs: ipufit.Schedule('step', "
+                "boundary_epochs=(30, 60)), or warmup_epochs, total_epochs, "
+                "every_epochs."
+            )
+    if isinstance(scheduler, type):
+        raise ConfigError(
+            f"lr_schedule={scheduler.__name__} is a class. Pass a scheduler of the "
+            f"optimizer, or lambda optimizer: {scheduler.__name__}(optimizer, ...)."
+        )
+    # In torch 2.0 ReduceLROnPlateau is no LRScheduler.
+    kinds = lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau
+    if not isinstance(scheduler, kinds) and callable(scheduler):
+        scheduler = scheduler(own)
+    if not isinstance(scheduler, kinds):
+        raise ConfigError(
+            f"lr_schedule={lr_schedule!r} is neither a name, nor an ipufit.Schedule, "
+            "nor a scheduler of torch.optim.lr_scheduler, nor a function that makes "
+            "one of an optimizer. For a function of the update's index pass lambda "
+            "optimizer: LambdaLR(optimizer, function)."
+        )
+    for part in _chained(scheduler):
+        if isinstance(part, lr_scheduler.ReduceLROnPlateau):
+            raise UnsupportedError(
+                "torch's ReduceLROnPlateau needs a metric after each epoch, which a "
+                "schedule of updates doesn't have. Use the callback "
+                "ipufit.ReduceLROnPlateau."
+            )
+        if part.optimizer is not own:
+            raise ConfigError(
+                f"This {type(part).__name__} is bound to another optimizer than the "
+                "one that compile() got. Make it with that one, or pass a function: "
+                f"lambda optimizer: {type(part).__name__}(optimizer, ...)."
+            )
+    return TorchScheduler(
+        optimizer, scheduler, per_epoch=isinstance(lr_schedule, PerEpoch)
+    )
+
+
+def make_schedules(
+    schedules: SchedulesLike, optimizer: torch.optim.Optimizer
+) -> dict[str, Setter]:
+    """Make what sets other values of parameter groups than the learning rate.
+
+    Args:
+        schedules: By name of the value, such as "weight_decay" or "momentum"; "beta1"
+            and "beta2" are the parts of `betas`.
+        optimizer: One of `poptorch.optim`. The values are marked as variable.
+
+    Raises:
+        UnknownNameError: The optimiser has no such value, or there is no such schedule.
+        ConfigError: The value is 0 in all groups, or is set otherwise.
+    """
+    if schedules is None:
+        return {}
+    if not isinstance(schedules, Mapping):
+        raise ConfigError(
+            f"schedules={schedules!r} is no dict. Give the schedule of each value by "
+            "its name: schedules={'weight_decay': ipufit.Schedule('cosine')}."
+        )
+    made: dict[str, Setter] = {}
+    for name, schedule in schedules.items():
+        _check_name(name, optimizer)
+        if isinstance(schedule, str):
+            schedule = Schedule(schedule)
+        if not isinstance(schedule, Schedule):
+            raise ConfigError(
+                f"schedules has {schedule!r} for {name!r}: use a name or an "
+                "ipufit.Schedule. Schedulers of torch are for lr_schedule."
+            )
+        if not any(value_of(group, name) for group in optimizer.param_groups):
+            raise ConfigError(
+                f"schedules has {name!r}, which is 0 in every parameter group, and a "
+                f"schedule is a factor. Give the optimizer a {name} to multiply."
+            )
+        made[name] = ScheduledValues(optimizer, schedule, name)
+    return made
+
+
+def _check_name(name: Any, optimizer: torch.optim.Optimizer) -> None:
+    if name in ("lr", "learning_rate"):
+        raise ConfigError(
+            f"schedules has {name!r}: the learning rate's schedule is "
+            "compile(lr_schedule=...)."
+        )
+    if name in ("loss_scaling", "velocity_scaling"):
+        raise ConfigError(
+            f"schedules has {name!r}: use Optimizer(..., loss_scaling=ipufit."
+            "LossScaleRamp(...)), which the velocity scaling follows."
+        )
+    known = [
+        one
+        for one, value in optimizer.param_groups[0].items()
+        if type(value) in (int, float) and one in optimizer.defaults and one != "lr"
+    ]
+    if "betas" in optimizer.defaults:
+        known += BETAS
+    if name not in known:
+        raise UnknownNameError("value of a parameter group", str(name), known)
