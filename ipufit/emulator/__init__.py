@@ -2,13 +2,13 @@
 # ruff: noqa: F403 - as PopTorch does: each of these modules lists what it exports
 """PopTorch's public API on the host: `import ipufit.emulator as poptorch`.
 
-It keeps PopTorch 3.4's contract, not only its names: `forward` is traced once,
-inputs are cut `[D, G, R, B]`, weights live on an emulated device until they are
-copied, options freeze, and what a pod would refuse is refused here. The numbers are
-those of torch on this machine's processor.
+It keeps PopTorch 3.4's contract, not only its names: `forward` is traced once, inputs
+are cut `[D, G, R, B]`, weights live on an emulated device until they are copied,
+options freeze, and what a pod would refuse is refused here. The numbers are those of
+torch on this machine's processor.
 
-The code that traces, compiles and runs modules and the code that loads data are
-imported when one of their names is first used: options and optimizers need neither.
+The modules that trace, compile and run, and those that load data, are imported when one
+of their names is first used: options and optimizers need neither.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Import a class or function of `_HOME_OF` at its first use."""
+        """Import a class or function at its first use."""
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = _importlib.import_module(f".{_HOME_OF[name]}", __name__)
@@ -94,7 +94,7 @@ else:
         return value
 
     def __dir__() -> list[str]:
-        """List all names, also those that aren't imported yet."""
+        """List all names, also of classes and functions that aren't imported yet."""
         return sorted({*globals(), *_HOME_OF})
 
 

@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _start_processes(arguments: argparse.Namespace) -> NoReturn:
-    """Go on as torchrun, which starts this command several times."""
+    """Replace this process by torchrun, which starts the command in each process."""
     if os.environ.get("RANK"):
         raise createPoptorchError(
             f"RANK={os.environ['RANK']}: this is a process of torchrun's already. Let "
@@ -169,7 +169,7 @@ def _say(message: str) -> None:
 
 
 def _report(error: Exception) -> NoReturn:
-    """Show an error without the frames that ran the script, and exit."""
+    """Print an error without the frames that ran the script, and exit."""
     runners = {code.co_filename for code in (main.__code__, runpy.run_path.__code__)}
     traceback = error.__traceback__
     while traceback and traceback.tb_frame.f_code.co_filename in runners:

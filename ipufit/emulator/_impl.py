@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of PopTorch's private module of this name that other packages use.
+"""PopTorch's private module `_impl`, as far as other packages use it.
 
-optimum-graphcore takes a wrapped model's classes off to save it, and puts them back.
+optimum-graphcore removes a wrapped model's wrapper classes to save it, and restores
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def isDispatchTracing() -> bool:
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Give a module and its weights the classes they had before `trainingModel`.
+    """Restore the classes that a module and its weights had before `trainingModel`.
 
     Weights that are newer on the device are fetched. A module that isn't wrapped stays
     as it is.

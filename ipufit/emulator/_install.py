@@ -2,10 +2,10 @@
 """The emulator under PopTorch's name: `import poptorch` finds `ipufit.emulator`.
 
 In this process a finder on `sys.meta_path` makes `poptorch`, `popdist` and `popart`
-other names of the emulator's own modules, so that there is one of each class. Processes
+other names of the emulator's own modules, so that each class exists once. Processes
 that this one starts have no such finder: they find the folder `_shim`, whose packages
-call `install` there. `multiprocessing` hands `sys.path` to what it spawns, and
-`PYTHONPATH` reaches interpreters started in any other way.
+call `install` there. `multiprocessing` passes `sys.path` to processes that it spawns,
+and `PYTHONPATH` reaches interpreters started in any other way.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _PYTHON_PATH = "PYTHONPATH"
 
 
 class _AliasFinder(MetaPathFinder, Loader):
-    """Makes the names of `_TARGETS` stand for the emulator's modules.
+    """Import finder that maps the names of `_TARGETS` to the emulator's modules.
 
-    Other names inside these packages don't exist: without the finder's refusal
-    Python would look into the emulator's folder and load a second copy of a module.
+    It refuses other names inside these packages. Otherwise Python would look into the
+    emulator's folder and load a second copy of a module.
     """
 
     def find_spec(
@@ -81,13 +81,13 @@ class _AliasFinder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the emulator's module in the place of the new, empty one."""
+        """Replace the new, empty module by the emulator's."""
         name = module.__name__
         sys.modules[name] = importlib.import_module(_TARGETS[name])
 
 
 class _Installation:
-    """Changes that `install` makes, and `uninstall` undoes."""
+    """The changes that `install` makes, for `uninstall` to undo."""
 
     def __init__(self) -> None:
         self._finder = _AliasFinder()
@@ -125,9 +125,9 @@ _installation: _Installation | None = None
 def install(*, force: bool = False, strict: bool = False) -> None:
     """Make `import poptorch`, `import popdist` and `import popart` find the emulator.
 
-    They do so in processes that this one starts too: the workers of data loaders, the
-    process of an `AsynchronousDataAccessor`, and Python scripts. Calling it again
-    changes nothing, except that it can turn strict mode on.
+    Processes that this one starts find it too: the workers of data loaders, the process
+    of an `AsynchronousDataAccessor`, and Python scripts. A second call changes nothing,
+    but it can turn strict mode on.
 
     Args:
         force: If True, hide a real PopTorch. Modules that have imported it keep it.
@@ -201,7 +201,7 @@ def _take_imported() -> dict[str, ModuleType]:
 
 
 def _python_path() -> list[str]:
-    """List PYTHONPATH's folders, the shim's in front and the emulator's at the end."""
+    """List the folders of PYTHONPATH, between the shim's and the emulator's."""
     before = os.environ.get(_PYTHON_PATH)
     folders = [_SHIM_FOLDER, *(before.split(os.pathsep) if before else [])]
     if _ROOT.name not in _SITE_FOLDERS:  # those are searched anyway

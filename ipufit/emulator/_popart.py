@@ -18,7 +18,7 @@ __path__: list[str] = []
 
 
 class PopartEnum(enum.Enum):
-    """An enumeration of PopART's."""
+    """Base of the enumerations of PopART."""
 
     _value_: int
 
@@ -96,5 +96,5 @@ WHAT_IT_IS = (
 
 
 def __getattr__(name: str) -> Any:
-    """Raise an error that says what the module has, for any other name."""
+    """Raise an error that lists the names of the module."""
     raise AttributeError(f"module 'popart' has no attribute {name!r}: {WHAT_IT_IS}")

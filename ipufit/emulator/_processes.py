@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that train one model: a gloo group, and what they exchange."""
+"""The processes that train one model: a gloo group, and the data they exchange."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _PARTED_BYTES = 2**21
 
 
 class Processes:
-    """The processes of a run. Each method is called by all of them, in one order.
+    """The processes of a run, which exchange tensors by gloo.
 
-    A method raises `Error` if another process has ended, or didn't come in time.
+    Each method is called in all processes, in the same order. It raises `Error` if
+    another process has ended, or didn't come in time.
 
     Args:
         index: The index of this process.
         count: The number of processes.
-        group: A gloo group of all of them; None for the default group. To hold that
-            would keep its threads alive beyond the interpreter, which aborts then.
+        group: A gloo group of all of them; None for the default group. A reference to
+            that would keep its threads alive beyond the interpreter, which then aborts.
     """
 
     def __init__(self, index: int, count: int, group: Any) -> None:
@@ -43,7 +44,7 @@ class Processes:
         self._group = group
 
     def add_up(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over the processes, the same bits in each."""
+        """Replace a tensor by its sum over the processes, bit-equal in all of them."""
         self._wait("add up tensors", dist.all_reduce, tensor)
 
     def swap(
@@ -53,11 +54,11 @@ class Processes:
         received_sizes: list[int],
         sent_sizes: list[int],
     ) -> None:
-        """Send a part of a tensor to each process, and receive one from each.
+        """Send one part of a tensor to each process, and receive one from each.
 
         Args:
-            received: 1-d; is written to.
-            sent: 1-d.
+            received: 1-d tensor to write to.
+            sent: 1-d tensor to send.
             received_sizes: The number of elements from each process, in order.
             sent_sizes: The number of elements for each process, in order.
         """
@@ -65,17 +66,17 @@ class Processes:
         self._wait("add up tensors", dist.all_to_all_single, received, sent, *sizes)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Replace a tensor by that of process 0."""
+        """Replace a tensor by the tensor of process 0."""
         self._wait("broadcast tensors", dist.broadcast, tensor, 0)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """List a tensor of one shape and type as each process has it."""
+        """Return the tensors of all processes, of one shape and type."""
         tensors = [torch.empty_like(tensor) for _ in range(self.count)]
         self._wait("gather tensors", dist.all_gather, tensors, tensor)
         return tensors
 
     def wait(self) -> None:
-        """Wait until all processes have come here."""
+        """Wait until all processes call this."""
         self._wait("meet", dist.barrier)
 
     def _wait(self, purpose: str, exchange: Callable[..., Any], *args: Any) -> None:
@@ -96,8 +97,8 @@ class Processes:
 def join_processes(index: int, count: int) -> Processes:
     """Join the other processes of a run.
 
-    The default group of torch.distributed is used if the script has made it, or else
-    made here. It stays as it is: a group of another backend than gloo gets a subgroup.
+    If the script has made the default group of torch.distributed, it is used, else it
+    is made here. If it has another backend than gloo, a subgroup is made.
 
     Args:
         index: `Options.Distributed.processId`.
@@ -160,7 +161,7 @@ def _end() -> None:
     """End the group that was made here: its threads must not outlive the interpreter.
 
     A thread may have to free a tensor first, for which it needs the interpreter's lock.
-    Up to torch 2.0 ending the group waits for that thread and holds the lock.
+    Up to torch 2.0, ending the group holds the lock and waits for that thread.
     """
     if dist.is_initialized():
         time.sleep(0.02)
@@ -188,14 +189,14 @@ def _first_line(error: Exception) -> str:
 
 
 def guard_forks() -> None:
-    """Have every later fork of this process wait for gloo's threads, if there are any.
+    """Make every later fork of this process wait for gloo's threads, if there are any.
 
-    A thread of gloo frees its part of a tensor a moment after an exchange is done. For
-    that it registers with the interpreter, under a lock. A process that is forked just
-    then inherits the lock as taken, and before Python 3.12 it waits for it for ever
+    A thread of gloo frees its part of a tensor a moment after an exchange. For that it
+    registers with the interpreter, under a lock. A process that is forked just then
+    inherits the locked lock, and before Python 3.12 waits for it for ever
     (https://github.com/python/cpython/issues/112275).
 
-    It is called once: what is registered stays.
+    Call it once: its hook can't be removed.
     """
 
     def let_threads_finish() -> None:
@@ -208,7 +209,7 @@ def guard_forks() -> None:
 
 
 def check_agreement(processes: Processes, facts: Mapping[str, object]) -> None:
-    """Refuse processes that don't train the same program. It takes one message.
+    """Refuse processes that train different programs, by one message.
 
     Args:
         processes: The processes of this run.
@@ -241,8 +242,8 @@ def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> li
 
     Args:
         processes: The processes of this run.
-        weights: By name; their shapes and types are the same in all processes.
-            Only those that differ are written to.
+        weights: Weights by name, of equal shapes and types in all processes. Only those
+            that differ are written to.
 
     Returns:
         The names of the weights that were different here.
@@ -277,10 +278,10 @@ def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> li
 
 
 class CommonRandom:
-    """A context in which all processes draw the same numbers from torch's generator.
+    """Makes all processes draw the same random numbers inside the context.
 
-    The seed is one that process 0 draws, so its own random state decides it. Afterwards
-    each process goes on with its own numbers.
+    Process 0 draws the seed, so its own random state decides it. Afterwards each
+    process continues with its own numbers.
 
     Args:
         processes: The processes of this run.
@@ -302,10 +303,10 @@ class CommonRandom:
 
 
 class GradientSums:
-    """Adds up the gradients of an update over processes.
+    """Sums the gradients of an update over processes.
 
-    The first update decides which weights have gradients: a program always reaches the
-    same ones. A message has them in the order of their names.
+    The first update decides which weights have gradients: a program always computes the
+    same ones. A message contains them in the order of their names.
 
     Args:
         processes: The processes of this run.
@@ -319,10 +320,10 @@ class GradientSums:
     def add_up(self, gradients: dict[str, Tensor | None], divisor: float = 1) -> None:
         """Replace gradients by their sums over the processes.
 
-        The sums share memory that the next update uses again.
+        The sums share memory that the next update reuses.
 
         Args:
-            gradients: By name. Weights without one stay without.
+            gradients: Gradients by the name of the weight; None stays None.
             divisor: Divides the sums.
 
         Raises:
@@ -356,14 +357,14 @@ class GradientSums:
 
 
 class _Message:
-    """The gradients of one type, joined in memory, and summed over processes.
+    """The gradients of one type, joined in one tensor, and summed over processes.
 
-    In a step, processes wait for one another. gloo's `all_reduce` takes `2 * (P - 1)`
-    steps and sends `2 * (P - 1) / P` of the tensor, the least there is. Up to some
+    In each step, processes wait for one another. gloo's `all_reduce` takes `2 * (P -
+    1)` steps and sends `2 * (P - 1) / P` of the tensor, the minimum. Up to some
     megabytes the steps take longer than the bytes.
 
-    What is sent and received stays in memory: gloo's threads let go of a tensor some
-    time after an exchange, and they must not be the last to have it.
+    The tensors that are sent and received are kept: gloo's threads release a tensor
+    some time after an exchange, and must not be the last to hold it.
 
     Args:
         processes: The processes of this run.
@@ -400,7 +401,7 @@ class _Message:
             self._exchange = functools.partial(processes.add_up, tensor)
 
     def add_up(self, values: list[Tensor], divisor: float) -> None:
-        """Put sums in the place of contiguous gradients, and into others."""
+        """Replace contiguous gradients by views of the sums; write sums into others."""
         parts = [values[index].reshape(-1) for index in self._members]
         torch.cat(parts, out=self._tensor)
         self._exchange()
@@ -413,7 +414,7 @@ class _Message:
                 values[index].copy_(part)
 
     def _exchange_whole(self) -> None:
-        """Send the tensor to all others, in one step; each process adds up all."""
+        """Send the tensor to all others, in one step; each process sums all tensors."""
         tensor, sent, received = self._tensor, self._sent, self._received
         if sent is not tensor:
             sent.view(received.shape).copy_(tensor)
@@ -423,7 +424,7 @@ class _Message:
         _sum_in_order(rows, tensor)
 
     def _exchange_parts(self) -> None:
-        """Have each process add up its part of all tensors and send the sum to all.
+        """Sum one part of the tensor in each process, and send the sum to all.
 
         It takes two steps and sends as many bytes as `all_reduce`.
         """
@@ -435,11 +436,11 @@ class _Message:
 
 
 def _sum_in_order(rows: list[Tensor], out: Tensor) -> None:
-    """Add up tensors in their order, so that all processes have the same bits.
+    """Add tensors in their order, so that all processes get the same bits.
 
     Args:
         rows: At least two; `out` may be one of them.
-        out: Is written to at the end.
+        out: Tensor for the sum.
     """
     *before, last = rows
     total = before[0]

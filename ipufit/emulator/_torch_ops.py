@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`torch.ops.poptorch`: the operators that PopTorch's Python functions are made of.
+"""`torch.ops.poptorch`: the operators behind PopTorch's Python functions.
 
-Some programs call them themselves: `torch.ops.poptorch.push_name_scope("encoder")`.
-Each does here what the function of `poptorch` does that PopTorch implements with it
-(PopTorch, `python/ops.py`); arguments are those of `RegisterAtenOverloads.cpp`.
+Some programs call them directly: `torch.ops.poptorch.push_name_scope("encoder")`. Each
+calls the emulator's function that PopTorch implements with it (PopTorch,
+`python/ops.py`); arguments are those of `RegisterAtenOverloads.cpp`.
 
-They are Python functions, and none of torch's dispatcher, whose library `poptorch` only
-one module can define: if a real PopTorch is imported too, `torch.ops.poptorch` has its
-operators.
+They are Python functions and not operators of torch's dispatcher, where only one module
+can define the library `poptorch`. If a real PopTorch is imported too,
+`torch.ops.poptorch` has its operators.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def identity_loss(x: Tensor, reduction: int) -> Tensor:
 def internal_cast(tensor: Tensor, dtype: str) -> Tensor:
     """Cast a tensor to the type that ONNX calls `dtype`.
 
-    Outside a trace PopTorch makes float32 of `FLOAT16` and of `FLOAT32`, which isn't a
-    type in a trace, and ignores all others (PopTorch, `RegisterAtenOverloads.cpp`).
+    Outside a trace PopTorch returns float32 for `FLOAT16` and `FLOAT32`, and ignores
+    other types. In a trace it has no `FLOAT32` (PopTorch, `RegisterAtenOverloads.cpp`).
     """
     if current_trace() is None:
         return tensor.float() if dtype in ("FLOAT16", "FLOAT32") else tensor
@@ -109,7 +109,7 @@ def ipu_print_tensor(tensor: Tensor, *args: Any) -> Any:
 def set_matmul_serialization(
     matmul: Tensor, mode: str, factor: int, keep_precision: bool
 ) -> Tensor:
-    """Return a matrix product as it is; `poptorch.serializedMatMul` marks it so."""
+    """Return a matrix product unchanged, where `poptorch.serializedMatMul` marks it."""
     return matmul
 
 
@@ -199,7 +199,6 @@ class _Operators(_OpNamespace):
     """Namespace of a real PopTorch's operators, or else of the emulator's."""
 
     def __getattr__(self, name: str) -> Any:
-        """Find an operator by name."""
         try:
             return super().__getattr__(name)  # type: ignore[no-untyped-call,unused-ignore]
         except AttributeError:
@@ -209,7 +208,7 @@ class _Operators(_OpNamespace):
 
 
 def provide_operators() -> None:
-    """Put the operators into `torch.ops.poptorch`, where programs look for them.
+    """Put the operators into `torch.ops.poptorch`.
 
     Example:
         >>> provide_operators()

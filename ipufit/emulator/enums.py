@@ -29,7 +29,7 @@ __all__ = [
 
 
 class MeanReductionStrategy(enum.IntEnum):
-    """When a mean over accumulated gradients is divided by their number.
+    """When the mean of accumulated gradients is divided by their number.
 
     - `Running`: while accumulating, so that sums can't overflow.
     - `Post`: once, after the sum.
@@ -87,7 +87,7 @@ class SharingStrategy(enum.IntEnum):
 
 
 class OutputMode(enum.IntEnum):
-    """Micro-batches whose outputs a call returns.
+    """Which micro-batches' outputs a call returns.
 
     - `Final`: the last micro-batch.
     - `EveryN`: every Nth micro-batch.
@@ -157,7 +157,7 @@ class ReductionType(enum.IntEnum):
 
 
 class SyncPattern(enum.IntEnum):
-    """IPUs that wait for each other around host transfers; numbers don't change.
+    """Which IPUs wait for each other around host transfers; numbers don't change.
 
     - `Full`: all of them.
     - `SinglePipeline`: each on its own.
@@ -282,7 +282,7 @@ class CommGroupType(enum.IntEnum):
 
 
 class VariableRetrievalMode(enum.IntEnum):
-    """Replicas whose copies of a grouped weight are read back.
+    """Which replicas' copies of a grouped weight are read back.
 
     - `OnePerGroup`: the first replica of each group.
     - `AllReplicas`: every replica. Its value is 2; PopART's 1 has no name here.

@@ -48,7 +48,7 @@ class Error(Exception):
 
 
 class RecoverableError(Error):
-    """A device error after which the run can be started again.
+    """Error of a device after which the run can be restarted.
 
     Args:
         message: The problem.
@@ -76,7 +76,7 @@ class RecoverableError(Error):
 
 
 class UnrecoverableError(Error):
-    """A device error that a reset doesn't cure.
+    """Error of a device that a reset doesn't cure.
 
     Example:
         >>> from ipufit.emulator import Error, UnrecoverableError
@@ -91,7 +91,7 @@ class UnrecoverableError(Error):
 
 
 def createPoptorchError(msg: str) -> Error:
-    """Build, but don't raise, an `Error` of type `poptorch_py_error`.
+    """Return, but don't raise, an `Error` of type `poptorch_py_error`.
 
     Example:
         >>> from ipufit.emulator import createPoptorchError

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """PopTorch's optimisers: `poptorch.optim`.
 
-Each is torch's optimiser of the same name with a few arguments more; LAMB, which torch
-hasn't got, comes with a host implementation of its own. A training executor reads their
-values and never calls `step`; on the host they step as torch's do, and ignore the
-additional arguments. Arguments left None take the default *and* become constants of the
-compiled program: see `VariableAttributes`.
+Each is torch's optimiser of the same name with additional arguments; torch has no LAMB,
+so LAMB has its own implementation on the host. A training executor reads the values of
+an optimiser and never calls `step`. On the host the optimisers step as torch's do, and
+ignore the additional arguments. Arguments left None take the default *and* become
+constants of the compiled program: see `VariableAttributes`.
 
 The arguments, their order and their defaults are those of PopTorch 3.4 (PopTorch user
 guide, "Optimizers").
@@ -53,15 +53,15 @@ _ACCUM_TYPES = (torch.float32, torch.float16)
 
 
 class VariableAttributes:
-    """Which attributes of an optimiser may change once the model is compiled.
+    """Attributes of an optimiser that may change after the model is compiled.
 
     An attribute given to the constructor, even with its default's value, is variable:
     the device streams it. The others are constants of the compiled program (PopTorch
     user guide, "Constant attributes"). Change the record before compiling.
 
     Args:
-        variable_attributes: Names of those that may change.
-        allowed_attributes: Names that may be marked at all.
+        variable_attributes: Names of the attributes that may change.
+        allowed_attributes: Names of the attributes that may be marked.
 
     Example:
         >>> attributes = VariableAttributes(["lr"], ["lr", "eps"])
@@ -139,9 +139,9 @@ class VariableAttributes:
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Base of PopTorch's optimisers: state that lives on the device.
+    """Base of PopTorch's optimisers, whose state lives on the device.
 
-    `state_dict()` has two entries more than torch's: `ipu_state`, the optimiser's
+    `state_dict()` has two more entries than torch's: `ipu_state`, the optimiser's
     tensors on the device, and `ipu_param`, its variable hyper-parameters there. Both
     are None until a model compiled with the optimiser has been attached.
 
@@ -180,7 +180,7 @@ class Optimizer(torch.optim.Optimizer):
     """Whether the device's state is newer, so that `state_dict` has to read it."""
 
     def has_state(self) -> bool:
-        """Return whether a device state is held, loaded or read back.
+        """Return whether a device state is stored, loaded or read back.
 
         Returns:
             False for a new optimiser.
@@ -211,10 +211,10 @@ class Optimizer(torch.optim.Optimizer):
         add(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's state and the device's, read back if it's newer.
+        """Return torch's state and the device's, read back from the device if newer.
 
-        An executor puts a method of its own in this one's place, which reads the
-        device first. So whoever holds the optimiser holds the executor, too.
+        A training executor replaces this method by its own, which reads the device
+        first. So a reference to the optimiser keeps the executor alive.
 
         Returns:
             Torch's `state` and `param_groups`, and `ipu_state` and `ipu_param`: names
@@ -229,7 +229,7 @@ class Optimizer(torch.optim.Optimizer):
         return self.get_state_dict()
 
     def get_state_dict(self) -> dict[str, Any]:
-        """Return torch's state, and the device's as the host knows it.
+        """Return torch's state, and the device's as last read, without reading it.
 
         Example:
             >>> from ipufit.emulator import optim
@@ -247,14 +247,13 @@ class Optimizer(torch.optim.Optimizer):
         the like stay as they are there, until `setOptimizer`.
 
         Args:
-            state: With the entries of torch's and of the device's state. It isn't
-                copied.
+            state: State with torch's entries and the device's. It isn't copied.
 
         Raises:
             RuntimeError: If it has no `ipu_state` and `ipu_param`, as one of a torch
                 optimiser. Torch's part has been loaded then.
             KeyError: If it has no `param_groups`.
-            ValueError: If its groups are others than this optimiser's.
+            ValueError: If its groups differ from this optimiser's.
 
         Example:
             >>> from ipufit.emulator import optim
@@ -310,7 +309,7 @@ class Optimizer(torch.optim.Optimizer):
         return kept
 
     def _keep(self, arguments: Mapping[str, Any]) -> None:
-        """Keep the attributes that torch has no place for, and what may vary.
+        """Store the arguments that torch's optimiser lacks, and which may vary.
 
         Args:
             arguments: All arguments of the constructor by name, None for the default.
@@ -338,7 +337,7 @@ class Optimizer(torch.optim.Optimizer):
 def _of_torch(
     torch_class: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Keep the arguments that were given and that this torch's constructor knows."""
+    """Return the given arguments that this torch's constructor knows."""
     _, *known = inspect.signature(torch_class).parameters
     return {n: arguments[n] for n in known if arguments.get(n) is not None}
 
@@ -466,7 +465,7 @@ class Adam(Optimizer, torch.optim.Adam):
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
-    """Adam with the weight decay apart from the gradient.
+    """Adam with decoupled weight decay.
 
     Args:
         params: Parameters, or groups of them.
@@ -647,7 +646,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         """Update the parameters on the host, from their `grad`.
 
         Args:
-            closure: Computes the loss and the gradients anew.
+            closure: Function that recomputes the loss and the gradients.
 
         Returns:
             What the closure returned, or None.

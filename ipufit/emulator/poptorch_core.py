@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of PopTorch's compiled module that scripts and tests use."""
+"""PopTorch's compiled module, as far as scripts and tests use it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def poptorchAtExit() -> None:
     """Do nothing.
 
     PopTorch calls it when Python exits, to tell its backend that Python's objects are
-    going. The emulator's IPUs go with the process.
+    deleted. The emulator's IPUs end with the process.
 
     Example:
         >>> poptorchAtExit()
@@ -46,7 +46,7 @@ def poptorchAtExit() -> None:
 
 
 class TestErrorType(enum.Enum):
-    """Layers below PopTorch whose errors `_throwTestError` can raise.
+    """Layers below PopTorch, for `_throwTestError`.
 
     Example:
         >>> TestErrorType.PoplarLinkError.name
@@ -83,7 +83,7 @@ _LOCATION = "[0] throwTestError::bottomLevel\n[1] throwTestError::topLevel"
 
 
 def _throwTestError(error_type: TestErrorType) -> NoReturn:
-    """Raise an error as a layer below PopTorch would, to test how a script copes.
+    """Raise an error as a layer below PopTorch would, to test error handling.
 
     Raises:
         RecoverableError: For `PoplarRecoverableFullReset`.

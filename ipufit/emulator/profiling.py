@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace points for Graphcore's PopVision System Analyser: none are recorded here."""
+"""Trace points for Graphcore's PopVision System Analyser; nothing is recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ObjectT = TypeVar("_ObjectT")
 
 
 class Channel:
-    """Group of trace points, which does nothing without the Analyser's library.
+    """Group of trace points; it does nothing without the Analyser's library.
 
     Example:
         >>> channel = Channel("training")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of the outputs of a model on the host and on the device."""
+"""Compare the outputs of a model on the host and on the device."""
 
 from __future__ import annotations
 

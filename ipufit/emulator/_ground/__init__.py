@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ground of all other packages: logs, switches, types, nested tensors."""
+"""Modules that all of the emulator uses: logs, switches, types, nested tensors."""

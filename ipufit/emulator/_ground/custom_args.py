@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structures of nested tensors, custom types included: flattened and rebuilt."""
+"""Flatten and rebuild structures of nested tensors, custom types included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ipufit.emulator.errors import createPoptorchError
 
 
 class ICustomArgParser(ABC):
-    """Parser that reads the tensors of a user's type, and builds it from others.
+    """Parser that lists the tensors of a user's type, and rebuilds it from others.
 
     Subclass it and hand an instance to `registerCustomArgParser` to use the type as
     an input or output of a model, or as an element of an asynchronous data loader
@@ -90,7 +90,7 @@ def registerCustomArgParser(
 
 
 def registerGeometricCustomArgParsers() -> None:
-    """Have `poptorch_geometric` register its parsers, if it is installed.
+    """Let `poptorch_geometric` register its parsers, if it is installed.
 
     PopTorch calls this when it is imported. The emulator leaves the call to users of
     that package, because importing it takes seconds.
@@ -106,7 +106,7 @@ def registerGeometricCustomArgParsers() -> None:
 
 
 def custom_arg_parser(value: object, *, exact: bool = False) -> ICustomArgParser | None:
-    """Find the registered parser for a value, or `None`.
+    """Return the registered parser for a value, or `None`.
 
     The parser of the value's own type comes first, then that of the first registered
     type which the value is an instance of.

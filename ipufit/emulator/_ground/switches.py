@@ -33,7 +33,7 @@ def is_on(variable: str, *, default: bool = False) -> bool:
         default: Result if the variable isn't set, or is empty.
 
     Raises:
-        Error: If it holds no integer.
+        Error: If the variable holds no integer.
 
     Example:
         >>> import os
@@ -56,7 +56,7 @@ def is_on(variable: str, *, default: bool = False) -> bool:
 def folds() -> bool:
     """Return whether several micro-batches may run at once.
 
-    They may unless `IPUFIT_EMULATOR_FOLD` is 0.
+    `IPUFIT_EMULATOR_FOLD=0` forbids it.
 
     Raises:
         Error: If the variable holds no integer.
@@ -69,7 +69,7 @@ def folds() -> bool:
 
 
 def fold_bytes(*, is_training: bool) -> int:
-    """Bytes that the values of one fold may take.
+    """Return how many bytes the values of one fold may take.
 
     `IPUFIT_EMULATOR_FOLD_MIB` sets them in mebibytes. The default is 16 MiB in
     training, which keeps all values for the backward pass, and 8 MiB in inference.
@@ -108,7 +108,7 @@ def is_strict() -> bool:
 def uses_channels_last() -> bool:
     """Return whether convolutional programs may run in channels_last.
 
-    They may unless `IPUFIT_EMULATOR_CHANNELS_LAST` is 0.
+    `IPUFIT_EMULATOR_CHANNELS_LAST=0` forbids it.
 
     Raises:
         Error: If the variable holds no integer.
@@ -121,7 +121,7 @@ def uses_channels_last() -> bool:
 
 
 def process_timeout() -> float:
-    """Seconds for which a process waits for the other processes of a run.
+    """Return the seconds for which a process waits for the others of a run.
 
     `IPUFIT_PROCESS_TIMEOUT` sets them; the default is 600.
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of tensors on a device, changed copies of graphs, and less of torch's compiler.
+"""Types of a device's tensors, and functions of torch without its compiler.
 
-From torch 2.1 on, some functions of torch import its compiler before they do their
-work, to keep out of what it compiles. The import takes over a second, and most programs
-are traced in less.
+From torch 2.1 on, some functions of torch import its compiler first, to exclude
+themselves from compiled code. The import takes over a second, longer than tracing most
+programs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def device_tensor(tensor: Tensor, *, copy: bool = False) -> Tensor:
     """Cast a tensor to a type that an IPU holds.
 
-    64-bit integers keep their type, because torch's CPU kernels ask for it where
-    an IPU takes 32 bits, but only the values of 32 bits; `float64` and `bfloat16`
-    become `float32` (PopTorch, `PoplarExecutable.cpp`).
+    64-bit integers keep their type, because torch's CPU kernels need it where an IPU
+    takes 32 bits, but their values are cut to 32 bits. `float64` and `bfloat16` become
+    `float32` (PopTorch, `PoplarExecutable.cpp`).
 
     Args:
         tensor: Tensor of any type.
@@ -53,11 +53,11 @@ def host_tensor(tensor: Tensor) -> Tensor:
 
 
 def without_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Take off what torch has put around a function to import its compiler.
+    """Return a function without torch's wrapper that imports the compiler.
 
     Args:
-        function: A function, such as a method of a class; one that torch has put
-            nothing around is returned as it is.
+        function: A function, such as a method of a class. Without such a wrapper it is
+            returned as it is.
 
     Example:
         >>> import torch
@@ -75,10 +75,10 @@ def without_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_importing_compiler() -> bool:
-    """Return whether an import of torch's compiler is under way.
+    """Return whether torch's compiler is being imported.
 
-    Modules of the compiler compute with tensors when they are imported. That is no part
-    of the user's program.
+    Modules of the compiler compute with tensors when they are imported. These
+    operations aren't part of the user's program.
 
     Example:
         >>> is_importing_compiler()

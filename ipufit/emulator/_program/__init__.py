@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A traced module with its loss, checked as the compiler checks it."""
+"""Traced programs with their loss, and the compiler's checks of them."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the tensors inside a program, and those that a user wants to see.
+"""Names of the tensors inside a program, and the anchored tensors.
 
-The names are PopART's, as PopTorch's users meet them: a weight has its own, inputs are
-`input`, `input/1` and so on, a result has the name of its operator with the path of
-the module before it and its number behind, `fc1/Relu:0`; a second one `fc1/Relu:0/1`.
+The names are PopART's, as users of PopTorch know them. Weights have their own names,
+and inputs are `input`, `input/1` and so on. A result is named by the path of its
+module, its operator and a number, `fc1/Relu:0`; an operator's second result is
+`fc1/Relu:0/1`.
 
-Anchored tensors of the forward pass become further results of the program. Gradients,
-updated weights and the optimiser's tensors aren't in its graph: the device sees those
-while the program runs.
+Anchored tensors of the forward pass become additional results of the program.
+Gradients, updated weights and the optimiser's tensors aren't in its graph: the device
+collects them while the program runs.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul
 
 
 def operator_name(name: str) -> str:
-    """PopART's name for a function of torch or a method such as `__radd__`.
+    """Return PopART's name of a torch function or of a method such as `__radd__`.
 
-    Where PopART computes the function in several steps, it is torch's name.
+    Where PopART computes the function in several steps, torch's name is used.
 
     Example:
         >>> [operator_name(n) for n in ("relu_", "log_softmax", "__radd__", "conv2d")]
@@ -61,7 +62,7 @@ def operator_name(name: str) -> str:
 
 
 def named_nodes(program: Program) -> dict[str, Node]:
-    """Map names to the nodes of a program's graph that are tensors."""
+    """Map PopART's names to the nodes of a program that are tensors."""
     nodes = program.graph.graph.nodes
     placeholders = [node for node in nodes if node.op == "placeholder"]
     inputs = placeholders[len(program.weight_names) :]
@@ -84,14 +85,14 @@ def named_nodes(program: Program) -> dict[str, Node]:
 
 
 def _tensors(node: Node) -> list[Node]:
-    """Nodes of the tensors in a result: the node itself, or its elements' nodes."""
+    """Return the nodes of a result's tensors: the node itself, or one per element."""
     elements = [user for user in node.users if user.target is operator.getitem]
     found = [tensor for element in elements for tensor in _tensors(element)]
     return found or [node]
 
 
 def weight_tensor_names(trained: Iterable[str]) -> list[str]:
-    """Name the gradients of trained weights, and the weights after an update.
+    """Return the names of trained weights' gradients, and of updated weights.
 
     Example:
         >>> weight_tensor_names(["fc.bias"])
@@ -107,13 +108,13 @@ _MODES[OutputMode.Sum.value] = "Sum"
 
 
 class Anchors(NamedTuple):
-    """The anchored tensors of one program, by the names that the user gave them.
+    """The anchored tensors of one program, by the user's names.
 
     Attributes:
         results: Names of the anchored results of the program, in their order.
-        gradients: For each anchored gradient the name of its weight.
-        after_updates: For each anchored tensor that only an update makes (an updated
-            weight, a tensor of the optimiser) PopART's name.
+        gradients: Name of the weight, for each anchored gradient.
+        after_updates: PopART's name, for each anchored tensor of an update: an updated
+            weight, or a tensor of the optimiser.
     """
 
     results: tuple[str, ...] = ()
@@ -127,10 +128,10 @@ class Anchors(NamedTuple):
 
 
 def resolve_modes(options: Options) -> None:
-    """Give anchors without an output mode that of the outputs.
+    """Set the output mode of anchors that have none to that of the outputs.
 
     PopTorch keeps and logs these modes but never sends them to the device (PopTorch,
-    `LowerToPopart.cpp`): anchored tensors come back as the outputs do, and so here.
+    `LowerToPopart.cpp`): anchored tensors come back as the outputs do.
 
     Example:
         >>> options = Options().outputMode(OutputMode.Sum)
@@ -148,12 +149,12 @@ def resolve_modes(options: Options) -> None:
 
 
 def add_anchors(program: Program, options: Options, names: list[str]) -> Anchors:
-    """Make the tensors that options anchor further results of a program.
+    """Make the anchored tensors additional results of a program.
 
     Args:
-        program: As it was traced; its graph is changed.
-        options: The options of the executor, which `Options.anchorTensor` has filled.
-        names: Names of all tensors, those outside the graph included.
+        program: The traced program; its graph is changed.
+        options: The executor's options, in which `Options.anchorTensor` is recorded.
+        names: Names of all tensors, with those outside the graph.
 
     Raises:
         Error: An anchored tensor doesn't exist.

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of an executor call: ordered by signature, then compared.
+"""The arguments of an executor's call, ordered by signature and checked.
 
-PopTorch looks at `forward`'s signature when the model is wrapped, turns each call
-into positional and keyword arguments, and demands that every later call has the
-structure, types, shapes and constants of the one it compiled for
-(PopTorch, `_args_parser.py`).
+PopTorch reads the signature of `forward` when the model is wrapped, and turns each call
+into positional and keyword arguments. Every later call must have the structure, types,
+shapes and constants that the model was compiled for (PopTorch, `_args_parser.py`).
 """
 
 from __future__ import annotations
@@ -44,21 +43,21 @@ class CallArguments:
     kwargs: dict[str, Any]
 
     def tensors(self, like: CallArguments | None = None) -> list[Tensor]:
-        """List the tensors, in the order (of dict keys too) of `like`."""
+        """List the tensors, in the order of `like`, its dict keys included."""
         order = like or self
         return list(
             flattenTensorStructure((self.args, self.kwargs), (order.args, order.kwargs))
         )
 
     def like_meta(self) -> CallArguments:
-        """Copy the arguments, with tensors that have shapes and types but no data."""
+        """Copy the arguments, with meta tensors: shapes and types, but no data."""
         return self.with_tensors(
             tensor.detach().to("meta").as_subclass(type(tensor))
             for tensor in self.tensors()
         )
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> CallArguments:
-        """Copy the arguments, with other tensors in place of theirs."""
+        """Copy the arguments, with other tensors in place of the present ones."""
         args, kwargs = reconstructTensorStructure(
             (self.args, self.kwargs), iter(tensors)
         )
@@ -69,7 +68,7 @@ class ArgsParser:
     """Turns the arguments of a call into `CallArguments`.
 
     Args:
-        forward: The method that will be traced; its signature counts.
+        forward: The method that is traced, whose signature orders the arguments.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
@@ -136,9 +135,9 @@ class ArgsParser:
     def plain_tensors(
         self, args: tuple[Any, ...], compiled: CallArguments
     ) -> list[Tensor] | None:
-        """List the tensors of a call that is obviously like the compiled one.
+        """List the tensors of a call that obviously has the compiled arguments.
 
-        This is the fast way: most calls need neither `parse` nor `validate`.
+        This is the fast path: most calls need neither `parse` nor `validate`.
 
         Args:
             args: Positional arguments of a call without keyword arguments.
@@ -202,7 +201,7 @@ class ArgsParser:
         return value
 
     def validate(self, compiled: CallArguments, current: CallArguments) -> None:
-        """Check `current` against the call that was compiled.
+        """Check `current` against the arguments that were compiled.
 
         Raises:
             Error: They differ in number, type, keys, dtype, shape or a constant.
@@ -225,11 +224,11 @@ class ArgsParser:
 
 
 def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArguments:
-    """Cut the first micro-batch out of a call, in types that an IPU has.
+    """Return the arguments of a call's first micro-batch, in types of an IPU.
 
     Args:
         arguments: Arguments of the whole call.
-        factor: Micro-batches per call.
+        factor: Number of micro-batches in a call.
         explain: Formula of `factor`, for the message.
 
     Raises:
@@ -276,10 +275,11 @@ def _mismatch(text: str) -> Error:
 
 
 def _compare(name: str, expected: Any, got: Any) -> None:
-    """Compare tensors by type and shape, containers and custom types by their elements.
+    """Refuse an argument that differs in type or shape from the compiled one.
 
-    PopTorch compares only the tensors of a list that holds any, so a number beside
-    them may change unnoticed; the emulator keeps that.
+    Containers and custom types are compared by their elements. PopTorch compares only
+    the tensors of a list that has any, so a number beside them may change unnoticed; so
+    does the emulator.
     """
     _check_same(f"Type mismatch for {name}", type(expected), type(got))
     if isinstance(expected, Tensor):

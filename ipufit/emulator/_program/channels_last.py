@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrites convolutional programs to channels_last: same values, faster on a CPU.
+"""Rewrite convolutional programs to channels_last: same values, faster on a CPU.
 
-In channels_last the channels of a pixel lie side by side. Images are copied to that
-order where they enter a convolution. They are copied back before any operation that
-isn't known to work in either order, so a user's program sees the strides, and above all
-the views, that it would see otherwise. Gradients are copied back by a reshape: torch's
+In channels_last the channels of a pixel are adjacent in memory. An image is copied to
+that order where it enters a convolution. It is copied back before any operation that
+isn't known to work in either order, so a program sees the same strides, and above all
+the same views, as without the rewrite. Gradients are copied back by a reshape: torch's
 backward pass of a batch norm whose output was reshaped, as instance norm's is, computes
 other numbers from a gradient in channels_last of one image. Weights are never copied.
 
 A tensor that was copied has two memories. So a program stays as it is if it writes to a
-tensor that anything else may need, unless that is an input or a weight. Programs that
-compute gradients for some operations only, or branch, stay as they are, too.
+tensor that another operation may need, unless the tensor is an input or a weight.
+Programs that turn gradients off for some operations, or branch, stay as they are, too.
 
-Max-pooling in channels_last is rewritten, too. Torch's kernel also looks for the places
-of the largest values, which only a backward pass needs, and goes through the channels
-of one place at a time. The largest of shifted views are the same values, and whole rows
-of an image are compared at once. Of zeros of both signs either may be taken.
+Max-pooling in channels_last becomes comparisons of shifted views, which give the same
+values. Torch's kernel also finds the indices of the largest values, which only a
+backward pass needs, and goes through the channels pixel by pixel; a comparison of views
+takes whole rows of an image at once. Of two zeros of different sign either may be
+returned.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def in_channels_last(
     *,
     is_differentiated: bool,
 ) -> GraphModule:
-    """Run the convolutions of a program in channels_last where that is faster.
+    """Rewrite the convolutions of a program to channels_last where that is faster.
 
     It pays for pooling and for convolutions of each channel by itself; and for two or
     more convolutions, if nothing is differentiated or if their numbers of channels
@@ -189,13 +190,13 @@ def in_channels_last(
 
 
 def _is_write(node: Node) -> bool:
-    """Return whether a node writes to a tensor that it is given."""
+    """Return whether a node writes to one of its arguments."""
     is_asked_to = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
     return node.op.startswith("call") and (is_in_place(node) or bool(is_asked_to))
 
 
 def _is_only_its_own(target: Any) -> bool:
-    """Whether nothing needs what a node writes to but the node, or it is an input."""
+    """Return whether the written tensor is an input, or has no other reader."""
     while isinstance(target, Node) and _is_identity(target) and len(target.users) == 1:
         target = target.args[0]
     if not isinstance(target, Node) or target.op == "placeholder":
@@ -204,7 +205,7 @@ def _is_only_its_own(target: Any) -> bool:
 
 
 def _is_identity(node: Node) -> bool:
-    """Return whether a node returns its operand as it is: dropout while evaluating."""
+    """Return whether a node returns its operand, as dropout does in eval mode."""
     is_dropout = "dropout" in function_name(node)
     return is_dropout and node.kwargs.get("training") is False
 
@@ -214,7 +215,7 @@ _MOST_PLACES = 3
 
 
 def _is_plain_pooling(node: Node) -> bool:
-    """Return whether a node is max-pooling of whole windows that gives no places."""
+    """Return whether a node is max-pooling of whole windows without indices."""
     names = "padding", "dilation", "ceil_mode", "return_indices"
     given = {**dict(zip(names, node.args[3:])), **node.kwargs}
     return (
@@ -233,7 +234,7 @@ def max_pool2d(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Do what torch's function does, by comparisons if windows lie side by side.
+    """Compute `torch.nn.functional.max_pool2d`, by comparisons of views if it can.
 
     Gradients may differ from those of torch's function where values are equal.
 

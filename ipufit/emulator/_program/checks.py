@@ -2,10 +2,11 @@
 """Refuse traced programs that PopTorch doesn't compile, or computes otherwise.
 
 Tracing refuses operations for their own arguments (`_tracing/refusals.py`). The checks
-here need to know where the arguments come from, and which blocks operators run in.
-Where it is certain that a device computes something else than torch, the program does
-the same; where it is likely wrong or refused by a later compiler, the emulator refuses
-it. Constants are computed by torch (PopTorch, `EvaluateConstexprs.cpp`).
+here need to know which nodes are constant, and which blocks operators run in. Where a
+device certainly computes other numbers than torch, the program computes the device's.
+Where it probably computes wrong numbers, or a later compiler refuses the program, the
+emulator refuses it. Constants are computed by torch (PopTorch,
+`EvaluateConstexprs.cpp`).
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from ipufit.emulator.errors import createPoptorchError
 
 
 def check_node(node: Node, constants: set[Node]) -> None:
-    """Refuse a node that doesn't compile.
+    """Refuse a node that PopTorch doesn't compile.
 
     Args:
         node: A node that isn't constant.
         constants: Nodes that are computed while the program is compiled.
 
     Raises:
-        Error: `torch.triu` or the offsets of an embedding bag aren't of constants, or
-            elements that aren't adjacent are changed in place.
+        Error: The argument of `torch.triu`, or the offsets of an embedding bag, aren't
+            constant; or a slice with a step is changed in place.
     """
     name = function_name(node)
     if name in ("triu", "triu_"):
@@ -67,7 +68,7 @@ def check_node(node: Node, constants: set[Node]) -> None:
 
 
 def check_numbers(node: Node) -> None:
-    """Refuse a node of which a device likely computes something else.
+    """Refuse a node for which a device probably computes other numbers.
 
     Args:
         node: A node that isn't constant.
@@ -93,7 +94,7 @@ def check_numbers(node: Node) -> None:
 
 
 def other_numbers(node: Node) -> str:
-    """The difference between a device's numbers and torch's, in words; "" for none.
+    """Describe how a device's numbers differ from torch's; "" if they don't.
 
     Args:
         node: A node that isn't constant and compiles.
@@ -114,11 +115,11 @@ def other_numbers(node: Node) -> str:
 
 
 def compute_as_device(graph: Graph, constants: set[Node]) -> None:
-    """Refuse a traced program that doesn't compile, and replace what a device changes.
+    """Refuse a program that doesn't compile; replace functions by the device's.
 
     Args:
         graph: A traced program, which is changed.
-        constants: Its constant nodes; torch computes those.
+        constants: Its constant nodes, which torch computes.
 
     Raises:
         Error: As from `check_node` and `check_numbers`.
@@ -143,13 +144,13 @@ def compute_as_device(graph: Graph, constants: set[Node]) -> None:
 
 
 def _trunc(x: Tensor) -> Tensor:
-    """torch.trunc through int32, as PopTorch's `truncHandler` computes it."""
+    """Compute torch.trunc through int32, as PopTorch's `truncHandler` does."""
     through_int32 = x.detach().to(torch.int32).to(x.dtype)
     return torch.where(x.abs() < 2.0**31, torch.trunc(x), through_int32)
 
 
 def _frac(x: Tensor) -> Tensor:
-    """torch.frac through int32, as PopTorch's `fracHandler` computes it."""
+    """Compute torch.frac through int32, as PopTorch's `fracHandler` does."""
     result: Tensor = x - x.detach().to(torch.int32).to(x.dtype)
     return result
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point exceptions: stop where a value ceases to be a number.
+"""Floating-point exceptions: stop where a result is NaN or infinite.
 
 With `Options.Precision.enableFloatingPointExceptions(True)` a device stops at a
-division by zero, an invalid operation, a comparison with NaN, or an overflow. Here
-each operation of the forward pass is checked for results that are not finite
-although its arguments are; the backward pass is checked at the gradients of the
-weights.
+division by zero, an invalid operation, a comparison with NaN, or an overflow. The
+emulator checks each operation of the forward pass for results that are not finite
+although its arguments are. It checks the backward pass by the gradients of the weights.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _COMPARISONS = frozenset(
 
 
 def check_operations(program: GraphModule) -> None:
-    """Put a check for exceptions around every operation of a program.
+    """Insert a check for exceptions after every operation of a program.
 
     Example:
         >>> import torch
@@ -51,7 +50,7 @@ def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:
     """Raise if a gradient is not finite.
 
     Raises:
-        Error: There is one; the message names its weight.
+        Error: A gradient is NaN or infinite; the message names its weight.
 
     Example:
         >>> import torch
@@ -87,7 +86,7 @@ def _checking(node: Node) -> Callable[..., Any]:
 
 
 def _has_nan_and_infinity(value: Any) -> tuple[bool, bool]:
-    """Whether there are NaN, and infinities, among nested tensors and numbers."""
+    """Return whether nested values contain NaN, and whether infinities."""
     tensors = [t for t in tensors_in(value) if t.is_floating_point()]
     numbers: list[Any] = []
     map_aggregate(value, lambda v: numbers.append(v) if isinstance(v, float) else v)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the final loss of a traced training model.
+"""Find the final loss of a traced training model.
 
-`identity_loss` and the loss functions that are one operator of torch mark their result.
-A marker from which another marker is computed is only a step on the way; exactly one
+`identity_loss` and each loss function that is one operator of torch mark their result.
+A marker from which another marker is computed is an intermediate loss; exactly one
 marker must remain (PopTorch, `RemoveSurplusIdentityLosses.cpp`).
 
-Markers are put on operators (PopTorch, `LossOps.cpp`), not on what
-`torch.nn.functional` makes of them: `cross_entropy` of probabilities has none, with
-label smoothing the marker is on the part without smoothing, and that of
-`kl_div(reduction="batchmean")` is on the sum.
+Operators are marked (PopTorch, `LossOps.cpp`), not the functions of
+`torch.nn.functional` that consist of several operators. `cross_entropy` of
+probabilities has no marker; with label smoothing the part without smoothing is marked;
+for `kl_div(reduction="batchmean")` the sum is.
 
-While a model is traced, intermediate losses are numbers, of shape []. When PopTorch
-compiles, it flattens their operands into one row and adds up that row, so that their
-shape becomes [1] (PopTorch, `RemoveSurplusIdentityLosses.cpp`).
+While a model is traced, an intermediate loss has the shape []. When PopTorch compiles,
+it flattens the operand and sums it, so that the shape becomes [1] (PopTorch,
+`RemoveSurplusIdentityLosses.cpp`).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _ARGUMENTS: Mapping[Any, str] = {
 
 
 def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
-    """Return the loss of a training program as its last result.
+    """Make the loss of a training program its last result.
 
-    The program becomes what PopTorch makes of it: the results of markers that are no
-    longer needed have one dimension of one element.
+    The markers of intermediate losses are removed as PopTorch does it: their results
+    have one dimension of one element.
 
     Args:
         graph: The traced program, without dead operations.
@@ -105,8 +105,8 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
 def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
     """Map each marker to the node of the marked loss function.
 
-    They are the same node unless the marker is on a part of the function only. Then
-    that is inserted: the same function with another argument.
+    They are the same node unless only a part of the function is marked. Then a node for
+    this part is inserted: the same function with another argument.
     """
     markers: dict[Node, Node] = {}
     for node in list(graph.nodes):
@@ -136,7 +136,7 @@ def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
 
 
 def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
-    """Find the markers from which another one is computed, also through memory."""
+    """Find the markers of intermediate losses, also those used through memory."""
     marker_of = {node: marker for marker, node in markers.items()}
     before: dict[Node, set[Node]] = {}
     written: dict[int, set[Node]] = {}
@@ -158,7 +158,7 @@ def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
 
 
 def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
-    """Whether PopTorch reduces the operand of a marker when it removes the marker."""
+    """Return whether PopTorch reduces a marker's operand when it removes the marker."""
     function = original(marker.target)
     reduction = marker.kwargs.get("reduction")
     if function is identity_loss and len(marker.args) > 1:
@@ -171,7 +171,7 @@ def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
 def _reduce_to_one_element(
     graph: Graph, losses: Collection[Node], results: Mapping[Node, Any]
 ) -> None:
-    """Give intermediate losses the shape [1], and recompute the shapes after them.
+    """Change intermediate losses to the shape [1], and update later shapes.
 
     Args:
         graph: The traced program.

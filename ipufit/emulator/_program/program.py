@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace one micro-batch of a module, and make a program of it."""
+"""Trace one micro-batch of a module into a program."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ class Program:
         weight_names: Names of the weights, in the order in which the graph takes them.
         weight_shapes: Shapes of the weights, in the same order.
         output_structure: The value that `forward` returned, with the traced tensors.
-        constant_outputs: Index to value of the outputs that are the same for every
-            micro-batch.
-        host_outputs: Index to value of the outputs that never were on the device.
+        constant_outputs: Values of the outputs that are equal for every micro-batch, by
+            index.
+        host_outputs: Values of the outputs that never were on the device, by index.
         has_loss: Whether the last result is the final loss.
-        blocks: The IPU, stage and phase of each block, in the order of their begins.
+        blocks: IPU, stage and phase of each block, in the order in which blocks begin.
         ipus: The IPUs of one replica that run operators.
         is_random: Whether the program draws random numbers.
-        updated_weights: Floating-point weights that it changes in place.
-        volatile_weights: Integer weights that it changes in place. They are constants
-            of the program, so the changes don't outlive a micro-batch.
+        updated_weights: Floating-point weights that the program changes in place.
+        volatile_weights: Integer weights that the program changes in place. They are
+            constants of the program, so a change is lost after the micro-batch.
         unsynchronised_weights: Updated weights that replicas would have to broadcast:
             all but the statistics of normalisation layers.
-        written_inputs: Indices of the inputs that it changes in place.
+        written_inputs: Indices of the inputs that the program changes in place.
     """
 
     graph: GraphModule
@@ -95,21 +95,21 @@ class Program:
     @cached_property
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
         """The graph as a function of the weights and the inputs."""
-        forward: Callable[..., tuple[Tensor, ...]] = self.laid_out(self.graph).forward
+        forward: Callable[..., tuple[Tensor, ...]] = self.optimized(self.graph).forward
         return forward
 
     @cached_property
     def used_weights(self) -> frozenset[str]:
-        """Weights that an operation reads; the device has no others.
+        """Names of the weights that an operation reads; the device has no others.
 
-        PopTorch neither uploads nor downloads those (`LowerToPopart.cpp`).
+        PopTorch neither uploads nor downloads unused weights (`LowerToPopart.cpp`).
         """
         nodes = [node for node in self.graph.graph.nodes if node.op == "placeholder"]
         named = zip(self.weight_names, nodes)
         return frozenset(name for name, node in named if node.users)
 
-    def laid_out(self, graph: GraphModule) -> GraphModule:
-        """Rewrite a graph of the program's weights to what runs fastest."""
+    def optimized(self, graph: GraphModule) -> GraphModule:
+        """Rewrite a graph with the program's weights to a faster one."""
         if not uses_channels_last():
             return graph
         shapes = self.weight_shapes
@@ -117,7 +117,7 @@ class Program:
 
     @property
     def runs_anything(self) -> bool:
-        """Whether the program does anything else than return constants."""
+        """Whether the program does more than return constants."""
         *_, output = self.graph.graph.nodes
         return bool(output.args[0] or self.updated_weights or self.written_inputs)
 
@@ -135,12 +135,15 @@ class Program:
 
     @property
     def num_ipus(self) -> int:
-        """IPUs that one replica needs: idle ones below the highest number count too."""
+        """Number of IPUs of one replica, with idle ones below the highest index."""
         return max(len(self.ipus), max(self.ipus) + 1)
 
     @property
     def num_forward_stages(self) -> int:
-        """IPU switches along the data, plus one (PopTorch, `CompilerImpl.cpp`)."""
+        """Number of stages of the forward pass: IPU switches along the data, plus one.
+
+        PopTorch counts them so, too (`CompilerImpl.cpp`).
+        """
         ipus = [0, *(block.ipu for block in self.blocks)]
         return 1 + sum(before != after for before, after in zip(ipus, ipus[1:]))
 
@@ -152,7 +155,7 @@ class Program:
         return is_flat and not self.constant_outputs and not self.host_outputs
 
     def outputs(self, results: list[Tensor]) -> Any:
-        """Arrange results of the graph, and outputs beside them, as `forward` did."""
+        """Arrange results of the graph, constants and host outputs as `forward` did."""
         if self._is_flat:
             _refuse_backward(results)
             return tuple(results)
@@ -167,10 +170,10 @@ class Program:
 
 
 def _refuse_backward(outputs: list[Tensor]) -> None:
-    """Give each output a `backward` that raises an error.
+    """Replace `backward` of each output by a function that raises an error.
 
-    It is a local function so that outputs can't be pickled, as in PopTorch. Tensors
-    that are computed from them can, such as `output.clone()`.
+    The function is local, so that outputs can't be pickled, as in PopTorch. Tensors
+    computed from them can, such as `output.clone()`.
     """
 
     def refuse() -> None:
@@ -193,7 +196,7 @@ def trace(
     is_training: bool,
     names_modules: bool = True,
 ) -> Program:
-    """Run `module` once on the arguments of one micro-batch and record it.
+    """Run `module` once on the arguments of one micro-batch, and record it.
 
     Args:
         arguments: Arguments with the rows of one micro-batch.
@@ -277,7 +280,7 @@ def trace(
 
 
 def weight_fields(recording: Recording, graphs: list[Graph]) -> dict[str, Any]:
-    """Return the fields of a `Program` about its weights and inputs."""
+    """Return the fields of `Program` about weights and inputs."""
     weights = recording.weights
     floating = {name for name, weight in weights.items() if weight.is_floating_point()}
     changes, weight_of = changed_memory(graphs), recording.weight_memory()
@@ -298,7 +301,7 @@ def weight_fields(recording: Recording, graphs: list[Graph]) -> dict[str, Any]:
 
 
 def eliminate(recording: Recording, results: list[Node]) -> None:
-    """Erase operations without effect on results, weights or inputs."""
+    """Erase operations that change no result, weight or input."""
     inputs = set(recording.input_memory())
     if not results and not inputs & changed_memory([recording.graph]).keys():
         for node in reversed(recording.graph.nodes):  # as PopTorch does
@@ -324,7 +327,7 @@ def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
 
 
 def refuse_scripted(module: torch.nn.Module) -> None:
-    """Refuse TorchScript, which can't be traced.
+    """Refuse TorchScript modules, which can't be traced.
 
     Raises:
         Error: The module, or a part of it, is a `torch.jit.ScriptModule`.

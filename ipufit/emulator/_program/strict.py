@@ -4,9 +4,9 @@
 The emulator computes with all of torch. With `IPUFIT_EMULATOR_STRICT=1` a model with
 operators that no IPU has fails when it is compiled, as on a pod.
 
-As in PopTorch's dispatcher, the ATen operators count into which torch splits a
-function: one that torch composes of supported operators compiles. So do functions of
-constants, which are computed while the model is compiled, and unused results.
+As in PopTorch's dispatcher, a function is judged by the ATen operators that torch
+splits it into: it compiles if they do. So do functions of constants, which are computed
+while the model is compiled, and unused results.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class OperatorWatch(DispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operator and collect its name."""
+        """Run an operator and record its name."""
         touched = [id(tensor) for tensor in tensors_in((args, kwargs or {}))]
         result = func(*args, **(kwargs or {}))
         results = {id(tensor): tensor for tensor in tensors_in(result)}
@@ -171,10 +171,10 @@ class OperatorWatch(DispatchMode):
 
 
 class StrictTracer(Tracer):
-    """A tracer that keeps the ATen operators of each operation."""
+    """Tracer that records the ATen operators of each operation."""
 
     def compute(self, operation: Operation) -> Any:
-        """Run an operation, and note its operators with the nodes that it makes."""
+        """Run an operation, and store its operators for its nodes."""
         with OperatorWatch() as watch:
             result = super().compute(operation)
         function = original(operation.function)
@@ -218,7 +218,7 @@ def refuse_unsupported_operators(
 def unsupported_nodes(
     graph: Graph, constant_inputs: Collection[str]
 ) -> Iterator[tuple[Node, str, set[str]]]:
-    """Find the nodes of a graph with operators that PopTorch doesn't compile.
+    """Yield the nodes of a graph with operators that PopTorch doesn't compile.
 
     Args:
         graph: Recorded with the operators of each operation.
@@ -245,7 +245,7 @@ def unsupported_nodes(
 
 
 def alternative_to(function: str) -> str:
-    """Return a way to write a function that PopTorch doesn't have; "" if none is known.
+    """Suggest another way to write an unsupported function; "" if none is known.
 
     Example:
         >>> alternative_to("torch.searchsorted")
@@ -255,7 +255,7 @@ def alternative_to(function: str) -> str:
 
 
 def _bare(name: str) -> str:
-    """Remove the underscore at the end of the names of in-place functions."""
+    """Remove the trailing underscore of an in-place function's name."""
     return name if name.endswith("__") else name.rstrip("_")
 
 

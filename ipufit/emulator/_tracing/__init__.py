@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace a module: run it once, and record its operations as a graph."""
+"""Tracing: run a module once, and record its operations as a graph."""

@@ -18,10 +18,9 @@ _ResultT = TypeVar("_ResultT")
 
 
 class Block(torch.nn.Module):
-    """A part of a model, as a context manager.
+    """A part of a model that runs on one IPU, as a context manager.
 
-    There is no stack of blocks: on leaving, no block is active, not even one
-    around this one.
+    Blocks don't nest: after the context no block is active, not even an outer one.
 
     Args:
         user_id: The block's name. Without one it gets "0", "1", ... in turn.
@@ -87,7 +86,7 @@ class Block(torch.nn.Module):
 
 
 class LegacyBeginBlockFn(torch.nn.Module):
-    """A function whose calls begin a block, as `BeginBlock` makes it.
+    """Function that begins a block when it is called; `BeginBlock` makes it.
 
     Args:
         layer_to_call: The function.
@@ -112,15 +111,15 @@ class LegacyBeginBlockFn(torch.nn.Module):
         self._ipu_id = ipu_id
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Begin the block and call the function with these arguments."""
+        """Begin the block, and call the function with these arguments."""
         Block.start(self._user_id, self._ipu_id)
         return self._layer_to_call(*args, **kwargs)
 
 
 class _BeginBlockHook:
-    """The forward-pre-hook of an annotated module.
+    """Forward-pre-hook that begins a block.
 
-    A class, not a closure: it has to survive copies and pickling.
+    It is a class, not a closure, so that it can be copied and pickled.
     """
 
     def __init__(self, user_id: str | None, ipu_id: int | None) -> None:
@@ -139,7 +138,7 @@ class _BeginBlockHook:
 
 
 def is_block_hook(hook: object) -> bool:
-    """Return whether a forward-pre-hook is one that `BeginBlock` registered."""
+    """Return whether `BeginBlock` registered this forward-pre-hook."""
     return isinstance(hook, _BeginBlockHook)
 
 

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Half precision as a device computes it: in 32 bits, then rounded to 16.
 
-An IPU takes float16 operands, adds up products in float32 (the default partials) and
-rounds what it writes. So does every operation here that touches float16, on every
-version of torch, the versions without float16 kernels for processors among them. What
-only views or casts values keeps torch's own kernels, and with them the aliasing of
-views.
+An IPU takes float16 operands, sums products in float32 (the default partials) and
+rounds what it writes. So does every operation here with float16 operands, on every
+version of torch, also those without float16 kernels for CPUs. Operations that only view
+or cast values keep torch's own kernels, so that views still share memory.
 
-Mixed operands are promoted to float32, as in torch; linear, convolutional and
-normalisation layers give the type of their input instead, whatever the type of their
+Mixed operands are promoted to float32, as in torch. Linear, convolutional and
+normalisation layers return the type of their input instead, whatever the type of their
 weights; so do recurrent ones where torch lets them (PopTorch user guide, "Half / float
 16 support"; PopTorch, `NormalizationOps.cpp`).
 
-Numbers are rounded to the nearest, or at random: a number becomes one of its two
+Numbers are rounded to the nearest, or stochastically: a number becomes one of its two
 neighbours in float16, the nearer one with the higher probability, so that the expected
 result is exact (`Options.Precision.enableStochasticRounding`).
 """
@@ -74,10 +73,10 @@ _is_stochastic = False
 
 @contextlib.contextmanager
 def rounding(*, is_stochastic: bool) -> Iterator[None]:
-    """Choose how results are rounded to float16 for a while.
+    """Choose how results are rounded to float16 inside the context.
 
     Args:
-        is_stochastic: Whether to round at random. Otherwise to the nearest.
+        is_stochastic: Whether to round stochastically, and not to the nearest.
 
     Example:
         >>> with rounding(is_stochastic=True):
@@ -95,12 +94,12 @@ def rounding(*, is_stochastic: bool) -> Iterator[None]:
 
 
 def rounds_at_random() -> bool:
-    """Return whether `rounding` says so now."""
+    """Return whether results are rounded stochastically now."""
     return _is_stochastic
 
 
 def to_half(tensor: Tensor) -> Tensor:
-    """Round float32 to float16 as `rounding` says; the gradient passes through.
+    """Round float32 to float16, in the chosen way; the gradient passes through.
 
     Example:
         >>> to_half(torch.tensor([2049.0]))
@@ -115,7 +114,7 @@ def to_half(tensor: Tensor) -> Tensor:
 
 
 def _to_float(tensor: Tensor) -> Tensor:
-    """Cast float16 to float32; the gradient is rounded as `rounding` says."""
+    """Cast float16 to float32, with a gradient that is rounded to float16."""
     if _is_stochastic and tensor.requires_grad and torch.is_grad_enabled():
         wide: Tensor = _Widen.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
         return wide
@@ -128,7 +127,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Widen(Function):
-    """Cast to float32; the gradient is rounded, as every result of the device."""
+    """Casts to float32; its gradient is rounded, as every result of the device."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
@@ -140,7 +139,7 @@ class _Widen(Function):
 
 
 class _Narrow(Function):
-    """Round to float16; the gradient passes through."""
+    """Rounds to float16; its gradient passes through."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
@@ -152,10 +151,10 @@ class _Narrow(Function):
 
 
 def _round_at_random(tensor: Tensor) -> Tensor:
-    """Round float32 to float16 without bias.
+    """Round float32 to float16 stochastically, without bias.
 
-    What float16 can hold stays as it is, and so do infinities and NaN. From 65504 on
-    the upper neighbour is infinite.
+    Values that float16 can represent, infinities and NaN stay as they are. From 65504
+    on the upper neighbour is infinite.
     """
     rounded = torch.empty_like(tensor, dtype=torch.float16)
     if rounded.stride() != tensor.stride():  # else its elements lie without gaps
@@ -204,7 +203,7 @@ def _on_half_lattice(numbers: Tensor) -> Tensor:
 
 
 def in_float32(operation: Operation) -> Operation:
-    """Return an operation as a device computes it if it touches float16.
+    """Make an operation with float16 tensors compute in float32, as a device does.
 
     Returns:
         The operation itself if there is no float16, or if it computes no values.
@@ -234,21 +233,21 @@ def in_float32(operation: Operation) -> Operation:
 
 
 def _drops_nothing(dropout: Operation) -> bool:
-    """Return whether the result of `dropout` is its input."""
+    """Return whether `dropout` returns its input unchanged."""
     given = dropout.arguments("input p training")
     return given.get("p") == 0.0 or given.get("training") is False
 
 
 def original(target: Any) -> Any:
-    """The function of torch that a node's target is, or that `in_float32` wrapped."""
+    """Return the torch function that a node calls, unwrapped from `in_float32`."""
     return getattr(target, "_computes_in_float32", target)
 
 
 def rounded_alike(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Another function for a node's target: in float32 if `in_float32` wrapped that.
+    """Return another function for a node's target, in float32 if the target was.
 
     Args:
-        target: Function that the node calls, which may be wrapped.
+        target: Function that the node calls, which `in_float32` may have wrapped.
         function: Computes the same in another way.
     """
     if original(target) is target:
@@ -265,7 +264,7 @@ def _as_rounding_cast(func: Callable[..., Any], name: str) -> Callable[..., Any]
 
 @functools.lru_cache(maxsize=None)
 def _as_computation(func: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Compute in float32, then round the results, and the arguments that changed."""
+    """Return a function that computes in float32, then rounds its results."""
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         given = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]

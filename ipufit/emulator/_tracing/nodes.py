@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of a traced program: constant ones, dead ones, and what they do to memory.
+"""Nodes of a traced program: constants, dead nodes, and effects on memory.
 
-PopTorch computes constant expressions while it compiles (`EvaluateConstexprs.cpp`),
-with all of torch's functions. It eliminates dead operators before it looks at anything
-else (PopTorch, `LowerToPopartFactories.cpp`). An operation is live if a result of the
-model depends on it, or if it writes to memory that a weight, an input or a later live
-operation reads (torch's `EliminateDeadCode`). All checks of the emulator are of the
-operations that are left.
+PopTorch computes constant expressions while it compiles, with all of torch's functions
+(`EvaluateConstexprs.cpp`). Before anything else it eliminates dead operators (PopTorch,
+`LowerToPopartFactories.cpp`). An operation is live if a result of the model depends on
+it, or if it writes to memory that a weight, an input or a later live operation reads
+(torch's `EliminateDeadCode`). All checks of the emulator are of live operations.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from ipufit.emulator.errors import Error, createPoptorchError
 
 
 def error_about(message: str, *nodes: Node) -> Error:
-    """Build an error about nodes, whose source lines a survey shows."""
+    """Return an error that a survey shows with the source lines of nodes."""
     error = createPoptorchError(message)
     vars(error)["_blamed_nodes"] = nodes
     return error
 
 
 def blamed_nodes(error: Error) -> tuple[Node, ...]:
-    """Return the nodes that an error is about; none if it isn't known."""
+    """Return the nodes that an error is about; none if unknown."""
     nodes: tuple[Node, ...] = vars(error).get("_blamed_nodes", ())
     return nodes
 
@@ -71,7 +70,7 @@ def function_name(node: Node) -> str:
 
 
 def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
-    """Find the nodes whose value is the same in every run.
+    """Return the nodes whose value is the same in every run.
 
     Args:
         graph: A traced program.
@@ -100,7 +99,7 @@ def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
 
 
 def is_in_place(node: Node) -> bool:
-    """Return whether a node changes the tensor that is its first argument.
+    """Return whether a node changes its first argument in place.
 
     Example:
         >>> graph = Graph()
@@ -129,13 +128,14 @@ _ANNOTATIONS = frozenset({"overlapped_input", "overlapped_output"})
 
 @dataclass(frozen=True)
 class Effects:
-    """Memory that one operation read and changed; a number stands for a storage.
+    """Memory that one operation read and changed; each storage has a number.
 
     Attributes:
         reads: Memory of its arguments.
         writes: Memory changed in place.
-        statistics: Memory of a normalisation layer's statistics that it changed.
-            PopTorch's operator doesn't say that it does: it is no write in place.
+        statistics: Memory of running statistics that a normalisation layer changed.
+            PopTorch's operator doesn't declare this change, so it isn't among the
+            writes.
         results: Memory of its results.
         is_operator: Whether PopTorch makes an operator of it: not if it only returned
             its argument.
@@ -152,7 +152,7 @@ _NONE = Effects()
 
 
 class MemoryWatch:
-    """Finds out what an operation does to its arguments; make one before it runs.
+    """Finds the effects of an operation; created before the operation runs.
 
     Args:
         name: Name of the operation's function.
@@ -179,7 +179,7 @@ class MemoryWatch:
         )
 
     def effects(self, result: Any) -> Effects:
-        """Return the effects of the operation, which has returned `result`."""
+        """Return the effects of the operation, whose result is `result`."""
         results = tensors_in(result)
         writes = frozenset(
             memory
@@ -205,7 +205,7 @@ class MemoryWatch:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """A number for the memory of a tensor, valid as long as that memory lives."""
+    """Return a number for the storage of a tensor, unique while it exists."""
     if tensor.is_sparse:
         return id(tensor)
     address: int = tensor.untyped_storage().data_ptr()
@@ -213,7 +213,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def effects_of(node: Node) -> Effects:
-    """Return the effects of the operation that a node stands for."""
+    """Return the effects of a node's operation."""
     effects: Effects = node.meta.get("effects", _NONE)
     return effects
 
@@ -221,12 +221,12 @@ def effects_of(node: Node) -> Effects:
 def erase_dead(
     graph: Graph, results: Iterable[Node], outside: Collection[int] = frozenset()
 ) -> None:
-    """Erase the operations without effect on what a program returns or keeps.
+    """Erase the operations that don't affect a program's results or its memory.
 
     Args:
         graph: The program, without an output node.
         results: Nodes that it returns.
-        outside: The memory of its weights and inputs: writing to it is an effect.
+        outside: Memory of the weights and inputs; an operation that writes to it stays.
 
     Raises:
         Error: Nothing uses what a loop or a branch returns.
@@ -272,7 +272,7 @@ def erase_dead(
 
 
 def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
-    """Return the memory that operations change, and the names of their functions.
+    """Map memory that is changed in place to the names of the changing functions.
 
     Example:
         >>> changed_memory([Graph()])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations: calls of torch functions that a trace checks, runs and records.
 
-Here are also the tensors among their arguments and results, which torch nests in
-tuples, lists, dicts and slices, and the devices that they name: tensors are on the IPU
-or on the host.
+The module also finds the tensors among arguments and results, which torch nests in
+tuples, lists, dicts and slices, and the devices that arguments name: the IPU or the
+host.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Replace the tensors in nested arguments.
 
-    Containers in which nothing changes stay the objects they are, such as the named
-    results of torch.
+    A container without changes is returned itself, such as a named result of torch.
 
     Example:
         >>> import torch
@@ -75,7 +74,7 @@ class Operation:
     """One call of a torch function in a program.
 
     Attributes:
-        function: The function that computes it.
+        function: The function that computes the result.
         name: Name of the torch function, such as `add_` or `__getitem__`.
         args: Positional arguments.
         kwargs: Keyword arguments.
@@ -96,15 +95,15 @@ class Operation:
     kwargs: dict[str, Any]
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors among the arguments, however nested."""
+        """Return the tensors in the nested arguments."""
         return tensors_in((self.args, self.kwargs))
 
     def arguments(self, names: str) -> dict[str, Any]:
-        """The given arguments by name; `names` are those of the positional ones."""
+        """Return the arguments by name; `names` are those of the positional ones."""
         return {**dict(zip(names.split(), self.args)), **self.kwargs}
 
     def arguments_of(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Return the given arguments, by the names in the signature of `function`."""
+        """Return the arguments, by the names in the signature of `function`."""
         signature = inspect.signature(function)
         return signature.bind_partial(*self.args, **self.kwargs).arguments
 
@@ -116,9 +115,9 @@ class Operation:
 class DeviceFunction:
     """A function of the emulator that a device runs as one operation.
 
-    Calling it hands it to the next active `TorchFunctionMode`, as calling one of
-    torch's functions does. So modes that the user's code has entered see one function,
-    call it, and it arrives at the tracer.
+    A call goes to the active `TorchFunctionMode`, as a call of a torch function does.
+    So a mode of the user's sees one function and calls it, and the call reaches the
+    tracer.
 
     Attributes:
         function: The function that the tracer runs and records.
@@ -129,7 +128,7 @@ class DeviceFunction:
         self.__name__ = function.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Hand the call to the next mode."""
+        """Pass the call to the active mode."""
         return handle_torch_function(self, tensors_in((args, kwargs)), *args, **kwargs)
 
 
@@ -154,10 +153,10 @@ RANDOM_FACTORIES = frozenset(
 
 
 def creates_on_device(operation: Operation) -> bool:
-    """Whether an operation puts what it returns on the IPU, whatever its operands.
+    """Return whether an operation creates a tensor on the IPU, whatever its operands.
 
-    A factory that isn't given a device does so, and each such call is warned of in the
-    log (PopTorch, `_poplar_executor.py`). `device=None` is the host's: torch decides.
+    A factory function without a device does so, and each such call logs a warning
+    (PopTorch, `_poplar_executor.py`). `device=None` means torch's choice, the host.
 
     Example:
         >>> creates_on_device(Operation(torch.zeros, "zeros", (2,), {"device": None}))
@@ -179,9 +178,9 @@ def creates_on_device(operation: Operation) -> bool:
 
 
 def requested_device(operation: Operation) -> Any:
-    """Return the device in the arguments, if any.
+    """Return the device among the arguments, if any.
 
-    Tensors of an emulated device have `torch.device("cpu")` as theirs, so only the
+    Tensors of an emulated device have the device `torch.device("cpu")`, so only the
     string "cpu" means the host.
     """
     positional = operation.args[1:2] if operation.name == "to" else ()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations that a trace records, as a `torch.fx` graph.
 
-A trace changes no weight: it computes with copies. Assigning another tensor to a
+A trace changes no weight: it computes with copies. An assignment of another tensor to a
 weight's name in `forward` is undone, and refused.
 """
 
@@ -53,14 +53,14 @@ Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
 
 
 def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the parameters of a module, then its buffers, each tensor once."""
+    """Return the parameters of a module, then its buffers, without repetition."""
     weights: dict[str, Tensor] = dict(module.named_parameters())
     weights.update(module.named_buffers())
     return weights
 
 
 def bindings_of(module: torch.nn.Module) -> Bindings:
-    """The parameters and buffers of all modules, by the names that they have now."""
+    """Return the parameters and buffers of all modules, by their present names."""
     return [
         (owner, prefix, kind, dict(getattr(owner, kind)))
         for prefix, owner in module.named_modules()
@@ -69,7 +69,7 @@ def bindings_of(module: torch.nn.Module) -> Bindings:
 
 
 def restore_bindings(module: torch.nn.Module, bindings: Bindings) -> list[str]:
-    """Undo assignments to weights; describe those that are not allowed."""
+    """Undo assignments to weights; describe the assignments that aren't allowed."""
     problems = []
     for owner, prefix, kind, before in bindings:
         now = getattr(owner, kind)
@@ -89,7 +89,7 @@ def restore_bindings(module: torch.nn.Module, bindings: Bindings) -> list[str]:
 
 
 def refuse_rebound(problems: list[str]) -> None:
-    """Refuse weights that were exchanged, as `restore_bindings` describes them.
+    """Raise an error for problems that `restore_bindings` describes.
 
     Raises:
         Error: `problems` isn't empty.
@@ -110,29 +110,31 @@ def refuse_rebound(problems: list[str]) -> None:
 
 
 class Recording:
-    """A trace: the graph of a program, the node of each tensor, and what is open.
+    """A trace: the graph of a program, the node of each tensor, and open scopes.
 
     Construct it in the grad mode that the program will start in.
 
     Args:
         weights: Name to host tensor, parameters and buffers; each becomes an
             input of the graph.
-        inputs: The tensors the module is called with, inputs of the graph too.
+        inputs: The tensors that the module is called with; each becomes an input of the
+            graph.
         strategy: Gives each block an IPU, a stage and a phase.
         is_training: Whether the program will be differentiated.
 
     Attributes:
         graph: The operations recorded so far.
-        root: Holds the graph's constants.
+        root: The module that holds the graph's constants.
         weights: The host's weights by name.
-        copies: Name to copy of a weight, in the type that a device stores.
-        scopes: Names of the scopes that are open, outermost first: sub-modules that
-            run, and `NameScope`.
-        constructs: Names of the constructs that are not finished, innermost last.
-        begun: The blocks that began, in order.
-        block: The block that is active, if any.
-        results: Node to its value while tracing.
-        notes: Further metadata of the nodes that are recorded.
+        copies: Copy of each weight by name, in the type that a device stores.
+        scopes: Names of the open scopes, outermost first: running sub-modules, and
+            `NameScope`.
+        constructs: Names of the loops, branches and the like that are open, innermost
+            last.
+        begun: The blocks that have begun, in order.
+        block: The active block, if any.
+        results: Value of each node while tracing.
+        notes: Further metadata for the nodes that are recorded.
         is_running_operation: Whether an operation runs that isn't recorded yet.
     """
 
@@ -181,27 +183,27 @@ class Recording:
         return self._nodes
 
     def rebind(self, nodes: NodesById) -> None:
-        """Go back to the nodes that tensors had when a copy of `nodes` was taken."""
+        """Restore the tensors' nodes from an earlier copy of `nodes`."""
         self._nodes = dict(nodes)
 
     def is_on_device(self, tensor: Tensor) -> bool:
-        """Return whether `tensor` is a weight, an input, or computed from one."""
+        """Return whether `tensor` is a weight, an input, or computed from them."""
         return id(tensor) in self._nodes
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """Return the copy of a weight; any other tensor is returned as it is."""
+        """Return the copy of a weight; another tensor itself."""
         return self._copy_of.get(id(tensor), tensor)
 
     def on_host(self, tensor: Tensor) -> Tensor:
-        """The weight that a tensor is a copy of; any other is returned as it is."""
+        """Return the weight that a tensor is a copy of; another tensor itself."""
         return self._host_of.get(id(tensor), tensor)
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that the trace has met, each once, in that order."""
+        """Return all tensors of the trace without repetition, in their order."""
         return list({id(tensor): tensor for tensor in self._kept_alive}.values())
 
     def weight_memory(self) -> dict[int, str]:
-        """Return the storages of the copies, and the weights' names."""
+        """Return the names of the weights, by the storage of their copies."""
         return {storage_of(copy): name for name, copy in self.copies.items()}
 
     def input_memory(self) -> list[int]:
@@ -209,7 +211,7 @@ class Recording:
         return [storage_of(tensor) for tensor in self._inputs]
 
     def rebound(self) -> list[str]:
-        """Describe weights that were given other memory, as by `weight.data = ...`."""
+        """Describe weights whose memory was replaced, as by `weight.data = ...`."""
         return [
             f"{'Parameter' if isinstance(weight, torch.nn.Parameter) else 'Buffer'} "
             f"{name} is reassigned"
@@ -218,7 +220,7 @@ class Recording:
         ]
 
     def constant_inputs(self) -> set[str]:
-        """Return the names of the graph's inputs that PopTorch makes constants of."""
+        """Return the names of the graph's inputs that PopTorch compiles in."""
         return {
             f"weight_{index}"
             for index, weight in enumerate(self.weights.values())
@@ -245,13 +247,13 @@ class Recording:
         return DeviceFunction(function)(*args, **kwargs)
 
     def require_device(self, what: str, tensors: Iterable[Tensor]) -> None:
-        """Refuse tensors of the host; the message says that `what` takes one."""
+        """Refuse tensors of the host among the arguments of `what`."""
         for tensor in tensors:
             if not self.is_on_device(tensor):
                 raise host_tensor_among(what, tensor)
 
     def refuse_training(self, what: str) -> None:
-        """Refuse a function that no device differentiates in a trace for training."""
+        """Refuse `what` in a training model: it has no backward pass on a device."""
         if self.is_training:
             raise createPoptorchError(
                 f"poptorch.{what}() is only supported in inference: the device has "
@@ -260,7 +262,7 @@ class Recording:
 
     @contextlib.contextmanager
     def inside(self, construct: str) -> Iterator[None]:
-        """Keep `construct` open for a while."""
+        """Mark `construct` as open inside the context."""
         self.constructs.append(construct)
         try:
             yield
@@ -268,7 +270,7 @@ class Recording:
             self.constructs.pop()
 
     def begin_block(self, placement: BlockPlacement) -> None:
-        """Place what follows on `placement`."""
+        """Begin a block with this placement."""
         self.block = placement
         self.begun.append(placement)
 
@@ -318,7 +320,7 @@ class Recording:
         """Record an operation that has run.
 
         Args:
-            operation: Tensors of the host among its arguments become constants.
+            operation: The operation. Its tensors of the host become constants.
             effects: Memory that the operation reads and changes.
             result: Its result; the tensors in it are on the device from now on.
         """
@@ -351,11 +353,11 @@ class Recording:
         self._bind_result(result, node)
 
     def finish(self, outputs: Iterable[Tensor]) -> list[Node]:
-        """Close the recording and name the nodes of `outputs`, tensors on the device.
+        """Close the recording, and return the nodes of `outputs`.
 
-        An output that is an input or a weight is copied by an operator of its own
-        (PopTorch, `JitDispatch.cpp`), and so is a view of a weight: that may change
-        before the output is read.
+        An output that is an input, a weight or a view of a weight is copied by an
+        operator of its own (PopTorch, `JitDispatch.cpp`): a weight may change before
+        the output is read.
         """
         memory = self.weight_memory()
         nodes = []
@@ -380,10 +382,10 @@ class Recording:
         return nodes
 
     def _before_statistics_change(self, value: Node, memory: int) -> Any:
-        """Insert where a normalisation layer hasn't updated its statistics yet.
+        """Insert before a normalisation layer updates its statistics.
 
-        Its operator doesn't say that it does, so who reads them in the same program
-        gets the values before (PopTorch, `NormalizationOps.cpp`).
+        PopTorch's operator doesn't declare this update, so a reader in the same program
+        gets the statistics from before it (PopTorch, `NormalizationOps.cpp`).
         """
         for node in self.graph.nodes if value.op == "placeholder" else ():
             if memory in effects_of(node).statistics:
@@ -424,7 +426,7 @@ class Recording:
     def _constant(self, tensor: Tensor) -> Node:
         """Record a tensor of the host as a constant.
 
-        The program makes a copy of it in each run, as later operations may change it.
+        The program copies it in each run, because later operations may change it.
         """
         frozen = device_tensor(tensor.detach(), copy=True)
         node: Node = self.graph.call_function(torch.clone, (self._attribute(frozen),))
@@ -464,7 +466,7 @@ def _is_method(operation: Operation) -> bool:
 
 
 def _is_whole(operand: Any) -> bool:
-    """Return whether all numbers in an argument are whole numbers."""
+    """Return whether all numbers in an argument are whole."""
     return not isinstance(operand, (float, complex, np.floating)) and not any(
         t.is_floating_point() or t.is_complex() for t in tensors_in(operand)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse what a model may not do while it is traced, as no device could follow.
+"""Refuse operations of a traced model that no device could run.
 
 Without the checks of arguments the host would compute what a pod refuses to compile
 (PopTorch, `LossOps.cpp`, `RNNOps.cpp`, `ReshapeOps.cpp`, `EmbeddingOps.cpp`,
@@ -65,16 +65,16 @@ _DYNAMIC_SHAPES = frozenset(
 
 
 class DynamicShapeError(Error, DynamicOutputShapeException):
-    """The shape of a result depends on values; a device's programs have fixed shapes.
+    """Raised if the shape of a result depends on values: a device's shapes are fixed.
 
-    PopTorch 3.4 lets torch's own exception through, so it is that one too.
+    PopTorch 3.4 lets torch's own exception through, so this class derives from it.
     """
 
     __hash__ = Error.__hash__  # torch's is a dataclass, which has no hash
 
 
 def refuse_value_reader(operation: Operation) -> None:
-    """Refuse a function that needs the value of a device's tensor.
+    """Refuse a function that reads a value of a device's tensor.
 
     Raises:
         Error: The operation needs a value, as `tensor.item()` does.
@@ -89,7 +89,7 @@ def refuse_value_reader(operation: Operation) -> None:
 
 
 def refuse_gradients(operation: Operation) -> None:
-    """Refuse to compute gradients in a trace: the compiler differentiates a program.
+    """Refuse to compute gradients in a trace: the compiler makes the backward pass.
 
     Raises:
         Error: The operation is `tensor.backward()` or `torch.autograd.grad()`.
@@ -105,7 +105,7 @@ def refuse_gradients(operation: Operation) -> None:
 
 
 def value_needed(what: str) -> Error:
-    """Build the error for what needs the value of a device's tensor."""
+    """Return the error for code that needs the value of a device's tensor."""
     return createPoptorchError(
         f"{what} needs the value of a tensor while the model is traced, but values "
         "exist only when the compiled model runs. Compute with tensors "
@@ -114,10 +114,10 @@ def value_needed(what: str) -> Error:
 
 
 def plain_number(value: Any, nodes: NodesById, name: str) -> Any:
-    """The number of a tensor of the host, whole and single; others stay as they are.
+    """Return the number of a 0-d integer tensor of the host; other values themselves.
 
     Raises:
-        Error: It is a tensor of the device; the message names the function.
+        Error: The value is a tensor of the device; the message names the function.
     """
     if not isinstance(value, Tensor) or not is_whole_number(value):
         return value
@@ -133,12 +133,12 @@ def is_whole_number(tensor: Tensor) -> bool:
 
 
 def text_without_values(operation: Operation) -> str:
-    """The `repr` of a tensor of the device while a model is traced."""
+    """Return the `repr` of a device's tensor while a model is traced."""
     return f"tensor(<unavailable>, shape={tuple(operation.args[0].shape)})"
 
 
 def tensors_are_equal(operation: Operation) -> bool:
-    """The answer of `torch.equal` for the device's tensors while a model is traced.
+    """Return the result of `torch.equal` for tensors of the device in a trace.
 
     It is False, as in PopTorch (`RegisterMetaOps.cpp.inc`), whatever the values. Layers
     of torch rely on it: `torch.nn.TransformerEncoder` looks for a causal mask with it.
@@ -195,9 +195,9 @@ def refuse_custom_backward(tensor: Tensor) -> None:
 def refuse_tied_buffers(module: torch.nn.Module) -> None:
     """Refuse a buffer that a module has under two names.
 
-    PopTorch brings the host's tensors back with a map of the parameters' names alone,
-    so it fails with `KeyError` (`_compileWithDispatch`), or, for buffers that aren't
-    persistent, leaves one on the device.
+    PopTorch maps device tensors back to the host's by the names of parameters alone. It
+    fails with `KeyError` (`_compileWithDispatch`), or leaves a buffer that isn't
+    persistent on the device.
 
     Raises:
         Error: There is such a buffer, in the module or in one of its submodules.
@@ -214,7 +214,7 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
 
 
 def untraceable(what: object) -> Error:
-    """Build the error for a tensor made where the trace doesn't see it."""
+    """Return the error for a tensor made where the trace doesn't see it."""
     return createPoptorchError(
         f"The model computes with something that cannot be traced ({what}), such as "
         "TorchScript or a transform of torch.func. Use functions of torch's Python "
@@ -223,7 +223,7 @@ def untraceable(what: object) -> Error:
 
 
 def host_tensor_among(name: str, tensor: Tensor) -> Error:
-    """Build the error for an operation on tensors of both the host and the device."""
+    """Return the error for an operation on tensors of both host and device."""
     dtype = _TYPE_NAMES.get(tensor.dtype, tensor.dtype)
     return createPoptorchError(
         f"Expected an IPU tensor but got tensor(device={tensor.device.type}, "

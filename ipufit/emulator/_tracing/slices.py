@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slices whose start is computed on the device: `x[a : a + n]`, `dynamic_slice`.
 
-The size has to be a constant of the program, so both ends of `x[a : a + n]` must be the
-same tensor with constants added to it (PopTorch user guide, "IPU supported
-operations"). Unlike torch's, such a slice goes on at the beginning of the dimension
-where it would pass the end (PopTorch, `SliceOps.cpp`).
+The size must be a constant of the program, so both ends of `x[a : a + n]` must be the
+same tensor plus constants (PopTorch user guide, "IPU supported operations"). Unlike in
+torch, a slice that passes the end of the dimension continues at the beginning
+(PopTorch, `SliceOps.cpp`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ _SIGNS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
 
 
 def with_plain_index(operation: Operation, nodes: NodesById) -> Operation:
-    """Put numbers in the places of tensors in `tensor[index]` that need their values.
+    """Replace tensors of the host in `tensor[index]` by numbers.
 
-    Single numbers and bounds of slices that are tensors of the host are constants. With
-    slices whose ends are on the device the operation becomes `moving_slices`.
+    Slices whose ends are on the device turn the operation into `moving_slices`.
 
     Raises:
-        Error: A single number is on the device, or the size of a slice that moves isn't
-            a constant, or isn't positive.
+        Error: A single number is on the device, or the size of a moving slice isn't a
+            constant, or isn't positive.
 
     Example:
         >>> x = torch.zeros(3)
@@ -73,12 +72,12 @@ def with_plain_index(operation: Operation, nodes: NodesById) -> Operation:
 
 
 def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
-    """Compute `tensor[index]` with slices that move, on the device.
+    """Compute `tensor[index]` on the device, with slices whose start is a tensor.
 
     Args:
         tensor: The tensor to index.
         index: The index in `tensor[index]`.
-        sizes: Position of a slice that moves among the parts of `index` to its size.
+        sizes: Size of each moving slice, by its position in `index`.
 
     Raises:
         Error: A size doesn't divide the dimension.
@@ -112,7 +111,7 @@ def slice_tensor(
 
 
 def _positions(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
-    """Positions along `dim` that a slice takes, wrapping around at the end."""
+    """Return the indices along `dim` of a slice that wraps around at the end."""
     first = start.reshape(-1)[:1].long()
     return torch.remainder(first + torch.arange(0, size, step), tensor.shape[dim])
 
@@ -158,7 +157,7 @@ def _size(start: Any, stop: Any, nodes: NodesById) -> int:
 
 
 def _from_origin(end: Tensor, nodes: NodesById) -> tuple[Node, int]:
-    """Return the tensor that an end is computed from, and the constant added to it."""
+    """Return the node that an end is computed from, and the added constant."""
     node, offset = nodes[id(end)], 0
     while node.op in ("call_function", "call_method"):
         name = function_name(node)
@@ -194,7 +193,7 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
     Args:
         tensor: The tensor to cut.
         dim: The dimension to cut along.
-        start: An integer; its first element counts.
+        start: An integer tensor; its first element counts.
         size: Number of elements between the ends, a constant. On the device it must
             divide the dimension.
         step: Distance of the elements that are taken.
@@ -225,13 +224,13 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
 def dynamic_update(
     input: Tensor, src: Tensor, dim: int, start: Tensor, size: int
 ) -> Tensor:
-    """Copy `input` with `src` in `[start, start + size)` along `dim`.
+    """Return a copy of `input` with `src` in `[start, start + size)` along `dim`.
 
     Args:
         input: The tensor to copy.
         src: The values to write, `size` long along `dim`.
         dim: The dimension to write along.
-        start: An integer; its first element counts.
+        start: An integer tensor; its first element counts.
         size: Number of elements to write, a constant.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace under way, for the functions that a module calls in `forward`."""
+"""The current trace, for functions that a module calls in `forward`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_tracing() -> bool:
 
 
 def enclosing_trace() -> Recording | None:
-    """Return the trace that the caller is in, also while a recorded operation runs.
+    """Return the current trace, also while a recorded operation runs.
 
     Example:
         >>> enclosing_trace() is None
@@ -40,11 +40,11 @@ def enclosing_trace() -> Recording | None:
 
 
 def current_trace() -> Recording | None:
-    """Return the trace that would record an operation made here.
+    """Return the trace that would record an operation made now.
 
     Returns:
-        None outside a trace, and while a recorded operation runs: what happens in
-        there is part of it.
+        None outside a trace, and while a recorded operation runs: calls inside it
+        are part of it.
 
     Example:
         >>> current_trace() is None
@@ -57,7 +57,7 @@ def current_trace() -> Recording | None:
 
 @contextlib.contextmanager
 def tracing(recording: Recording) -> Iterator[None]:
-    """Make a trace the current one for a while."""
+    """Make a trace the current one inside the context."""
     global _active
     before = _active
     _active = recording
@@ -68,11 +68,12 @@ def tracing(recording: Recording) -> Iterator[None]:
 
 
 def require_tensor(value: Any, message: str) -> None:
-    """Refuse what is no tensor, as PopTorch's functions do.
+    """Refuse an argument that isn't a tensor, as PopTorch's functions do.
 
     Args:
         value: The argument of PopTorch's function.
-        message: The beginning of the error's message, which says what it takes.
+        message: Beginning of the error message, about the arguments that the function
+            takes.
 
     Raises:
         Error: `value` isn't a tensor.
@@ -88,7 +89,7 @@ def require_tensor(value: Any, message: str) -> None:
 
 
 def getIpuTensorId(x: Tensor) -> int:
-    """Return the number of a tensor that is on the device, while a model is traced.
+    """Return the number of a device's tensor, while a model is traced.
 
     The numbers are the emulator's own: each trace counts its tensors from 0, in the
     order in which it meets them, weights and inputs first.
@@ -131,10 +132,10 @@ _after: _Hooks = OrderedDict()
 
 
 def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
-    """Have `hook` called whenever an executor begins to trace its model.
+    """Register a function to call whenever an executor begins to trace its model.
 
     It is called by every executor, without arguments, in the order of registration.
-    As in PopTorch the trace is under way then: torch calls in a hook become part of
+    As in PopTorch the trace has begun then: torch calls in a hook become part of
     the program, and `isRunningOnIpu()` is true.
 
     Returns:
@@ -156,7 +157,7 @@ def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
 
 
 def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
-    """Have `hook` called whenever an executor has traced its model.
+    """Register a function to call whenever an executor has traced its model.
 
     It is called by every executor, without arguments, in the order of registration:
     after the trace, even one that failed, and before what compiling refuses is
@@ -187,7 +188,7 @@ def call_pre_compile_hooks() -> None:
 
 @contextlib.contextmanager
 def post_compile_hooks() -> Iterator[None]:
-    """Call the hooks of `registerPostCompileHook` at the end, also after an error."""
+    """Call the hooks of `registerPostCompileHook` after the context, even on errors."""
     try:
         yield
     finally:

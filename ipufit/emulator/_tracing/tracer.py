@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a module's Python once and record its operations.
 
-PopTorch executes `forward` a single time, when the model is compiled, and the
-device then repeats what was recorded. So does the emulator: `Tracer` is a
-`TorchFunctionMode` that sees every call of torch's Python API, runs it on copies of
-the weights, and records it as an operation of the program. Python values are baked in
-and Python side effects happen once. Calls that touch tensors of the host only are none
-of the device's business: they run there and then.
+PopTorch executes `forward` a single time, when the model is compiled, and the device
+then repeats what was recorded. So does the emulator: `Tracer` is a `TorchFunctionMode`
+that sees every call of torch's Python API, runs it on copies of the weights, and
+records it as an operation of the program. Python values are baked in and Python side
+effects happen once. Calls on tensors of the host only aren't recorded: they run at
+once.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ _SEVERAL = "int, int, ..."
 
 
 def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
-    """Put ints in the places of the host's tensors that torch takes for ints.
+    """Replace tensors of the host by ints where torch takes ints.
 
     For a tensor of the device torch would need the value, as `.item()` does. The
-    schemas of torch's operators say which places these are.
+    schemas of torch's operators say which arguments take ints.
 
     Raises:
         Error: A tensor of the device is in such a place.
@@ -106,7 +106,7 @@ def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
 
 @functools.lru_cache(maxsize=None)
 def _forms(name: str, place: int | str, *, is_method: bool) -> set[str]:
-    """The forms in which a function takes ints in a place; empty if it takes none."""
+    """Return the forms in which a function takes ints as an argument; empty if none."""
 
     def form(argument: Any) -> str:
         kind = str(argument.type)
@@ -150,7 +150,7 @@ _RETURN_NOTHING = frozenset({"__setitem__", "__set__"})
 
 
 class Tracer(TorchFunctionMode):
-    """Record the torch calls made while active.
+    """Records the torch calls that are made while it is active.
 
     Args:
         recording: The recording to append them to.
@@ -207,10 +207,10 @@ class Tracer(TorchFunctionMode):
         return map_tensors(result, self.recording.on_host)
 
     def _device(self, value: Any) -> Any:
-        """Write "cpu" for a device of the host's tensors, and the host's for an IPU.
+        """Replace a device of the host's tensors by "cpu", and an IPU by the host's.
 
-        A factory that gets "cpu" uses the host. So does `torch.distributions`, which
-        gives samples the device of the distribution's parameters.
+        A factory function that gets "cpu" uses the host. `torch.distributions`, for
+        example, passes the device of the distribution's parameters.
         """
         if value is not None and self._host_devices.get(id(value)) is value:
             return "cpu"
@@ -220,12 +220,12 @@ class Tracer(TorchFunctionMode):
     def check(
         self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
     ) -> None:
-        """Refuse an operation that doesn't compile.
+        """Refuse an operation that PopTorch doesn't compile.
 
         Args:
             operation: The operation.
             on_device: Tensors of the device among its arguments.
-            touched: Tensors that have to be on the device.
+            touched: Tensors that must be on the device.
 
         Raises:
             Error: It breaks a rule.
@@ -260,10 +260,10 @@ class Tracer(TorchFunctionMode):
         return result
 
     def refuse_host_tensors(self, name: str, touched: list[Tensor]) -> None:
-        """Refuse tensors of the host, but for those that an operation moves.
+        """Refuse tensors of the host, except in an operation that moves them.
 
         Raises:
-            Error: There is one.
+            Error: A tensor is the host's.
         """
         allowed: list[Tensor] = []
         if name in _MOVES:
@@ -278,7 +278,7 @@ class Tracer(TorchFunctionMode):
 
 @contextlib.contextmanager
 def guarded(tracer: Tracer, guard: EscapeGuard) -> Iterator[None]:
-    """Record calls for a while; a guard sees the operators that no tracer does."""
+    """Record calls inside the context; a guard sees operators that no tracer does."""
     is_validated = Distribution._validate_args
     Distribution.set_default_validate_args(False)  # nobody knows the values yet
     try:
@@ -299,7 +299,7 @@ _INDEXING = {"__getitem__": 3, "__setitem__": 5}
 
 @contextlib.contextmanager
 def visible_indexing() -> Iterator[None]:
-    """Make `tensor[i]` visible: torch 2.0 shows most kinds of index to no mode."""
+    """Show `tensor[i]` to modes: torch 2.0 hides most kinds of index from them."""
     if not _INDEXING_ESCAPES:
         yield
         return
@@ -328,21 +328,21 @@ def visible_indexing() -> Iterator[None]:
 
 
 def _sequence_slot(cls: type, position: int) -> ctypes.c_void_p:
-    """A place where CPython keeps a method that makes instances of `cls` sequences.
+    """Return a C slot whose method makes instances of `cls` sequences.
 
-    Setting `__getitem__` fills one, deleting `__getitem__` doesn't empty it again, and
-    then `torch.tensor([torch.tensor(1)])` takes the inner tensor for a sequence.
+    Setting `__getitem__` fills such a slot, deleting `__getitem__` doesn't clear it.
+    Then `torch.tensor([torch.tensor(1)])` takes the inner tensor for a sequence.
     """
     table = ctypes.c_void_p.from_address(id(cls) + _AS_SEQUENCE * _POINTER).value
     return ctypes.c_void_p.from_address((table or 0) + position * _POINTER)
 
 
 class EscapeGuard(DispatchMode):
-    """Refuses operators that touch the device's tensors without being traced.
+    """Refuses operators on the device's tensors that aren't traced.
 
-    TorchScript and the transforms of `torch.func` call operators directly. Without
-    the guard their results would be frozen into the program, silently. It raises its
-    refusal again on leaving, as TorchScript turns errors into its own.
+    TorchScript and the transforms of `torch.func` call operators directly. Without the
+    guard their results would become constants of the program, silently. The guard
+    raises its error again on leaving, since TorchScript replaces errors by its own.
 
     Args:
         recording: Recording of the trace to guard.
@@ -360,7 +360,7 @@ class EscapeGuard(DispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run `func`, or refuse it."""
+        """Run `func`, or refuse it if it has a tensor of the device."""
         recording, given = self._recording, (args, kwargs or {})
         is_seen = recording.is_running_operation
         if not is_seen and any(map(recording.is_on_device, tensors_in(given))):
@@ -378,7 +378,7 @@ class EscapeGuard(DispatchMode):
         raise self._refusal
 
     def __exit__(self, *exception: Any) -> None:
-        """Leave the mode, and raise what was refused."""
+        """Leave the mode, and raise the refusal, if any."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call,unused-ignore]
         if self._refusal is not None:
             raise self._refusal
