@@ -5,7 +5,7 @@
     python .ci/gallery.py --jobs 4
 
 It needs what the examples need: matplotlib, scikit-learn, torchvision, transformers and
-optuna. `tests/test_gallery_page.py` fails where page and scripts disagree.
+optuna. `tests/test_examples.py` fails where page and scripts disagree.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -320,16 +318,3 @@ class TestOffline:
         with pytest.raises(ConfigError, match=r"offline=True.*build"):
             run(make(offline=True))
         assert not moves["compiled"]
-
-
-def test_the_code_of_the_page(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[1] / "docs" / "how-to" / "compile-ahead.md"
-    pieces = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
-    names = {}
-    for piece in pieces:
-        if "model.onnx" in piece:  # needs packages, and a newer torch than 2.0
-            continue
-        exec(compile(piece, str(page), "exec"), names)
-    assert len(pieces) >= 2
-    assert [program.name for program in names["built"].programs][-1] == "training"

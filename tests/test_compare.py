@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -309,13 +308,3 @@ class TestDifferences:
         assert max(map(len, lines)) <= 100
         assert "and 40 more" in str(table)
         assert "100000000 broken" in str(table)
-
-
-def test_the_code_of_the_page(capsys):
-    page = Path(__file__).parents[1] / "docs" / "how-to" / "compare.md"
-    pieces = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S)
-    names = {"ipufit": ipufit}
-    for piece in pieces:
-        exec(compile(piece, str(page), "exec"), names)
-    assert len(pieces) >= 2
-    assert "tensor" in capsys.readouterr().out

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 
 import pytest
 import torch
@@ -52,20 +50,6 @@ def test_a_process_that_ends_is_an_error_and_replaced(pool):
     with pytest.raises(RuntimeError, match="process 1 has ended"):
         pool.run(end, 1)
     assert [row[:2] for row in pool.run(total, 3)] == [(7, 0), (7, 1)]
-
-
-def test_a_process_that_somebody_has_ended_is_replaced(pool):
-    own, _ = pool.run(os.getpid)
-    os.kill(own, signal.SIGKILL)
-    os.waitpid(own, 0)
-    assert own not in pool.run(os.getpid)
-
-
-@pytest.mark.thorough
-def test_what_hangs_is_ended(pool):
-    with pytest.raises(TimeoutError, match=r"no answer of \[0, 1\]"):
-        pool.run(time.sleep, 600, timeout=2.0)
-    assert len(pool.run(total, 3)) == 2
 
 
 def test_the_environment_is_that_of_a_run(pool):

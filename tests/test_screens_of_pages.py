@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import re
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,6 @@ ROOT = Path(__file__).parent.parent
 WRITER = runpy.run_path(str(ROOT / ".ci" / "screens.py"))
 PAGES = [page for page in WRITER["PAGES"] if WRITER["has_screens"](page)]
 ADVICE = "the page is outdated: run `make screens`"
-
-
-def test_there_are_pages_with_screens():
-    names = {page.stem for page in PAGES}
-    assert names >= {"check", "pipelines", "plan"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -39,38 +32,6 @@ def test_a_page_shows_what_its_code_prints_and_draws(page):
         assert [told for _, _, told in texts_of_svg(drawn)] == [
             told for _, _, told in here
         ], ADVICE
-
-
-@pytest.fixture
-def page(tmp_path):
-    return tmp_path / "page.md"
-
-
-def test_only_the_block_above_is_printed(page):
-    page.write_text(
-        "```python\nprint(1)\n```\n```python\nprint(2)\n```\n\n"
-        "<!-- prints -->\n```text\nold\n```\n"
-    )
-    new = page.read_text().replace("old", "2")
-    assert WRITER["has_screens"](page)
-    assert WRITER["shown"](page) == (new, {})
-
-
-def test_code_and_commands_see_the_files_of_the_page(page):
-    page.write_text(
-        "<!-- file: number_of_page.py -->\n```python\n2\n```\n"
-        "```python\nimport number_of_page\nprint(number_of_page.__name__)\n```\n"
-        "<!-- prints -->\n```text\n```\n"
-        "<!-- prints: json.tool number_of_page.py -->\n```text\n```\n"
-    )
-    found, _ = WRITER["shown"](page)
-    assert re.findall("```text\n(.*)\n```", found) == ["number_of_page", "2"]
-    assert "number_of_page" not in sys.modules
-
-
-def test_a_command_that_fails_is_an_error():
-    with pytest.raises(RuntimeError, match=r"nosuch\.py ended with 2: .*no script"):
-        WRITER["output_of"]("ipufit check nosuch.py")
 
 
 @pytest.mark.parametrize(

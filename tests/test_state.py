@@ -9,24 +9,12 @@ from ipufit.errors import IpufitWarning
 from ipufit.state import RunState
 
 
-def test_a_new_run_goes_on():
-    run = RunState()
-    assert not run.is_stopping
-    assert run.stop_reason is None
-
-
 def test_the_first_reason_to_stop_is_kept():
     run = RunState()
     run.stop("good enough")
     run.stop("too late")
     assert run.is_stopping
     assert run.stop_reason == "good enough"
-
-
-def test_runs_share_no_parameters():
-    first, second = RunState(), RunState()
-    first.params["epochs"] = 3
-    assert second.params == {}
 
 
 def test_actions_are_done_once_in_the_order_in_which_they_were_asked_for():
@@ -37,20 +25,6 @@ def test_actions_are_done_once_in_the_order_in_which_they_were_asked_for():
     run.act()
     run.act()
     assert done == [1, 2]
-
-
-def test_an_action_that_asks_for_another_gets_it_next_time():
-    run, done = RunState(), []
-
-    def act():
-        done.append("first")
-        run.after_hooks(lambda: done.append("second"))
-
-    run.after_hooks(act)
-    run.act()
-    assert done == ["first"]
-    run.act()
-    assert done == ["first", "second"]
 
 
 def test_an_action_that_fails_is_not_tried_again():
@@ -95,10 +69,3 @@ def test_all_that_save_are_told_of_an_eviction_though_one_fails():
     ):
         run.heed_eviction()
     assert done == ["no room", "the other", "too"]
-
-
-def test_runs_share_no_actions():
-    first, second, done = RunState(), RunState(), []
-    first.after_hooks(lambda: done.append(1))
-    second.act()
-    assert done == []

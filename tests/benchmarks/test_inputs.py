@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import inputs, reading
-from benchmarks.reading import WAYS
+from benchmarks.reading import WAYS, Reading
 from benchmarks.runs import Runner
 
 SMALL = {"samples": 400, "epochs": 1, "source": "drawings"}
@@ -21,6 +21,14 @@ def _as_found():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("way", ["plain", "ipufit-default", "ipufit"])
+def test_every_way_can_be_measured(way):
+    found = reading.measure(Reading(way, 0, **SMALL))
+    assert found["cpu"] > 0
+    assert found["wall"] > 0
+    assert found["source"] == "drawings like MNIST's"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is used")

@@ -75,3 +75,12 @@ def test_a_layer_adds_what_it_takes_more_than_those_under_it():
         "callbacks": "1.5 (1.0-2.0)",
         "bar": "20.0",
     }
+
+
+def test_every_layer_can_be_measured(monkeypatch):
+    monkeypatch.setattr(steps, "UPDATES", 20)
+    short = workloads.W2.__class__(**{**vars(workloads.W2), "train_samples": 640})
+    monkeypatch.setattr(steps, "W2", short)
+    taken = steps.measure(1)
+    assert set(taken) == {layer.way for layer in steps.LAYERS}
+    assert all(value > 0 for (value,) in taken.values())
