@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import ipufit
-from ipufit import BackupAndRestore, ConfigError, DataError, IPUConfig, IPUModel
-from tests import reference
+from ipufit import ConfigError, DataError, IPUConfig, IPUModel
 from tests.strategies import examples, settings
 
 X = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
@@ -114,20 +113,6 @@ def test_figures_cover_every_sample_once(rows, size, iterations):
     assert figures["size"] == pytest.approx(float(whole["size"]), rel=1e-5)
 
 
-def test_it_is_the_same_as_a_named_loss():
-    def cross_entropy(module, batch):
-        x, y = batch
-        return functional.cross_entropy(module(x), y)
-
-    histories = []
-    for given_to_compile in ({"step": cross_entropy}, {"loss": "cross_entropy"}):
-        model = IPUModel(network(), IPUConfig(gradient_accumulation=2))
-        model.compile("adam", **given_to_compile)
-        history = model.fit(X, Y, epochs=2, validation_data=(X, Y), **FIT)
-        histories.append(history.history)
-    assert histories[0] == {k: pytest.approx(v) for k, v in histories[1].items()}
-
-
 def test_data_without_targets_and_with_weights():
     def of_inputs(module, x):
         return functional.mse_loss(module(x), x[:, :4])
@@ -222,38 +207,6 @@ def test_copies_go_on_alike():
         assert other.fit(X, Y, **FIT).history == expected
 
 
-def test_an_interrupted_run_goes_on(tmp_path):
-    class Failing(ipufit.Callback):
-        fails = True
-
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1 and self.fails:
-                raise KeyboardInterrupt
-
-    unbroken = compiled()
-    expected = unbroken.fit(X, Y, epochs=4, **FIT)
-    callbacks = [BackupAndRestore(tmp_path), Failing()]
-    with pytest.raises(KeyboardInterrupt):
-        compiled().fit(X, Y, epochs=4, callbacks=callbacks, **FIT)
-    callbacks = [BackupAndRestore(tmp_path), Failing()]
-    callbacks[1].fails = False
-    again = compiled()
-    history = again.fit(X, Y, epochs=4, callbacks=callbacks, **FIT)
-    assert history.history == expected.history
-    reference.assert_same_weights(again.module, unbroken.module)
-
-
-def test_comparing_building_and_benchmarking():
-    model = of_subclass()
-    comparison = ipufit.compare(model, (X[:12], Y[:12]))
-    assert {"output", "loss", "gradient", "weight"} <= {
-        one.part for one in comparison.differences
-    }
-    assert max(one.relative for one in comparison.differences) < 1e-4
-    assert model.build(X, Y, batch_size=12, verbose=0).programs[-1].name == "training"
-    assert model.benchmark(X, Y, batch_size=12, calls=2, verbose=0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -321,14 +274,49 @@ def test_a_module_needs_no_forward_for_steps():
     model.compile("sgd", step=step_of_parts)
     built = model.build(X, Y, batch_size=12, verbose=0)
     assert [one.name for one in built.programs] == ["inference"] * 2 + ["training"]
+    assert model.benchmark(X, Y, batch_size=12, calls=2, verbose=0)
     model.fit(X, Y, **FIT)
     compared = ipufit.compare(model, (X[:12], Y[:12]))
     assert "No outputs: there is neither" in str(compared)
     assert {one.part for one in compared.differences} >= {"loss", "gradient"}
+    assert max(one.relative for one in compared.differences) < 1e-4
     with pytest.raises(DataError, match=r"Parts has no forward.* predict_step="):
         model.predict(X, verbose=0)
     with pytest.raises(DataError, match="Parts has no forward"):
         model.predict({"x": X}, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("methods", "arguments", "message"),
+    [
+        ({"train_step": lambda self, data: None}, {}, r"train_step\(\), which nothing"),
+        ({"test_step": lambda self, data: None}, {}, r"calls: write "),
+        ({"compute_loss": lambda self, data: None}, {}, r"calls: write "),
+        ({"training_step": lambda self, b, i: b}, {}, r"\(b, i\), and is called as"),
+        ({}, {"step": lambda batch: batch}, r"called as step\(module, batch\)"),
+        ({}, {"step": step, "optimizer": ["adam", "sgd"]}, "parameter groups"),
+    ],
+)
+def test_methods_of_others_and_other_arguments_are_refused(methods, arguments, message):
+    made = type("Theirs", (IPUModel,), methods)(network())
+    with pytest.raises(ipufit.IpufitError, match=message):
+        made.compile(**{"optimizer": "adam", **arguments})
+
+
+def named_like_a_validation(module, batch):
+    loss = functional.cross_entropy(module(batch[0]), batch[1])
+    return {"loss": loss, "val_loss": loss}
+
+
+def test_what_fit_refuses_names_the_step():
+    message = r"Own\.training_step failed with a batch of float32 \[12, 6\]"
+    with pytest.raises(DataError, match=message):
+        of_subclass().fit(X, **FIT)
+    model = IPUModel(network())
+    model.compile("sgd", step=named_like_a_validation)
+    assert "val_loss" in model.fit(X, Y, **FIT).history
+    with pytest.raises(ConfigError, match=r"reports 'val_loss', and fit.. puts val_"):
+        model.fit(X, Y, validation_data=(X, Y), **FIT)
 
 
 @pytest.mark.parametrize(
@@ -342,46 +330,3 @@ def test_a_module_needs_no_forward_for_steps():
 def test_a_mean_can_not_be_weighted_afterwards(argument, instead):
     with pytest.raises(ipufit.UnsupportedError, match=f"the model's step.* {instead}"):
         compiled().fit(X, Y, **FIT, **argument)
-
-
-def test_a_step_that_fails_names_itself_and_the_batch():
-    model = of_subclass()
-    message = r"Own\.training_step failed with a batch of float32 \[12, 6\]"
-    with pytest.raises(DataError, match=message):
-        model.fit(X, **FIT)
-
-
-def test_an_index_of_the_batch_is_refused():
-    class Lightnings(IPUModel):
-        def training_step(self, batch, batch_idx):
-            return batch
-
-    with pytest.raises(ConfigError, match=r"\(batch, batch_idx\), and is called as"):
-        Lightnings(network()).compile("adam")
-    with pytest.raises(ConfigError, match=r"called as step\(module, batch\)"):
-        IPUModel(network()).compile("adam", step=lambda batch: batch)
-
-
-@pytest.mark.parametrize("name", ["train_step", "test_step", "compute_loss"])
-def test_methods_of_keras_are_refused_with_ours(name):
-    made = type("Theirs", (IPUModel,), {name: lambda self, data: None})
-    with pytest.raises(ConfigError, match=rf"{name}\(\), which nothing calls: write "):
-        made(network()).compile("adam")
-
-
-def test_several_optimizers_are_refused_with_a_way_out():
-    with pytest.raises(ipufit.UnsupportedError, match="parameter groups"):
-        IPUModel(network()).compile(["adam", "sgd"], step=step)
-
-
-def test_a_figure_of_the_training_cannot_be_called_as_those_of_the_validation():
-    def step(module, batch):
-        x, y = batch
-        loss = functional.cross_entropy(module(x), y)
-        return {"loss": loss, "val_loss": loss}
-
-    model = IPUModel(network())
-    model.compile("sgd", step=step)
-    assert "val_loss" in model.fit(X, Y, **FIT).history
-    with pytest.raises(ConfigError, match=r"reports 'val_loss', and fit.. puts val_"):
-        model.fit(X, Y, validation_data=(X, Y), **FIT)
