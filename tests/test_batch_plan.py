@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 from ipufit import Callback, ConfigError, DataError, IPUConfig, IPUModel, poptorch
-from ipufit.batching import BatchPlan
-from ipufit.planning.choices import nearest_batch_sizes
 from tests.strategies import examples
 
 
@@ -80,40 +78,20 @@ def test_fit_does_what_the_plan_says(
     )
 
 
-@given(
-    count=st.integers(1, 400),
-    size=st.integers(1, 40),
-    unit=st.integers(1, 6),
-    iterations=st.integers(1, 4),
-)
-def test_the_nearest_sizes_are_those_of_a_search(count, size, unit, iterations):
-    def derive(batch_size):
-        if batch_size % unit:
-            raise ConfigError("it is not made of its factors")
-        return BatchPlan(batch_size)
-
-    found = nearest_batch_sizes(
-        count, BatchPlan(size, device_iterations=iterations), derive
-    )
-    good = [
-        one
-        for one in range(1, count + 1)
-        if count % (one * iterations) == 0 and one % unit == 0
-    ]
-    if count % (size * iterations) == 0 or count % iterations:
-        assert found == ()
+@settings(max_examples=examples(50))
+@given(count=st.integers(8, 200), size=st.integers(1, 10), iterations=st.integers(1, 3))
+def test_the_sizes_that_it_names_leave_nothing_over(count, size, iterations):
+    model = compiled(micro_batch_size=1, replicas=2, device_iterations=iterations)
+    size *= 2
+    plan = model.batch_plan(*data(count), batch_size=size)
+    good = [one for one in range(2, count + 1, 2) if count % (one * iterations) == 0]
+    if not plan.dropped_samples or count % iterations:
+        assert plan.nearest_batch_sizes == ()
         return
     smaller, larger = [g for g in good if g < size], [g for g in good if g > size]
-    assert found == (*smaller[-2:], *larger[:2])
-
-
-def test_the_sizes_that_it_names_leave_nothing_over():
-    model = compiled(micro_batch_size=4, replicas=2)
-    plan = model.batch_plan(*data(96), batch_size=40)
-    assert plan.dropped_samples == 16
-    assert plan.nearest_batch_sizes == (24, 32, 48, 96)
-    for size in plan.nearest_batch_sizes:
-        assert not model.batch_plan(*data(96), batch_size=size).dropped_samples
+    assert plan.nearest_batch_sizes == (*smaller[-2:], *larger[:2])
+    for one in plan.nearest_batch_sizes:
+        assert not model.batch_plan(*data(count), batch_size=one).dropped_samples
 
 
 def test_a_pipeline_has_a_bubble():
@@ -158,33 +136,48 @@ def test_arguments_that_choose_the_samples_count(arguments, samples, updates):
     assert (counted.calls, counted.seen) == (plan.calls, (updates, samples))
 
 
-def test_data_of_unknown_length_have_no_epochs():
-    model = compiled(micro_batch_size=8)
-    plan = model.batch_plan(Stream(), batch_size=8)
-    assert plan.calls is plan.updates is None
-    assert str(plan).endswith("The data don't say how many samples an epoch has.")
+class Each(Callback):
+    def on_train_batch_end(self, batch, logs):
+        pass
 
 
-def test_a_callback_that_hears_each_update_is_counted_with():
-    class Each(Callback):
-        def on_train_batch_end(self, batch, logs):
-            pass
-
-    plan = compiled(micro_batch_size=8).batch_plan(*data(64), callbacks=Each())
-    assert plan.batch.device_iterations == 1
-    assert plan.reason == "Each hears each update"
+class Watching(Callback):
+    def watched_gradients(self, module):
+        return ["weight"]
 
 
-def test_bad_factors_are_refused():
-    with pytest.raises(ConfigError, match="nearest legal values are 24 and 32"):
-        compiled(micro_batch_size=8).batch_plan(*data(64), batch_size=30)
+def asks_for_final(options, is_training):
+    if is_training:
+        options.outputMode(poptorch.OutputMode.Final)
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "reason"),
+    [
+        ({}, {"callbacks": Each()}, "Each hears each update"),
+        ({}, {"callbacks": Watching()}, "gradients are watched"),
+        ({"customize": asks_for_final}, {}, "customize asks for Final"),
+        ({}, None, "the data doesn't say for certain how many samples come"),
+    ],
+)
+def test_a_plan_says_why_a_call_makes_one_update(config, given, reason):
+    model = compiled(**config)
+    arguments = {} if given is None else given
+    given_data = [Stream()] if given is None else data(48)
+    plan = model.batch_plan(*given_data, batch_size=4, **arguments)
+    assert (plan.batch.device_iterations, plan.reason) == (1, reason)
+    if given is None:
+        assert plan.calls is plan.updates is None
+        assert str(plan).endswith("The data don't say how many samples an epoch has.")
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_lazy_layers_get_their_shapes():
+def test_lazy_layers_get_their_shapes_and_bad_factors_are_refused():
     model = IPUModel(torch.nn.Sequential(torch.nn.LazyLinear(2)))
     model.compile("sgd", "cross_entropy")
     assert model.batch_plan(*data(48), batch_size=4).batch.device_iterations == 12
+    with pytest.raises(ConfigError, match="nearest legal values are 24 and 32"):
+        compiled(micro_batch_size=8).batch_plan(*data(64), batch_size=30)
 
 
 def test_a_generator_keeps_its_first_batch():
@@ -192,27 +185,3 @@ def test_a_generator_keeps_its_first_batch():
     with pytest.raises(DataError, match="take its first batch away"):
         compiled().batch_plan(batches, batch_size=4)
     assert len(list(batches)) == 3
-
-
-def test_data_of_unknown_length_is_why_a_call_has_one_update():
-    plan = compiled().batch_plan(Stream(), batch_size=4)
-    assert plan.reason == "the data doesn't say for certain how many samples come"
-
-
-def test_the_plan_knows_what_customize_asks_for():
-    def customize(options, is_training):
-        if is_training:
-            options.outputMode(poptorch.OutputMode.Final)
-
-    plan = compiled(customize=customize).batch_plan(*data(48), batch_size=4)
-    assert plan.batch.device_iterations == 1
-    assert plan.reason == "customize asks for Final"
-
-
-def test_the_plan_knows_that_gradients_are_watched():
-    class Watching(Callback):
-        def watched_gradients(self, module):
-            return ["weight"]
-
-    plan = compiled().batch_plan(*data(48), batch_size=4, callbacks=Watching())
-    assert plan.reason == "gradients are watched"

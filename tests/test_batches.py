@@ -107,15 +107,28 @@ def test_a_list_has_the_figures_in_the_order_of_compile():
     assert only.test_on_batch(X, Y, return_dict=False) == pytest.approx(named["loss"])
 
 
-def test_batches_of_other_sizes_are_compiled_for_anew():
-    model, twin = compiled(), reference.network()
+def test_batches_of_any_size_evaluations_and_fits_go_on_from_each_other():
+    """With a schedule, which goes on, too."""
+    model = compiled(lr_schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5))
+    twin = reference.network()
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.5, momentum=0.9)
-    for count in (4, 7, 4, 20):
-        figures = model.train_on_batch(X[:count], Y[:count])
-        trained = reference.train(twin, optimizer, X[:count], Y[:count], count)
-        expected = trained.figures()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for count in (4, 7, 4, 20, 48):
+        x, y = X[:count], Y[:count]
+        figures = model.train_on_batch(x, y)
+        expected = reference.train(twin, optimizer, x, y, count).figures()
+        scheduler.step()
         assert {n: figures[n] for n in expected} == pytest.approx(expected, rel=1e-4)
+        expected = reference.evaluate(twin, X, Y)
+        figures = model.test_on_batch(X, Y)
+        assert {n: figures[n] for n in expected} == pytest.approx(expected, rel=1e-4)
+    model.fit(X, Y, batch_size=48, shuffle=False, verbose=0)
+    reference.train(twin, optimizer, X, Y, 48)
     reference.assert_same_weights(model.module, twin, rtol=1e-4)
+    start = model.get_weights()
+    first = model.train_on_batch(X, Y)
+    model.set_weights(start)
+    assert model.test_on_batch(X, Y) == pytest.approx(first, rel=1e-5)
 
 
 # Weights on the device ----------------------------------------------------------------
@@ -149,32 +162,6 @@ def test_weights_stay_on_the_device_from_batch_to_batch(copies):
     assert any((mine != theirs).any() for mine, theirs in zip(before, after))
 
 
-def test_an_evaluation_between_batches_sees_what_was_learnt():
-    model, twin = compiled(), reference.network()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.5, momentum=0.9)
-    for _ in range(3):
-        model.train_on_batch(X, Y)
-        reference.train(twin, optimizer, X, Y, 48)
-        expected = reference.evaluate(twin, X, Y)
-        figures = model.test_on_batch(X, Y)
-        assert {n: figures[n] for n in expected} == pytest.approx(expected, rel=1e-4)
-        with torch.no_grad():
-            torch.testing.assert_close(
-                model.predict_on_batch(X), twin(X), rtol=1e-4, atol=1e-5
-            )
-
-
-def test_weights_may_be_set_between_batches():
-    model, twin = compiled(), compiled()
-    start = model.get_weights()
-    first = model.train_on_batch(X, Y)
-    model.train_on_batch(X, Y)
-    model.set_weights(start)
-    assert model.test_on_batch(X, Y) == pytest.approx(first, rel=1e-5)
-    assert model.train_on_batch(X, Y) == pytest.approx(first, rel=1e-5)
-    assert twin.train_on_batch(X, Y) == pytest.approx(first)
-
-
 def test_parameters_may_be_frozen_between_batches():
     model = compiled()
     model.train_on_batch(X, Y)
@@ -187,56 +174,21 @@ def test_parameters_may_be_frozen_between_batches():
     assert (model.get_weights()[2] != last).any()
 
 
-def test_a_fit_goes_on_where_batches_ended():
-    model, twin = compiled(), reference.network()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.5, momentum=0.9)
-    model.train_on_batch(X, Y)
-    model.fit(X, Y, batch_size=48, shuffle=False, verbose=0)
-    model.train_on_batch(X, Y)
-    for _ in range(3):
-        reference.train(twin, optimizer, X, Y, 48)
-    model.get_weights()
-    reference.assert_same_weights(model.module, twin, rtol=1e-4)
-
-
-# Schedules ----------------------------------------------------------------------------
-
-
-def test_schedules_go_on_from_batch_to_batch():
-    model = compiled(lr_schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5))
-    twin = reference.network()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.5, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    for _ in range(4):
-        model.train_on_batch(X, Y)
-        reference.train(twin, optimizer, X, Y, 48)
-        scheduler.step()
-    model.get_weights()
-    reference.assert_same_weights(model.module, twin, rtol=1e-4)
-
-
-# Errors -------------------------------------------------------------------------------
-
-
-def test_a_batch_makes_whole_updates():
-    model = compiled(IPUConfig(device_iterations=5))
-    with pytest.raises(DataError, match="48 samples doesn't make the 5"):
-        model.train_on_batch(X, Y)
-
-
-def test_a_batch_is_made_of_the_factors():
-    model = compiled(IPUConfig(replicas=5))
-    with pytest.raises(ConfigError, match="batch_size=48"):
-        model.train_on_batch(X, Y)
-
-
-@pytest.mark.parametrize("run", ["train_on_batch", "test_on_batch"])
-def test_nothing_is_done_before_compile_or_without_targets(run):
-    with pytest.raises(NotCompiledError):
-        getattr(IPUModel(reference.network()), run)(X, Y)
-    with pytest.raises(DataError, match="no targets"):
-        getattr(compiled(), run)(X)
-    assert IPUModel(reference.network()).predict_on_batch(X).shape == (48, 4)
+@pytest.mark.parametrize(
+    ("model", "run", "error", "message"),
+    [
+        ({"device_iterations": 5}, "train", DataError, "48 samples doesn't make the 5"),
+        ({"replicas": 5}, "train", ConfigError, "batch_size=48"),
+        (None, "train", NotCompiledError, "compile"),
+        (None, "test", NotCompiledError, "compile"),
+    ],
+)
+def test_batches_that_make_no_updates_are_refused(model, run, error, message):
+    uncompiled = IPUModel(reference.network())
+    model = uncompiled if model is None else compiled(IPUConfig(**model))
+    with pytest.raises(error, match=message):
+        getattr(model, f"{run}_on_batch")(X, Y)
+    assert uncompiled.predict_on_batch(X).shape == (48, 4)
 
 
 def test_class_weights_need_a_loss_with_values_per_sample():

@@ -58,17 +58,6 @@ def test_a_module_that_was_changed_is_compiled_anew(change):
     torch.testing.assert_close(model.predict(X, verbose=0), expected)
 
 
-def test_a_layer_that_was_swapped_after_a_fit_is_trained():
-    module = reference.network()
-    model = compiled(module)
-    model.fit(X, Y, verbose=0)
-    swap_layer(module)
-    twin = copy.deepcopy(module)
-    model.fit(X, Y, shuffle=False, verbose=0)
-    reference.train(twin, torch.optim.SGD(twin.parameters(), lr=0.01), X, Y, 32)
-    reference.assert_same_weights(module, twin)
-
-
 def test_submodules_that_somebody_put_in_eval_mode_stay_so():
     module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
     module[0].eval()
@@ -78,6 +67,17 @@ def test_submodules_that_somebody_put_in_eval_mode_stay_so():
     module.eval()  # all of it: as predictions leave it, say
     model.fit(X, Y, verbose=0, batch_size=16)
     assert not torch.equal(module[0].running_mean, torch.zeros(3))
+
+
+def test_a_layer_that_was_swapped_after_a_fit_is_trained():
+    module = reference.network()
+    model = compiled(module)
+    model.fit(X, Y, verbose=0)
+    swap_layer(module)
+    twin = copy.deepcopy(module)
+    model.fit(X, Y, shuffle=False, verbose=0)
+    reference.train(twin, torch.optim.SGD(twin.parameters(), lr=0.01), X, Y, 32)
+    reference.assert_same_weights(module, twin)
 
 
 # Orders and steps -------------------------------------------------------------
@@ -99,26 +99,14 @@ def test_each_fit_has_orders_of_its_own_and_a_seed_repeats_them_all():
     assert first == orders()
 
 
-def test_steps_count_the_batches_of_a_loader():
+def test_steps_count_batches_of_the_loader_or_of_the_training_and_go_on():
+    model = compiled(config=IPUConfig(micro_batch_size=2))
+    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), "cross_entropy")
     loader = DataLoader(TensorDataset(X, Y), batch_size=10)
-    model = compiled()
     figures = model.evaluate(loader, steps=2, verbose=0)
     expected = reference.evaluate(model.module, X[:20], Y[:20])
     assert figures["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert len(model.predict(loader, steps=2, verbose=0)) == 20
-
-
-def test_validation_steps_count_batches_of_the_training_size():
-    model = compiled(config=IPUConfig(micro_batch_size=2))
-    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), "cross_entropy")
-    history = model.fit(
-        X, Y, batch_size=8, verbose=0, validation_data=(X, Y), validation_steps=2
-    ).history
-    expected = reference.evaluate(model.module, X[:16], Y[:16])
-    assert history["val_loss"] == [pytest.approx(expected["loss"], rel=1e-5)]
-
-
-def test_validation_steps_go_on_through_a_generator():
     drawn = []
 
     def batches():
@@ -126,17 +114,12 @@ def test_validation_steps_go_on_through_a_generator():
             drawn.append(start)
             yield X[start : start + 8], Y[start : start + 8]
 
-    model = compiled()
-    model.fit(
-        X,
-        Y,
-        batch_size=8,
-        epochs=2,
-        verbose=0,
-        validation_data=batches(),
-        validation_steps=2,
-    )
+    fit = {"batch_size": 8, "epochs": 2, "validation_steps": 2, "verbose": 0}
+    history = model.fit(X, Y, validation_data=batches(), **fit).history
     assert drawn == [0, 8, 16, 24]
+    halves = (slice(0, 16), slice(16, 32))
+    losses = [reference.evaluate(model.module, X[h], Y[h])["loss"] for h in halves]
+    assert history["val_loss"] == pytest.approx(losses, rel=1e-5)
 
 
 def test_steps_per_execution_may_be_another_each_time():

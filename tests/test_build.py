@@ -9,7 +9,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from ipufit import (
     ConfigError,
@@ -27,30 +27,6 @@ SPEC = (
     torch.empty(1, 3, device="meta"),
     torch.empty(1, dtype=torch.int64, device="meta"),
 )
-
-
-class OwnLoss(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 4)
-
-    def forward(self, x, labels):
-        out = self.layer(x)
-        return out, torch.nn.functional.cross_entropy(out, labels)
-
-
-class Counted(Dataset):
-    """Notes which samples are read."""
-
-    def __init__(self):
-        self.read = []
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, index):
-        self.read.append(int(index))
-        return X[index], Y[index]
 
 
 @pytest.fixture
@@ -86,6 +62,7 @@ CASES = {
     "sample weights": ({}, {"sample_weight": torch.ones(32)}),
     "gradients": ({}, {"callbacks": [GradientMonitor()]}),
     "validation": ({}, {"validation_batch_size": 16}),
+    "steps": ({}, {"validation_split": 0.25, "steps_per_epoch": 6, "batch_size": 4}),
 }
 
 
@@ -99,18 +76,11 @@ def test_that_the_next_runs_compile_nothing(case, moves):
     assert compiled == len(built.programs)
     assert names(built)[-1] == "training"
     assert built.seconds > 0
-    model.fit(X, Y, validation_data=(X, Y), verbose=0, **arguments)
+    data = {} if "validation_split" in arguments else {"validation_data": (X, Y)}
+    model.fit(X, Y, verbose=0, **data, **arguments)
     model.evaluate(X, Y, verbose=0)
     model.predict(X, verbose=0)
     assert moves.taken()["compiled"] == 0
-
-
-def test_that_one_inference_program_serves_all_with_a_micro_batch_size(moves):
-    model = make(micro_batch_size=4)
-    assert names(model.build(X, Y, 8, 0)) == ["inference", "training"]
-    again = model.build(X, Y, 8, 0)
-    assert moves.taken()["compiled"] == 2
-    assert again.seconds == 0
 
 
 def test_that_shapes_and_types_are_enough(moves):
@@ -120,6 +90,16 @@ def test_that_shapes_and_types_are_enough(moves):
     assert compiled == 3
     model.fit(X, Y, 8, validation_data=(X, Y), verbose=0)
     assert moves.taken()["compiled"] == 0
+    model = make(micro_batch_size=4)
+    assert names(model.build(X, verbose=0)) == ["inference"]  # without targets
+    model = IPUModel(torch.nn.Linear(3, 4))  # without settings
+    assert names(model.build(X, Y, 16, verbose=0)) == ["inference"]
+    data = reference.Recorded(X, Y)
+    assert names(make(micro_batch_size=4).build(data, batch_size=8, verbose=0)) == [
+        "inference",
+        "training",
+    ]
+    assert set(data.asked) == {0}  # the first sample only
 
 
 @pytest.mark.parametrize("way", ["data", "meta", "validation_data", "split"])
@@ -151,22 +131,6 @@ def test_that_open_iterations_go_by_the_number_of_samples(way, moves):
     assert "inference_iterations left open" in str(built)
 
 
-def test_that_shapes_nest_as_inputs_do(moves):
-    model = IPUModel(OwnLoss(), IPUConfig(micro_batch_size=8, device_iterations=1))
-    model.compile("sgd")
-    built = model.build({"x": SPEC[0], "labels": SPEC[1]}, verbose=0)
-    assert names(built) == ["inference", "training"]
-    moves.clear()
-    model.fit({"x": X, "labels": Y}, verbose=0)
-    assert moves["compiled"] == 0
-
-
-def test_that_a_dataset_gives_its_first_sample_only():
-    data = Counted()
-    make().build(data, batch_size=8, verbose=0)
-    assert set(data.read) == {0}
-
-
 @pytest.mark.parametrize("seed", [1, None])
 @pytest.mark.parametrize("is_loader", [False, True])
 def test_that_a_run_has_the_same_bits_after_it(seed, is_loader):
@@ -187,28 +151,6 @@ def test_that_a_run_has_the_same_bits_after_it(seed, is_loader):
     built_losses, built_weights = train(is_built=True)
     assert losses == built_losses
     assert all(map(np.array_equal, weights, built_weights))
-
-
-def test_that_training_goes_on_as_if_nothing_was_built_in_between():
-    def train(*, is_built):
-        model = make()
-        model.fit(X, Y, 8, shuffle=False, verbose=0)
-        if is_built:
-            model.build(X, Y, 16, verbose=0)
-        model.fit(X, Y, 8, shuffle=False, verbose=0)
-        return model.get_weights()
-
-    weights, built = train(is_built=False), train(is_built=True)
-    assert all(map(np.array_equal, weights, built))
-
-
-def test_that_a_model_without_targets_or_settings_has_inference_only(moves):
-    assert names(make().build(X, verbose=0)) == ["inference"]
-    model = IPUModel(torch.nn.Linear(3, 4))
-    assert names(model.build(X, Y, 16, verbose=0)) == ["inference"]
-    moves.clear()
-    model.predict(X, 16, verbose=0)
-    assert moves["compiled"] == 0
 
 
 def test_the_cache_of_executables(tmp_path):
@@ -245,16 +187,6 @@ def test_the_lines_that_a_build_prints(capsys):
     )
 
 
-def test_that_updates_per_call_are_those_of_the_fit(moves):
-    model = make(micro_batch_size=4)
-    given = {"validation_split": 0.25, "steps_per_epoch": 6, "batch_size": 4}
-    built = model.build(X, Y, verbose=0, **given)
-    assert built.programs[-1].plan.device_iterations == 6
-    moves.taken()
-    model.fit(X, Y, verbose=0, epochs=2, **given)
-    assert moves.taken()["compiled"] == 0
-
-
 def test_that_an_example_says_what_it_left_open():
     built = make(micro_batch_size=4).build(*SPEC, batch_size=8, verbose=0)
     program = built.programs[-1]
@@ -280,20 +212,6 @@ def test_that_wrong_arguments_are_refused(moves):
     with pytest.raises(ConfigError):
         make(micro_batch_size=3).build(X, Y, 8, verbose=0)
     assert not moves["compiled"]
-
-
-def test_that_a_module_fails_at_once_and_leaves_the_ipus():
-    class Branching(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(3, 4)
-
-        def forward(self, x):
-            return self.layer(x) if x.sum() > 0 else self.layer(-x)
-
-    model = IPUModel(Branching())
-    with pytest.raises(poptorch.Error):
-        model.build(X, verbose=0)
 
 
 class TestOffline:

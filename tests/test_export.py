@@ -120,13 +120,15 @@ def test_the_description(tmp_path):
     assert sorted(os.listdir(path.parent)) == ["model.popef", "model.popef.json"]
 
 
-def test_that_a_folder_gets_the_name_that_triton_looks_for(tmp_path):
-    make().export(tmp_path, X)
-    assert sorted(os.listdir(tmp_path)) == ["executable.popef", "executable.popef.json"]
-
-
 def test_an_executable_alone(tmp_path):
+    """Made offline, in a folder under the name that Triton looks for."""
+    offline = IPUModel(network(), IPUConfig(micro_batch_size=8, offline=True))
+    offline.export(tmp_path, X)
+    files = ["executable.popef", "executable.popef.json"]
+    assert sorted(os.listdir(tmp_path)) == files
     model = make(micro_batch_size=8)
+    loaded = poptorch.load(str(tmp_path / files[0]))
+    assert torch.equal(loaded(X[:8]), model.predict(X[:8], verbose=0))
     path = str(tmp_path / "alone.popef")
     about = model.export(path, X, with_module=False)
     assert not about["has_module"]
@@ -136,14 +138,6 @@ def test_an_executable_alone(tmp_path):
     executor = poptorch.inferenceModel(model.module.eval(), options)
     executor.loadExecutable(path)
     assert torch.equal(executor(X[:8]), model.predict(X[:8], verbose=0))
-
-
-def test_that_it_works_offline_and_before_compile(tmp_path):
-    model = IPUModel(network(), IPUConfig(micro_batch_size=8, offline=True))
-    model.export(tmp_path / "model.popef", X)
-    loaded = poptorch.load(str(tmp_path / "model.popef"))
-    here = IPUModel(model.module, IPUConfig(micro_batch_size=8))
-    assert torch.equal(loaded(X[:8]), here.predict(X[:8], verbose=0))
 
 
 def test_that_a_file_stays_whole_if_writing_fails(tmp_path):

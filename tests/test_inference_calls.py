@@ -12,11 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import ipufit
 from ipufit import Callback, IPUConfig, IPUModel, poptorch
 from ipufit.callbacks import ProgressDisplay
-from ipufit.emulator._ground.switches import FOLD_VARIABLE
-from ipufit.engine import Executors
-from ipufit.metrics import AUC
-from ipufit.planning.choices import MOST_CALL_BYTES
-from tests import reference
+from tests import modes, reference
 from tests.strategies import examples
 
 X, Y = reference.samples(128)
@@ -42,14 +38,21 @@ class Scaled(torch.nn.Module):
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """Rows of each call."""
-    found, infer = [], Executors.infer
+    """Rows of each call of an inference program."""
+    found, executors = [], []
+    make, call = poptorch.inferenceModel, poptorch.PoplarExecutor.__call__
 
-    def spy(executors, batch):
-        found.append(len(batch[0]))
-        return infer(executors, batch)
+    def made(*args, **named):
+        executors.append(make(*args, **named))
+        return executors[-1]
 
-    monkeypatch.setattr(Executors, "infer", spy)
+    def called(executor, *tensors, **named):
+        if any(executor is one for one in executors):
+            found.append(len([*tensors, *named.values()][0]))
+        return call(executor, *tensors, **named)
+
+    monkeypatch.setattr(poptorch, "inferenceModel", made)
+    monkeypatch.setattr(poptorch.PoplarExecutor, "__call__", called)
     return found
 
 
@@ -81,13 +84,14 @@ def test_one_call_takes_all_that_fit(sizes):
     assert taken(sizes) == [96]
     model.predict(X[:3], verbose=0)
     assert taken(sizes) == [4]
-
-
-def test_explicit_numbers_win(sizes):
+    model.test_on_batch(X[:8], Y[:8])
+    model.predict_on_batch(X[:8])
+    assert taken(sizes) == [4] * 4
     make(inference_iterations=5).evaluate(X[:40], Y[:40], verbose=0)
-    assert taken(sizes) == [20, 20]
-    make(device_iterations=5).evaluate(X[:64], Y[:64], verbose=0)
-    assert taken(sizes) == [64]
+    assert taken(sizes) == [20, 20]  # explicit numbers win
+    x = torch.zeros(64, 1).expand(64, 2**20)  # 4 MiB each
+    make(micro_batch_size=1).predict(x, verbose=0)
+    assert taken(sizes) == [8] * 8
 
 
 class Hears(Callback):
@@ -115,17 +119,6 @@ def test_who_hears_each_batch_gets_each(sizes, given):
     model.evaluate(x, y, callbacks=Display(), verbose=0)
     model.predict(x, callbacks=[Display(), ipufit.Callback()], verbose=0)
     assert taken(sizes) == [32, 32]
-
-
-def test_batches_keep_their_calls(sizes):
-    model = make()
-    model.test_on_batch(X[:8], Y[:8])
-    model.predict_on_batch(X[:8])
-    assert taken(sizes) == [4] * 4
-    free = IPUModel(Scaled())
-    free.compile("sgd", "mse")
-    free.predict_on_batch(X)
-    assert taken(sizes) == [128]
 
 
 def test_other_output_modes_keep_their_calls(sizes):
@@ -181,33 +174,6 @@ def test_samples_that_are_loaded_begin_small(sizes):
     assert max(taken(sizes)) <= 128
 
 
-def test_large_outputs_make_calls_small(sizes):
-    # 3 x 64 x 64 numbers in and ten times as many out: 2 MiB of micro-batches.
-    x = torch.zeros(96, 3, 64 * 64)
-
-    class Large(torch.nn.Module):
-        def forward(self, x):
-            return x[..., None].expand(-1, -1, -1, 10) * 1.0
-
-    model = IPUModel(Large(), IPUConfig(micro_batch_size=4))
-    num_bytes = x[0].numel() * 4 * 11
-    passes = MOST_CALL_BYTES // (4 * num_bytes)
-    assert passes == 31
-    for part in model.predict(x[:4], stream=True, verbose=0):
-        assert part.shape == (4, 3, 4096, 10)
-    sizes.clear()
-    model.predict(x, verbose=0)
-    assert taken(sizes) == [96]
-    assert 4 * 16 * num_bytes < MOST_CALL_BYTES
-
-
-def test_large_inputs_make_calls_small(sizes):
-    x = torch.zeros(64, 1).expand(64, 2**20)  # 4 MiB each
-    model = IPUModel(Scaled(), IPUConfig(micro_batch_size=1))
-    model.predict(x, verbose=0)
-    assert taken(sizes) == [8] * 8
-
-
 def test_outputs_of_unknown_size_begin_small(sizes):
     class ByValue(torch.nn.Module):
         def forward(self, x):
@@ -218,26 +184,6 @@ def test_outputs_of_unknown_size_begin_small(sizes):
     model = IPUModel(ByValue(), IPUConfig(micro_batch_size=4))
     model.predict(X, verbose=0)
     assert taken(sizes) == [16] * 8
-
-
-def test_modules_are_looked_at_once(monkeypatch):
-    calls = []
-
-    class Counting(Scaled):
-        def forward(self, x):
-            calls.append(len(x) == 1)
-            self.seen = x
-            return super().forward(x)
-
-    module = Counting()
-    model = make(module)
-    state = torch.get_rng_state()
-    for _ in range(3):
-        model.evaluate(X, Y, verbose=0)
-    assert calls.count(True) == 1
-    assert torch.equal(torch.get_rng_state(), state)
-    model.predict(X[:4], verbose=0)
-    assert calls.count(True) == 1
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
@@ -283,7 +229,7 @@ def test_no_figure_and_no_output_has_another_bit(
             patch.setattr("ipufit.engine.loop._MOST_BYTES", most)
             if kind in ("own loss", "logged", "step"):
                 # A program's means over rows are rounded otherwise in a fold.
-                patch.setenv(FOLD_VARIABLE, "0")
+                patch.setenv(*modes.VARIABLES["looped"])
             found.append(run(kind, x, y, weights, config))
     assert found[0] == found[1]
 
@@ -316,18 +262,6 @@ def run(kind, x, y, weights, config):
         validated = {name: column[0] for name, column in history.items()}
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     return bits(figures), bits(validated), [one.tolist() for one in outputs]
-
-
-def test_streamed_metrics_have_the_same_bits():
-    x, y = X[:, :1], Y.gt(1).float()[:, None]
-    found = []
-    for given_iterations in ({}, {"inference_iterations": 1}):
-        model = IPUModel(
-            torch.nn.Identity(), IPUConfig(micro_batch_size=4, **given_iterations)
-        )
-        model.compile("sgd", "mse", metrics=[AUC()])
-        found.append(bits(model.evaluate(x, y, verbose=0)))
-    assert found[0] == found[1]
 
 
 class Counting(torch.nn.Module):

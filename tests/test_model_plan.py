@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import ipufit
 from ipufit import IPUConfig, IPUModel, poptorch
 from ipufit.errors import ConfigError, DataError, NotCompiledError, UnknownNameError
 
@@ -52,10 +51,13 @@ def test_the_tutorials_pipeline_comes_out():
     assert (plan.epoch.calls, plan.epoch.updates) == (15, 150)
     assert plan.epoch.dropped_samples == 0
     assert (plan.num_ipus, plan.slowest_stage) == (4, 1)
-
-
-def test_its_text_says_so():
-    text = str(tutorial())
+    assert (plan.schedule.num_cycles, plan.schedule.num_full_cycles) == (16, 4)
+    assert plan.bubble_at(7) == pytest.approx(6 / 13)
+    inference = plan.inference_schedule
+    assert (inference.stages, inference.micro_batches) == (4, 10)
+    assert inference.idle_share == pytest.approx(3 / 13)
+    assert plan == tutorial()
+    text = str(plan)
     for words in (
         "Plan of Sequential with AdamW, on 4 IPUs: Mk2 (GC200)",
         "37.5%",
@@ -67,16 +69,6 @@ def test_its_text_says_so():
     ):
         assert words in text
     assert " fits" not in text
-
-
-def test_a_pipeline_fills_works_and_drains():
-    schedule = tutorial().schedule
-    assert (schedule.num_cycles, schedule.num_full_cycles) == (16, 4)
-    plan = tutorial()
-    assert plan.bubble_at(7) == pytest.approx(6 / 13)
-    inference = plan.inference_schedule
-    assert (inference.stages, inference.micro_batches) == (4, 10)
-    assert inference.idle_share == pytest.approx(3 / 13)
 
 
 def test_recomputation_is_pytorchs_default_in_pipelines_only():
@@ -120,17 +112,19 @@ def test_state_off_the_chip_or_sharded_isnt_there():
     assert states[2] == [*states[0][:2], states[0][2] - 8 * large // 2, states[0][3]]
 
 
-def test_own_options_say_where_the_state_is():
-    options = poptorch.Options().deviceIterations(1)
-    options.Training.gradientAccumulation(2)
-    location = poptorch.TensorLocationSettings().useOnChipStorage(False)
-    options.TensorLocations.setOptimizerLocation(location.minElementsForOffChip(5000))
-    network = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 3))
-    model = IPUModel(network, IPUConfig(training_options=options))
-    model.compile("adamw", "cross_entropy")
-    plan = model.plan(torch.zeros(32, 100), torch.zeros(32, dtype=torch.int64), 8)
-    small = 100 + 303
-    assert plan.memory[0].optimizer_state == 8 * small + 4 * 4
+@pytest.mark.parametrize(
+    ("least", "on_chip"), [(2, [0, 0, 0, 0]), (5000, [260, 20, 256, 2570])]
+)
+def test_customize_says_where_the_state_is(least, on_chip):
+    def customize(options, is_training):
+        location = poptorch.TensorLocationSettings().useOnChipStorage(False)
+        location.minElementsForOffChip(least)
+        options.TensorLocations.setOptimizerLocation(location)
+
+    plan = tutorial(customize=customize)
+    assert plan.settings.is_off_chip
+    states = [memory.optimizer_state for memory in plan.memory]
+    assert states == [8 + 8 * count for count in on_chip]
 
 
 def test_choices_are_what_a_plan_with_these_settings_says():
@@ -172,17 +166,12 @@ def test_traffic_counts_what_goes_in_and_comes_back():
     assert inference.output_bytes == 800 * row
 
 
-def test_other_kinds_of_ipus_have_other_memory():
-    model, x, y = digits()
-    assert model.plan(x, y, device="mk1").fullest.capacity == 304 * 2**20
-    plan = model.plan(x, y, device="bow")
-    assert plan.device.name == "Bow"
-    with pytest.raises(UnknownNameError, match="mk3"):
-        model.plan(x, y, device="mk3")
-
-
 def test_what_is_certainly_too_large_is_said():
     model, x, y = digits()
+    assert model.plan(x, y, device="mk1").fullest.capacity == 304 * 2**20
+    assert model.plan(x, y, device="bow").device.name == "Bow"
+    with pytest.raises(UnknownNameError, match="mk3"):
+        model.plan(x, y, device="mk3")
     plan = model.plan(x, y)
     exact = plan.memory[0].exact
 
@@ -194,19 +183,6 @@ def test_what_is_certainly_too_large_is_said():
     assert "uncertain" in judged(0.7)
     assert "in the range of public" in judged(0.4)
     assert "in the range of public" in str(plan)
-
-
-@pytest.mark.parametrize(
-    ("stages", "replicas", "reserved"), [(1, 1, 0), (3, 1, 4), (2, 2, 0), (2, 3, 8)]
-)
-def test_ipus_that_are_reserved_and_idle_are_told(stages, replicas, reserved):
-    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
-    names = None if stages == 1 else ["0", "1", "2"][:stages]
-    model = IPUModel(layers, IPUConfig(2, pipeline=names, replicas=replicas))
-    model.compile("sgd", "mse")
-    told = str(model.plan(torch.zeros(60, 4), torch.zeros(60, 4)))
-    assert ("reserves IPUs in powers of two" in told) == bool(reserved)
-    assert f"two: {reserved} for these {stages * replicas}." in told or not reserved
 
 
 class Own(nn.Module):
@@ -221,12 +197,28 @@ class Own(nn.Module):
             return self.head(x)
 
 
-def test_blocks_that_forward_begins_are_stages():
-    model = IPUModel(Own(), IPUConfig(micro_batch_size=2, gradient_accumulation=3))
+def own(accumulation, **config):
+    layout = {"micro_batch_size": 2, "gradient_accumulation": accumulation, **config}
+    model = IPUModel(Own(), IPUConfig(**layout))
     model.compile("sgd", "cross_entropy")
-    plan = model.plan(torch.zeros(60, 4), torch.zeros(60, dtype=torch.int64))
+    return model.plan(torch.zeros(60, 4), torch.zeros(60, dtype=torch.int64))
+
+
+def test_blocks_that_forward_begins_are_stages():
+    plan = own(3)
     assert (plan.num_ipus, plan.num_stages, plan.bubble) == (2, 2, 0.4)
     assert "The pipeline of 2 stages" in str(plan)
+    assert "IPUs in powers of two" not in str(plan)
+    told = str(own(3, replicas=3))
+    assert "reserves IPUs in powers of two: 8 for these 6." in " ".join(told.split())
+    refused = str(own(2))
+    assert "PopTorch will refuse this pipeline" in refused
+    assert "gradient_accumulation=3 or more, and it is 2" in refused
+    stages = poptorch.ShardedExecution(
+        poptorch.Stage("body").ipu(0), poptorch.Stage("head").ipu(1)
+    )
+    sharded = own(1, pipeline=stages)
+    assert (sharded.settings.is_pipelined, sharded.num_ipus) == (False, 2)
 
 
 def test_data_that_fill_no_call_are_said():
@@ -242,6 +234,7 @@ def test_data_that_fill_no_call_are_said():
 
 def test_targets_that_fit_would_miss_are_said():
     model, x, y = digits(micro_batch_size=2, device_iterations=1)
+    model.fit(x[:20], y[:20], verbose=0)
     with_targets, without = model.plan(x, y), model.plan(x)
     with pytest.raises(DataError) as refused:
         model.fit(x[:20], verbose=0)
@@ -269,35 +262,6 @@ def test_a_loss_of_the_modules_own_needs_no_targets(metrics):
     assert ("no targets to compute metrics" in str(plan)) == bool(metrics)
 
 
-def test_a_pipeline_that_poptorch_refuses_is_said():
-    model = IPUModel(Own(), IPUConfig(micro_batch_size=2, gradient_accumulation=2))
-    model.compile("sgd", "cross_entropy")
-    plan = model.plan(torch.zeros(60, 4), torch.zeros(60, dtype=torch.int64))
-    assert "PopTorch will refuse this pipeline" in str(plan)
-    assert "gradient_accumulation=3 or more, and it is 2" in str(plan)
-
-
-def test_a_strategy_of_poptorch_may_run_stages_one_after_the_other():
-    stages = poptorch.ShardedExecution(
-        poptorch.Stage("body").ipu(0), poptorch.Stage("head").ipu(1)
-    )
-    model = IPUModel(Own(), IPUConfig(micro_batch_size=2, pipeline=stages))
-    model.compile("sgd", "cross_entropy")
-    plan = model.plan(torch.zeros(60, 4), torch.zeros(60, dtype=torch.int64))
-    assert not plan.settings.is_pipelined
-    assert plan.num_ipus == 2
-
-
-def test_customize_says_where_the_state_is():
-    def customize(options, is_training):
-        location = poptorch.TensorLocationSettings().useOnChipStorage(False)
-        options.TensorLocations.setOptimizerLocation(location)
-
-    plan = tutorial(customize=customize)
-    assert plan.settings.is_off_chip
-    assert [memory.optimizer_state for memory in plan.memory] == [8, 8, 8, 8]
-
-
 def test_a_step_of_ones_own_is_measured():
     def step(module, batch):
         x, y = batch
@@ -309,14 +273,6 @@ def test_a_step_of_ones_own_is_measured():
     assert plan.flops == (2 * (2 * 2 * 4 * 3),)
 
 
-def test_a_model_that_has_been_trained_can_be_planned():
-    model, x, y = digits(micro_batch_size=2, device_iterations=1)
-    model.fit(x[:20], y[:20], verbose=0)
-    plan = model.plan(x, y)
-    assert plan.num_parameters == 90_026
-    model.fit(x[:20], y[:20], verbose=0)
-
-
 def test_data_that_dont_suit_are_refused():
     model, x, y = digits()
     with pytest.raises(DataError):
@@ -326,30 +282,3 @@ def test_data_that_dont_suit_are_refused():
     fresh = IPUModel(nn.Linear(2, 2))
     with pytest.raises(NotCompiledError):
         fresh.plan(torch.zeros(4, 2))
-
-
-class Views(nn.Module):
-    def forward(self, x):
-        return x.view(-1, 2, 2).transpose(1, 2).view(-1, 4)
-
-
-class Refuses(nn.Module):
-    def forward(self, x):
-        raise ValueError("of the user's")
-
-
-def test_errors_of_torch_are_explained_and_those_of_users_are_not():
-    for module, kind in ((Views(), DataError), (Refuses(), ValueError)):
-        model = IPUModel(nn.Sequential(nn.Linear(4, 4), module))
-        model.compile("sgd", "mse")
-        with pytest.raises(kind) as raised:
-            model.plan(torch.zeros(8, 4), torch.zeros(8, 4), batch_size=4)
-        assert type(raised.value) is kind
-
-
-def test_a_plan_is_data():
-    plan = tutorial()
-    assert plan == tutorial()
-    with pytest.raises(AttributeError):
-        plan.title = "another"
-    assert ipufit.IPUModel.plan.__doc__

@@ -58,6 +58,8 @@ ELSEWHERE = {  # pages whose code another test runs, which also looks at its res
     "how-to/transformers.md",  # tests/test_migrate.py, as pages of `migrate`
     *(page for page in PAGES if page.startswith("migrate/")),
 }
+if find_spec("matplotlib") is not None:  # tests/test_screens_of_pages.py
+    ELSEWHERE |= {"how-to/pipelines.md", "how-to/plan.md"}
 # Page -> what has to be so after its code has run, by its names and what it printed.
 RESULTS = {
     "concepts/traced.md": lambda names, _: names["model"].module.beta == 1.0,

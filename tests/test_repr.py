@@ -51,15 +51,6 @@ def test_a_summary_says_its_totals(capsys):
     assert f"{summary.total_parameters:,}" in capsys.readouterr().out  # the table
 
 
-def test_saying_it_leaves_what_was_learnt_on_the_device():
-    x, y = reference.samples(8)
-    model = IPUModel(reference.network())
-    model.compile("sgd", "cross_entropy")
-    model.train_on_batch(x, y)
-    repr(model)
-    assert model._executors._on_host.is_behind(model._executors._training)
-
-
 def test_a_config_says_what_was_set_and_can_be_read_back():
     assert repr(IPUConfig()) == "IPUConfig()"
     config = IPUConfig(micro_batch_size=4, pipeline=("a", ("b", "c")), seed=0)

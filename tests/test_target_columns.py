@@ -59,8 +59,9 @@ def expected(model, rows):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("method", ["fit", "evaluate"])
-@pytest.mark.parametrize("names", ["label", ["label"]])
+@pytest.mark.parametrize(
+    ("method", "names"), [("fit", "label"), ("evaluate", ["label"])]
+)
 def test_a_column_that_was_a_target_is_left_alone(form, method, names):
     model = make()
     if method == "fit":
@@ -74,23 +75,15 @@ def test_a_column_that_was_a_target_is_left_alone(form, method, names):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_can_be_named(form):
+def test_one_that_forward_does_not_take_is_named_and_can_be_named(form):
     model = make()
+    message = r"forward\(x\) has no argument 'label', .*'x', 'label'.*y='la"
+    with pytest.raises(DataError, match=message):
+        model.predict(FORMS[form](), verbose=0)
+    with pytest.raises(DataError, match=r"y=tensor.* names no columns"):
+        model.predict({"x": X}, y=Y, verbose=0)
     predicted = model.predict(FORMS[form](), y="label", verbose=0)
     torch.testing.assert_close(predicted, expected(model, len(predicted)))
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_one_that_forward_does_not_take_is_named(form):
-    with pytest.raises(
-        DataError, match=r"forward\(x\) has no argument 'label', .*'x', 'label'.*y='la"
-    ):
-        make().predict(FORMS[form](), verbose=0)
-
-
-def test_targets_themselves_are_refused():
-    with pytest.raises(DataError, match=r"y=tensor.* names no columns"):
-        make().predict({"x": X}, y=Y, verbose=0)
 
 
 def test_columns_of_frames_are_left_alone():
