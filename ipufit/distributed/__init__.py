@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes that train together: which one this is, and what they exchange.
+"""Several processes that train together: their indices, and their exchanges.
 
-On IPUs, PopRun starts them, and their replicas exchange gradients inside of the
-compiled program. On any other machine torchrun does, and the emulator sums gradients
-over them. Figures, data and checkpoints go through torch.distributed in both cases.
+On IPUs, PopRun starts the processes, and replicas exchange gradients inside the
+compiled program. On other machines torchrun starts them, and the emulator sums
+gradients over processes. Metrics, data and checkpoints are exchanged by
+torch.distributed in both cases.
 
     from ipufit import distributed
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges of values between processes; free where there is only one."""
+"""Exchanges of values between processes; without cost for a single process."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _is_off = False
 
 @contextlib.contextmanager
 def exchanges_off() -> Iterator[None]:
-    """Have each exchange in this context fail at once.
+    """Let every exchange inside the context fail at once.
 
-    A process whose run ends by an error is no longer where the others are: what it
-    sent now they would take for something else.
+    A process whose run has failed is no longer at the same place as the others: they
+    would mistake what it sends.
 
     Example:
         >>> with exchanges_off():
@@ -54,10 +54,10 @@ def exchanges_off() -> Iterator[None]:
 
 
 class Processes:
-    """The processes of a run, as one of them sees them.
+    """The processes of a run, for exchanges with the others.
 
-    Every process must call the same methods in the same order. Without others each
-    method returns at once, and no process group is made.
+    Every process must call the same methods in the same order. With a single process
+    each method returns at once, and no process group is made.
 
     Args:
         info: This process.
@@ -76,7 +76,7 @@ class Processes:
 
     @property
     def index(self) -> int:
-        """Number of this process, from 0."""
+        """Index of this process, from 0."""
         return self.info.index
 
     @property
@@ -86,16 +86,16 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is process 0, which shows and writes for all."""
+        """Whether this is process 0, which prints and writes files for all."""
         return self.info.is_first
 
     @property
     def are_several(self) -> bool:
-        """Whether there is more than one."""
+        """Whether there is more than one process."""
         return self.info.count > 1
 
     def summed(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes of tensors of one shape and dtype."""
+        """Return the sum over all processes of tensors of one shape and dtype."""
         if not self.are_several:
             return tensor
         total: Tensor = tensor.detach().clone()
@@ -104,9 +104,9 @@ class Processes:
         return total
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Give tensors the values of process 0, in one message.
+        """Copy the values of process 0 into tensors of all processes, in one message.
 
-        It is sent as bytes, because gloo doesn't know every dtype.
+        Tensors are sent as bytes, because gloo doesn't know every dtype.
         """
         if not self.are_several or not tensors:
             return
@@ -122,7 +122,7 @@ class Processes:
             tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
     def first(self, value: T) -> T:
-        """The value that process 0 gives; those of other processes are ignored.
+        """Return the value of process 0; the values of other processes are ignored.
 
         Args:
             value: Anything that can be pickled.
@@ -139,7 +139,7 @@ class Processes:
         return value if self.is_first else _value_of(content)
 
     def gathered(self, value: T) -> list[T]:
-        """The values of all processes, in their order.
+        """Return the values of all processes, in their order.
 
         Args:
             value: Anything that can be pickled.
@@ -159,7 +159,7 @@ class Processes:
         return [_value_of(one[:n]) for one, n in zip(contents, lengths)]
 
     def barrier(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until all processes call this."""
         self.summed(torch.zeros(1))
 
     @contextlib.contextmanager
@@ -191,7 +191,7 @@ def _bytes_of_tensor(tensor: Tensor) -> Tensor:
 
 
 def _kept(tensor: Tensor) -> Any:
-    """The tensor, which lives on for a while if it is small."""
+    """Return the tensor, and keep a reference for a while if it is small."""
     if tensor.numel() * tensor.element_size() <= _SMALL:
         _recent.append(tensor)
     return tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that asks: by a config, the launcher, or the script's process group."""
+"""The present process: from a config, the launcher, or the script's process group."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _configured: ProcessInfo | None = None
 
 
 def configure(info: ProcessInfo | None) -> None:
-    """Have a process be the one that a config names, whatever its launcher says.
+    """Set the index of this process, in place of the launcher's.
 
     Args:
-        info: The process; None to go by the launcher again.
+        info: The process; None to use the launcher's again.
     """
     global _configured
     _configured = info
@@ -30,7 +30,7 @@ def configure(info: ProcessInfo | None) -> None:
 
 
 def _tell_children(info: ProcessInfo | None) -> None:
-    """Have processes that load samples for this one hear its number, if spawned."""
+    """Set the variable that tells spawned data workers the index of this process."""
     if info is None:
         os.environ.pop(_env.PROCESS, None)
     else:
@@ -38,7 +38,7 @@ def _tell_children(info: ProcessInfo | None) -> None:
 
 
 def _launched() -> str:
-    """The process that the variables of a launcher name; `?` if they don't fit."""
+    """Return index and count from a launcher's variables; `?` if they contradict."""
     try:
         info = process_of()
     except ConfigError:
@@ -47,7 +47,7 @@ def _launched() -> str:
 
 
 def _of_parent() -> ProcessInfo | None:
-    """The process that this one loads for, unless it was launched by itself since."""
+    """Return the process that this data worker loads for; None if it isn't a worker."""
     if multiprocessing.parent_process() is None or has_group():
         return None
     told = _env.process_of_parent()
@@ -57,15 +57,15 @@ def _of_parent() -> ProcessInfo | None:
 
 
 def get_process_info() -> ProcessInfo:
-    """Which process this is, and how many there are.
+    """Return the index of this process, and the number of processes.
 
-    A dataset that divides its samples asks it in `__iter__`, as it asks
-    `torch.utils.data.get_worker_info()` for the worker. The number comes from
+    Call it in the `__iter__` of a dataset that divides its samples, as
+    `torch.utils.data.get_worker_info()` for the worker. The index comes from
     `IPUConfig(process_id=, num_processes=)`, else from PopRun's variables, a process
     group of torch.distributed, or the variables of torchrun, Open MPI or SLURM.
 
     Returns:
-        The process; `ProcessInfo(index=0, count=1)` for one without others.
+        The process; `ProcessInfo(index=0, count=1)` for a single process.
 
     Raises:
         ConfigError: Some of a launcher's variables are missing, or don't fit together.
@@ -92,5 +92,5 @@ def get_process_info() -> ProcessInfo:
 
 
 def processes() -> Processes:
-    """The processes of the run, for exchanges between them."""
+    """Return the processes of the run, for exchanges between them."""
     return Processes(get_process_info())

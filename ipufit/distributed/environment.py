@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process this is, of how many: read from the launcher's environment.
+"""Read the index of this process, and their number, from a launcher's variables.
 
 | Launcher | Variables |
 |---|---|
@@ -8,8 +8,8 @@
 | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK` |
 | SLURM's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID` |
 
-The first launcher of the table that has set a variable counts: PopRun starts processes
-with Open MPI, and torchrun often runs inside of SLURM.
+The first launcher of the table with a variable that is set counts: PopRun starts
+processes with Open MPI, and torchrun often runs inside of SLURM.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from ipufit.errors import ConfigError
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process of a run, and how many there are.
+    """The index of a process in a run, and the number of processes.
 
     Attributes:
-        index: Number of this process, from 0.
+        index: Index of this process, from 0.
         count: Number of processes.
-        local_index: Number of this process among those on its host.
+        local_index: Index of this process among those on its host.
         launcher: `"poprun"`, `"torchrun"`, `"mpirun"`, `"srun"`; `"group"` for a
             process group that the script made, `"config"` for `IPUConfig(process_id=)`;
             `""` for a process that was started by itself.
-        replicas: Replicas of this process; None if the launcher leaves them to the
-            config.
+        replicas: Number of replicas of this process; None if the config decides.
 
     Example:
         >>> ProcessInfo(index=1, count=4, replicas=2).total_replicas
@@ -49,12 +48,12 @@ class ProcessInfo:
 
     @property
     def total_replicas(self) -> int | None:
-        """Replicas of all processes; None if the launcher leaves them to the config."""
+        """Number of replicas in all processes; None if the config decides."""
         return None if self.replicas is None else self.replicas * self.count
 
     @property
     def is_first(self) -> bool:
-        """Whether this is process 0, which shows and writes for all."""
+        """Whether this is process 0, which prints and writes files for all."""
         return self.index == 0
 
 
@@ -64,7 +63,7 @@ ALONE = ProcessInfo()
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The variables of a launcher; those of index and count must be set together."""
+    """The variables of a launcher; index and count must be set together."""
 
     name: str
     index: str
@@ -72,7 +71,7 @@ class _Launcher:
     local_index: str
 
     def read(self, environment: Mapping[str, str]) -> ProcessInfo | None:
-        """Read the process; None if the launcher has set nothing.
+        """Read the process; None if no variable is set.
 
         Raises:
             ConfigError: A variable is missing, or no number in range.
@@ -105,7 +104,7 @@ _LAUNCHERS = (
 
 
 def process_of(environment: Mapping[str, str] = os.environ) -> ProcessInfo:
-    """Read which process this is from the variables that its launcher has set.
+    """Read the index of this process from its launcher's variables.
 
     Args:
         environment: Variables by name.
@@ -148,10 +147,10 @@ def _of_poprun(environment: Mapping[str, str]) -> ProcessInfo | None:
 
 
 def _of_slurm(environment: Mapping[str, str]) -> ProcessInfo | None:
-    """The task that `srun` started.
+    """Return the task that `srun` started; None if this process is none.
 
     A batch script has `SLURM_PROCID=0` too, though it is no task of a step: only
-    `SLURM_STEP_NUM_TASKS` tells that srun has started this process.
+    `SLURM_STEP_NUM_TASKS` shows that srun has started this process.
     """
     if "SLURM_STEP_NUM_TASKS" not in environment:
         return None
@@ -162,7 +161,7 @@ def _of_slurm(environment: Mapping[str, str]) -> ProcessInfo | None:
 def _require_all(
     names: tuple[str, ...], environment: Mapping[str, str], launcher: str
 ) -> bool:
-    """Whether all variables are set; False if none is.
+    """Return whether all variables are set; False if none is.
 
     Raises:
         ConfigError: Only some of them are set.
@@ -202,7 +201,7 @@ def _number(
 
 
 def _replicas_of_each(count: int) -> int | None:
-    """Replicas of one process, of the total that `ipufit launch` has asked for.
+    """Return the replicas of one process, from the total of `ipufit launch`.
 
     Raises:
         ConfigError: The processes can't share them equally.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group of processes in which they exchange values: torch.distributed's, with gloo.
+"""The process group for exchanges: torch.distributed's, with gloo.
 
 A group that the script has made is used, and never ended. Otherwise one is made at the
-first exchange. Launchers that don't say where process 0 can be reached (PopRun, Open
-MPI, SLURM) need `MASTER_ADDR` and `MASTER_PORT` only in the cases that `address` names.
+first exchange. It needs the address of process 0, which PopRun, Open MPI and SLURM
+don't always give: `address` says when `MASTER_ADDR` and `MASTER_PORT` must be set.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _gloo_beside: dict[
 
 
 def has_group() -> bool:
-    """Whether there is a default process group."""
+    """Return whether there is a default process group."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def group_of(info: ProcessInfo) -> Any:
-    """The gloo group of all processes; made if there is none.
+    """Return the gloo group of all processes; it is made if there is none.
 
     Args:
         info: This process.
@@ -99,24 +99,24 @@ def _make(info: ProcessInfo) -> None:
 
 
 def _end() -> None:
-    """End our group: threads of gloo must not outlive the interpreter."""
+    """End the group that was made here: gloo's threads must not outlive Python."""
     if has_group():
         distributed.destroy_process_group()
 
 
 def address(info: ProcessInfo, environment: Mapping[str, str]) -> tuple[str, int]:
-    """Where process 0 can be reached: its host, and a port there.
+    """Return the host of process 0, and its port.
 
-    `MASTER_ADDR` and `MASTER_PORT` count if they are set. Otherwise the host is this
-    one if Open MPI says that all processes are here, or the first of SLURM's step; and
-    the port is torch's 29500, or made of SLURM's number of the job.
+    `MASTER_ADDR` and `MASTER_PORT` are used if set. Otherwise the host is this one if
+    Open MPI says that all processes are here, or the first host of SLURM's step. The
+    port is torch's 29500, or derived from the number of SLURM's job.
 
     Args:
         info: This process.
         environment: Variables by name.
 
     Raises:
-        ConfigError: Nothing says so.
+        ConfigError: No variable has the address.
 
     Example:
         >>> address(ProcessInfo(0, 2, launcher="mpirun"), {"MASTER_ADDR": "pod1"})

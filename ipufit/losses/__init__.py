@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses: by name, torch's modules, and functions of users."""
+"""Losses: by name, torch's modules, and users' functions."""
 
 from __future__ import annotations
 

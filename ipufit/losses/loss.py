@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loss as the engine uses it: the sums of a micro-batch."""
+"""A loss as the engine uses it, computed for each micro-batch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class LossTerms(NamedTuple):
 
     Attributes:
         value: The value to minimise.
-        total: The loss added up over the samples.
-        divisor: The number that the mean divides by: of real samples, or of targets
-            that aren't ignored.
+        total: The loss summed over the samples.
+        divisor: The divisor of the mean: the number of samples without padding, or of
+            targets that aren't ignored.
     """
 
     value: Tensor
@@ -34,17 +34,18 @@ class Loss:
 
     Attributes:
         name: Name for messages.
-        function: Function of outputs and targets. Returns a scalar, or one value per
+        function: Function of outputs and targets. Returns a scalar, or values per
             sample or element, which are averaged.
-        is_sum: Whether the function adds over samples instead of averaging, so that
-            the gradients of micro-batches must be added too.
+        is_sum: Whether the function sums over samples instead of averaging, so that the
+            gradients of micro-batches must be summed too.
         each: The same loss with one value per sample or element; None to use
             `function`.
         is_per_output: Whether a model of several outputs has one such loss for each. A
-            function of the user's gets all outputs and targets as they nest.
-        ignore_index: The class index of targets that don't count; None if all count.
-        summed: The same loss added up, for a loss that ignores targets.
-        takes_logits: Whether its name means probabilities elsewhere, and logits here.
+            user's function gets the nested outputs and targets.
+        ignore_index: Class index of targets that are ignored; None for none.
+        summed: The same loss as a sum, for a loss that ignores targets.
+        takes_logits: Whether the loss takes logits, though its name means probabilities
+            in Keras.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Loss:
         """Compute the loss of a micro-batch.
 
         With weights it is Keras's: weighted values, divided by the number of samples
-        and not by the weights' sum.
+        and not by the sum of weights.
 
         Args:
             outputs: Outputs of the model, one row per sample.
@@ -121,7 +122,7 @@ class Loss:
         return LossTerms(value, total.detach(), torch.sum(counts.mul(is_real)))
 
     def _ignores(self, outputs: Any, targets: Any) -> bool:
-        """Whether some of these targets may be the ignored index.
+        """Return whether targets may contain the ignored index.
 
         Targets of the outputs' shape are no class indices.
         """
@@ -134,7 +135,7 @@ class Loss:
         )
 
     def _counted(self, total: Tensor, targets: Tensor) -> LossTerms:
-        """Average over targets that aren't ignored; 0 if all are."""
+        """Average over targets that aren't ignored; 0 if all are ignored."""
         total = total.reshape(())
         count = torch.sum(targets.ne(self.ignore_index).to(total.dtype))
         return LossTerms(total / count.clamp(min=1), total.detach(), count)
@@ -150,7 +151,7 @@ class Loss:
     def _values(
         self, outputs: Any, targets: Any, rows: int, weights: Tensor | None
     ) -> Tensor:
-        """Compute weighted values per sample or element, `[rows, ...]`."""
+        """Return weighted values per sample or element, `[rows, ...]`."""
         values = self._checked((self.each or self.function)(outputs, targets))
         if values.dim() == 0 or len(values) != rows:
             raise UnsupportedError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses by name: torch's, and means of functions that metrics use too.
 
-Names that mean a probability loss take logits, as torch's do. The class axis is the
-second, as torch has it, and the last for Keras's `..._crossentropy`.
+All take logits, as torch's losses do, even if the name means probabilities in Keras.
+The class axis is the second, as in torch, and the last for Keras's `..._crossentropy`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _nll(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 
 def _classes(targets: Tensor, outputs: Tensor) -> Tensor:
-    """Drop a class axis of one element, which Keras's class indices `[N, 1]` have."""
+    """Remove a class axis of size 1, which Keras's class indices `[N, 1]` have."""
     has_axis = targets.dim() == outputs.dim() > 1 and targets.shape[1] == 1
     if not has_axis or targets.is_floating_point():
         return targets
@@ -54,7 +54,7 @@ def _classes(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _per_element(function: Callable[..., Tensor]) -> ReducedLoss:
-    """Let a loss of torch that wants targets of the outputs' shape take others."""
+    """Let a loss of torch take targets whose shape differs in axes of size 1."""
 
     def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         return function(outputs, _like(targets, outputs), reduction=reduction)
@@ -63,7 +63,7 @@ def _per_element(function: Callable[..., Tensor]) -> ReducedLoss:
 
 
 def _like(targets: Tensor, outputs: Tensor) -> Tensor:
-    """Bring targets to the outputs' shape; only axes of one element may differ."""
+    """Reshape targets to the outputs' shape; only axes of size 1 may differ."""
     wide = [size for size in outputs.shape if size != 1]
     if [size for size in targets.shape if size != 1] != wide:
         is_of_classes = not targets.is_floating_point()
@@ -78,7 +78,7 @@ def _like(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _rows(outputs: Tensor) -> Tensor:
-    """Refuse outputs of one value per sample; torch would take rows for classes."""
+    """Refuse outputs of one value per sample, whose rows torch takes for classes."""
     if outputs.dim() < 2:
         raise DataError(
             f"outputs of shape {tuple(outputs.shape)} have one value per sample; this "
@@ -88,7 +88,7 @@ def _rows(outputs: Tensor) -> Tensor:
 
 
 def _sparse(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Cross-entropy as in Keras: classes are last, also in targets with one element."""
+    """Compute Keras's cross-entropy of class indices: the class axis is the last."""
     if targets.dim() == outputs.dim() and targets.shape[-1] == 1:
         targets = targets.squeeze(-1)
     rows = _rows(_classes_second(outputs))
@@ -96,7 +96,7 @@ def _sparse(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 
 def _categorical(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Cross-entropy as in Keras: classes are last, also in one-hot targets."""
+    """Compute Keras's cross-entropy of one-hot targets: the class axis is the last."""
     if targets.dim() < outputs.dim():
         return _sparse(outputs, targets, reduction)
     outputs, targets = _rows(_classes_second(outputs)), _classes_second(targets)
@@ -108,7 +108,7 @@ def _classes_second(values: Tensor) -> Tensor:
 
 
 def _reduced(function: Callable[[Tensor, Tensor], Tensor]) -> ReducedLoss:
-    """Make a loss of a function that returns one value per sample or element."""
+    """Add a reduction to a function of one value per sample or element."""
 
     def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         values = function(outputs, targets)
@@ -191,7 +191,7 @@ _IGNORING = (_categorical, _cross_entropy, _nll, _sparse)
 
 
 def _key(name: str) -> str:
-    """Drop underscores, capitals and `loss` at the end."""
+    """Normalise a name: remove underscores, capitals and a final `loss`."""
     key = name.lower().replace("_", "")
     return key[: -len("loss")] if key.endswith("loss") else key
 
@@ -201,7 +201,7 @@ _BY_KEY = {_key(n): loss for names, loss in _LOSSES.items() for n in names.split
 
 @functools.lru_cache(maxsize=None)
 def named_loss(name: str) -> Loss:
-    """Find a loss by name; capitals, underscores and `loss` at the end don't matter.
+    """Return a loss by name; capitals, underscores and a final `loss` don't matter.
 
     Raises:
         ConfigError: The name means another loss in torch or Keras.

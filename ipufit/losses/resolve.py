@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find losses by name, and take torch's modules and functions for losses."""
+"""Find losses by name, and convert torch's modules and functions to losses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ LossLike = Union[str, torch.nn.Module, LossFunction]
 
 
 def resolve_loss(loss: LossLike) -> Loss:
-    """Find the loss behind a name, a module or a function.
+    """Return the loss for a name, a module or a function.
 
-    Binary losses and those of errors take targets of the outputs' shape but for axes
-    of size 1: `[N]` labels fit `[N, 1]` outputs. Names that mean a probability loss
-    take logits, as torch's do. The class axis is the second, as torch has it, and the
-    last for Keras's `..._crossentropy`; it may have one element in targets of class
-    indices. Capitals, underscores and `loss` at the end don't matter, so the names of
-    torch's classes will do. One that means something else there is refused.
+    Binary losses and those of errors take targets of the outputs' shape, except for
+    axes of size 1: `[N]` labels fit `[N, 1]` outputs. All losses take logits, as
+    torch's do, even if the name means probabilities in Keras. The class axis is the
+    second, as in torch. For Keras's `..._crossentropy` it is the last; class indices
+    may have one of size 1. Capitals, underscores and a final `loss` don't matter, so
+    the names of torch's classes work. A name that means another loss in torch or Keras
+    is refused.
 
     Args:
         loss: A name, a torch loss module, or `loss(outputs, targets)`.
@@ -91,7 +92,7 @@ def _is_torchs(loss: Any) -> bool:
 
 
 def _unreduced(loss: Any) -> LossFunction | None:
-    """Copy a loss module to return a value per sample; CTC can't on an IPU."""
+    """Return a copy of a loss module without reduction; None for CTC."""
     if not _is_torchs(loss) or isinstance(loss, torch.nn.CTCLoss):
         return None
     if not hasattr(loss, "reduction"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Label smoothing: a loss of targets to which every class adds a little."""
+"""Label smoothing: a part of each target is spread over all classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .loss import Loss
 
 
 def check_smoothing(amount: object) -> None:
-    """Refuse what is no amount of smoothing.
+    """Refuse an invalid amount of label smoothing.
 
     Raises:
         ConfigError: It is no number from 0 up to 1, without 1.
@@ -40,14 +40,14 @@ def check_smoothing(amount: object) -> None:
 class _Smoothed:
     """A loss of smoothed targets, with one value per sample or element.
 
-    A loss of classes is linear in the targets, so that its value for targets that are
-    mixed with equal shares of all classes is the mix of the values.
+    A loss of classes is linear in the targets. So its value for smoothed targets is the
+    weighted mean of the values for the targets and for equal shares of all classes.
 
     Attributes:
-        each: The loss of targets as they are, per sample or element.
-        of_all_classes: The loss of equal shares of all classes, of the outputs.
+        each: The loss of the original targets, per sample or element.
+        of_all_classes: The loss of equal shares of all classes, given the outputs.
         amount: Part of the targets that all classes share.
-        ignore_index: Class index of targets that don't count; None if all count.
+        ignore_index: Class index of targets that are ignored; None for none.
     """
 
     each: LossFunction
@@ -68,7 +68,7 @@ class _Smoothed:
 
 @dataclass(frozen=True)
 class _Summed:
-    """The sum of a loss over samples and elements."""
+    """A loss summed over samples and elements."""
 
     each: LossFunction
 
@@ -77,7 +77,7 @@ class _Summed:
 
 
 def smoothed(loss: Loss, amount: float) -> Loss:
-    """The loss of targets of which every class gets a share.
+    """Return a loss with label smoothing.
 
     Classes get `(1 - amount) * target + amount / classes`, as in Szegedy et al.,
     "Rethinking the Inception Architecture" (2016), and as torch's and Keras's
@@ -125,7 +125,7 @@ def smoothed(loss: Loss, amount: float) -> Loss:
 
 
 def _of_all_classes(loss: Loss) -> Callable[[Tensor], Tensor] | None:
-    """The loss of equal shares of all classes; None if the loss has no classes."""
+    """Return the loss of equal shares of all classes; None without classes."""
     known = _BY_MODULE.get(type(loss.function))
     key = loss.name.lower().replace("_", "")
     key = key[: -len("loss")] if key.endswith("loss") else key

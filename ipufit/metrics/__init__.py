@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: F403 - each file lists its public names once, in its own `__all__`
-"""Metrics: figures over samples, of exact sums where that is possible."""
+"""Metrics: values over all samples, computed from exact sums where possible."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics: figures of sums over samples, or of all outputs.
+"""Base classes of metrics.
 
-A training program computes the sums of each micro-batch on the device and adds them
-up there, so that exact figures over all samples cost a few scalars per call. The same
-functions work on the host for `evaluate`. A figure that is no function of sums is
-computed on the host from streamed outputs: a `StreamedMetric`.
+A `Metric` is a function of sums over samples. A training program computes the sums of
+each micro-batch and adds them up on the device, so that the exact value over all
+samples costs a few scalars per call. `evaluate` runs the same functions. A
+`StreamedMetric` is no function of sums: the host computes it from streamed outputs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Metric(abc.ABC):
         name: Key in logs and History.
 
     Attributes:
-        direction: `"max"` or `"min"` if more or less of it is better, else None.
-            Callbacks that monitor it look at this.
+        direction: `"max"` or `"min"` if larger or smaller values are better, else None.
+            Callbacks that monitor the metric use it.
     """
 
     direction: str | None = None
@@ -54,7 +54,7 @@ class Metric(abc.ABC):
             outputs: Outputs of the model, one row per sample.
             targets: Targets, one row per sample.
             weights: Weight of each row, `[rows]`, or of each position, `[rows, ...]`.
-                Rows of weight 0 don't count. None if all count alike.
+                Rows of weight 0 are ignored. None weights all rows alike.
 
         Returns:
             1-d float32, of the same length for every batch. The sums of several
@@ -62,13 +62,15 @@ class Metric(abc.ABC):
         """
 
     def result(self, sums: Tensor) -> float:
-        """Compute the figure.
+        """Compute the metric's value from sums.
 
         Args:
-            sums: `sums` added over all batches, float64; zeros if there was none.
+            sums: The results of `sums`, added over all batches, float64; zeros without
+                batches.
 
         Returns:
-            The figure; in the base class the first sum by the second, NaN of nothing.
+            The value. In the base class it is the first sum divided by the second; NaN
+            if the second is 0.
         """
         return float(sums[0] / sums[1])
 
@@ -93,19 +95,19 @@ class StreamedMetric(abc.ABC):
 
     @abc.abstractmethod
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Add a batch of real rows; `weights` are those of `Metric.sums`."""
+        """Add a batch without padded rows; `weights` are as in `Metric.sums`."""
 
     @abc.abstractmethod
     def result(self) -> float:
-        """The figure over all batches since `reset`."""
+        """Return the metric's value over all batches since `reset`."""
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Forget all batches."""
+        """Discard all batches."""
 
 
 class CollectingMetric(StreamedMetric):
-    """Base of streamed metrics that keep what they need of each batch until the end.
+    """Base of streamed metrics that store each batch until the end.
 
     Args:
         name: Key in logs and History.
@@ -119,25 +121,25 @@ class CollectingMetric(StreamedMetric):
         self.reset()
 
     def result(self) -> float:
-        """Compute the figure of all batches; NaN of none."""
+        """Return the metric's value over all batches; NaN without batches."""
         return self._figure() if self.batches else float("nan")
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Discard all batches."""
         self.batches: list[Any] = []
 
     @abc.abstractmethod
     def _figure(self) -> float:
-        """Compute the figure of one batch or more."""
+        """Compute the metric's value from `batches`, at least one."""
 
 
 class FunctionMetric(Metric):
-    """The mean of a plain function over samples or elements.
+    """Mean of a plain function over samples or elements.
 
     Args:
         name: Key in logs and History.
         function: `function(outputs, targets)`. Returns one value per sample or element,
-            or one for the batch, which counts as the mean over its samples.
+            or one value for the batch, which counts as the mean over its samples.
         direction: `"max"`, `"min"` or None, as in `Metric`.
 
     Example:
@@ -158,7 +160,7 @@ class FunctionMetric(Metric):
         self.direction = direction
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum of the values, and their number, both weighted."""
+        """Return the sum of the values and their number, both weighted."""
         values = self.function(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
@@ -176,7 +178,7 @@ class FunctionMetric(Metric):
 
 
 def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> Tensor:
-    """Sum values and their number, for a mean.
+    """Return the sum of values and their number, for a mean.
 
     Args:
         values: One per sample, position or element, `[rows, ...]`; or a mean over
@@ -206,7 +208,7 @@ def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> T
 
 
 def zeros_like(values: Tensor) -> Tensor:
-    """Zeros of the shape and on the device of `values`.
+    """Return zeros of the shape and on the device of `values`.
 
     PopTorch warns of functions that create tensors without a device argument.
 
@@ -218,22 +220,22 @@ def zeros_like(values: Tensor) -> Tensor:
 
 
 def detached(tensor: Tensor) -> Tensor:
-    """Detach a tensor; one without gradients is returned, to save an operation."""
+    """Detach a tensor; one without gradients is returned itself."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def in_float32(tensor: Tensor) -> Tensor:
-    """Cast to float32; a float32 tensor is returned, to save an operation."""
+    """Cast to float32; a float32 tensor is returned itself."""
     return tensor if tensor.dtype == torch.float32 else tensor.to(torch.float32)
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Flatten a tensor; a 1-d one is returned, to save an operation."""
+    """Flatten a tensor; a 1-d tensor is returned itself."""
     return tensor if tensor.dim() == 1 else tensor.reshape(-1)
 
 
 def weighed(values: Tensor, weights: Tensor) -> Tensor:
-    """Values times weights of the same shape; 0 where the weight is 0, even of NaN.
+    """Multiply values by weights of the same shape; weight 0 gives 0, even for NaN.
 
     Example:
         >>> weighed(torch.tensor([3.0, float("nan")]), torch.tensor([2.0, 0.0]))
@@ -270,7 +272,7 @@ def spread_weights(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def rows_of(values: Any) -> int:
-    """The number of samples in nested tensors: the size of their first axis.
+    """Return the number of samples in nested tensors: the size of their first axis.
 
     Example:
         >>> rows_of({"a": torch.zeros(3, 2)})

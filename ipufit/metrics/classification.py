@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracies: the share of samples that are classified right."""
+"""Accuracies: the share of samples that are classified correctly."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ Bools for weights are samples that count or not; those that don't are never righ
 
 
 class _Share(Metric):
-    """The weighted share of samples that are right."""
+    """Base of accuracies: the weighted share of correct samples."""
 
     direction = "max"
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Weight of the samples that are right, and of all."""
+        """Return the weight of the correct samples, and of all samples."""
         is_right, counts = self._judge(outputs, targets, weights)
         if counts is not None and counts.dtype == torch.bool:
             # Two sums in few operations: a program runs them for every micro-batch.
@@ -61,11 +61,11 @@ class _Share(Metric):
 
     @abc.abstractmethod
     def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        """Find out which samples are right."""
+        """Return which samples are correct, and their weights."""
 
 
 class BinaryAccuracy(_Share):
-    """The share of 0s and 1s that are predicted right.
+    """The share of 0s and 1s that are predicted correctly.
 
     Args:
         threshold: The probability above which a 1 is predicted.
@@ -94,7 +94,7 @@ class BinaryAccuracy(_Share):
 
 
 class CategoricalAccuracy(_Share):
-    """The share of samples whose highest score is that of the one-hot target.
+    """The share of samples whose class of highest score is the one-hot target.
 
     Args:
         name: Key in logs.
@@ -112,9 +112,9 @@ class CategoricalAccuracy(_Share):
 
 
 class SparseCategoricalAccuracy(_Share):
-    """The share of samples whose highest score is that of the target's index.
+    """The share of samples whose class of highest score is the target.
 
-    Targets of -100 don't count.
+    Targets are class indices; those of -100 are ignored.
 
     Args:
         name: Key in logs.
@@ -161,8 +161,7 @@ class Accuracy(_Share):
 class TopKAccuracy(_Share):
     """The share of samples whose class is among the `k` highest scores.
 
-    Of equal scores that of the earlier class counts as higher, and none is higher than
-    one that is no number.
+    Of equal scores, the earlier class's counts as higher. NaN counts as the highest.
 
     Args:
         k: Number of scores.
@@ -223,7 +222,7 @@ class SparseTopKCategoricalAccuracy(TopKAccuracy):
 
 
 def _best(outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-    """Judge a sample right if its highest score is the target's."""
+    """Return whether each sample's highest score is that of its target."""
     if weights is not None:
         scores, labels, counts = classified(outputs, targets, weights)
         return scores.argmax(dim=-1).eq(labels), counts

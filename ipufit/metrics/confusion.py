@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the confusion matrix: counts, precision, recall, F, overlap."""
+"""Metrics from the confusion matrix: counts, precision, recall, F score, IoU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AVERAGES = ("macro", "micro", "weighted")
 
 
 class _Count(ConfusionMetric):
-    """A count over all classes; neither more nor less of it is better by itself.
+    """Base of counts over all classes, which have no `direction`.
 
     Args:
         threshold: The probability above which a 1 is predicted.
@@ -54,7 +54,7 @@ class _Count(ConfusionMetric):
         super().__init__(name or self._called, threshold, from_logits, multi_label)
 
     def result(self, sums: Tensor) -> float:
-        """Compute the count; 0 of nothing."""
+        """Return the count; 0 without samples."""
         return self._figure(Counts(*sums.reshape(4, -1)))
 
     def _figure(self, counts: Counts) -> float:
@@ -63,38 +63,39 @@ class _Count(ConfusionMetric):
 
 
 class TruePositives(_Count):
-    """The number of 1s predicted as 1; with classes, of samples that are right."""
+    """The number of 1s predicted as 1; with classes, of correct samples."""
 
 
 class FalsePositives(_Count):
-    """The number of 0s predicted as 1; with classes, of samples that are wrong."""
+    """The number of 0s predicted as 1; with classes, of wrong samples."""
 
     _cell = "fp"
     _called = "false_positives"
 
 
 class TrueNegatives(_Count):
-    """The number of 0s predicted as 0; with classes, added up over all of them."""
+    """The number of 0s predicted as 0; with classes, summed over classes."""
 
     _cell = "tn"
     _called = "true_negatives"
 
 
 class FalseNegatives(_Count):
-    """The number of 1s predicted as 0; with classes, of samples that are wrong."""
+    """The number of 1s predicted as 0; with classes, of wrong samples."""
 
     _cell = "fn"
     _called = "false_negatives"
 
 
 class ClassScore(ConfusionMetric):
-    """A score of each class and their average, as scikit-learn has it.
+    """A score of each class and their average, as in scikit-learn.
 
     Args:
         threshold: The probability above which a 1 is predicted.
-        average: Over classes: `"macro"` is their mean, `"weighted"` their mean by how
-            often each is true, `"micro"` the score of the counts of all. Classes that
-            are neither true nor predicted are left out. Binary scores aren't averaged.
+        average: Average over classes: `"macro"` is the mean, `"weighted"` the mean
+            weighted by the number of targets of each class, `"micro"` the score of the
+            summed counts. Classes that are neither targets nor predicted are left out.
+            Binary scores aren't averaged.
         from_logits: Whether binary outputs are logits; else they are probabilities.
         multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
@@ -144,7 +145,7 @@ class ClassScore(ConfusionMetric):
         return float(ratio(scores.mul(present).sum(), present.sum()))
 
     def _present(self, counts: Counts) -> Tensor:
-        """Mark with 1 the classes that an average is over."""
+        """Return 1 for each class in the average, 0 for others."""
         if self._is_multi_label:
             return torch.ones_like(counts.tp)
         present: Tensor = union(counts).gt(0).to(torch.float64)
@@ -152,7 +153,7 @@ class ClassScore(ConfusionMetric):
 
     @abc.abstractmethod
     def _scores(self, counts: Counts) -> Tensor:
-        """Compute the score of each class; 0 where there is nothing to divide by."""
+        """Compute the score of each class; 0 where the divisor is 0."""
 
 
 class Precision(ClassScore):
@@ -259,9 +260,9 @@ class F1Score(FBetaScore):
 
 
 class IoU(ClassScore):
-    """The intersection of predictions and truths over their union.
+    """The intersection over union of predictions and targets.
 
-    That of the 1s, if binary. Settings: see `ClassScore`.
+    In a binary problem it is that of the 1s. Settings: see `ClassScore`.
     """
 
     _called = "iou"
@@ -271,7 +272,9 @@ class IoU(ClassScore):
 
 
 class BalancedAccuracy(ConfusionMetric):
-    """The recall of each class that is true, averaged. 0s are a class, if binary.
+    """The recall of each class that occurs in targets, averaged.
+
+    In a binary problem 0s are a class too.
 
     Args:
         threshold: The probability above which a 1 is predicted.
@@ -296,13 +299,13 @@ class BalancedAccuracy(ConfusionMetric):
 
 
 class MeanIoU(ConfusionMetric):
-    """The intersection of predictions and truths over their union, mean over classes.
+    """The intersection over union of predictions and targets, averaged over classes.
 
-    Classes that are neither true nor predicted are left out. A binary problem has two
-    classes.
+    Classes that are neither targets nor predicted are left out. A binary problem has
+    two classes.
 
     Args:
-        num_classes: Number of classes; None for that of the outputs' scores.
+        num_classes: Number of classes; None for the number of scores in the outputs.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits; else they are probabilities.
         name: Key in logs.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Correlations of outputs and targets, over all samples.
 
-Outputs of several numbers per sample have one figure for each; the metric is the mean.
+With several numbers per sample, each has a value of its own; the metric is their mean.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class R2Score(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sums of weights and squared errors, and moments of targets, per output."""
+        """Return weight and squared-error sums, and moments of targets, per output."""
         predicted, actual, counts = _columns(outputs, targets, weights)
         y = centred(actual, counts)
         errors = weighed(torch.square(predicted - actual), counts)
@@ -52,7 +52,7 @@ class R2Score(Metric):
         return sums
 
     def result(self, sums: Tensor) -> float:
-        """Average over outputs; constant targets count 1 if they are met, else 0."""
+        """Average over outputs; constant targets score 1 if predicted exactly, or 0."""
         (count, errors), (y, yy) = _unpacked(sums, 2, 2)
         return _mean_share(errors, comoment(y, y, yy, count), count)
 
@@ -77,7 +77,7 @@ class ExplainedVariance(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sums of weights, and moments of targets and of differences, per output."""
+        """Return sums of weights, and moments of targets and errors, per output."""
         predicted, actual, counts = _columns(outputs, targets, weights)
         limbs = []
         for values in (actual, actual - predicted):
@@ -87,14 +87,14 @@ class ExplainedVariance(Metric):
         return sums
 
     def result(self, sums: Tensor) -> float:
-        """Average over outputs; constant targets count 1 or 0 as in `R2Score`."""
+        """Average over outputs; constant targets score 1 or 0 as in `R2Score`."""
         (count,), (y, yy, d, dd) = _unpacked(sums, 1, 4)
         left = comoment(d, d, dd, count)
         return _mean_share(left, comoment(y, y, yy, count), count)
 
 
 class PearsonCorrelation(Metric):
-    """Pearson's correlation of outputs and targets, over the samples.
+    """Pearson's correlation of outputs and targets over the samples.
 
     Args:
         name: Key in logs.
@@ -111,7 +111,7 @@ class PearsonCorrelation(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sums of weights, and moments of outputs and targets, per output."""
+        """Return sums of weights, and moments of outputs and targets, per output."""
         predicted, actual, counts = _columns(outputs, targets, weights)
         x, y = centred(predicted, counts), centred(actual, counts)
         limbs = [sum_limbs(x, counts), sum_limbs(y, counts)]
@@ -120,7 +120,7 @@ class PearsonCorrelation(Metric):
         return sums
 
     def result(self, sums: Tensor) -> float:
-        """Average over outputs; NaN if outputs or targets don't vary."""
+        """Average over outputs; NaN if outputs or targets are constant."""
         (count,), (x, y, xx, yy, xy) = _unpacked(sums, 1, 5)
         spread = comoment(x, x, xx, count) * comoment(y, y, yy, count)
         # Not `comoment`: beside the spreads a small covariance is small, not noise.
@@ -130,9 +130,9 @@ class PearsonCorrelation(Metric):
 
 
 class SpearmanCorrelation(CollectingMetric):
-    """Spearman's rank correlation; it keeps all outputs on the host.
+    """Spearman's rank correlation; all outputs are stored on the host.
 
-    Sample weights may only be 0 and 1: ranks have no others.
+    Sample weights must be 0 or 1: ranks can't be weighted.
 
     Args:
         name: Key in logs.
@@ -150,14 +150,14 @@ class SpearmanCorrelation(CollectingMetric):
         super().__init__(name)
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Keep a batch, without rows of weight 0."""
+        """Store a batch without its rows of weight 0."""
         if weights is not None:
             outputs, targets = kept_rows(self.name, outputs, targets, weights)
         predicted, actual, _ = _columns(outputs, targets, None)
         self.batches.append(torch.stack([predicted, actual]))
 
     def _figure(self) -> float:
-        """Average over outputs; NaN if outputs or targets don't vary."""
+        """Average over outputs; NaN if outputs or targets are constant."""
         columns = torch.cat(self.batches, dim=1).permute(0, 2, 1)  # [2, K, N]
         if bool(torch.isnan(columns).any()):
             return float("nan")
@@ -182,21 +182,21 @@ def _columns(
 def _unpacked(
     sums: Tensor, num_totals: int, num_exact: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Split sums into totals and sums of limbs, each `[K]`."""
+    """Split sums into totals and limbs of exact sums, each `[K]`."""
     rows = sums.to(torch.float64).reshape(num_totals + num_exact * NUM_LIMBS, -1)
     limbs = rows[num_totals:].reshape(num_exact, NUM_LIMBS, -1)
     return rows[:num_totals], list(limbs.sum(dim=1))
 
 
 def _mean_share(left: Tensor, whole: Tensor, count: Tensor) -> float:
-    """Average 1 - left / whole; a whole of 0 counts 1 if left is 0, else 0."""
+    """Average `1 - left / whole`; where `whole` is 0, use 1 if `left` is 0, else 0."""
     nothing = left.eq(0).to(torch.float64)
     shares = torch.where(whole.gt(0), left.div(whole).neg().add(1.0), nothing)
     return float((shares + 0.0 / count).mean())  # NaN if nothing was counted
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Rank values from the lowest, from 1; equal ones get the mean of their ranks."""
+    """Rank values in ascending order from 1; equal values get their mean rank."""
     _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum(0).to(torch.float64)
     ranks: Tensor = (last - (counts - 1).to(torch.float64) / 2)[place]

@@ -15,7 +15,7 @@ from .shapes import classified, elements, is_binary, one_hot, total_marked
 
 
 class Counts(NamedTuple):
-    """The confusion matrix of each class, `[C]` each, weighted, float64.
+    """The confusion matrix of each class: weighted counts `[C]`, float64.
 
     Attributes:
         tp: True positives.
@@ -33,8 +33,9 @@ class Counts(NamedTuple):
 class ConfusionMetric(Metric):
     """Base of metrics that are functions of each class's confusion matrix.
 
-    One output per sample is binary. Of scores of classes `[..., C]` the highest is
-    predicted; targets are class indices, of which -100 doesn't count, or one-hot.
+    With one output per sample the problem is binary. With scores of classes `[..., C]`
+    the class of the highest score is predicted. Targets are then class indices, of
+    which -100 is ignored, or one-hot.
 
     Args:
         name: Key in logs.
@@ -55,7 +56,7 @@ class ConfusionMetric(Metric):
         self._is_multi_label = multi_label
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum true and false positives, false and true negatives: `[4 * C]`."""
+        """Count true and false positives, false and true negatives: `[4 * C]`."""
         predicted, true, counts = self._marked(outputs, targets, weights)
         self._check_classes(predicted.shape[-1], outputs.shape)
         rejected, false = predicted.logical_not(), true.logical_not()
@@ -70,7 +71,7 @@ class ConfusionMetric(Metric):
     def _marked(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Predictions and truths, bools `[..., C]`, and their weights."""
+        """Return predictions and targets, bools `[..., C]`, and their weights."""
         if is_binary(outputs) or self._is_multi_label:
             scores, truths, counts = elements(outputs, targets, weights)
             predicted, true = scores.gt(self._threshold), truths.gt(0.5)
@@ -87,18 +88,18 @@ class ConfusionMetric(Metric):
         """Refuse outputs of a shape that doesn't fit the settings."""
 
     def result(self, sums: Tensor) -> float:
-        """Compute the figure of the counts; NaN of nothing."""
+        """Compute the metric's value from the counts; NaN without samples."""
         if not float(sums.sum()):
             return float("nan")
         return self._figure(Counts(*sums.reshape(4, -1)))
 
     @abc.abstractmethod
     def _figure(self, counts: Counts) -> float:
-        """Compute the figure of counts that aren't all 0."""
+        """Compute the metric's value from counts that aren't all 0."""
 
 
 def both_classes(counts: Counts) -> Counts:
-    """Make the 0s of a binary problem a class too; leave other counts as they are.
+    """Add the 0s of a binary problem as a class; return other counts unchanged.
 
     Example:
         >>> both_classes(Counts(*torch.tensor([[1.0], [2.0], [3.0], [9.0]]))).tp
@@ -111,7 +112,7 @@ def both_classes(counts: Counts) -> Counts:
 
 
 def union(counts: Counts) -> Tensor:
-    """The weight that is predicted or true, of each class.
+    """Return the weight of samples whose prediction or target is the class, by class.
 
     Example:
         >>> union(Counts(*torch.tensor([[1.0], [2.0], [3.0], [9.0]])))
@@ -121,7 +122,7 @@ def union(counts: Counts) -> Tensor:
 
 
 def ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """Divide; 0 where the whole is 0.
+    """Divide `part` by `whole`; 0 where `whole` is 0.
 
     Example:
         >>> ratio(torch.tensor([1.0, 0.0]), torch.tensor([4.0, 0.0]))

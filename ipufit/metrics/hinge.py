@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hinge losses: the distance of scores from a margin of 1."""
+"""Hinge losses: how far scores miss a margin of 1."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["CategoricalHinge"]
 
 
 def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The distance of each output to 1 on its target's side; 0 beyond.
+    """Return the hinge loss of each output, `max(0, 1 - target * output)`.
 
     Args:
         outputs: Numbers of any shape, `[N]` or `[N, 1]` as a rule.
-        targets: -1 and 1, or 0 and 1.
+        targets: -1 and 1, or 0 and 1, where 0 stands for -1.
 
     Returns:
         Tensor of the outputs' shape, of numbers from 0.
@@ -35,7 +35,7 @@ def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The square of `hinge`.
+    """Return the square of `hinge`.
 
     Args:
         outputs: Numbers of any shape.
@@ -49,10 +49,10 @@ def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class CategoricalHinge(Metric):
-    """The distance of the target's class from a score of 1 above all others.
+    """The mean of `max(0, 1 + highest other score - score of the target's class)`.
 
-    Crammer and Singer's, as in scikit-learn. Keras's differs where all scores of other
-    classes are negative: it puts 0 in their place.
+    It is Crammer and Singer's, as in scikit-learn. Keras takes 0 for the highest other
+    score if all other scores are negative.
 
     Args:
         name: Key in logs.
@@ -69,7 +69,7 @@ class CategoricalHinge(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum of the distances, and the weight of the samples that count."""
+        """Return the sum of the losses, and the weight of the samples that count."""
         scores, labels, counts = classified(outputs, targets, weights)
         is_own = one_hot(labels, scores.shape[-1])
         own = scores.masked_fill(is_own.logical_not(), 0.0).sum(dim=-1)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of numbers and of their products, exact enough for variances.
 
-A variance is the small difference of large sums if numbers are far from 0. So each
-batch sums around a centre of few digits, whose products have no rounding error, and
-gives every sum in limbs: multiples of fixed powers of 2, so few of each that adding
-up batches in float32 on a device rounds nothing.
+If numbers are far from 0, a variance is the small difference of large sums. So the
+numbers of each batch are centred around a value of few digits, whose products are
+exact. Each sum is split into limbs: multiples of fixed powers of 2. They have so few
+digits that adding batches in float32 on a device rounds nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ NUM_LIMBS = len(LIMBS) + 1
 
 
 def centred(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Find a number near the mean of each column, and the distances from it.
+    """Return a number near the mean of each column, and the differences from it.
 
     Args:
         values: `[N, K]`, float32.
         weights: `[N, K]`.
 
     Returns:
-        The number `[K]`, of so few digits that its products are exact, and the
-        distances `[N, K]`.
+        The numbers `[K]`, of so few digits that their products are exact, and the
+        differences `[N, K]`.
 
     Example:
         >>> centre, away = centred(torch.tensor([[1001.0], [1003.0]]), torch.ones(2, 1))
@@ -44,11 +44,11 @@ def centred(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 def product_limbs(
     x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], weights: Tensor
 ) -> Tensor:
-    """Sum the weighted products `x * y`, in limbs.
+    """Return the sum of the weighted products `x * y`, in limbs.
 
     Args:
         x: Result of `centred`.
-        y: Result of `centred` of the same or other values.
+        y: Result of `centred` for the same or other values.
         weights: `[N, K]`.
 
     Returns:
@@ -73,7 +73,7 @@ def product_limbs(
 
 
 def sum_limbs(x: tuple[Tensor, Tensor], weights: Tensor) -> Tensor:
-    """Sum weighted values, in limbs.
+    """Return the sum of weighted values, in limbs.
 
     Args:
         x: Result of `centred`.
@@ -94,17 +94,17 @@ def sum_limbs(x: tuple[Tensor, Tensor], weights: Tensor) -> Tensor:
 
 
 def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
-    """Sum the products of two variables' distances from their means.
+    """Return the sum of products of two variables' differences from their means.
 
     Args:
-        x: The sum of one variable, float64 as all of these.
-        y: The sum of the other variable, or the same.
+        x: The sum of one variable, float64 as all arguments.
+        y: The sum of the other variable, or the same one.
         products: The sum of their products.
         count: The sum of the weights.
 
     Returns:
-        The co-moment; 0 where it is no larger than rounding errors, which is where
-        numbers vary by less than 1e-5 of their mean.
+        The co-moment; 0 where it is no larger than rounding errors: where numbers vary
+        by less than 1e-5 of their mean.
 
     Example:
         >>> one = torch.tensor(1.0, dtype=torch.float64)
@@ -118,13 +118,13 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
 
 
 def _exact(factor: Tensor, short: Tensor) -> list[Tensor]:
-    """Split a product, one factor of which has at most 16 digits, into exact terms."""
+    """Split a product into exact terms; `short` has at most 16 binary digits."""
     head = _few_digits(factor)
     return [head * short, (factor - head) * short]
 
 
 def _limbs(terms: list[Tensor]) -> Tensor:
-    """Split terms into multiples of each of `LIMBS` and the rest, and add those up."""
+    """Split terms into multiples of each of `LIMBS` and the rest, and sum each."""
     limbs, rests = [], torch.stack(terms)
     for unit in LIMBS:
         limb = torch.trunc(rests.div(unit)).mul(unit)

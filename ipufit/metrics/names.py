@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find metrics by name, and take objects, classes and functions for metrics.
+"""Find metrics by name, and convert objects, classes and functions to metrics.
 
-A metric of a name is a class, or a function of outputs and targets, and a row in the
-table here.
+The table here maps each name to a class, or to a function of outputs and targets.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ _METRICS: dict[str, Callable[..., Any]] = {
 
 
 def _key(name: str) -> str:
-    """Drop the differences of spellings: `mean_iou` and `MeanIoU` are one name."""
+    """Normalise a name: `mean_iou` and `MeanIoU` are the same."""
     return name.lower().replace("_", "")
 
 
@@ -101,7 +100,7 @@ _TOP_K = re.compile(r"top_?(\d+)_?accuracy", re.IGNORECASE)
 
 
 def metric_names() -> list[str]:
-    """List the names of metrics; `top_<k>_accuracy` of any other k is one too.
+    """List the names of metrics; `top_<k>_accuracy` exists for any other k too.
 
     Capitals and underscores make no difference: "AUC", "MeanIoU", "cross_entropy".
 
@@ -113,16 +112,16 @@ def metric_names() -> list[str]:
 
 
 def resolve_metric(item: Any) -> AnyMetric:
-    """Find the metric behind a name, an object or a function.
+    """Return the metric for a name, an object or a function.
 
     Args:
-        item: One of `metric_names`, which becomes the key in logs as it's written; a
+        item: One of `metric_names`, which becomes the key in logs as it is written; a
             metric, or its class if all settings have defaults; an object of
             torchmetrics; or `function(outputs, targets)`.
 
     Raises:
         UnknownNameError: The name is unknown.
-        UnsupportedError: `item` is a collection, which has several metrics.
+        UnsupportedError: `item` is a collection of metrics.
         ConfigError: `item` is something else.
 
     Example:
@@ -157,16 +156,16 @@ def resolve_metric(item: Any) -> AnyMetric:
 def resolve_metrics(
     metrics: MetricLike | Sequence[MetricLike] | None,
 ) -> dict[str, AnyMetric]:
-    """Find metrics, each under a name of its own.
+    """Return metrics by unique names.
 
     Args:
-        metrics: One or several of what `resolve_metric` takes, or collections of
+        metrics: One item for `resolve_metric`, or several; or collections of
             torchmetrics; or None. Names that clash are numbered, as in Keras: `mae`,
             `mae_1`.
 
     Raises:
         UnknownNameError: A name is unknown.
-        ConfigError: One is no metric, or a streamed metric is there twice.
+        ConfigError: An item is no metric, or a streamed metric is given twice.
 
     Example:
         >>> list(resolve_metrics(["accuracy", "mae", "mae"]))
@@ -193,17 +192,17 @@ def resolve_metrics(
 
 
 def listed_metrics(metrics: Any) -> list[tuple[int, Any]]:
-    """List metrics one by one, those of collections too.
+    """List metrics one by one, also those inside collections.
 
     Args:
         metrics: As for `resolve_metrics`.
 
     Returns:
-        Each metric with its position in the list given; members of a collection have
-        that of the collection.
+        Each metric with its index in `metrics`; members of a collection have the index
+        of the collection.
 
     Raises:
-        ConfigError: `metrics` is no metric and no list.
+        ConfigError: `metrics` is neither a metric nor a list.
 
     Example:
         >>> listed_metrics(["mae", "mse"])

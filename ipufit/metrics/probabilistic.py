@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-entropies and other distances of distributions.
 
-Outputs are logits, as torch's losses take them, unless `from_logits` is False. None of
-torch's loss functions is called: PopTorch would take it for a second loss, which costs
+Outputs are logits, as torch's losses take them, unless `from_logits` is False. torch's
+loss functions aren't called: PopTorch would take them for a second loss, which costs
 operators to undo. The functions return one value per sample, position or output. The
-classes are the means of these.
+classes are means of these values.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EPSILON = 1e-7
 def binary_crossentropy(
     outputs: Tensor, targets: Tensor, from_logits: bool = True
 ) -> Tensor:
-    """The cross-entropy of each output's probability with a target of 0 to 1.
+    """Return the cross-entropy of each output's probability with a target of 0 to 1.
 
     Args:
         outputs: Logits of any shape.
@@ -74,7 +74,7 @@ def binary_crossentropy(
 def categorical_crossentropy(
     outputs: Tensor, targets: Tensor, from_logits: bool = True
 ) -> Tensor:
-    """The cross-entropy of distributions over classes.
+    """Return the cross-entropy of distributions over classes.
 
     Args:
         outputs: Logits `[..., C]`.
@@ -94,7 +94,7 @@ def categorical_crossentropy(
 
 
 def kl_divergence(outputs: Tensor, targets: Tensor, from_logits: bool = True) -> Tensor:
-    """The Kullback-Leibler divergence of the outputs from the targets.
+    """Return the Kullback-Leibler divergence of the outputs from the targets.
 
     Args:
         outputs: Logits or logarithms of probabilities `[..., C]`.
@@ -117,7 +117,7 @@ def kl_divergence(outputs: Tensor, targets: Tensor, from_logits: bool = True) ->
 
 
 def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
-    """The Poisson loss of rates, without the term that depends on targets only.
+    """Return the Poisson loss of rates, without the term that depends on targets only.
 
     Args:
         outputs: Logarithms of rates, as torch's loss takes them, of any shape.
@@ -137,7 +137,7 @@ def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
 
 
 class BinaryCrossentropy(FunctionMetric):
-    """The mean cross-entropy of outputs of one probability each.
+    """The mean cross-entropy of outputs with one probability each.
 
     Args:
         from_logits: Whether outputs are logits; else they are probabilities.
@@ -179,7 +179,7 @@ class SparseCategoricalCrossentropy(Metric):
 
     Args:
         from_logits: Whether outputs are logits; else they are probabilities.
-        ignore_index: The class index of positions that don't count.
+        ignore_index: Class index of targets that are ignored.
         name: Key in logs.
 
     Example:
@@ -201,7 +201,7 @@ class SparseCategoricalCrossentropy(Metric):
         self._ignore_index = ignore_index
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum of the values, and the weight of those that count."""
+        """Return the sum of the losses, and the weight of the targets that count."""
         class_indices(outputs, targets)  # refuses one-hot targets
         found = classified(outputs, targets, weights, self._ignore_index)
         logs = _log_probabilities(found.scores, self._from_logits)
@@ -213,7 +213,7 @@ class CrossEntropy(SparseCategoricalCrossentropy):
 
     Args:
         from_logits: Whether outputs are logits; else they are probabilities.
-        ignore_index: The class index of positions that don't count.
+        ignore_index: Class index of targets that are ignored.
         name: Key in logs.
 
     Example:
@@ -230,7 +230,7 @@ class CrossEntropy(SparseCategoricalCrossentropy):
         super().__init__(from_logits, ignore_index, name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum of the values, and the weight of those that count."""
+        """Return the sum of the losses, and the weight of the targets that count."""
         if is_binary(outputs):
             values = binary_crossentropy(outputs, targets, self._from_logits)
         elif has_class_axis(outputs, targets):
@@ -247,7 +247,7 @@ class Perplexity(CrossEntropy):
 
     Args:
         from_logits: Whether outputs are logits; else they are probabilities.
-        ignore_index: The class index of positions that don't count.
+        ignore_index: Class index of targets that are ignored.
         name: Key in logs.
 
     Example:
@@ -276,7 +276,7 @@ class NegativeLogLikelihood(Metric):
     Outputs are logarithms of probabilities, as for torch's loss.
 
     Args:
-        ignore_index: The class index of positions that don't count.
+        ignore_index: Class index of targets that are ignored.
         name: Key in logs.
 
     Example:
@@ -294,7 +294,7 @@ class NegativeLogLikelihood(Metric):
         self._ignore_index = ignore_index
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum of the values, and the weight of those that count."""
+        """Return the sum of the losses, and the weight of the targets that count."""
         class_indices(outputs, targets)  # refuses one-hot targets
         found = classified(outputs, targets, weights, self._ignore_index)
         return _sums_at_labels(found.scores, found)
@@ -344,13 +344,13 @@ def _log_probabilities(scores: Tensor, from_logits: bool) -> Tensor:
 
 
 def _times(probabilities: Tensor, logs: Tensor) -> Tensor:
-    """Multiply; 0 where the probability is 0, even if the logarithm is infinite."""
+    """Multiply; probability 0 gives 0, even if the logarithm is infinite."""
     products: Tensor = (probabilities * logs).masked_fill(probabilities.eq(0.0), 0.0)
     return products
 
 
 def _sums_at_labels(logs: Tensor, found: Classified) -> Tensor:
-    """Sum the negative logarithms at the labels; any where nothing counts."""
+    """Sum the negative logarithms at the labels, and the weights."""
     index = found.labels.masked_fill(found.weights.eq(0), 0).to(torch.int64)
     picked = logs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
     return mean_sums(picked.neg(), found.weights)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Areas under curves over thresholds."""
+"""Areas under curves over thresholds: AUC and average precision."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CURVES = ("ROC", "PR")
 class AUC(Metric):
     """The area under the curve of a binary problem, over evenly spaced thresholds.
 
-    Counts at each threshold are sums, so that the figure is that of all samples at
-    once; scores between the same two thresholds count as equal. Outputs are one per
-    sample; or one for each of several 0s and 1s, which are taken together; or scores of
-    two classes for class indices.
+    The counts at each threshold are summed, so the area is that of all samples
+    together. Scores between the same two thresholds count as equal. A sample has one
+    output; or several outputs for several 0s and 1s, which are pooled; or scores of two
+    classes with a class index.
 
     Args:
-        num_thresholds: Number of thresholds; more of them are more exact and need more
-            memory.
+        num_thresholds: Number of thresholds. More thresholds are more exact and take
+            more memory.
         curve: `"ROC"`, the true over the false positive rate, between two thresholds a
             straight line; or `"PR"`, precision over recall, between them interpolated
             by counts, as in Davis & Goadrich, "The relationship between
@@ -76,7 +76,7 @@ class AUC(Metric):
         self._from_logits = from_logits
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Weight of the 1s above each threshold but the last; then of the 0s."""
+        """Return the weight of the 1s above each threshold, then that of the 0s."""
         scores, truths, counts = _binary(outputs, targets, weights)
         if self._from_logits:
             scores = torch.sigmoid(scores)
@@ -97,7 +97,7 @@ class AUC(Metric):
         )
 
     def result(self, sums: Tensor) -> float:
-        """Compute the area; NaN if there are not both 0s and 1s."""
+        """Compute the area; NaN without 0s or without 1s."""
         tp, fp = (torch.cat([half, half.new_zeros(1)]) for half in sums.reshape(2, -1))
         if not float(tp[0]) or not float(fp[0]):
             return float("nan")
@@ -105,7 +105,7 @@ class AUC(Metric):
 
 
 class _Ranked(CollectingMetric):
-    """A figure of how scores rank 0s and 1s; it keeps all of them.
+    """Base of metrics of how scores rank 0s and 1s; it stores all scores.
 
     Args:
         name: Key in logs.
@@ -114,13 +114,13 @@ class _Ranked(CollectingMetric):
     direction = "max"
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Keep the scores of a batch."""
+        """Store the scores of a batch."""
         scores, truths, counts = _binary(outputs, targets, weights)
         kept = scores, truths.gt(0.5), counts
         self.batches.append([part.detach().reshape(-1) for part in kept])
 
     def _figure(self) -> float:
-        """Compute the area; NaN if not both 0s and 1s came, or scores are NaN."""
+        """Compute the area; NaN without 0s, without 1s, or if scores are NaN."""
         scores, truths, counts = (torch.cat(part) for part in zip(*self.batches))
         some = counts.ne(0)
         scores, truths, counts = scores[some], truths[some], counts[some].double()
@@ -139,13 +139,13 @@ class _Ranked(CollectingMetric):
 
     @abc.abstractmethod
     def _area(self, tp: Tensor, fp: Tensor) -> float:
-        """Compute the area, of the weights of 1s and 0s from each score upwards."""
+        """Compute the area from the weights of 1s and 0s above each score."""
 
 
 class ExactAUC(_Ranked):
     """The area under the ROC curve of all scores, as in scikit-learn.
 
-    A program must return all outputs for it; `AUC` needs few sums instead.
+    The training program must return all outputs for it; `AUC` needs a few sums instead.
 
     Args:
         name: Key in logs.
@@ -167,8 +167,8 @@ class ExactAUC(_Ranked):
 class AveragePrecision(_Ranked):
     """The precision at each score, averaged over the 1s.
 
-    That is scikit-learn's area under precision over recall, without interpolation. A
-    program must return all outputs for it.
+    It is scikit-learn's area under precision over recall, without interpolation. The
+    training program must return all outputs for it.
 
     Args:
         name: Key in logs.
@@ -189,7 +189,7 @@ class AveragePrecision(_Ranked):
 
 
 def _binary(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
-    """Bring outputs to one score for each 0 or 1."""
+    """Reshape outputs to one score for each 0 or 1."""
     is_pair = not is_binary(outputs) and outputs.shape[-1] == 2
     if is_pair and not has_class_axis(outputs, targets):
         scores, labels, counts = classified(outputs, targets, weights)

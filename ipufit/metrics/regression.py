@@ -2,7 +2,7 @@
 """Errors of predicted numbers.
 
 The functions return a tensor of the outputs' shape, one error per element. The classes
-are figures of all samples.
+average over all samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CosineSimilarity", "RootMeanSquaredError"]
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The square of each difference.
+    """Return the square of each difference.
 
     Args:
         outputs: Numbers of any shape.
@@ -39,7 +39,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The size of each difference.
+    """Return the absolute value of each difference.
 
     Args:
         outputs: Numbers of any shape.
@@ -53,7 +53,7 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def absolute_percentage_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The size of each difference in percent of the target's.
+    """Return the absolute value of each difference in percent of the target.
 
     Args:
         outputs: Numbers of any shape.
@@ -69,7 +69,7 @@ def absolute_percentage_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def squared_logarithmic_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The square of each difference of `log(1 + x)`; numbers below 0 count as 0.
+    """Return the square of each difference of `log(1 + x)`; numbers below 0 count as 0.
 
     Args:
         outputs: Numbers of any shape.
@@ -85,7 +85,7 @@ def squared_logarithmic_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def log_cosh_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The logarithm of the hyperbolic cosine of each difference.
+    """Return the logarithm of the hyperbolic cosine of each difference.
 
     Args:
         outputs: Numbers of any shape.
@@ -101,7 +101,7 @@ def log_cosh_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def huber_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the square of each difference up to 1, linear beyond: torch's smooth L1.
+    """Return torch's smooth L1: half the squared difference up to 1, linear beyond.
 
     Args:
         outputs: Numbers of any shape.
@@ -136,18 +136,18 @@ class RootMeanSquaredError(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum and number of the squares."""
+        """Return the sum and the number of the squares."""
         return mean_sums(squared_error(outputs, targets), weights)
 
     def result(self, sums: Tensor) -> float:
-        """Compute the root of their mean."""
+        """Return the root of the mean square."""
         return float(torch.sqrt(sums[0] / sums[1]))
 
 
 class CosineSimilarity(Metric):
     """The mean cosine of the angle between vectors, along the last axis.
 
-    A vector of zeros has the similarity 0 to all.
+    A vector of zeros has the similarity 0 to any vector.
 
     Args:
         name: Key in logs.
@@ -164,7 +164,7 @@ class CosineSimilarity(Metric):
         super().__init__(name)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Sum and number of the cosines."""
+        """Return the sum and the number of the cosines."""
         if is_binary(outputs) or outputs.shape != targets.shape:
             raise DataError(
                 "cosine_similarity compares vectors along the last axis: outputs and "

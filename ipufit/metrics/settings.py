@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the settings that metrics share."""
+"""Checks of settings that several metrics have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipufit.errors import ConfigError
 
 
 def is_whole(value: Any, minimum: int) -> bool:
-    """Whether `value` is an int of at least `minimum`, and no bool.
+    """Return whether `value` is an int of at least `minimum`, and not a bool.
 
     Example:
         >>> is_whole(2, minimum=2), is_whole(True, minimum=0), is_whole(2.0, minimum=0)
@@ -20,7 +20,7 @@ def is_whole(value: Any, minimum: int) -> bool:
 
 
 def is_between(value: Any, low: float, high: float) -> bool:
-    """Whether `value` is a number above `low` and below `high`, and no bool.
+    """Return whether `value` is a number between `low` and `high`, and not a bool.
 
     Example:
         >>> is_between(0.5, 0, 1), is_between(1, 0, 1), is_between("0.5", 0, 1)
@@ -31,7 +31,7 @@ def is_between(value: Any, low: float, high: float) -> bool:
 
 
 def score_above(threshold: float, from_logits: bool) -> float:
-    """The score above which a 1 is predicted: the threshold itself, or its logit.
+    """Return the score above which a 1 is predicted: the threshold or its logit.
 
     Args:
         threshold: A probability.

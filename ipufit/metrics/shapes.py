@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs, targets and weights brought to shapes that fit each other.
+"""Functions that reshape outputs, targets and weights to fit each other.
 
-The class axis is the last; or the second, as torch's losses have it, if class indices
-fit no other. Only shapes are looked at, never values, so that a device can trace it.
+The class axis is the last, or the second, as in torch's losses, if class indices fit
+only that. Only shapes are read, never values, so that a device can trace it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IGNORED_INDEX = -100
 
 
 class Elements(NamedTuple):
-    """Outputs with a target and a weight each, all of one shape, float32."""
+    """Outputs, targets and weights: float32 tensors of one shape."""
 
     outputs: Tensor
     targets: Tensor
@@ -29,12 +29,12 @@ class Elements(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """Scores of classes with a class index each.
+    """Scores of classes, with one class index for each sample or position.
 
     Attributes:
         scores: `[..., C]`, float32.
-        labels: `[...]`, integers; any valid one where nothing counts.
-        weights: `[...]`, float32; 0 where nothing counts.
+        labels: `[...]`, integers; a valid index also where the weight is 0.
+        weights: `[...]`, float32; 0 for targets that are ignored.
     """
 
     scores: Tensor
@@ -43,7 +43,7 @@ class Classified(NamedTuple):
 
 
 def is_binary(outputs: Tensor) -> bool:
-    """Whether there is one output per sample or position.
+    """Return whether there is one output per sample or position.
 
     Raises:
         DataError: The outputs aren't one tensor.
@@ -57,14 +57,14 @@ def is_binary(outputs: Tensor) -> bool:
 
 
 def weights_like(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Expand weights to the shape of `values`, in float32; ones if there are none."""
+    """Expand weights to the shape of `values`, in float32; ones for None."""
     if weights is None:
         return torch.ones_like(values, dtype=torch.float32)
     return spread_weights(weights, values)
 
 
 def matched_targets(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Bring targets to float32 and the outputs' shape.
+    """Reshape targets to the outputs' shape, in float32.
 
     Axes of size 1 make no difference: `[N]` targets fit `[N, 1]` outputs.
 
@@ -86,7 +86,7 @@ def matched_targets(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def elements(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
-    """Bring targets and weights to the shape of the outputs, and all to float32.
+    """Reshape targets and weights to the outputs' shape, all in float32.
 
     Args:
         outputs: Numbers of any shape, one row per sample.
@@ -106,13 +106,13 @@ def classified(
     weights: Tensor | None,
     ignore_index: int = IGNORED_INDEX,
 ) -> Classified:
-    """Bring scores of classes, their class indices and weights to shapes that fit.
+    """Reshape scores of classes, class indices and weights to fit each other.
 
     Args:
         outputs: Scores `[..., C]`.
         targets: Class indices `[...]` or `[..., 1]`, or one-hot `[..., C]`.
         weights: `[rows]` or `[rows, ...]`; None for ones.
-        ignore_index: The class index that doesn't count.
+        ignore_index: Class index of targets that are ignored.
 
     Raises:
         DataError: The shapes don't fit.
@@ -138,7 +138,7 @@ def classified(
 
 
 def has_class_axis(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether targets are one-hot or probabilities, and not class indices.
+    """Return whether targets are one-hot or probabilities, and not class indices.
 
     Example:
         >>> has_class_axis(torch.zeros(4, 3), torch.zeros(4, 3))
@@ -151,7 +151,7 @@ def has_class_axis(outputs: Tensor, targets: Tensor) -> bool:
 
 
 def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Bring class indices to integers and the outputs' shape without class axis.
+    """Reshape class indices to the outputs' shape without class axis, as integers.
 
     Args:
         outputs: Scores `[..., C]`, or `[rows, C, ...]`.
@@ -189,7 +189,7 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def dense_targets(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Bring one-hot targets or probabilities to float32.
+    """Check that targets have the outputs' shape, and cast them to float32.
 
     Raises:
         DataError: The shapes differ.
@@ -218,7 +218,7 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def total_marked(marks: Tensor, weights: Tensor) -> Tensor:
-    """Add up the weights of the marks in each column.
+    """Sum the weights of the marks in each column.
 
     Args:
         marks: Bools `[..., C]`.

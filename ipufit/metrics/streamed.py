@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of all outputs at once, computed on the host."""
+"""Metrics of all outputs at once, computed on the host."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StreamedFunction(CollectingMetric):
         self.direction = direction
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Keep a batch, without rows of weight 0."""
+        """Store a batch without its rows of weight 0."""
         if weights is not None:
             outputs, targets = kept_rows(self.name, outputs, targets, weights)
         if rows_of(outputs):
@@ -63,13 +63,13 @@ class StreamedFunction(CollectingMetric):
 def kept_rows(
     name: str, outputs: Any, targets: Any, weights: Tensor
 ) -> tuple[Any, Any]:
-    """Leave out rows of weight 0.
+    """Remove rows of weight 0.
 
     Args:
         name: Name of the metric, for messages.
         outputs: Outputs of the model, one row per sample.
         targets: Targets, one row per sample.
-        weights: 0 and 1, `[rows]` or `[rows, ...]`.
+        weights: Weights of 0 and 1, `[rows]` or `[rows, ...]`.
 
     Returns:
         Outputs and targets of weight 1; their weighted axes become one.
@@ -94,7 +94,7 @@ def kept_rows(
 
 
 def one_number(name: str, value: Any) -> float:
-    """Turn the result of a metric into a float.
+    """Convert the result of a metric to a float.
 
     Args:
         name: Name of the metric, for messages.

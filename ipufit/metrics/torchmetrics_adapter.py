@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of torchmetrics, known by their methods: torchmetrics isn't imported."""
+"""Metrics of torchmetrics, recognised by their methods without an import."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _DIRECTIONS = {True: "max", False: "min"}
 class TorchMetric(StreamedMetric):
     """A metric object of torchmetrics, on the host.
 
-    The object gets float32 for half precision and int64 for integers, as it expects,
-    and outputs of one number per sample in the shape of their targets. Rows of weight 0
-    are left out; other weights are refused.
+    The object gets the types that it expects: float32 for half precision, and int64 for
+    integers. Outputs with one number per sample get the shape of their targets. Rows of
+    weight 0 are left out; other weights are refused.
 
     Args:
         metric: The object of torchmetrics. Only its `update`, `compute` and `reset` are
@@ -83,7 +83,7 @@ class TorchMetric(StreamedMetric):
         self._metric.update(outputs, targets)
 
     def result(self) -> float:
-        """Let the object compute its figure; NaN of nothing."""
+        """Compute the object's value; NaN without samples."""
         if not self._has_rows:
             return float("nan")
         return one_number(self.name, self._metric.compute())
@@ -95,7 +95,7 @@ class TorchMetric(StreamedMetric):
 
 
 def is_torch_metric(item: Any) -> bool:
-    """Whether something has the methods of torchmetrics's metrics.
+    """Return whether an object has the methods of torchmetrics's metrics.
 
     Example:
         >>> is_torch_metric({}), is_torch_metric(torch.nn.Linear(1, 1))
@@ -108,7 +108,7 @@ def is_torch_metric(item: Any) -> bool:
 
 
 def is_collection(item: Any) -> bool:
-    """Whether something is a `MetricCollection` of torchmetrics.
+    """Return whether an object is a `MetricCollection` of torchmetrics.
 
     Example:
         >>> is_collection(torch.nn.ModuleDict())
@@ -118,14 +118,14 @@ def is_collection(item: Any) -> bool:
 
 
 def members_of(item: Any) -> list[Any]:
-    """The metrics of a `MetricCollection`, under the names that its `compute` gives.
+    """Return the metrics of a `MetricCollection`, with the names of its `compute`.
 
-    Each is updated by itself, those of a compute group too. torchmetrics puts metrics
-    into one group if their states agree after the first batch; those that agreed by
-    chance would all get the figure of the first.
+    Each metric is updated by itself, also those of a compute group. torchmetrics forms
+    a group of metrics whose states agree after the first batch. If they agree by chance
+    only, all of them would have the value of the first.
 
     Args:
-        item: A collection; anything else is its own only member.
+        item: A collection, or any other object, which is returned in a list.
 
     Example:
         >>> members_of("accuracy")
@@ -137,7 +137,7 @@ def members_of(item: Any) -> list[Any]:
 
 
 def snake_case(name: str) -> str:
-    """Write the name of a class in small letters with underscores.
+    """Convert the name of a class to snake_case.
 
     Example:
         >>> snake_case("BinaryAUROC"), snake_case("MulticlassF1Score")
@@ -148,7 +148,7 @@ def snake_case(name: str) -> str:
 
 
 def _same_shape(outputs: Any, targets: Any) -> tuple[Any, Any]:
-    """Reshape `[N, 1]` outputs or targets to `[N]` where the others are `[N]`."""
+    """Reshape `[N, 1]` outputs or targets to `[N]` where the other has `[N]`."""
     if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
         for one, other in ((outputs, targets), (targets, outputs)):
             if one.shape == (*other.shape, 1):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of calls, pipelines and memory, from config, data and costs alone."""
+"""Calls, pipelines and memory of a training, computed without running it."""

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the size of a call where the user leaves it open.
+"""Choose the number of updates or micro-batches of a call.
 
-Larger calls cost less: each has a price of its own, on IPUs a round trip between host
-and device. A training call is only as large as changes nothing that a user can see: it
-ends wherever something has to happen, and an epoch is whole calls.
+Each call has a fixed cost: on IPUs a round trip between host and device. So larger
+calls cost less. A training call is only so large that users see no difference: it ends
+wherever a callback or a check must run, and an epoch is whole calls.
 
-A call that evaluates or predicts changes no number. Its size is limited by the memory
-that inputs and outputs take on the host, by the time that it takes, and by the padding
-of the last call, which is computed and thrown away. Each other number of passes is
-another program, and IPUs take minutes to compile one, so there are few numbers to
-choose from, four to each doubling: 4, 5, 6, 7, then 8, 10, 12, 14, then 16, 20 and so
-on.
+The size of a call of `evaluate` or `predict` changes no number. It is limited by the
+memory of inputs and outputs on the host, by the time of a call, and by the padding of
+the last call, which is computed and discarded. Each other size is another program,
+which takes minutes to compile on IPUs. So sizes come from a short list, four to each
+doubling: 4, 5, 6, 7, then 8, 10, 12, 14, then 16, 20 and so on.
 """
 
 from __future__ import annotations
@@ -55,12 +54,11 @@ _MOST_NEAREST = 2  # batch sizes on either side
 
 
 class Choice(NamedTuple):
-    """A number that the user left open and ipufit has chosen.
+    """A number that ipufit has chosen, because the user left it open.
 
     Attributes:
         value: The number.
-        reason: Why it isn't larger, as a part of a sentence; empty if there is nothing
-            to say.
+        reason: Why it isn't larger, as a part of a sentence; "" for no reason.
 
     Example:
         >>> Choice(10, "an epoch has 10 updates")
@@ -72,12 +70,12 @@ class Choice(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """A number of updates that a call has to keep to, and the reason.
+    """A limit for the number of updates in a call, and the reason for it.
 
     Attributes:
         updates: The number, 1 or more.
-        reason: Name of the number if it is to be divided, such as "the 600 updates of
-            an epoch"; a sentence without an end if it is a largest number.
+        reason: For a number to divide, its name, such as "the 600 updates of an epoch";
+            for a maximum, a sentence without its full stop.
     """
 
     updates: int
@@ -87,15 +85,15 @@ class Limit(NamedTuple):
 def chosen_device_iterations(
     multiples: Sequence[Limit], most: Sequence[Limit]
 ) -> Choice:
-    """Choose the updates of a call: the largest number that keeps to all limits.
+    """Choose the largest number of updates in a call that keeps all limits.
 
     Args:
-        multiples: Numbers of updates after which calls have to end, such as those of
-            an epoch: the chosen number divides each of them.
-        most: Numbers of updates that a call may have at most, `MOST_UPDATES` besides.
+        multiples: Numbers of updates after which a call must end, such as those of an
+            epoch: the chosen number divides each of them.
+        most: Maximum numbers of updates in a call, besides `MOST_UPDATES`.
 
     Returns:
-        The number, 1 or more, and what keeps it from being larger.
+        The number, 1 or more, and why it isn't larger.
 
     Example:
         >>> epoch = Limit(600, "the 600 updates of an epoch")
@@ -140,18 +138,18 @@ def chosen_inference_iterations(
     `least` passes have. `least` is always allowed.
 
     Args:
-        passes: Number of micro-batches of each pass over data. Most data are gone
-            through once; single rows follow in calls of their own. A pass of unknown
-            length is left out.
+        passes: Number of micro-batches in each pass over data. Most data take one pass;
+            single remaining rows run in calls of their own. A pass of unknown length is
+            left out.
         bytes_per_pass: Bytes of inputs, outputs and targets of a micro-batch in one
-            process. None if unknown, which gives `MOST_UNKNOWN_PASSES` at most.
+            process; None if unknown, which limits the choice to `MOST_UNKNOWN_PASSES`.
         least: Micro-batches that each call must have, for the stages of a pipeline.
         most: Micro-batches that a call may have.
         work_per_pass: Number of weights times the samples of a micro-batch in one
             process.
 
     Returns:
-        The number, and what keeps it from being larger.
+        The number, and why it isn't larger.
 
     Example:
         >>> chosen_inference_iterations([500], bytes_per_pass=2_500)
@@ -195,7 +193,7 @@ def chosen_inference_iterations(
 
 
 def _numbers(least: int) -> Iterator[int]:
-    """The least number times 1, 2, 3, ... 8, 10, 12, 14, 16, 20 and so on."""
+    """Yield the least number times 1, 2, 3, ... 8, 10, 12, 14, 16, 20 and so on."""
     factor = 1
     while True:
         yield factor * least
@@ -203,14 +201,14 @@ def _numbers(least: int) -> Iterator[int]:
 
 
 def _computed(passes: Sequence[int], per_call: int) -> int:
-    """Passes that are computed, those over padding among them."""
+    """Return the number of micro-batches that are computed, padding included."""
     return sum(-(-number // per_call) * per_call for number in passes)
 
 
 def divisors(number: int) -> list[int]:
-    """All numbers that divide a number, in order.
+    """Return all divisors of a number, in ascending order.
 
-    Trial goes up to the square root: an epoch may have billions of samples.
+    The search goes up to the square root: an epoch may have billions of samples.
 
     Args:
         number: 1 or more.
@@ -226,16 +224,16 @@ def divisors(number: int) -> list[int]:
 def nearest_batch_sizes(
     num_samples: int, batch: BatchPlan, derive: Callable[[int], BatchPlan]
 ) -> tuple[int, ...]:
-    """Find the batch sizes next to one that divide an epoch into whole calls.
+    """Find the batch sizes near the plan's that divide an epoch into whole calls.
 
     Args:
         num_samples: Samples of an epoch.
-        batch: The plan whose batch size isn't one of them, or is.
-        derive: Makes the factors of another batch size, or raises a `ConfigError`.
+        batch: The plan with the present batch size.
+        derive: Returns the plan of another batch size, or raises a `ConfigError`.
 
     Returns:
-        Up to two smaller ones and two larger ones, in order; empty if the batch size
-        leaves no sample over itself.
+        Up to two smaller and two larger sizes, in ascending order; empty if the present
+        batch size divides the epoch.
 
     Example:
         >>> nearest_batch_sizes(100, BatchPlan(16), BatchPlan)
@@ -252,7 +250,7 @@ def nearest_batch_sizes(
 
 
 def _derivable(sizes: list[int], derive: Callable[[int], BatchPlan]) -> list[int]:
-    """The first two sizes that have factors."""
+    """Return the first two sizes for which a plan exists."""
     found: list[int] = []
     for size in sizes:
         if len(found) == _MOST_NEAREST:

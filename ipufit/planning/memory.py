@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that training takes on each IPU, as far as it is known before compiling.
+"""Estimate the memory that training takes on each IPU, before compiling.
 
-Parameters, buffers, the optimiser's state and accumulators are counted exactly. What
-gradients and activations take is estimated, with bounds. Code, exchange buffers, copies
-in other layouts and temporary data of operators aren't counted: only a compilation
-shows those.
+Parameters, buffers, the optimiser's state and accumulators are counted exactly.
+Gradients and activations are estimated, with bounds. Code, exchange buffers, copies in
+other layouts and temporary data of operators aren't counted: only a compilation shows
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StateCost(NamedTuple):
 
     Attributes:
         num_elements: Number of its elements.
-        num_bytes: Bytes of all of them.
+        num_bytes: Their size in bytes.
     """
 
     num_elements: int
@@ -44,10 +44,10 @@ class WeightCost(NamedTuple):
     Attributes:
         name: Its name in the module.
         num_elements: Number of its elements.
-        num_bytes: Bytes of all of them.
+        num_bytes: Their size in bytes.
         state: Tensors that the optimiser keeps for it; empty if it isn't trained.
-        accumulator_bytes: Bytes of the sum of its gradients, where an update has
-            several micro-batches; 0 if the state holds it, or there is none.
+        accumulator_bytes: Bytes of the accumulated gradients; 0 if an update has one
+            micro-batch, or if the state holds them.
         gradient_bytes: Bytes of its gradient; 0 if it isn't trained.
     """
 
@@ -60,7 +60,7 @@ class WeightCost(NamedTuple):
 
 
 class StageCost(NamedTuple):
-    """The contents of a stage, and the costs of one micro-batch there.
+    """The parameters of a stage, and the costs of one micro-batch in it.
 
     Bytes of activations are those of tensors on a device, where no number has more than
     32 bits. Views of one tensor count as one.
@@ -68,18 +68,18 @@ class StageCost(NamedTuple):
     Attributes:
         stage: Number of the stage, from 0.
         ipu: Its IPU in a replica, from 0.
-        names: Names of the submodules or blocks that it begins with.
-        weights: Parameters that it is the first stage to use.
-        buffer_bytes: Bytes of the buffers that it is the first to use.
-        flops: Floating-point operations of the forward pass: those of matrix products,
+        names: Names of the submodules or blocks at which it begins.
+        weights: Parameters that no earlier stage uses.
+        buffer_bytes: Bytes of the buffers that no earlier stage uses.
+        flops: Floating-point operations of the forward pass, in matrix products,
             convolutions and the like.
         input_bytes: Bytes of the tensors that come from the host or other stages.
         saved_bytes: Bytes of the tensors that torch saves for the backward pass.
-        kept_bytes: Bytes of the tensors that recomputation starts from: inputs, and
-            outputs of submodules that `recompute` names.
-        made_bytes: Bytes of its inputs and of all tensors that its operators make.
+        kept_bytes: Bytes of the tensors from which activations are recomputed: inputs,
+            and outputs of submodules that `recompute` names.
+        made_bytes: Bytes of its inputs and of all results of its operators.
         num_kept: Number of submodules that `recompute` names in it.
-        uncounted: Operators that compute much and aren't in `flops`.
+        uncounted: Operators with much work that `flops` leaves out.
     """
 
     stage: int
@@ -97,7 +97,7 @@ class StageCost(NamedTuple):
 
     @property
     def num_parameters(self) -> int:
-        """Elements of its parameters.
+        """Number of elements in its parameters.
 
         Example:
             >>> StageCost(0, 0, weights=(WeightCost("w", 6, 24),)).num_parameters
@@ -112,7 +112,7 @@ class StageCost(NamedTuple):
 
 
 def imbalance(flops: tuple[int, ...]) -> float:
-    """The slowest stage's work over the mean: 1 where all have the same.
+    """Return the work of the slowest stage divided by the mean.
 
     Args:
         flops: Work of each stage.
@@ -129,10 +129,10 @@ def imbalance(flops: tuple[int, ...]) -> float:
 
 
 class Device(NamedTuple):
-    """One kind of IPU.
+    """The figures of one kind of IPU.
 
     Attributes:
-        name: Name in sentences.
+        name: Name, as used in sentences.
         num_tiles: Tiles, each a processor with memory of its own.
         tile_bytes: Memory of one tile.
         clock_hertz: Nominal clock.
@@ -206,11 +206,11 @@ _OTHER_NAMES = {"gc2": "mk1", "gc200": "mk2", "bow-2000": "bow", "m2000": "mk2"}
 
 
 def device_named(device: str | Device) -> Device:
-    """The figures of a kind of IPU.
+    """Return the figures of a kind of IPU.
 
     Args:
-        device: "mk1", "mk2" or "bow", or another name of one of them; or figures of
-            your own, which are given back.
+        device: "mk1", "mk2" or "bow", or another name of one of them; or your own
+            `Device`, which is returned.
 
     Raises:
         UnknownNameError: There is no such kind; the nearest name is suggested.
@@ -232,12 +232,12 @@ def device_named(device: str | Device) -> Device:
 
 
 class Estimate(NamedTuple):
-    """A number that depends on the compiler.
+    """A number that depends on the compiler, with its bounds.
 
     Attributes:
-        value: The number that is to be expected.
-        least: The least that it can be.
-        most: The most that it can be, apart from copies that the compiler makes.
+        value: The expected number.
+        least: Its lower bound.
+        most: Its upper bound, without copies that the compiler makes.
     """
 
     value: int
@@ -246,17 +246,18 @@ class Estimate(NamedTuple):
 
 
 class MemorySettings(NamedTuple):
-    """Settings that memory depends on.
+    """Settings that determine the memory of training.
 
     Attributes:
         gradient_accumulation: Micro-batches of an update.
         is_pipelined: Whether all stages are busy at once, so that each holds several
             micro-batches.
-        recomputes: Whether activations are computed again for the backward pass.
+        recomputes: Whether activations are recomputed for the backward pass.
         is_off_chip: Whether the optimiser's state is kept off the chip.
-        num_shards: Replicas that share the optimiser's state; 1 if each has all.
-        least_off_chip: Elements of the smallest tensor that is kept off the chip.
-        least_sharded: Elements of the smallest tensor that is shared.
+        num_shards: Number of replicas that share the optimiser's state; 1 if each has
+            all of it.
+        least_off_chip: Number of elements of the smallest tensor kept off the chip.
+        least_sharded: Number of elements of the smallest tensor that is shared.
     """
 
     gradient_accumulation: int = 1
@@ -278,12 +279,12 @@ class IPUMemory:
         parameters: Bytes of parameters. Exact.
         buffers: Bytes of buffers, such as running statistics. Exact.
         optimizer_state: Bytes of the optimiser's state on the chip. Exact.
-        accumulators: Bytes of the sums of gradients, where an update has several
-            micro-batches. Exact.
-        gradients: Bytes of gradients: at least the largest alone, at most all at once.
-        activations: Bytes of activations that are held for the backward pass. Expected
-            are those that torch saves; at least the inputs of the stage are held, and
-            at most all tensors that its operators make.
+        accumulators: Bytes of accumulated gradients; 0 if an update has one micro-
+            batch. Exact.
+        gradients: Bytes of gradients: at least the largest one, at most all of them.
+        activations: Bytes of activations held for the backward pass. Those that torch
+            saves are expected; the lower bound are the inputs of the stage, the upper
+            bound all results of its operators.
         capacity: Bytes of the IPU's memory.
     """
 
@@ -299,28 +300,28 @@ class IPUMemory:
 
     @property
     def exact(self) -> int:
-        """Bytes that are counted exactly."""
+        """Number of bytes that are counted exactly."""
         return self.parameters + self.buffers + self.optimizer_state + self.accumulators
 
     @property
     def total(self) -> Estimate:
-        """All that is counted."""
+        """All bytes that are counted."""
         return _sum([Estimate(*[self.exact] * 3), self.gradients, self.activations])
 
     @property
     def share(self) -> float:
-        """Share of the memory that is expected to be taken; code comes on top."""
+        """Expected share of the IPU's memory, without code."""
         return self.total.value / self.capacity
 
 
 def memory_by_ipu(
     stages: Sequence[StageCost], settings: MemorySettings, capacity: int
 ) -> tuple[IPUMemory, ...]:
-    """Add up what training takes on each IPU of a replica.
+    """Return the memory that training takes on each IPU of a replica.
 
     Args:
         stages: All stages of the model.
-        settings: The settings.
+        settings: Settings that determine the memory.
         capacity: Bytes of an IPU's memory.
 
     Returns:
@@ -355,10 +356,10 @@ def memory_by_ipu(
 
 
 def held_micro_batches(stage: int, num_stages: int) -> int:
-    """Micro-batches whose activations a stage of a pipeline holds in training.
+    """Return how many micro-batches' activations a pipeline stage holds in training.
 
-    They are those between their forward slot and their backward slot: `2 * (S - 1 - i)
-    + 1` for stage `i` of `S` (see `PipelineSchedule`).
+    A stage holds them from its forward slot to its backward slot: `2 * (S - 1 - i) + 1`
+    for stage `i` of `S` (see `PipelineSchedule`).
 
     Example:
         >>> [held_micro_batches(stage, 3) for stage in range(3)]
@@ -368,10 +369,10 @@ def held_micro_batches(stage: int, num_stages: int) -> int:
 
 
 def state_bytes(tensors: Sequence[StateCost], settings: MemorySettings) -> int:
-    """Bytes of an optimiser's state that stay on the IPU.
+    """Return the bytes of an optimiser's state that stay on the IPU.
 
     Args:
-        tensors: The state, as if each replica had all of it.
+        tensors: The state of a replica that has all of it.
         settings: Where the state is kept.
 
     Example:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows plans: by rich in a terminal, by matplotlib in a file."""
+"""Show plans: by rich in a terminal, by matplotlib in a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WIDE = 10_000  # columns of a text whose lines aren't broken
 
 
 class Table(NamedTuple):
-    """A table of texts.
+    """Table of texts.
 
     Attributes:
         title: A few words.
@@ -47,11 +47,11 @@ class Bars(NamedTuple):
     Attributes:
         title: A few words.
         labels: Name of each bar.
-        parts: Kind of a part -> its amount in each bar, 0 or more.
+        parts: Amount in each bar, 0 or more, by the kind of the part.
         unit: Unit of the amounts, such as "B".
         ends: Text at the end of each bar.
         caption: Sentences below them.
-        limit: Name of a limit, and its amount; None for none.
+        limit: Name and amount of a limit; None for none.
     """
 
     title: str
@@ -64,18 +64,17 @@ class Bars(NamedTuple):
 
     @property
     def totals(self) -> list[float]:
-        """Sum of each bar's parts."""
+        """Return the sum of each bar's parts."""
         return [sum(amounts) for amounts in zip(*self.parts.values())]
 
 
 class Timeline(NamedTuple):
-    """Rows of numbered work over cycles.
+    """Rows of numbered micro-batches over cycles.
 
     Attributes:
         title: A few words.
         columns: The cycles; None where some are left out.
-        rows: Name of a row -> the piece that it works on in each cycle; None while it
-            is idle.
+        rows: For each named row the micro-batch in each cycle; None while it is idle.
         caption: Sentences below it.
     """
 
@@ -89,7 +88,7 @@ Content = Union[str, Table, Bars, Timeline]
 
 
 def amount_in_words(amount: float, unit: str, is_estimate: bool = False) -> str:
-    """Write an amount with about three digits; a prefix is a power of 1000.
+    """Format an amount with about three digits and a decimal prefix.
 
     Example:
         >>> amount_in_words(940_572_672, "B"), amount_in_words(260, "B")
@@ -109,7 +108,7 @@ def amount_in_words(amount: float, unit: str, is_estimate: bool = False) -> str:
 
 
 def share_in_words(share: float) -> str:
-    """Write a share as a percentage.
+    """Format a share as a percentage.
 
     Example:
         >>> share_in_words(0.4567), share_in_words(0.0001)
@@ -119,7 +118,7 @@ def share_in_words(share: float) -> str:
 
 
 def show(contents: Sequence[Content], console: Console | None = None) -> None:
-    """Print texts, tables and pictures, a blank line between each two.
+    """Print texts, tables and pictures, separated by blank lines.
 
     Args:
         contents: Texts, tables and pictures from top to bottom.
@@ -141,7 +140,7 @@ def show(contents: Sequence[Content], console: Console | None = None) -> None:
 
 
 def as_text(contents: Sequence[Content]) -> str:
-    """Write texts and tables as `show` prints them where lines have no end."""
+    """Return texts and tables as `show` prints them, without a line length."""
     file = io.StringIO()
     texts = [one for one in contents if isinstance(one, (str, Table))]
     show(texts, Console(file=file, width=_WIDE))
@@ -149,10 +148,11 @@ def as_text(contents: Sequence[Content]) -> str:
 
 
 def save(contents: Sequence[Content], title: str, path: PathLike) -> None:
-    """Write what `show` prints as a page, or the bars and timelines as a picture.
+    """Write all contents to an HTML page, or bars and timelines to a picture.
 
     Raises:
-        ConfigError: Another ending, or matplotlib, which draws pictures, is missing.
+        ConfigError: The ending is another one, or matplotlib is missing, which draws
+            pictures.
         FileError: The file can't be written.
     """
     target = Path(path)
@@ -185,7 +185,7 @@ def _printed(one: Table | Bars | Timeline, console: Console) -> Iterator[Any]:
 
 
 def _table(given: Table, width: int) -> Iterator[Any]:
-    """Print columns, or a line for each row where they are too wide."""
+    """Yield columns, or a line for each row if the columns are too wide."""
     widths = [max(map(len, cells)) for cells in zip(given.header, *given.rows)]
     if sum(widths) + 2 * (len(widths) - 1) > width:
         for name, *cells in given.rows:
@@ -223,7 +223,7 @@ def _bars(bars: Bars, console: Console) -> Iterator[Any]:
 
 
 def _rows(timeline: Timeline, width: int) -> Iterator[str]:
-    """Rows over cycles, in blocks below each other where they are too wide."""
+    """Yield rows over cycles, in several blocks if they are too wide."""
     rows = {"cycle": timeline.columns, **timeline.rows}
     left = max(map(len, rows))
     pitch = 1 + max(
@@ -246,7 +246,7 @@ def _rows(timeline: Timeline, width: int) -> Iterator[str]:
 
 
 def _draw(pictures: Sequence[Bars | Timeline], title: str, target: Path) -> None:
-    """Draw pictures below each other, with letters that stay letters in an SVG."""
+    """Draw pictures below each other; in an SVG, text stays text."""
     matplotlib = need("matplotlib", "Saving pictures", "ipufit[plot]")
     make = need("matplotlib.figure", "Saving pictures", "ipufit[plot]").Figure
     heights = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelPlan`: what training a model takes and gives, known before it is compiled."""
+"""`ModelPlan`: memory and work of training a model, known before compiling."""
 
 from __future__ import annotations
 
@@ -47,10 +47,9 @@ class HostTraffic(NamedTuple):
     Attributes:
         program: "training" or "inference".
         output_mode: Mode of the outputs: PopTorch's name, or "EveryN(n)".
-        input_bytes: Bytes of the data that are given, inputs and targets, to the IPUs.
-            Exact.
-        output_bytes: Bytes of the module's outputs to the host. Exact for a program
-            that returns them all; figures of ipufit come on top, some bytes each.
+        input_bytes: Bytes of inputs and targets that are sent to the IPUs. Exact.
+        output_bytes: Bytes of the module's outputs that are sent to the host. Exact for
+            a program that returns them all; ipufit's metrics add some bytes each.
     """
 
     program: str
@@ -60,16 +59,16 @@ class HostTraffic(NamedTuple):
 
 
 class PlanChoice(NamedTuple):
-    """A change of settings, and what it leads to.
+    """A change of settings, and its effects.
 
     Attributes:
-        change: Fields of `IPUConfig` that change, as code; empty for none.
+        change: Fields of `IPUConfig` that change, as code; "" for none.
         memory: Bytes on the fullest IPU.
-        share: Its expected share of an IPU's memory; code comes on top.
-        least_share: The least share that it can be.
+        share: Expected share of the IPU's memory, without code.
+        least_share: Lower bound of that share.
         bubble: Idle share of the pipeline in an update.
         batch_size: Samples of an update.
-        cost: The price of the change in words; empty if none is known.
+        cost: The drawback of the change in words; "" if none is known.
     """
 
     change: str
@@ -83,10 +82,10 @@ class PlanChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The memory and the work that training a model takes, and its pipeline.
+    """Memory and work of training a model, and its pipeline.
 
-    Printed, it is a short text. All numbers are data: bytes, FLOPs of one forward pass
-    of a micro-batch, cycles of the pipeline.
+    `print` shows it as a short text. All numbers are data: bytes, FLOPs of one forward
+    pass of a micro-batch, cycles of the pipeline.
 
     Attributes:
         title: Class of the module.
@@ -94,15 +93,15 @@ class ModelPlan:
         device: The kind of IPU.
         epoch: Factors of a call, calls and updates of an epoch, samples left out.
         stages: Costs of each stage, in order; one without a pipeline.
-        settings: The settings that memory depends on.
-        inference_iterations: Micro-batches of a call of `evaluate` or `predict` that
-            the pipeline needs at least.
+        settings: The settings that determine the memory.
+        inference_iterations: Minimum number of micro-batches in a call of `evaluate` or
+            `predict` with this pipeline.
         traffic: Bytes between host and IPUs per call, for each output mode.
         unused: Names of parameters that `forward` doesn't use; they aren't counted.
-        shared: Names of parameters that several stages use. Each is counted once, with
-            the first of them; the others get copies.
-        refusal: Why `fit` would refuse such samples, as those without targets that a
-            loss or a metric needs; empty if it wouldn't.
+        shared: Names of parameters that several stages use. Each is counted once, in
+            the first of them; the other stages get copies.
+        refusal: Why `fit` would refuse these samples, such as missing targets; "" if it
+            wouldn't.
     """
 
     title: str
@@ -121,27 +120,27 @@ class ModelPlan:
 
     @property
     def memory(self) -> tuple[IPUMemory, ...]:
-        """Bytes that training takes on each IPU of a replica."""
+        """Memory that training takes on each IPU of a replica."""
         return memory_by_ipu(self.stages, self.settings, self.device.num_bytes)
 
     @property
     def fullest(self) -> IPUMemory:
-        """The IPU that is expected to be the fullest."""
+        """The IPU with the largest expected share of its memory."""
         return max(self.memory, key=lambda memory: memory.total.value)
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all parameters that are used."""
+        """Number of elements in all parameters that are used."""
         return sum(stage.num_parameters for stage in self.stages)
 
     @property
     def ipus_per_replica(self) -> int:
-        """IPUs of a replica: all up to the highest that has a stage."""
+        """Number of IPUs of a replica: all up to the highest that has a stage."""
         return max(stage.ipu for stage in self.stages) + 1
 
     @property
     def num_ipus(self) -> int:
-        """IPUs of all replicas of all processes."""
+        """Number of IPUs of all replicas of all processes."""
         batch = self.epoch.batch
         return self.ipus_per_replica * batch.replicas * batch.processes
 
@@ -149,28 +148,28 @@ class ModelPlan:
 
     @property
     def flops(self) -> tuple[int, ...]:
-        """FLOPs of each stage's forward pass of a micro-batch."""
+        """FLOPs of each stage's forward pass for a micro-batch."""
         return tuple(stage.flops for stage in self.stages)
 
     @property
     def flop_shares(self) -> tuple[float, ...]:
-        """Share of each stage in the FLOPs of all."""
+        """Share of each stage in all FLOPs."""
         total = sum(self.flops)
         return tuple(flops / total if total else 0.0 for flops in self.flops)
 
     @property
     def slowest_stage(self) -> int:
-        """Number of the stage that has most FLOPs."""
+        """Index of the stage with most FLOPs."""
         return max(self.stages, key=lambda stage: stage.flops).stage
 
     @property
     def imbalance(self) -> float:
-        """FLOPs of the slowest stage over their mean: 1 where all have the same."""
+        """FLOPs of the slowest stage divided by the mean."""
         return imbalance(self.flops)
 
     @property
     def ideal_speedup(self) -> float:
-        """Speed of the stages together over one IPU's, by FLOPs and bubble alone.
+        """Speedup of the stages over one IPU, by FLOPs and bubble alone.
 
         It is stages / imbalance * (1 - bubble). Small layers take longer than their
         FLOPs say, so this is a first guess.
@@ -183,7 +182,7 @@ class ModelPlan:
 
     @property
     def schedule(self) -> PipelineSchedule:
-        """Cycles of the pipeline for one update; of one stage without a pipeline."""
+        """Cycles of the pipeline for one update; without a pipeline, of one stage."""
         accumulation = self.epoch.batch.gradient_accumulation
         return PipelineSchedule(self.num_stages, accumulation, trains=True)
 
@@ -195,7 +194,7 @@ class ModelPlan:
 
     @property
     def num_stages(self) -> int:
-        """Stages that are busy at once."""
+        """Number of stages that are busy at once."""
         return len(self.stages) if self.settings.is_pipelined else 1
 
     @property
@@ -204,7 +203,7 @@ class ModelPlan:
         return self.schedule.idle_share
 
     def bubble_at(self, gradient_accumulation: int) -> float:
-        """Idle share of the pipeline with another gradient accumulation.
+        """Return the idle share of the pipeline for another gradient accumulation.
 
         Args:
             gradient_accumulation: Micro-batches of an update: `2 * stages - 1` or more.
@@ -216,17 +215,17 @@ class ModelPlan:
 
     @property
     def choices(self) -> tuple[PlanChoice, ...]:
-        """The effects of other settings; the first is the plan as it is."""
+        """Return the effects of other settings; the first entry is the plan itself."""
         return tuple(_choices(self))
 
     def on(self, device: Device) -> ModelPlan:
-        """The same plan for another kind of IPU."""
+        """Return the same plan for another kind of IPU."""
         return replace(self, device=device)
 
     # Showing it ------------------------------------------------------------------
 
     def __str__(self) -> str:
-        """The plan as text."""
+        """Return the plan as text."""
         return as_text(list(_contents(self)))
 
     def show(self, console: Console | None = None) -> None:
@@ -255,7 +254,7 @@ class ModelPlan:
 
 
 def _choices(plan: ModelPlan) -> Iterator[PlanChoice]:
-    """Work out what other settings would change, one at a time."""
+    """Yield the effects of other settings, one change at a time."""
     for change, stages, settings, batch_size, cost in _changes(plan):
         memories = memory_by_ipu(stages, settings, plan.device.num_bytes)
         fullest = max(memories, key=lambda memory: memory.total.value)
@@ -273,7 +272,7 @@ def _choices(plan: ModelPlan) -> Iterator[PlanChoice]:
 def _changes(
     plan: ModelPlan,
 ) -> Iterator[tuple[str, Sequence[StageCost], MemorySettings, int, str]]:
-    """Yield a change as code; stages, settings and batch size after it; its price."""
+    """Yield changed settings: code, stages, settings, batch size and drawback."""
     stages, settings, batch = plan.stages, plan.settings, plan.epoch.batch
     size = batch.batch_size
     yield "", stages, settings, size, ""
@@ -311,7 +310,7 @@ def _changes(
 
 
 def _halved(stage: StageCost) -> StageCost:
-    """A stage with half of the samples, whose activations take half of the bytes."""
+    """Return a stage with half of the samples, and half of the activations' bytes."""
     return stage._replace(
         flops=stage.flops // 2,
         input_bytes=stage.input_bytes // 2,
@@ -451,15 +450,15 @@ def _memory(plan: ModelPlan) -> Iterator[Content]:
 
 
 def _title(plan: ModelPlan) -> str:
-    """The model, its optimiser and its IPUs in a line."""
+    """Describe model, optimiser and IPUs in a line."""
     ipus = "1 IPU" if plan.num_ipus == 1 else f"{plan.num_ipus} IPUs"
     return f"Plan of {plan.title} with {plan.optimizer}, on {ipus}: {plan.device.name}"
 
 
 def _judgement(plan: ModelPlan) -> str:
-    """Say what is known about the fullest IPU, from exact figures and bounds.
+    """Describe how full the fullest IPU is, from exact figures and bounds.
 
-    No judgement says that a model fits: only a compilation shows that.
+    The text never says that a model fits: only a compilation shows that.
     """
     fullest = max(plan.memory, key=lambda memory: memory.exact)
     share = fullest.exact / fullest.capacity
@@ -479,7 +478,7 @@ def _judgement(plan: ModelPlan) -> str:
 
 
 def _notes(plan: ModelPlan) -> Iterator[str]:
-    """Say what isn't counted, and where the memory of the IPU was published."""
+    """List what isn't counted, and the source of the IPU's figures."""
     least, given = plan.schedule.num_slots, plan.epoch.batch.gradient_accumulation
     if given < least:
         yield (
@@ -516,7 +515,7 @@ def _notes(plan: ModelPlan) -> Iterator[str]:
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """Write the first two names, and how many more there are."""
+    """Join the first two names, and the number of further ones."""
     more = len(names) - 2
     shown = ", ".join(names[:2])
     return f"{shown} and {more} more" if more > 0 else shown or "-"

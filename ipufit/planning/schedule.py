@@ -3,13 +3,13 @@
 
 `PipelineSchedule` says which micro-batch each stage works on, cycle by cycle.
 
-A micro-batch goes through one slot after the other, one in each cycle. In inference the
+A micro-batch passes through a sequence of slots, one in each cycle. In inference the
 slots are the stages. In training they are the forward stages and then the backward
-ones, where the last forward stage and its backward are one slot: 2 * stages - 1 of them
-(PopTorch's check of gradient accumulation, `CompilerImpl.cpp`). So the IPU of a stage
-has two slots, but the last one's has one.
+ones; the last forward stage and its backward stage share a slot, which makes 2 * stages
+- 1 slots (PopTorch's check of gradient accumulation, `CompilerImpl.cpp`). So the IPU of
+the last stage has one slot, each other IPU two.
 
-All slots are taken to need the same time. Where they don't, each cycle takes as long as
+All slots are assumed to take the same time. If they don't, each cycle takes as long as
 its slowest IPU.
 """
 
@@ -35,9 +35,9 @@ class PipelineSchedule(NamedTuple):
     """The cycles of one update, or of one call of inference.
 
     Attributes:
-        stages: Forward stages, 1 or more.
-        micro_batches: Micro-batches that go through the pipeline before it is empty
-            again: the gradient accumulation of an update, or the iterations of a call.
+        stages: Number of forward stages, 1 or more.
+        micro_batches: Number of micro-batches until the pipeline is empty again: the
+            gradient accumulation of an update, or the iterations of a call.
         trains: Whether there are backward stages.
 
     Example:
@@ -52,33 +52,33 @@ class PipelineSchedule(NamedTuple):
 
     @property
     def num_slots(self) -> int:
-        """Slots that each micro-batch goes through, one per cycle."""
+        """Number of slots that each micro-batch passes through, one per cycle."""
         return 2 * self.stages - 1 if self.trains else self.stages
 
     @property
     def num_cycles(self) -> int:
-        """Cycles from the first micro-batch's first slot to the last one's last."""
+        """Number of cycles from the first slot to the last micro-batch's last slot."""
         return self.micro_batches + self.num_slots - 1
 
     @property
     def num_full_cycles(self) -> int:
-        """Cycles in which all slots work; 0 with too few micro-batches to fill them."""
+        """Number of cycles in which all slots work."""
         return max(self.micro_batches - self.num_slots + 1, 0)
 
     @property
     def idle_share(self) -> float:
-        """Share of all slots of all cycles that have nothing to do, from 0 to 1.
+        """Share of idle slots over all cycles, from 0 to 1.
 
         It is `(slots - 1) / cycles`, the bubble of the pipeline.
         """
         return (self.num_slots - 1) / self.num_cycles
 
     def micro_batch_in(self, slot: int, cycle: int) -> int | None:
-        """The micro-batch that a slot works on in a cycle; None while it is idle.
+        """Return the micro-batch of a slot in a cycle; None while it is idle.
 
         Args:
-            slot: 0 for the first forward stage.
-            cycle: 0 for the first.
+            slot: Index of the slot; 0 is the first forward stage.
+            cycle: Index of the cycle, from 0.
 
         Example:
             >>> schedule = PipelineSchedule(2, 3, trains=True)
@@ -89,7 +89,7 @@ class PipelineSchedule(NamedTuple):
         return number if 0 <= number < self.micro_batches else None
 
     def stage_of(self, slot: int) -> int:
-        """The stage whose IPU runs a slot: backward slots come back to the first.
+        """Return the stage whose IPU runs a slot; backward slots descend to stage 0.
 
         Example:
             >>> schedule = PipelineSchedule(3, 8, trains=True)
@@ -137,10 +137,10 @@ class PipelineSchedule(NamedTuple):
         save([timeline], timeline.title, path)
 
     def timeline(self) -> Timeline:
-        """The slots over the cycles, as data of a picture.
+        """Return the slots over the cycles, as data of a picture.
 
-        Of more than eight cycles in which all slots work, the first four and the last
-        four are there.
+        If all slots work in more than eight cycles, the first four and the last four of
+        these are shown.
 
         Example:
             >>> timeline = PipelineSchedule(2, 100, trains=False).timeline()
@@ -180,7 +180,7 @@ class PipelineSchedule(NamedTuple):
         )
 
     def _sentences(self) -> Iterator[str]:
-        """Say how the picture is to be read, and the figures of the schedule."""
+        """Yield sentences that explain the picture, and the schedule's figures."""
         yield "F is forward, B is backward." if self.trains else "F is forward."
         fill, full = self.num_slots - 1, self.num_full_cycles
         cycles = _counted(self.num_cycles, "cycle")
@@ -204,12 +204,13 @@ class EpochPlan:
 
     Attributes:
         batch: The factors of a call.
-        num_samples: Number of samples of an epoch; None if the data don't say.
-        is_padding: Whether samples that don't fill a call are padded, not left out.
-        stages: Forward stages of the pipeline; 1 for none.
-        nearest_batch_sizes: Batch sizes near this one that leave no sample over, in
-            order; empty if this one doesn't, or the number of samples isn't known.
-        reason: Why a call makes so many updates, if that was chosen; else empty.
+        num_samples: Number of samples of an epoch; None if the data has no length.
+        is_padding: Whether samples that don't fill a call are padded, and not left out.
+        stages: Number of forward stages of the pipeline; 1 without one.
+        nearest_batch_sizes: Batch sizes near the present one that leave out no sample,
+            in ascending order; empty if the present one doesn't, or the number of
+            samples isn't known.
+        reason: Why a call makes so many updates, if ipufit chose the number; else "".
 
     Example:
         >>> print(EpochPlan(BatchPlan(8, 2, device_iterations=3), 100))
@@ -227,12 +228,12 @@ class EpochPlan:
 
     @property
     def samples_per_call(self) -> int:
-        """Samples of a call in all processes."""
+        """Number of samples of a call in all processes."""
         return self.batch.samples_per_call * self.batch.processes
 
     @property
     def calls(self) -> int | None:
-        """Calls per epoch; None if the number of samples isn't known."""
+        """Number of calls per epoch; None if the number of samples isn't known."""
         if self.num_samples is None:
             return None
         whole, rest = divmod(self.num_samples, self.samples_per_call)
@@ -240,32 +241,32 @@ class EpochPlan:
 
     @property
     def updates(self) -> int | None:
-        """Weight updates per epoch; None if the number of samples isn't known."""
+        """Number of weight updates per epoch; None if that of samples isn't known."""
         return None if self.calls is None else self.calls * self.batch.device_iterations
 
     @property
     def dropped_samples(self) -> int:
-        """Samples that an epoch leaves out."""
+        """Number of samples that an epoch leaves out."""
         if self.num_samples is None or self.is_padding:
             return 0
         return self.num_samples % self.samples_per_call
 
     @property
     def padded_rows(self) -> int:
-        """Rows that fill up the last call, and count nothing."""
+        """Number of rows that pad the last call; they don't count."""
         if self.num_samples is None or not self.is_padding:
             return 0
         return -self.num_samples % self.samples_per_call
 
     @property
     def schedule(self) -> PipelineSchedule | None:
-        """The pipeline's cycles for one update; None without a pipeline."""
+        """Cycles of the pipeline for one update; None without a pipeline."""
         if self.stages == 1:
             return None
         return PipelineSchedule(self.stages, self.batch.gradient_accumulation, True)
 
     def __str__(self) -> str:
-        """The plan in lines."""
+        """Return the plan in lines."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Divides the blocks of a module into the stages of a pipeline, evenly and exactly.
+"""Divide the blocks of a module into the stages of a pipeline, as evenly as possible.
 
-All stages of a pipeline wait for the slowest one. So the first thing that counts is the
-floating-point operations of the slowest stage; then the memory of the fullest IPU, in
-whole MiB; then the bytes that cross from stage to stage; then that submodules stay
-whole; and then that stages begin early. Each is made as small as it can be without
-giving up one before it, by a dynamic programme over all ways to cut. Blocks that share
-a weight stay on one IPU.
+All stages of a pipeline wait for the slowest one. So a split minimises, in this order:
+the floating-point operations of the slowest stage; the memory of the fullest IPU, in
+whole MiB; the bytes that pass from stage to stage; the number of submodules that are
+cut; and the position of the cuts. Dynamic programming over all splits finds the
+minimum. Blocks that share a weight stay on one IPU.
 """
 
 from __future__ import annotations
@@ -30,33 +29,33 @@ MOST_STAGES = 64
 
 
 class BlockCost(NamedTuple):
-    """The costs of a micro-batch from the call of a submodule to that of the next.
+    """The costs of one micro-batch in a block: from a submodule's call to the next's.
 
-    The blocks of a module are in the order in which `forward` runs them, and together
-    they are all of it. A stage of a pipeline may begin where a block begins.
+    The blocks of a module are in the order in which `forward` runs them, and cover all
+    of it. A stage of a pipeline may begin where a block begins.
 
     Attributes:
         name: Name of the submodule whose call begins the block. The first block begins
-            before it, with the module. Empty if the module has no submodule that may
-            begin a stage; then it is one block.
-        flops: Floating-point operations of the forward pass, where a multiplication and
-            an addition are two. Matrix products, convolutions, attention and recurrent
-            layers count; all else, such as activations, normalisation and pooling,
-            counts nothing.
+            with the module. "" if the module has no submodule at which a stage may
+            begin; then it is one block.
+        flops: Floating-point operations of the forward pass; a multiplication and an
+            addition are two. Matrix products, convolutions, attention and recurrent
+            layers are counted; activations, normalisation, pooling and the rest aren't.
         weights: Names of the parameters that the block uses, also those that an earlier
-            block has used before.
-        parameters: Elements of the parameters that no earlier block has used.
+            block uses.
+        parameters: Number of elements in the parameters that no earlier block uses.
         parameter_bytes: Bytes of these parameters on the device.
-        trained_parameters: Elements of those of them that are trained, which have
-            gradients and states of the optimiser.
-        buffer_bytes: Bytes of the buffers on the device that no earlier block has used.
-        saved_bytes: Bytes of the activations that are saved for the backward pass. One
-            that several operations save counts once, in the first block that does.
-        output_bytes: Bytes of all activations that this block or an earlier one has
-            computed and a later one uses, skip connections included: they cross from
-            one IPU to the next if a stage begins after this block.
-        uncounted: Operators that compute much and have no formula here, so that `flops`
-            leaves them out.
+        trained_parameters: Number of elements in the trained ones of these parameters,
+            which have gradients and optimiser states.
+        buffer_bytes: Bytes of the buffers on the device that no earlier block uses.
+        saved_bytes: Bytes of the activations that are saved for the backward pass. An
+            activation that several operations save is counted once, in the first block
+            that saves it.
+        output_bytes: Bytes of all activations that this block or an earlier one
+            computes and a later one uses, with skip connections: they pass to the next
+            IPU if a stage begins after this block.
+        uncounted: Operators with much work that have no formula here; `flops` leaves
+            them out.
 
     Example:
         >>> BlockCost("head", flops=2_000, parameters=10).flops
@@ -76,13 +75,14 @@ class BlockCost(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The stages that the blocks of a module are divided into.
+    """The stages that a module is divided into.
 
     Attributes:
         names: Name of the submodule that begins each stage.
-        flops: Floating-point operations of each stage, forward, for a micro-batch.
-        held_bytes: Bytes that each stage holds all the time.
-        crossing_bytes: Bytes that cross to the next stage, after each but the last.
+        flops: Floating-point operations of each stage's forward pass, for a micro-
+            batch.
+        held_bytes: Bytes that each stage holds permanently.
+        crossing_bytes: Bytes that each stage but the last sends to the next.
 
     Example:
         >>> Split(("a", "b"), (10, 30), (0, 0), (8,)).imbalance
@@ -96,12 +96,12 @@ class Split(NamedTuple):
 
     @property
     def imbalance(self) -> float:
-        """Operations of the slowest stage over those of the mean one; 1 if none has."""
+        """Operations of the slowest stage divided by the mean; 1 without any."""
         return imbalance(self.flops)
 
 
 class TooFullError(ConfigError):
-    """No way to cut a module has stages that fit in the memory of an IPU."""
+    """Raised if no split of a module fits into the memory of the IPUs."""
 
 
 def best_split(
@@ -111,22 +111,22 @@ def best_split(
     capacity: int | None = None,
     memory_step: int = MEMORY_STEP,
 ) -> Split:
-    """Find the best way to cut blocks into so many stages.
+    """Find the best split of blocks into a number of stages.
 
     Args:
         costs: Costs of the blocks, in their order.
         stages: Number of stages, 1 or more.
-        held_bytes: Bytes that each block holds all the time; by default those of its
+        held_bytes: Bytes that each block holds permanently; by default those of its
             parameters and buffers.
         capacity: Bytes that a stage may hold at most; None for any.
-        memory_step: Bytes by which memory is told apart.
+        memory_step: Granularity in which memory is compared, in bytes.
 
     Returns:
-        The stages. The same costs always give the same.
+        The stages; equal for equal costs.
 
     Raises:
-        ConfigError: There are fewer places to cut.
-        TooFullError: Some stage would hold more than that, wherever cuts are.
+        ConfigError: There are too few places to cut.
+        TooFullError: In every split some stage would hold more than `capacity`.
 
     Example:
         >>> costs = [BlockCost(name, n) for name, n in zip("abcd", (3, 1, 1, 2))]
@@ -165,15 +165,15 @@ def best_split(
 def smallest_split(
     costs: Sequence[BlockCost], held_bytes: Sequence[int], capacity: int
 ) -> Split:
-    """Find the best split over the fewest IPUs whose stages fit, a power of two.
+    """Find the best split over the fewest IPUs that fits, a power of two.
 
     Args:
         costs: Costs of the blocks, in their order.
-        held_bytes: Bytes that each block holds all the time.
-        capacity: Bytes that an IPU has.
+        held_bytes: Bytes that each block holds permanently.
+        capacity: Bytes of an IPU's memory.
 
     Raises:
-        TooFullError: Stages fit on no number of IPUs.
+        TooFullError: No number of IPUs has a split that fits.
 
     Example:
         >>> costs = [BlockCost(name, 1) for name in "abcd"]
@@ -191,7 +191,7 @@ def smallest_split(
 
 
 def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:
-    """Refuse to cut where one stage would have everything, and the others nothing.
+    """Refuse a split with one stage that has all weights and operations.
 
     Raises:
         ConfigError: Only one of the parts between cuts has weights or operations.
@@ -212,7 +212,7 @@ def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:
 
 
 class _Part(NamedTuple):
-    """Blocks between which no stage may begin, because they share weights."""
+    """Consecutive blocks of one stage, because they share weights."""
 
     name: str
     flops: int
@@ -244,7 +244,7 @@ def _parts(costs: Sequence[BlockCost], held_bytes: Sequence[int] | None) -> list
 
 
 class _Sums:
-    """Sums numbers from place `i` to before place `j`."""
+    """Sums numbers of parts from index `i` to before `j`."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._sums = [0, *accumulate(numbers)]
@@ -257,17 +257,17 @@ class _Sums:
 
 
 def _least_maximum(stages: int, sums: _Sums, may_be: Callable[[int, int], bool]) -> int:
-    """Find the least that the largest sum of a stage can be, by bisection.
+    """Minimise the largest sum of a stage, by bisection.
 
     Args:
         stages: Number of stages.
-        sums: Sums of a number of each part.
-        may_be: Whether a stage may have the parts from `i` to before `j`; stages within
-            one that may be may be, too.
+        sums: Sums of a number of the parts.
+        may_be: Returns whether a stage may consist of the parts from `i` to before `j`.
+            If it may, so may every shorter stage inside it.
     """
 
     def needed(most: int) -> int:
-        """Count stages that are as long as they can be, with such sums at most."""
+        """Count stages that are as long as `most` allows."""
         count, begin = 1, 0
         for end in range(1, len(sums) + 1):
             if sums(begin, end) > most or not may_be(begin, end):
@@ -288,16 +288,16 @@ def _least_maximum(stages: int, sums: _Sums, may_be: Callable[[int, int], bool])
 def _cheapest_cuts(
     stages: int, parts: Sequence[_Part], may_be: Callable[[int, int], bool]
 ) -> tuple[int, ...]:
-    """Find the first part of each stage.
+    """Return the index of each stage's first part.
 
-    The least bytes cross; then cuts go through the fewest submodules; then they are
-    early.
+    The cuts minimise the bytes that pass between stages, then the number of submodules
+    that are cut, then the positions.
     """
     infinite = math.inf, math.inf
 
     @functools.lru_cache(maxsize=None)
     def best(i: int, left: int) -> tuple[tuple[float, float], tuple[int, ...]]:
-        """Price of the cheapest cuts after part `i`, where a stage begins."""
+        """Return price and positions of the cheapest cuts from part `i` on."""
         if left == 1:
             return (0, 0) if may_be(i, len(parts)) else infinite, ()
         found: tuple[tuple[float, float], tuple[int, ...]] = infinite, ()
@@ -342,9 +342,9 @@ def _too_full(
 
 
 def _about_ties(costs: Sequence[BlockCost]) -> str:
-    """Say which weights forbid which cuts, those first that forbid most of them.
+    """Explain which shared weights forbid which cuts, most forbidden cuts first.
 
-    A weight is left out if others before it forbid all its cuts.
+    A weight is left out if earlier ones in the text forbid all its cuts.
     """
     users: dict[str, list[int]] = {}
     for index, cost in enumerate(costs):
