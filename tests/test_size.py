@@ -30,11 +30,11 @@ class Size(NamedTuple):
 ROOMS = {
     "emulator": (Size(82, 11514, 85456), "emulator"),
     "engine and model": (Size(44, 9084, 69939), "engine model"),
-    "data": (Size(11, 2613, 20361), "data"),
+    "data": (Size(8, 2588, 20153), "data"),
     "metrics and losses": (Size(21, 1843, 15841), "metrics losses"),
     "optimizers": (Size(8, 1647, 12518), "optimizers"),
     "callbacks": (Size(30, 2119, 16981), "callbacks"),
-    "checkpoint and resume": (Size(10, 2187, 16581), "checkpoint resume"),
+    "checkpoint and resume": (Size(7, 2107, 16229), "checkpoint resume"),
     "config, placement, batching": (
         Size(4, 1290, 9717),
         "batching config mixing placement",

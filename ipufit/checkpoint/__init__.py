@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from .averaging import average_checkpoints
-from .directory import load_checkpoint, read_manifest, write_checkpoint
-from .format import (
+from .directory import (
     MANIFEST,
     Checkpoint,
     Manifest,
     SavedAt,
+    are_equal,
     belongs,
     copied_tensors,
+    load_checkpoint,
     names_that_differ,
+    read_manifest,
+    write_checkpoint,
 )
 from .store import (
     BackgroundWriter,
@@ -21,7 +23,7 @@ from .store import (
     missing_allowed,
     written_by_one,
 )
-from .weights import load_weights, save_weights
+from .weights import average_checkpoints, load_weights, save_weights
 
 __all__ = [
     "MANIFEST",
@@ -30,6 +32,7 @@ __all__ = [
     "CheckpointStore",
     "Manifest",
     "SavedAt",
+    "are_equal",
     "average_checkpoints",
     "belongs",
     "copied_tensors",

@@ -35,6 +35,8 @@ from ipufit.types import PathLike
 
 from .directory import (
     MAX_READS,
+    Checkpoint,
+    SavedAt,
     delete,
     foreign_files,
     load_checkpoint,
@@ -42,7 +44,6 @@ from .directory import (
     remove,
     write_checkpoint,
 )
-from .format import Checkpoint, SavedAt
 
 T = TypeVar("T")
 

@@ -4,9 +4,16 @@
 from __future__ import annotations
 
 from .cached import CachedDataset
-from .calls import Call, Epochs, InferenceBatches, TrainingBatches, pad
+from .calls import (
+    Call,
+    Epochs,
+    InferenceBatches,
+    Loading,
+    Position,
+    TrainingBatches,
+    pad,
+)
 from .datasets import Source
-from .order import Position
 from .random_state import (
     HostRandomState,
     RandomState,
@@ -34,7 +41,6 @@ from .streams import (
     unpacked,
 )
 from .structure import NOTHING, Labels, SampleStructure, column_names
-from .workers import Loading
 
 __all__ = [
     "NOTHING",

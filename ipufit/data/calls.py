@@ -3,26 +3,546 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from dataclasses import replace
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Tuple
+import tempfile
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler
 
 from ipufit._poptorch import poptorch
+from ipufit._tree import Structure
 from ipufit.batching import BatchPlan, check_positive
 from ipufit.distributed import Processes
 from ipufit.errors import ConfigError, DataError
 from ipufit.mixing import Mixing
 from ipufit.types import Batch
 
-from .datasets import ALONE, Source
-from .mixing import ClassWeights, MixedRows
-from .order import BEGINNING, Division, Order, Position, padded
-from .random_state import RandomState, random_state, set_random_state
+from .datasets import ALONE, ArrayDataset, FlatDataset, Source, collate
+from .random_state import (
+    HostRandomState,
+    RandomState,
+    mixed,
+    random_state,
+    set_random_state,
+)
 from .streams import LoaderState, Pass, Replay, StreamSource
-from .workers import CallLoader, Loading
+from .structure import SampleStructure
+
+
+class Position(NamedTuple):
+    """Where training is in its data.
+
+    Attributes:
+        number: Number of the pass, from 0; each pass has an order of its own.
+        calls: Calls of that pass that were given out, as each process counts them.
+    """
+
+    number: int = 0
+    calls: int = 0
+
+
+BEGINNING = Position()
+
+
+def padded(indices: Tensor, length: int) -> Tensor:
+    """Repeat the last index up to a length.
+
+    Example:
+        >>> padded(torch.tensor([3, 4]), 4)
+        tensor([3, 4, 4, 4])
+    """
+    missing = max(length - len(indices), 0)
+    return torch.cat((indices, indices[-1:].expand(missing)))
+
+
+@dataclass(frozen=True)
+class Division:
+    """Divides the rows of a call between processes, in blocks of one update.
+
+    So an update has the same samples whatever the number of processes. In inference
+    blocks are passes: a process has the same samples however many passes a call has.
+
+    Attributes:
+        index: Number of this process, from 0.
+        count: Number of processes.
+        block: Rows of a block.
+        rows: Rows of a call of one process; a multiple of `block`.
+
+    Example:
+        >>> division = Division(index=1, count=2, block=2, rows=4)
+        >>> division.own(torch.arange(8))
+        tensor([2, 3, 6, 7])
+        >>> division.num_of_each(7)
+        (4, 3)
+    """
+
+    index: int
+    count: int
+    block: int
+    rows: int
+
+    @classmethod
+    def of(cls, processes: Processes, plan: BatchPlan) -> Division:
+        """The division of the calls of a plan."""
+        rows = plan.samples_per_call
+        return cls(processes.index, processes.count, plan.samples_per_update, rows)
+
+    @property
+    def rows_of_all(self) -> int:
+        """Rows of a call of all processes."""
+        return self.rows * self.count
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Select the rows of this process.
+
+        Args:
+            rows: `[rows, ...]`; a multiple of the blocks of all processes.
+        """
+        if self.count == 1:
+            return rows
+        blocks = rows.reshape(-1, self.count, self.block, *rows.shape[1:])
+        return torch.flatten(blocks[:, self.index], 0, 1)
+
+    def num_of_each(self, num_rows: int) -> tuple[int, ...]:
+        """Count the rows of each process among the first ones, in their order."""
+        whole, rest = divmod(num_rows, self.block * self.count)
+        return tuple(
+            whole * self.block + min(max(rest - index * self.block, 0), self.block)
+            for index in range(self.count)
+        )
+
+    def num_in_updates(self, num_of_each: tuple[int, ...]) -> Tensor:
+        """Count the real rows of all processes in each update of a call.
+
+        Args:
+            num_of_each: Real rows of each process; they come before its padding.
+        """
+        first = torch.arange(0, self.rows, self.block)
+        counts = [(number - first).clamp(0, self.block) for number in num_of_each]
+        in_updates: Tensor = torch.stack(counts).sum(dim=0)
+        return in_updates
+
+
+@dataclass(eq=False)
+class Order(Sampler[int]):
+    """Gives every index once; then the last one again, up to a length.
+
+    With a seed each pass has a new order. It depends on the seed and the number of the
+    pass alone, so that a resumed run, or another process, finds the same order.
+
+    Args:
+        count: Number of samples.
+        length: Number of indices in a pass.
+        seed: Seed of the orders; None keeps the samples' own order.
+        start: Position at which the next pass begins.
+        division: The indices of one process are given out, of whole calls.
+        tells_pass: Whether to give keys of `FlatDataset`, which contain the number of
+            the pass, instead of indices.
+    """
+
+    count: int
+    length: int
+    seed: int | None
+    start: Position
+    division: Division
+    tells_pass: bool = False
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.indices().tolist()
+
+    def indices(self) -> Tensor:
+        """Return the indices of the next pass; fewer if it begins midway."""
+        number, calls = self.start
+        self.start = Position(number + 1)
+        order: Any = torch.arange(self.count)
+        if self.seed is not None:
+            generator = torch.Generator().manual_seed(mixed(self.seed, number))
+            order = torch.randperm(self.count, generator=generator)
+        order = padded(order, self.length)[: self.length]
+        if self.tells_pass:
+            order = order + number * self.count
+        return self.division.own(order[calls * self.division.rows_of_all :])
+
+
+class ClassWeights:
+    """Gives each sample the weight of its class.
+
+    Classes that aren't mentioned have weight 1, as in Keras.
+
+    Args:
+        table: Class index to weight, 0 or more.
+        structure: How a sample nests.
+
+    Raises:
+        DataError: The table is no such table, or the samples have several targets, or
+            weights already.
+
+    Attributes:
+        structure: The structure of the samples with weights.
+
+    Example:
+        >>> structure = SampleStructure(Structure.of(0), Structure.of(0))
+        >>> weights = ClassWeights({1: 3.0}, structure)
+        >>> weights.of([torch.zeros(2, 4), torch.tensor([0, 1])])
+        tensor([1., 3.])
+    """
+
+    def __init__(self, table: Any, structure: SampleStructure) -> None:
+        if not isinstance(table, Mapping) or not table:
+            raise DataError(
+                f"class_weight={table!r} is not a dict of class index to weight."
+            )
+        for index, weight in table.items():
+            if isinstance(index, bool) or not isinstance(index, int):
+                raise DataError(
+                    f"class_weight has the class {index!r}, which is no class index: "
+                    "use whole numbers, as the targets do."
+                )
+            if not isinstance(weight, (int, float)) or not 0 <= weight < float("inf"):
+                raise DataError(
+                    f"class_weight[{index}]={weight!r} is not a number of 0 or more."
+                )
+        if structure.has_weights:
+            raise DataError(
+                "class_weight was given, and the data has sample weights: multiply "
+                "them yourself and pass sample weights only."
+            )
+        if structure.targets.num_leaves != 1:
+            raise DataError(
+                f"class_weight needs one target, and the data has "
+                f"{structure.targets.num_leaves}: pass sample weights instead."
+            )
+        self._table = dict(table)
+        self._target = structure.num_inputs
+        self.structure = replace(structure, weights=Structure(None))
+
+    def of(self, batch: Sequence[Tensor]) -> Tensor:
+        """The weight of each row of a batch, float32.
+
+        Raises:
+            DataError: Targets are neither class indices nor one-hot.
+        """
+        targets = batch[self._target]
+        if targets.dim() > 1 and targets.shape[-1] > 1:
+            sums = targets.to(torch.float32).sum(dim=-1)
+            if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+                raise DataError(
+                    f"class_weight needs class indices or one-hot targets, and rows of "
+                    f"targets of shape {tuple(targets.shape)} don't add up to 1. Pass "
+                    "sample weights instead."
+                )
+            targets = targets.argmax(dim=-1)  # one-hot
+        targets = targets.reshape(len(targets), -1)
+        if targets.shape[1] == 1:
+            targets = targets[:, 0]
+        weights = torch.ones(targets.shape)
+        for index, weight in self._table.items():
+            weights[targets == index] = float(weight)
+        return weights
+
+
+_OWN_NUMBERS = 1
+"""Sets the seeds apart from those that are made of the same numbers elsewhere."""
+
+
+class MixedRows:
+    """Gives each row of a call the coefficients that it is mixed by.
+
+    Args:
+        mixing: How samples are mixed.
+        structure: How a batch nests.
+        example: A batch of one sample or more.
+        plan: The factors of a call.
+        division: Which rows of a call belong to this process.
+
+    Raises:
+        ConfigError: Micro-batches have one sample.
+        DataError: The samples can't be mixed.
+
+    Attributes:
+        structure: The structure of batches with coefficients.
+
+    Example:
+        >>> from ipufit._tree import Structure
+        >>> pair = SampleStructure(Structure.of(0), Structure.of(0))
+        >>> batch = [torch.rand(2, 3), torch.tensor([0, 1])]
+        >>> division = Division(index=0, count=1, block=2, rows=2)
+        >>> rows = MixedRows(Mixing(mixup=1.0), pair, batch, BatchPlan(2), division)
+        >>> rows.of(batch, seed=1, at=Position(0, 1)).shape
+        torch.Size([2, 1])
+    """
+
+    def __init__(
+        self,
+        mixing: Mixing,
+        structure: SampleStructure,
+        example: Sequence[Tensor],
+        plan: BatchPlan,
+        division: Division,
+    ) -> None:
+        if plan.micro_batch_size == 1:
+            raise ConfigError(
+                f"augment={mixing!r} mixes the samples of a micro-batch, which has one "
+                f"sample: a call takes {plan.describe()}. Use a larger "
+                "micro_batch_size, or leave augment out."
+            )
+        if structure.num_inputs != 1:
+            raise DataError(
+                f"augment={mixing!r} needs one input, and the data has "
+                f"{structure.num_inputs}: mix in forward, or pass one tensor."
+            )
+        self._mixing = mixing
+        self._micro_batch_size = plan.micro_batch_size
+        self._rows_of_all = division.rows_of_all
+        own = division.own(torch.arange(division.rows_of_all))
+        self._numbers = own[:: plan.micro_batch_size].div(
+            plan.micro_batch_size, rounding_mode="floor"
+        )
+        self._targets = slice(1, 1 + structure.targets.num_leaves)
+        self._size = _image_size(mixing, example[0])
+        self._check_targets(example)
+        self.structure = replace(structure, is_mixed=True)
+
+    def of(self, batch: Sequence[Tensor], seed: int, at: Position) -> Tensor:
+        """The coefficients of a call, `[rows, 1 or 6]`, as `Mixing` draws them.
+
+        Args:
+            batch: Tensors of the call.
+            seed: Seed of the run.
+            at: Number of the pass, and of its calls with this one.
+
+        Raises:
+            DataError: Targets are no classes.
+        """
+        self._check_targets(batch)
+        first = max(at.calls - 1, 0) * self._rows_of_all // self._micro_batch_size
+        seeds = [
+            mixed(seed, at.number, first + number, _OWN_NUMBERS)
+            for number in self._numbers.tolist()
+        ]
+        return self._mixing.coefficients(seeds, self._micro_batch_size, self._size)
+
+    def _check_targets(self, batch: Sequence[Tensor]) -> None:
+        """Refuse targets that are neither classes nor their probabilities."""
+        for targets in batch[self._targets]:
+            shape = list(targets.shape)
+            if not targets.is_floating_point():
+                if targets.dim() == 2 and _is_one_hot(targets):
+                    continue
+                if targets[0].numel() == 1:
+                    continue
+                reason = f"{targets[0].numel()} whole numbers for each sample"
+            elif targets.dim() > 2:
+                reason = "several rows for each sample"
+            elif bool(torch.any(targets.lt(0) | targets.gt(1))):
+                reason = "values outside of 0 to 1"
+            else:
+                continue
+            raise DataError(
+                f"augment={self._mixing!r} needs the class of each sample as its "
+                f"target: an index, one-hot, or probabilities. Targets of {shape} have "
+                f"{reason}. Leave augment out, or mix in forward."
+            )
+
+
+def _is_one_hot(targets: Tensor) -> bool:
+    is_binary = torch.all(targets.eq(0) | targets.eq(1))
+    return bool(is_binary & torch.all(targets.sum(dim=1).le(1)))
+
+
+def _image_size(mixing: Mixing, inputs: Tensor) -> tuple[int, int] | None:
+    """Height and width of images; None without CutMix.
+
+    Raises:
+        DataError: The inputs are neither numbers to mix nor images.
+    """
+    shape = tuple(inputs.shape[1:])
+    if not inputs.is_floating_point() and inputs.dtype != torch.uint8:
+        raise DataError(
+            f"augment={mixing!r} mixes the inputs, and they are whole numbers "
+            f"({inputs.dtype}), as indices are. Pass floats, or images of uint8."
+        )
+    if not mixing.cutmix:
+        return None
+    if len(shape) < 2:
+        raise DataError(
+            f"augment={mixing!r} cuts boxes out of images, and a sample has shape "
+            f"{shape}: its last two axes must be height and width. Use "
+            "Mixing(mixup=...) alone."
+        )
+    return int(shape[-2]), int(shape[-1])
+
+
+class Loading(NamedTuple):
+    """How map-style data is loaded.
+
+    Attributes:
+        num_workers: Number of processes that load; 0 to load in this one.
+        mode: `loader_mode` of `IPUConfig`.
+    """
+
+    num_workers: int = 0
+    mode: str = "sync"
+
+
+_MODES = {
+    "sync": poptorch.DataLoaderMode.Sync,
+    "async": poptorch.DataLoaderMode.Async,
+    "async_rebatched": poptorch.DataLoaderMode.AsyncRebatched,
+}
+
+
+class CallLoader:
+    """Loads whole calls of a map-style dataset.
+
+    Processes of `num_workers` live as long as a pass, as torch's do, so that each pass
+    sees what has changed in the dataset. The process of an asynchronous loader takes
+    seconds to start. It lives until `close`.
+
+    PopTorch's asynchronous loader says only that an error occurred in the data fetcher.
+    The error itself is printed by the other process, where notebooks and logs miss it.
+    So the dataset writes its traceback to a file, which exists only in between.
+
+    Args:
+        dataset: Samples; None for a stream, of which nothing is loaded.
+        plan: The factors of a call.
+        options: Options of the model.
+        loading: Which processes load, and how.
+        processes: Processes that divide the samples.
+
+    Attributes:
+        is_seeded: Whether each sample is loaded with random numbers of its own. That is
+            so where other processes load, and where several train: a sample is the same
+            whichever of them has it. Samples in memory draw nothing.
+    """
+
+    def __init__(
+        self,
+        dataset: ArrayDataset | FlatDataset | None,
+        plan: BatchPlan,
+        options: poptorch.Options,
+        loading: Loading,
+        processes: Processes,
+    ) -> None:
+        self._plan, self._options, self._loading = plan, options, loading
+        self._is_elsewhere = loading.num_workers > 0 or loading.mode != "sync"
+        self.is_seeded = isinstance(dataset, FlatDataset) and (
+            self._is_elsewhere or processes.are_several
+        )
+        self._dataset: Any = dataset
+        self._error_file = Path(tempfile.gettempdir(), f"ipufit-{uuid.uuid4().hex}.txt")
+        if isinstance(dataset, FlatDataset):  # another may load it with other seeds
+            reported = self._error_file if loading.mode != "sync" else None
+            self._dataset = replace(dataset, error_file=reported)
+        self._loader: Any = None
+        self._iterator: Any = None
+
+    def batches(self, order: Order | Tensor, seed: int) -> Iterator[Batch]:
+        """Begin a pass; torch's generator is drawn from now, not with the first batch.
+
+        Args:
+            order: Keys of the samples of this process. An `Order` gives those of
+                another pass each time; an asynchronous loader keeps its first order.
+            seed: Seed of the random numbers that samples draw, if they have their own.
+
+        Returns:
+            The batches of calls, as lists of tensors.
+
+        Raises:
+            DataError: The process that loads has failed.
+        """
+        if isinstance(self._dataset, ArrayDataset) and not self._is_elsewhere:
+            if self._dataset.rows is not None:
+                torch.empty((), dtype=torch.int64).random_()  # as a loader draws a seed
+            rows = self._plan.samples_per_call
+            keys = order if isinstance(order, Tensor) else order.indices()
+            ends = range(rows, len(keys) + 1, rows)
+            return (self._dataset.gathered(keys[end - rows : end]) for end in ends)
+        if self.is_seeded:
+            self._dataset.seed = seed
+        with self._loading_errors():
+            if self._loading.mode == "sync":
+                self.close()
+            if self._loader is None:
+                keys = order.tolist() if isinstance(order, Tensor) else order
+                self._loader = self._new_loader(keys)
+            self._iterator = iter(self._loader)
+        return self._each(self._iterator)
+
+    def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
+        keeps_random = self.is_seeded and not self._is_elsewhere
+        while True:  # `for` calls iter(), and PopTorch's begins anew
+            before = HostRandomState() if keeps_random else None
+            try:
+                with self._loading_errors():
+                    batch = next(iterator, None)
+            finally:
+                if before is not None:
+                    before.put_back()
+            if batch is None:
+                return
+            yield list(batch)
+
+    def close(self) -> None:
+        """End the processes that load; the next pass starts others."""
+        self._take_error()
+        loader, self._loader = self._loader, None
+        iterator, self._iterator = self._iterator, None
+        if loader is not None:
+            loader.terminate()
+        # torch has no public way to end workers while something refers to their
+        # iterator, such as the traceback of an error.
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+
+    @contextlib.contextmanager
+    def _loading_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (AssertionError, poptorch.Error) as error:
+            if "data fetcher" not in str(error) and "worker" not in str(error):
+                raise
+            raise DataError(
+                f"Samples could not be loaded. {error}\n{self._take_error()}".rstrip()
+            ) from error
+
+    def _take_error(self) -> str:
+        """Return the traceback of an error, or `""`, and delete its file."""
+        with contextlib.suppress(FileNotFoundError):
+            text = self._error_file.read_text(encoding="utf-8")
+            self._error_file.unlink()
+            return text
+        return ""
+
+    def _new_loader(self, order: Order | list[int]) -> Any:
+        plan, (num_workers, mode) = self._plan, self._loading
+        given: dict[str, Any] = {}
+        if mode == "sync":
+            given["persistent_workers"] = False
+            # torch draws a seed when processes start. A resumed run starts them once
+            # more than others do, which must not change torch's own generator.
+            given["generator"] = torch.Generator() if num_workers else None
+        if mode == "async_rebatched" and plan.samples_per_call == 1:
+            mode = "async"  # PopTorch refuses to rebatch calls of one row
+        return poptorch.DataLoader(
+            self._options,
+            self._dataset,
+            batch_size=plan.micro_batch_size,
+            num_workers=num_workers,
+            drop_last=True,
+            auto_distributed_partitioning=False,  # the order is divided already
+            mode=_MODES[mode],
+            collate_fn=collate,
+            sampler=order,
+            **given,
+        )
+
 
 PLAIN = Loading()
 
@@ -97,7 +617,9 @@ def pad(batch: Sequence[Tensor], rows: int) -> Batch:
     return [torch.cat([t, t[-1:].expand(missing, *t.shape[1:])]) for t in batch]
 
 
-def rebatched(blocks: Iterable[Batch], rows: int) -> Iterator[tuple[Batch, int]]:
+def rebatched(
+    blocks: Iterable[Batch], rows: int, most: int | None = None
+) -> Iterator[tuple[Batch, int]]:
     """Cuts and joins blocks of any number of rows into batches of `rows`.
 
     Rows that wait for the next block are copied, because an asynchronous loader uses
@@ -106,6 +628,8 @@ def rebatched(blocks: Iterable[Batch], rows: int) -> Iterator[tuple[Batch, int]]
     Args:
         blocks: Blocks of the same structure.
         rows: Number of rows of a batch.
+        most: Number of rows after which to stop, without drawing another block; None
+            for all.
 
     Yields:
         A batch and its number of rows, which is less than `rows` only at the end.
@@ -116,16 +640,23 @@ def rebatched(blocks: Iterable[Batch], rows: int) -> Iterator[tuple[Batch, int]]
         [[1, 2], [3]]
     """
     kept: list[Batch] = []
-    num_kept = 0
-    for block in blocks:
+    num_kept = num_seen = 0
+    iterator = iter(blocks)
+    while num_seen != most:
+        block = next(iterator, None)
+        if block is None:
+            break
         at, size = 0, len(block[0])
+        if most is not None:
+            size = min(size, most - num_seen)
+        num_seen += size
         while size - at >= rows - num_kept:
             end = at + rows - num_kept
             kept.append([leaf[at:end] for leaf in block])
             yield _joined(kept), rows
             kept, num_kept, at = [], 0, end
         if at < size:
-            kept.append([leaf[at:].clone() for leaf in block])
+            kept.append([leaf[at:size].clone() for leaf in block])
             num_kept += size - at
     if num_kept:
         yield _joined(kept), num_kept
@@ -133,20 +664,6 @@ def rebatched(blocks: Iterable[Batch], rows: int) -> Iterator[tuple[Batch, int]]
 
 def _joined(parts: Sequence[Batch]) -> Batch:
     return parts[0] if len(parts) == 1 else [torch.cat(leaf) for leaf in zip(*parts)]
-
-
-def first_rows(blocks: Iterator[Batch], most: int | None) -> Iterator[Batch]:
-    """The blocks up to `most` rows in all; every block if `most` is None."""
-    if most is None:
-        yield from blocks
-        return
-    if not most:
-        return  # a generator would lose what is drawn of it
-    for block in blocks:
-        yield [leaf[:most] for leaf in block]
-        most -= min(most, len(block[0]))
-        if not most:
-            return
 
 
 class _Batches:
@@ -192,14 +709,13 @@ class _Batches:
         if source.is_own_part or count == 1:
             if most is not None:  # the first processes take one more if they must
                 most = most // count + (division.index < most % count)
-            return rebatched(first_rows(blocks, most), self._rows)
-        whole = rebatched(first_rows(blocks, most), division.rows_of_all)
+            return rebatched(blocks, self._rows, most)
         return (
             (
                 [division.own(leaf) for leaf in pad(batch, division.rows_of_all)],
                 division.num_of_each(num_real)[division.index],
             )
-            for batch, num_real in whole
+            for batch, num_real in rebatched(blocks, division.rows_of_all, most)
         )
 
     def _groups(

@@ -6,13 +6,14 @@ from __future__ import annotations
 from .settings import check_same_run, compiled_settings, described, numeric_settings
 from .snapshot import (
     Snapshot,
+    TrainedState,
     calls_done,
     check_has_run,
     epochs_to_go,
     find_checkpoint,
+    groups_of_module,
     position_of,
 )
-from .trained import TrainedState, groups_of_module
 
 __all__ = [
     "Snapshot",

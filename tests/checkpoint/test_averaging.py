@@ -16,7 +16,6 @@ from ipufit.callbacks import LambdaCallback
 from ipufit.checkpoint import (
     Checkpoint,
     SavedAt,
-    averaging,
     load_weights,
     save_weights,
     write_checkpoint,
@@ -312,7 +311,7 @@ def test_one_that_is_deleted_meanwhile_is_not_missed(tmp_path, monkeypatch):
             gone.append(path.unlink())
         return load_weights(path)
 
-    monkeypatch.setattr(averaging, "load_weights", deleted)
+    monkeypatch.setattr("ipufit.checkpoint.weights.load_weights", deleted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert average(tmp_path) == 2.5

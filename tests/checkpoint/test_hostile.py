@@ -18,7 +18,7 @@ from ipufit.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from ipufit.checkpoint.format import Written, dump_manifest
+from ipufit.checkpoint.directory import Written, dump_manifest
 from ipufit.errors import CheckpointError, DamagedCheckpointError, DataError
 from tests.checkpoint.samples import number_of, sample
 

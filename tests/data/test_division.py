@@ -18,7 +18,7 @@ from ipufit.data import (
     TrainingBatches,
     as_source,
 )
-from ipufit.data.order import Division
+from ipufit.data.calls import Division
 from tests import reference
 from tests.data._together import together
 from tests.strategies import plans
