@@ -31,7 +31,7 @@ ROOMS = {
     "emulator": (Size(82, 11514, 85456), "emulator"),
     "engine and model": (Size(44, 9084, 69939), "engine model"),
     "data": (Size(8, 2588, 20153), "data"),
-    "metrics and losses": (Size(21, 1843, 15841), "metrics losses"),
+    "metrics and losses": (Size(21, 1876, 16176), "metrics losses"),
     "optimizers": (Size(8, 1647, 12518), "optimizers"),
     "callbacks": (Size(30, 2119, 16981), "callbacks"),
     "checkpoint and resume": (Size(7, 2107, 16229), "checkpoint resume"),

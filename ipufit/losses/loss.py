@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ipufit._tree import tree_map
 from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.metrics.base import weighed
 from ipufit.types import LossFunction
 
 
@@ -152,6 +155,9 @@ class Loss:
         self, outputs: Any, targets: Any, rows: int, weights: Tensor | None
     ) -> Tensor:
         """Return weighted values per sample or element, `[rows, ...]`."""
+        if weights is not None:
+            cut = partial(_without_gradients, weights=weights)
+            outputs = tree_map(cut, outputs)
         values = self._checked((self.each or self.function)(outputs, targets))
         if values.dim() == 0 or len(values) != rows:
             raise UnsupportedError(
@@ -171,5 +177,16 @@ class Loss:
                     f"{tuple(values.shape)}: give one weight per sample."
                 )
             shaped = weights.reshape(weights.shape + (1,) * missing)
-            values = values.mul(shaped.to(values.dtype))
+            values = weighed(values, shaped.expand(values.shape).to(values.dtype))
         return values
+
+
+def _without_gradients(tensor: Any, weights: Tensor) -> Any:
+    """Cut the gradients of what has weight 0: 0 times a NaN would be NaN."""
+    if not isinstance(tensor, Tensor) or tensor.shape[:1] != weights.shape[:1]:
+        return tensor
+    if tensor.shape[: weights.dim()] != weights.shape:
+        weights = weights.abs().flatten(1).sum(dim=1)
+    missing = tensor.dim() - weights.dim()
+    counts = weights.ne(0).reshape(weights.shape + (1,) * missing)
+    return torch.where(counts, tensor, tensor.detach())

@@ -9,6 +9,7 @@ from typing import Any, Union
 import torch
 
 from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.metrics.base import outputs_first
 from ipufit.types import LossFunction
 
 from .loss import Loss
@@ -30,7 +31,8 @@ def resolve_loss(loss: LossLike) -> Loss:
     is refused.
 
     Args:
-        loss: A name, a torch loss module, or `loss(outputs, targets)`.
+        loss: A name, a torch loss module, or `loss(outputs, targets)`; or a function
+            whose parameters are named in Keras's order, `loss(y_true, y_pred)`.
 
     Raises:
         UnknownNameError: The name is unknown.
@@ -53,7 +55,7 @@ def resolve_loss(loss: LossLike) -> Loss:
     ignore_index = getattr(loss, "ignore_index", None) if is_torchs else None
     return Loss(
         name=getattr(loss, "__name__", type(loss).__name__),
-        function=loss,
+        function=outputs_first(loss),
         is_sum=getattr(loss, "reduction", None) == "sum",
         each=_unreduced(loss),
         is_per_output=is_torchs,
@@ -74,6 +76,13 @@ def _refuse_unsupported(loss: Any) -> None:
             "class weights in losses. Leave it out and use fit(class_weight=...)."
         )
     is_module = isinstance(loss, torch.nn.Module)
+    forward = loss.forward if is_module else None
+    if forward is not None and outputs_first(forward) is not forward:
+        raise ConfigError(
+            f"{type(loss).__name__}.forward takes the targets first, as the names of "
+            "its parameters say. A loss module is called with outputs and targets, as "
+            "torch's are: let forward take them in this order."
+        )
     parameters = loss.named_parameters() if is_module else ()
     trained = [name for name, parameter in parameters if parameter.requires_grad]
     if trained:

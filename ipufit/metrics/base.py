@@ -10,6 +10,7 @@ samples costs a few scalars per call. `evaluate` runs the same functions. A
 from __future__ import annotations
 
 import abc
+import inspect
 from typing import Any, Callable
 
 import torch
@@ -25,9 +26,12 @@ __all__ = [
     "flat",
     "in_float32",
     "mean_sums",
+    "outputs_first",
     "rows_of",
     "spread_weights",
 ]
+
+_TARGETS = {"label", "labels", "target", "targets", "true", "truth", "y_true"}
 
 
 class Metric(abc.ABC):
@@ -156,7 +160,7 @@ class FunctionMetric(Metric):
         direction: str | None = None,
     ) -> None:
         super().__init__(name)
-        self.function = function
+        self.function = outputs_first(function)
         self.direction = direction
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
@@ -175,6 +179,28 @@ class FunctionMetric(Metric):
             )
         rows = rows_of(outputs if values.dim() == 0 else values)
         return mean_sums(values, weights, rows)
+
+
+def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a function of outputs and targets, in this order, as torch has it.
+
+    Keras has the other order. The name of the first parameter says which is meant.
+
+    Example:
+        >>> def pinball(y_true, y_pred):
+        ...     return torch.maximum(0.9 * (y_true - y_pred), 0.1 * (y_pred - y_true))
+        >>> outputs, targets = torch.tensor(1.0), torch.tensor(2.0)
+        >>> outputs_first(pinball)(outputs, targets)
+        tensor(0.9000)
+    """
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of torch's functions in C++: outputs come first
+        return function
+    if len(names) < 2 or names[0] not in _TARGETS or names[1] in _TARGETS:
+        return function
+
+    return lambda outputs, targets: function(targets, outputs)
 
 
 def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> Tensor:

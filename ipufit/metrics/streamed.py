@@ -11,7 +11,7 @@ from torch import Tensor
 from ipufit._tree import Structure, tree_map
 from ipufit.errors import DataError, UnsupportedError
 
-from .base import CollectingMetric, rows_of
+from .base import CollectingMetric, outputs_first, rows_of
 
 __all__ = ["StreamedFunction"]
 
@@ -41,7 +41,7 @@ class StreamedFunction(CollectingMetric):
         direction: str | None = None,
     ) -> None:
         super().__init__(name or str(getattr(function, "__name__", "function")))
-        self._function = function
+        self._function = outputs_first(function)
         self.direction = direction
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -524,3 +528,73 @@ def test_losses_that_could_not_be_trained_are_refused_at_once(loss, error, messa
     model = IPUModel(network())
     with pytest.raises(error, match=message):
         model.compile("sgd", loss)
+
+
+# Rows of weight 0 ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+@pytest.mark.parametrize("loss", ["mse", "huber", F.smooth_l1_loss])
+def test_missing_targets_of_weight_0_train_nothing(loss, by_position):
+    inputs, targets = torch.randn(8, NUM_FEATURES), torch.randn(8, 3)
+    weights = torch.ones(8, 3) if by_position else torch.ones(8)
+    weights[[2, 5]] = 0.0
+    if by_position:
+        weights[0, 1] = 0.0
+    with_holes = targets.masked_fill(weights.view(8, -1).eq(0), math.nan)
+    if loss is F.smooth_l1_loss:
+        loss = functools.partial(loss, reduction="none")
+    trained = []
+    for given_targets in (targets, with_holes):
+        torch.manual_seed(0)
+        model = IPUModel(
+            torch.nn.Linear(NUM_FEATURES, 3), IPUConfig(micro_batch_size=2)
+        )
+        model.compile("sgd", loss, weighted_metrics=["mae"])
+        history = model.fit(
+            inputs,
+            given_targets,
+            batch_size=4,
+            sample_weight=weights,
+            shuffle=False,
+            verbose=0,
+        ).history
+        trained.append((history, model.get_weights()))
+    (history, weights), (history_with_holes, weights_with_holes) = trained
+    assert history == history_with_holes
+    np.testing.assert_array_equal(weights[0], weights_with_holes[0])
+
+
+# The order of arguments ---------------------------------------------------------------
+
+
+def pinball(outputs, targets):
+    return torch.maximum(0.9 * (targets - outputs), 0.1 * (outputs - targets))
+
+
+def keras_pinball(y_true, y_pred):
+    return pinball(y_pred, y_true)
+
+
+class KerasPinball(torch.nn.Module):
+    def forward(self, target, output):
+        return pinball(output, target)
+
+
+def test_parameters_names_say_which_order_a_loss_and_a_metric_have():
+    inputs, targets = torch.randn(8, NUM_FEATURES), torch.randn(8, 1)
+    curves = []
+    for function in (pinball, keras_pinball):
+        torch.manual_seed(0)
+        model = IPUModel(torch.nn.Linear(NUM_FEATURES, 1))
+        model.compile("sgd", function, metrics=[function])
+        history = model.fit(inputs, targets, batch_size=4, epochs=3, verbose=0).history
+        assert history["loss"] == pytest.approx(history[function.__name__])
+        curves.append(history["loss"])
+    assert curves[0] == curves[1]
+
+
+def test_a_loss_module_that_takes_targets_first_is_refused():
+    model = IPUModel(torch.nn.Linear(NUM_FEATURES, 1))
+    with pytest.raises(ConfigError, match=r"KerasPinball\.forward takes the targets"):
+        model.compile("sgd", KerasPinball())
