@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from ipufit.emulator._layout.pod import POD
+from ipufit.emulator._layout.pod import held_ipus
 from tests import modes, processes
 
 SEED = 20230601
@@ -142,10 +142,10 @@ _files = [""]  # those of the tests so far
 @pytest.fixture(autouse=True, scope="module")
 def _all_ipus_free(request):
     """Fail if models of the file before hold IPUs for good: tests here may need all."""
-    if POD._held:
+    if held_ipus:
         gc.collect()
-    kept = set(POD._held)
-    POD._held.clear()
+    kept = set(held_ipus)
+    held_ipus.clear()
     _files.append(request.node.name)
     assert not kept, f"something keeps a model of {_files[-2]} that is still attached"
 

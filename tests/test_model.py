@@ -25,7 +25,7 @@ from ipufit import (
     log,
     poptorch,
 )
-from ipufit.emulator._layout.pod import POD
+from ipufit.emulator._executor import executor
 from tests import reference
 
 X, Y = reference.samples(32)
@@ -59,7 +59,7 @@ def refuse(model, error, message, run):
         "groups": model.optimizer and repr(model.optimizer.param_groups),
         "history": model.history,
     }
-    taken = mock.patch.object(POD, "acquire", wraps=POD.acquire)
+    taken = mock.patch.object(executor, "lease", wraps=executor.lease)
     with taken as acquire, pytest.raises(error, match=message) as caught:
         run(model)
     assert isinstance(caught.value, IpufitError)
@@ -446,7 +446,7 @@ BAD_LOGS = [
 def test_what_cannot_be_logged_is_refused_before_a_device_is_taken(calls, message):
     model = IPUModel(Logging(*calls))
     model.compile("sgd", "cross_entropy", metrics=["accuracy"])
-    taken = mock.patch.object(POD, "acquire", wraps=POD.acquire)
+    taken = mock.patch.object(executor, "lease", wraps=executor.lease)
     with taken as acquire, pytest.raises(ConfigError, match=message):
         model.fit(X, Y, verbose=0)
     assert not acquire.called

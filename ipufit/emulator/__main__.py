@@ -16,7 +16,7 @@ from ipufit.emulator._ground.switches import (
     is_strict,
 )
 from ipufit.emulator._install import install
-from ipufit.emulator._layout.pod import NUM_IPUS_VARIABLE, POD
+from ipufit.emulator._layout.pod import NUM_IPUS_VARIABLE, count_ipus
 from ipufit.emulator._popdist import getNumTotalReplicas
 from ipufit.emulator._popdist._environment import (
     instance_variables,
@@ -66,7 +66,7 @@ def main() -> None:
         if os.environ.get("RANK", "0") == "0":  # once for all processes
             _say(
                 f"PopTorch {__version__} on the host; emulated IPUs: "
-                f"{POD.num_ipus}{mode}"
+                f"{count_ipus()}{mode}"
             )
     except Error as error:
         _say(error.message)

@@ -21,14 +21,13 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 import torch
 from torch import Tensor
 from torch.fx.graph import Graph
-from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 
-from ipufit.emulator._executor.compiling import (
+from ipufit.emulator._executor.executor import (
     check_updatable_buffers,
     checks_of_program,
 )
@@ -47,10 +46,8 @@ from ipufit.emulator._program.checks import (
 )
 from ipufit.emulator._program.losses import add_final_loss
 from ipufit.emulator._program.program import (
-    Program,
+    as_program,
     eliminate,
-    refuse_scripted,
-    weight_fields,
     with_bodies,
 )
 from ipufit.emulator._program.strict import (
@@ -66,22 +63,18 @@ from ipufit.emulator._tracing.nodes import (
 from ipufit.emulator._tracing.operation import Operation, map_tensors, tensors_in
 from ipufit.emulator._tracing.recording import (
     Recording,
-    bindings_of,
     named_weights,
     refuse_rebound,
-    restore_bindings,
+    unchanged,
 )
 from ipufit.emulator._tracing.refusals import (
     refuse_custom_backward,
-    refuse_dynamic_shape,
-    refuse_gradients,
+    refuse_scripted,
     refuse_tied_buffers,
-    refuse_unsupported,
-    refuse_value_reader,
     untraceable,
 )
 from ipufit.emulator._tracing.state import tracing
-from ipufit.emulator._tracing.tracer import EscapeGuard, guarded
+from ipufit.emulator._tracing.tracer import REFUSALS, guarded
 from ipufit.emulator.errors import Error
 
 _PLACE = "place"
@@ -90,13 +83,6 @@ _MOST_ASKED = 100
 """Refusals at one place after which the survey ends: a loop may never end."""
 
 _CONTROL_FLOW = ("__bool__", "__contains__", "is_nonzero")
-_REFUSALS: tuple[tuple[str, Callable[[Operation], None]], ...] = (
-    ("value", refuse_value_reader),
-    ("gradients", refuse_gradients),
-    ("shape", refuse_dynamic_shape),
-    ("arguments", refuse_unsupported),
-)
-
 _TORCH = f"{Path(torch.__file__).parent}/"
 _PACKAGE = f"{Path(__file__).parents[2]}/"
 _STANDARD = tuple(f"{sysconfig.get_paths()[n]}/" for n in ("stdlib", "platstdlib"))
@@ -194,10 +180,9 @@ def survey(
     if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):  # type: ignore[attr-defined,unused-ignore]
         return Survey(list(notes.remarks), None, _NOWHERE, False, [], 0)
     inputs = [device_tensor(tensor.detach(), copy=True) for tensor in tensors]
-    bindings = bindings_of(module)
     outputs: Any = ()
     error: Exception | None = None
-    rng_state, was_disabled = torch.random.get_rng_state(), logger.disabled
+    was_disabled = logger.disabled
     logger.disabled = True  # a compilation will warn
     with torch.inference_mode(False), torch.set_grad_enabled(is_training):
         recording = Recording(
@@ -208,15 +193,15 @@ def survey(
         )
         tracer = SurveyTracer(recording, notes)
         try:
-            with tracing(recording), recording.module_scopes(module), notes.following(
-                module
-            ), guarded(tracer, SurveyGuard(tracer)):
+            with unchanged(module) as rebound, tracing(
+                recording
+            ), recording.module_scopes(module), notes.following(module), guarded(
+                tracer
+            ):
                 outputs = module(*inputs)
         except Exception as raised:  # noqa: BLE001 - a user's code may raise anything
             error = raised
         finally:
-            rebound = restore_bindings(module, bindings)
-            torch.random.set_rng_state(rng_state)
             logger.disabled = was_disabled
         for problem in rebound:
             path, _, name = problem.split()[1].rpartition(".")
@@ -246,17 +231,8 @@ def survey(
             before = len(notes.remarks)
             if is_training:
                 notes.attempt("loss", add_final_loss, graph, recording.results)
-            program = Program(
-                graph=GraphModule(recording.root, graph),
-                output_structure=None,
-                constant_outputs={},
-                host_outputs={},
-                has_loss=is_training and len(notes.remarks) == before,
-                blocks=tuple(recording.begun),
-                ipus=ipus,
-                is_random=False,
-                **weight_fields(recording, graphs),
-            )
+            has_loss = is_training and len(notes.remarks) == before
+            program = as_program(recording, graphs, ipus, has_loss=has_loss)
             layout = Layout.from_options(options)
             checks = checks_of_program(
                 program, layout, options, is_training=is_training
@@ -503,7 +479,7 @@ class SurveyTracer(StrictTracer):
             EndlessError: The same place was refused too often.
         """
         self._refused = ""
-        for topic, refuse in _REFUSALS if on_device else ():
+        for topic, refuse in REFUSALS.items() if on_device else ():
             is_flow = topic == "value" and operation.name in _CONTROL_FLOW
             try:
                 refuse(operation)
@@ -531,6 +507,11 @@ class SurveyTracer(StrictTracer):
             check, name = self.refuse_host_tensors, operation.name
             self.notes.attempt("host tensor", check, name, touched, place=None)
 
+    def escaped(self, func: Any) -> None:
+        """Note an operator that the tracer hasn't seen."""
+        self.has_escapes = True
+        self.notes.add("tracing", untraceable(func))
+
     def compute(self, operation: Operation) -> Any:
         """Run an operation; a refused one in a form that torch accepts."""
         if operation.name in ("numpy", "__array__"):
@@ -556,16 +537,3 @@ class SurveyTracer(StrictTracer):
                 place,
                 is_refused=False,
             )
-
-
-class SurveyGuard(EscapeGuard):
-    """Records operators that the tracer doesn't see, and runs them."""
-
-    def __init__(self, tracer: SurveyTracer) -> None:
-        super().__init__(tracer.recording)
-        self._tracer = tracer
-
-    def escaped(self, func: Any) -> None:
-        """Record an operator that the tracer hasn't seen."""
-        self._tracer.has_escapes = True
-        self._tracer.notes.add("tracing", untraceable(func))

@@ -33,88 +33,24 @@ _VERSIONS = ("ipu1", "ipu2", "ipu21")
 _SECONDS_BETWEEN_TRIES = 15.0
 
 
-class Pod:
-    """Holds a number of IPUs that programs acquire and release.
+held_ipus: set[int] = set()
+"""The IPUs that programs of this process hold."""
 
-    Args:
-        num_ipus: Number of IPUs; by default `IPUFIT_EMULATOR_IPUS`, or 64, PopTorch's
-            limit for one process.
-        sleep: Function that waits between two tries to acquire IPUs.
+
+def count_ipus() -> int:
+    """Count the IPUs of the pod: `IPUFIT_EMULATOR_IPUS`, or 64.
 
     Example:
-        >>> pod = Pod(num_ipus=2)
-        >>> held = pod.acquire(2)
-        >>> pod.release(held)
+        >>> count_ipus()
+        64
     """
-
-    def __init__(
-        self,
-        num_ipus: int | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._num_ipus = num_ipus
-        self._sleep = sleep
-        self._held: set[int] = set()
-
-    @property
-    def num_ipus(self) -> int:
-        """Number of IPUs, in use or not."""
-        if self._num_ipus is not None:
-            return self._num_ipus
-        text = os.environ.get(NUM_IPUS_VARIABLE, str(MAX_IPUS_PER_PROCESS))
-        if not text.isdigit() or int(text) < 1:
-            raise createPoptorchError(
-                f"{NUM_IPUS_VARIABLE}={text!r} is not a number of IPUs: set it to 1 or "
-                "more, or unset it."
-            )
-        return int(text)
-
-    def acquire(self, count: int, first: int | None = None) -> frozenset[int]:
-        """Acquire `count` free IPUs, or those numbered from `first` on.
-
-        With `POPTORCH_WAIT_FOR_IPU=1` it waits for IPUs that are in use, forever if
-        need be, and tries every 15 seconds.
-
-        Raises:
-            Error: The pod has fewer IPUs, or they are in use.
-        """
-        total = self.num_ipus
-        wanted = range(total) if first is None else range(total)[first : first + count]
-        has_collected = False
-        while True:
-            free = [ipu for ipu in wanted if ipu not in self._held]
-            if len(free) >= count:
-                taken = frozenset(free[:count])
-                self._held |= taken
-                return taken
-            if not has_collected:
-                gc.collect()  # a holder may be gone without Python knowing
-                has_collected = True
-            elif (first or 0) + count <= total and is_on(_WAIT_VARIABLE):
-                logger.warning(
-                    "No IPU available, sleeping for %g seconds (%s is set).",
-                    _SECONDS_BETWEEN_TRIES,
-                    _WAIT_VARIABLE,
-                )
-                self._sleep(_SECONDS_BETWEEN_TRIES)
-            else:
-                break
-        what = f"{count} IPU(s)" if first is None else f"device Id {first}"
-        advice = "Detach or destroy another model first."
-        if count > total:
-            advice = f"There are only {total}: use fewer stages or replicas."
+    text = os.environ.get(NUM_IPUS_VARIABLE, str(MAX_IPUS_PER_PROCESS))
+    if not text.isdigit() or int(text) < 1:
         raise createPoptorchError(
-            f"Failed to acquire {what}: {len(self._held)} of the {total} emulated IPUs "
-            f"are in use. {advice}"
+            f"{NUM_IPUS_VARIABLE}={text!r} is not a number of IPUs: set it to 1 or "
+            "more, or unset it."
         )
-
-    def release(self, ipus: frozenset[int]) -> None:
-        """Release IPUs that `acquire` returned."""
-        self._held -= ipus
-
-
-POD = Pod()
-"""The pod of this process."""
+    return int(text)
 
 
 def lease(owner: object, count: int, first: int | None = None) -> Callable[[], Any]:
@@ -122,10 +58,43 @@ def lease(owner: object, count: int, first: int | None = None) -> Callable[[], A
 
     The IPUs are also released when `owner` is garbage-collected.
 
+    With `POPTORCH_WAIT_FOR_IPU=1` it waits for IPUs that are in use, forever if need
+    be, and tries every 15 seconds.
+
     Args:
         first: Number of the first IPU; None takes any.
+
+    Raises:
+        Error: The pod has fewer IPUs, or they are in use.
     """
-    return weakref.finalize(owner, POD.release, POD.acquire(count, first))
+    total = count_ipus()
+    wanted = range(total) if first is None else range(total)[first : first + count]
+    has_collected = False
+    while True:
+        free = [ipu for ipu in wanted if ipu not in held_ipus]
+        if len(free) >= count:
+            held_ipus.update(free[:count])
+            return weakref.finalize(owner, held_ipus.difference_update, free[:count])
+        if not has_collected:
+            gc.collect()  # a holder may be gone without Python knowing
+            has_collected = True
+        elif (first or 0) + count <= total and is_on(_WAIT_VARIABLE):
+            logger.warning(
+                "No IPU available, sleeping for %g seconds (%s is set).",
+                _SECONDS_BETWEEN_TRIES,
+                _WAIT_VARIABLE,
+            )
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+        else:
+            break
+    what = f"{count} IPU(s)" if first is None else f"device Id {first}"
+    advice = "Detach or destroy another model first."
+    if count > total:
+        advice = f"There are only {total}: use fewer stages or replicas."
+    raise createPoptorchError(
+        f"Failed to acquire {what}: {len(held_ipus)} of the {total} emulated IPUs "
+        f"are in use. {advice}"
+    )
 
 
 @dataclass(frozen=True)
@@ -275,7 +244,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
         >>> ipuHardwareIsAvailable(), ipuHardwareIsAvailable(1000)
         (True, False)
     """
-    return not ipu_model_is_on() and num_ipus <= POD.num_ipus
+    return not ipu_model_is_on() and num_ipus <= count_ipus()
 
 
 def ipuHardwareVersion() -> int:

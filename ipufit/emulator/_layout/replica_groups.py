@@ -9,10 +9,9 @@ weights across replicas").
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import dataclass
-from typing import Dict, Iterable, Iterator, Mapping, NamedTuple
+from typing import Dict, Iterable, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
@@ -175,9 +174,8 @@ class GroupedParameters:
         return resolved
 
 
-@contextlib.contextmanager
-def one_element_each(module: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
-    """Replace grouped parameters by one element each while the context lasts.
+def hold_one_element(module: torch.nn.Module, names: Iterable[str]) -> None:
+    """Replace grouped parameters by one element each.
 
     Args:
         module: The module whose parameters are replaced.
@@ -190,19 +188,9 @@ def one_element_each(module: torch.nn.Module, names: Iterable[str]) -> Iterator[
         )
         for name in names
     }
-    places = [
-        (owner._parameters, key, value)
-        for owner in (module.modules() if elements else ())
-        for key, value in owner._parameters.items()
-        if id(value) in elements
-    ]
-    for parameters, key, value in places:
-        parameters[key] = elements[id(value)]
-    try:
-        yield
-    finally:
-        for parameters, key, value in places:
-            parameters[key] = value
+    for owner in module.modules() if elements else ():
+        for key, value in owner._parameters.items():
+            owner._parameters[key] = elements.get(id(value), value)
 
 
 # Optimisers ---------------------------------------------------------------------

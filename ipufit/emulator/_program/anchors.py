@@ -14,7 +14,6 @@ collects them while the program runs.
 from __future__ import annotations
 
 import difflib
-import logging
 import operator
 from collections import Counter
 from typing import Iterable, Mapping, NamedTuple
@@ -22,6 +21,7 @@ from typing import Iterable, Mapping, NamedTuple
 from torch import Tensor
 from torch.fx.node import Node
 
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.program import Program
 from ipufit.emulator.enums import OutputMode
@@ -100,8 +100,6 @@ def weight_tensor_names(trained: Iterable[str]) -> list[str]:
     """
     return [form + name for name in trained for form in (GRADIENT, UPDATED)]
 
-
-logger = logging.getLogger("poptorch::python")
 
 _MODES = {mode.value: mode.name.upper() for mode in OutputMode}
 _MODES[OutputMode.Sum.value] = "Sum"

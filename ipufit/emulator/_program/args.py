@@ -9,7 +9,6 @@ shapes and constants that the model was compiled for (PopTorch, `_args_parser.py
 from __future__ import annotations
 
 import inspect
-import logging
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 
@@ -20,10 +19,9 @@ from ipufit.emulator._ground.custom_args import (
     flattenTensorStructure,
     reconstructTensorStructure,
 )
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.torch_extras import device_tensor
 from ipufit.emulator.errors import Error, createPoptorchError
-
-logger = logging.getLogger("poptorch::python")
 
 _MISMATCH = (
     "\nThe arguments of this call do not match those that the model was compiled for. "

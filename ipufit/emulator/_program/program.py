@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -37,18 +37,16 @@ from ipufit.emulator._tracing.nodes import (
 from ipufit.emulator._tracing.operation import FACTORIES, RANDOM_FACTORIES
 from ipufit.emulator._tracing.recording import (
     Recording,
-    bindings_of,
     named_weights,
     refuse_rebound,
-    restore_bindings,
+    unchanged,
 )
-from ipufit.emulator._tracing.refusals import refuse_tied_buffers, untraceable
 from ipufit.emulator._tracing.state import (
     call_pre_compile_hooks,
     post_compile_hooks,
     tracing,
 )
-from ipufit.emulator._tracing.tracer import EscapeGuard, Tracer, guarded
+from ipufit.emulator._tracing.tracer import Tracer, guarded
 from ipufit.emulator.errors import Error, createPoptorchError
 
 
@@ -80,17 +78,17 @@ class Program:
     graph: GraphModule
     weight_names: tuple[str, ...]
     weight_shapes: tuple[torch.Size, ...]
-    output_structure: Any
-    constant_outputs: dict[int, Tensor]
-    host_outputs: dict[int, Tensor]
-    has_loss: bool
     blocks: tuple[BlockPlacement, ...]
     ipus: tuple[int, ...]
-    is_random: bool
     updated_weights: frozenset[str]
     volatile_weights: frozenset[str]
     unsynchronised_weights: frozenset[str]
     written_inputs: tuple[int, ...]
+    has_loss: bool
+    is_random: bool = False
+    output_structure: Any = None
+    constant_outputs: Mapping[int, Tensor] = field(default_factory=dict)
+    host_outputs: Mapping[int, Tensor] = field(default_factory=dict)
 
     @cached_property
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
@@ -207,12 +205,11 @@ def trace(
     Raises:
         Error: The module breaks a rule of tracing; the message names it.
     """
-    refuse_scripted(module)
-    refuse_tied_buffers(module)
-    bindings = bindings_of(module)
     rng_state = torch.random.get_rng_state()
     try:
-        with torch.inference_mode(False), torch.set_grad_enabled(is_training):
+        with unchanged(module) as rebound, torch.inference_mode(
+            False
+        ), torch.set_grad_enabled(is_training):
             recording = Recording(
                 named_weights(module),
                 arguments.tensors(),
@@ -224,17 +221,14 @@ def trace(
                 recording.module_scopes(module)
                 if names_modules
                 else contextlib.nullcontext()
-            ), guarded(tracer, EscapeGuard(recording)):
+            ), guarded(tracer):
                 call_pre_compile_hooks()
                 outputs = module(*arguments.args, **arguments.kwargs)
-        is_random = not torch.equal(rng_state, torch.random.get_rng_state())
+            is_random = not torch.equal(rng_state, torch.random.get_rng_state())
     except Error:
         # A weight that was replaced explains best why it can't be used.
-        refuse_rebound(restore_bindings(module, bindings))
+        refuse_rebound(rebound)
         raise
-    finally:
-        torch.random.set_rng_state(rng_state)
-        rebound = restore_bindings(module, bindings)
     refuse_rebound(rebound)
     flat = list(flattenTensorStructure(outputs))
     computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
@@ -262,8 +256,12 @@ def trace(
     ipus = used_ipus(graphs, constant_inputs)
     if is_training:
         add_final_loss(graph, recording.results)
-    return Program(
-        graph=GraphModule(recording.root, graph),
+    return as_program(
+        recording,
+        graphs,
+        ipus,
+        has_loss=is_training,
+        is_random=is_random,
         output_structure=reconstructTensorStructure(
             outputs, [tensor.detach() for tensor in flat]
         ),
@@ -271,33 +269,40 @@ def trace(
             index: host_tensor(flat[index]).detach().clone() for index in constants
         },
         host_outputs=host,
-        has_loss=is_training,
-        blocks=tuple(recording.begun),
-        ipus=ipus,
-        is_random=is_random,
-        **weight_fields(recording, graphs),
     )
 
 
-def weight_fields(recording: Recording, graphs: list[Graph]) -> dict[str, Any]:
-    """Return the fields of `Program` about weights and inputs."""
+def as_program(
+    recording: Recording, graphs: list[Graph], ipus: tuple[int, ...], **fields: Any
+) -> Program:
+    """Make a program of a recording.
+
+    Args:
+        graphs: Its graph, then those of loops and branches.
+        ipus: IPUs with operators on them.
+        fields: Fields of `Program` that the recording doesn't know.
+    """
     weights = recording.weights
     floating = {name for name, weight in weights.items() if weight.is_floating_point()}
     changes, weight_of = changed_memory(graphs), recording.weight_memory()
     updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
     updated = frozenset(updates)
-    return {
-        "weight_names": tuple(weights),
-        "weight_shapes": tuple(weight.shape for weight in weights.values()),
-        "updated_weights": updated & floating,
-        "volatile_weights": updated - floating,
-        "unsynchronised_weights": frozenset(
+    return Program(
+        graph=GraphModule(recording.root, recording.graph),
+        weight_names=tuple(weights),
+        weight_shapes=tuple(weight.shape for weight in weights.values()),
+        blocks=tuple(recording.begun),
+        ipus=ipus,
+        updated_weights=updated & floating,
+        volatile_weights=updated - floating,
+        unsynchronised_weights=frozenset(
             name for name in updated & floating if updates[name] - NORM_FUNCTIONS
         ),
-        "written_inputs": tuple(
+        written_inputs=tuple(
             index for index, m in enumerate(recording.input_memory()) if m in changes
         ),
-    }
+        **fields,
+    )
 
 
 def eliminate(recording: Recording, results: list[Node]) -> None:
@@ -324,14 +329,3 @@ def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
         if isinstance(part, Body):
             graphs += with_bodies(part.program.graph, root)
     return graphs
-
-
-def refuse_scripted(module: torch.nn.Module) -> None:
-    """Refuse TorchScript modules, which can't be traced.
-
-    Raises:
-        Error: The module, or a part of it, is a `torch.jit.ScriptModule`.
-    """
-    for part in module.modules():
-        if isinstance(part, torch.jit.ScriptModule):  # type: ignore[attr-defined,unused-ignore]
-            raise untraceable(f"a torch.jit.ScriptModule: {type(part).__name__}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -48,9 +48,6 @@ _BATCH_NORMS = (
     torch.nn.BatchNorm3d,
 )
 
-Bindings = List[Tuple[torch.nn.Module, str, str, Dict[str, Optional[Tensor]]]]
-"""Module, its path, `_parameters` or `_buffers`, and the tensors there by name."""
-
 
 def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a module, then its buffers, without repetition."""
@@ -59,37 +56,42 @@ def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def bindings_of(module: torch.nn.Module) -> Bindings:
-    """Return the parameters and buffers of all modules, by their present names."""
-    return [
+@contextlib.contextmanager
+def unchanged(module: torch.nn.Module) -> Iterator[list[str]]:
+    """Give a module its own weights again at the end, and torch its random state.
+
+    Yields:
+        List that describes, at the end, weights whose names had got other tensors.
+    """
+    before = [
         (owner, prefix, kind, dict(getattr(owner, kind)))
         for prefix, owner in module.named_modules()
         for kind in ("_parameters", "_buffers")
     ]
-
-
-def restore_bindings(module: torch.nn.Module, bindings: Bindings) -> list[str]:
-    """Undo assignments to weights; describe the assignments that aren't allowed."""
-    problems = []
-    for owner, prefix, kind, before in bindings:
-        now = getattr(owner, kind)
-        for name in now.keys() - before.keys():
-            del now[name]
-        for name, tensor in before.items():
-            if now.get(name) is tensor:
-                continue
-            verb = "reassigned" if name in now else "removed"
-            if not isinstance(owner, _BATCH_NORMS):
-                what = "Parameter" if kind == "_parameters" else "Buffer"
-                full = f"{prefix}.{name}" if prefix else name
-                problems.append(f"{what} {full} is {verb}")
-            now[name] = tensor
-            owner.__dict__.pop(name, None)
-    return problems
+    rng_state = torch.random.get_rng_state()
+    problems: list[str] = []
+    try:
+        yield problems
+    finally:
+        torch.random.set_rng_state(rng_state)
+        for owner, prefix, kind, tensors in before:
+            now = getattr(owner, kind)
+            for name in now.keys() - tensors.keys():
+                del now[name]
+            for name, tensor in tensors.items():
+                if now.get(name) is tensor:
+                    continue
+                verb = "reassigned" if name in now else "removed"
+                if not isinstance(owner, _BATCH_NORMS):
+                    what = "Parameter" if kind == "_parameters" else "Buffer"
+                    full = f"{prefix}.{name}" if prefix else name
+                    problems.append(f"{what} {full} is {verb}")
+                now[name] = tensor
+                owner.__dict__.pop(name, None)
 
 
 def refuse_rebound(problems: list[str]) -> None:
-    """Raise an error for problems that `restore_bindings` describes.
+    """Raise an error for problems that `unchanged` describes.
 
     Raises:
         Error: `problems` isn't empty.

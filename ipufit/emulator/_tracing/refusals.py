@@ -213,6 +213,17 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
             )
 
 
+def refuse_scripted(module: torch.nn.Module) -> None:
+    """Refuse TorchScript, which can't be traced.
+
+    Raises:
+        Error: The module, or a part of it, is a `torch.jit.ScriptModule`.
+    """
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):  # type: ignore[attr-defined,unused-ignore]
+            raise untraceable(f"a torch.jit.ScriptModule: {type(part).__name__}")
+
+
 def untraceable(what: object) -> Error:
     """Return the error for a tensor made where the trace doesn't see it."""
     return createPoptorchError(

@@ -137,12 +137,12 @@ _ANSWERS: dict[str, Callable[[Operation], Any]] = {
 }
 """Functions that are answered while tracing, without an operation of the program."""
 
-_REFUSALS: tuple[Callable[[Operation], None], ...] = (
-    refuse_value_reader,
-    refuse_gradients,
-    refuse_dynamic_shape,
-    refuse_unsupported,
-)
+REFUSALS: dict[str, Callable[[Operation], None]] = {
+    "value": refuse_value_reader,
+    "gradients": refuse_gradients,
+    "shape": refuse_dynamic_shape,
+    "arguments": refuse_unsupported,
+}
 """Refuse operations on the device's tensors that don't compile, in this order."""
 
 _MOVES = frozenset({"to", "type_as"})
@@ -159,6 +159,7 @@ class Tracer(TorchFunctionMode):
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.recording = recording
+        self.escape: Error | None = None
         # The devices that a model has read from tensors of the host. They are told by
         # their identity: tensors of an emulated device have `torch.device("cpu")` too,
         # but each reading gives an object of its own.
@@ -231,7 +232,7 @@ class Tracer(TorchFunctionMode):
             Error: It breaks a rule.
         """
         if on_device:
-            for refuse in _REFUSALS:
+            for refuse in REFUSALS.values():
                 refuse(operation)
             for tensor in on_device:
                 refuse_custom_backward(tensor)
@@ -244,6 +245,15 @@ class Tracer(TorchFunctionMode):
             *map_tensors(operation.args, on_device),
             **map_tensors(operation.kwargs, on_device),
         )
+
+    def escaped(self, func: Callable[..., Any]) -> None:
+        """Refuse an operator that the tracer hasn't seen.
+
+        Raises:
+            Error: Always.
+        """
+        self.escape = untraceable(func)
+        raise self.escape
 
     def _run(self, operation: Operation) -> Any:
         touched = operation.tensors()
@@ -277,12 +287,12 @@ class Tracer(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def guarded(tracer: Tracer, guard: EscapeGuard) -> Iterator[None]:
+def guarded(tracer: Tracer) -> Iterator[None]:
     """Record calls inside the context; a guard sees operators that no tracer does."""
     is_validated = Distribution._validate_args
     Distribution.set_default_validate_args(False)  # nobody knows the values yet
     try:
-        with visible_indexing(), guard, tracer:
+        with visible_indexing(), EscapeGuard(tracer), tracer:
             yield
     finally:
         Distribution.set_default_validate_args(is_validated)
@@ -345,13 +355,12 @@ class EscapeGuard(DispatchMode):
     raises its error again on leaving, since TorchScript replaces errors by its own.
 
     Args:
-        recording: Recording of the trace to guard.
+        tracer: Tracer of the trace to guard.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self._recording = recording
-        self._refusal: Error | None = None
+        self._tracer = tracer
 
     def __torch_dispatch__(
         self,
@@ -361,24 +370,15 @@ class EscapeGuard(DispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run `func`, or refuse it if it has a tensor of the device."""
-        recording, given = self._recording, (args, kwargs or {})
+        recording, given = self._tracer.recording, (args, kwargs or {})
         is_seen = recording.is_running_operation
         if not is_seen and any(map(recording.is_on_device, tensors_in(given))):
-            self.escaped(func)
+            self._tracer.escaped(func)
             given = map_tensors(given, recording.on_device)
         return func(*given[0], **given[1])
-
-    def escaped(self, func: Callable[..., Any]) -> None:
-        """Refuse an operator that the tracer hasn't seen.
-
-        Raises:
-            Error: Always.
-        """
-        self._refusal = untraceable(func)
-        raise self._refusal
 
     def __exit__(self, *exception: Any) -> None:
         """Leave the mode, and raise the refusal, if any."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call,unused-ignore]
-        if self._refusal is not None:
-            raise self._refusal
+        if self._tracer.escape is not None:
+            raise self._tracer.escape

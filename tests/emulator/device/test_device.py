@@ -14,7 +14,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import MeanReductionStrategy, ReductionType, optim
-from ipufit.emulator._layout.device_rng import DeviceRng
+from ipufit.emulator._device.device import DeviceRng
 from tests.strategies import examples
 
 CALLS = 3

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._layout.device_rng import DeviceRng, check_rng_state
+from ipufit.emulator._device.device import DeviceRng, check_rng_state
 
 
 class Noise(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._layout.pod import POD, Pod, lease
+from ipufit.emulator._layout.pod import held_ipus
 
 
 @pytest.fixture
@@ -28,67 +28,20 @@ def run(executor, replicas=1):
     return executor(torch.ones(replicas)).tolist()
 
 
-# The pod ----------------------------------------------------------------------
-
-
-def test_ipus_are_held_until_they_are_released():
-    pod = Pod(num_ipus=3)
-    first = pod.acquire(2)
-    with pytest.raises(poptorch.Error, match=r"Failed to acquire 2 IPU\(s\)"):
-        pod.acquire(2)
-    assert pod.acquire(1).isdisjoint(first)
-    pod.release(first)
-    assert pod.acquire(2) == first
-
-
-def test_releasing_twice_is_harmless():
-    pod = Pod(num_ipus=1)
-    held = pod.acquire(1)
-    pod.release(held)
-    pod.release(held)
-    assert pod.acquire(1) == held
-
-
-def test_ipus_can_be_demanded_by_number():
-    pod = Pod(num_ipus=4)
-    assert pod.acquire(2, first=2) == {2, 3}
-    for first in (3, 4):
-        with pytest.raises(
-            poptorch.Error, match=f"Failed to acquire device Id {first}"
-        ):
-            pod.acquire(1, first=first)
-    assert pod.acquire(2) == {0, 1}
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5"])
 def test_a_wrong_number_of_ipus_is_named(monkeypatch, text):
     monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", text)
     with pytest.raises(poptorch.Error, match=f"IPUFIT_EMULATOR_IPUS={text!r}"):
-        Pod().acquire(1)
+        run(make_executor())
 
 
 def test_there_are_64_unless_somebody_says_otherwise(monkeypatch):
     monkeypatch.delenv("IPUFIT_EMULATOR_IPUS", raising=False)
-    assert Pod().num_ipus == 64
+    assert poptorch.ipuHardwareIsAvailable(64)
+    assert not poptorch.ipuHardwareIsAvailable(65)
     monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "3")
-    assert Pod().num_ipus == 3
-
-
-def test_a_lease_ends_once_and_with_its_owner():
-    class Owner:
-        pass
-
-    owner = Owner()
-    before = set(POD._held)
-    end = lease(owner, 2)
-    assert len(POD._held - before) == 2
-    end()
-    end()
-    assert before == POD._held
-    lease(owner, 2)
-    del owner
-    gc.collect()
-    assert before == POD._held
+    assert poptorch.ipuHardwareIsAvailable(3)
+    assert not poptorch.ipuHardwareIsAvailable(4)
 
 
 # Executors --------------------------------------------------------------------
@@ -206,65 +159,71 @@ def test_an_attachment_that_fails_half_way_holds_nothing(two_ipus):
     executor.destroy()
     other_sgd, other = make(3)
     other_sgd.load_state_dict(state)
-    before = set(POD._held)
+    before = set(held_ipus)
     with pytest.raises(poptorch.Error, match="has shape"):
         other(torch.ones(1))
-    assert before == POD._held
+    assert before == held_ipus
     assert not other.isAttachedToDevice()
 
 
-def test_a_pod_that_is_too_small_says_so():
+def test_a_pod_that_is_too_small_says_so(two_ipus):
     with pytest.raises(
-        poptorch.Error, match="There are only 3: use fewer stages or replicas"
+        poptorch.Error, match="There are only 2: use fewer stages or replicas"
     ):
-        Pod(3).acquire(4)
+        run(make_executor(4), 4)
 
 
 # Waiting ----------------------------------------------------------------------
 
 
-class Sleeper:
-    """A sleep that takes no time; somebody frees the IPUs during the last one."""
+@pytest.fixture
+def naps(monkeypatch):
+    """Seconds that were slept; `naps.free` is called during the third time."""
 
-    def __init__(self, naps):
-        self.naps = naps
-        self.seconds = []
+    class Naps(list):
+        free = None
 
-    def __call__(self, seconds):
-        self.seconds.append(seconds)
-        if len(self.seconds) == self.naps:
-            self.free()
+        def append(self, seconds):
+            super().append(seconds)
+            if len(self) == 3:
+                self.free()
+
+    naps = Naps()
+    monkeypatch.setattr("time.sleep", naps.append)
+    return naps
 
 
-def test_who_is_told_to_waits_for_ipus(monkeypatch, caplog):
+def test_who_is_told_to_waits_for_ipus(two_ipus, monkeypatch, caplog, naps):
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
-    sleeper = Sleeper(naps=3)
-    pod = Pod(num_ipus=2, sleep=sleeper)
-    held = pod.acquire(2)
-    sleeper.free = lambda: pod.release(held)
-    assert pod.acquire(1) <= held
-    assert sleeper.seconds == [15.0] * 3
+    first = make_executor(2)
+    run(first, 2)
+    naps.free = first.detachFromDevice
+    assert run(make_executor()) == [1]
+    assert naps == [15.0] * 3
     assert caplog.text.count("No IPU available, sleeping") == 3
 
 
-@pytest.mark.parametrize(("count", "first"), [(3, None), (1, 2), (2, 1)])
-def test_nobody_waits_for_ipus_that_are_not_there(monkeypatch, count, first):
+@pytest.mark.parametrize(("replicas", "first"), [(4, None), (1, 2), (2, 1)])
+def test_nobody_waits_for_ipus_that_are_not_there(
+    two_ipus, monkeypatch, naps, replicas, first
+):
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
-    sleeper = Sleeper(naps=1)
-    pod = Pod(num_ipus=2, sleep=sleeper)
-    pod.acquire(1)
+    holder = make_executor()
+    run(holder)
+    options = poptorch.Options()
+    if first is not None:
+        options.useIpuId(first)
     with pytest.raises(poptorch.Error, match="Failed to acquire"):
-        pod.acquire(count, first)
-    assert sleeper.seconds == []
+        run(make_executor(replicas, options), replicas)
+    assert naps == []
 
 
 @pytest.mark.parametrize("text", [None, "0"])
-def test_others_do_not_wait(monkeypatch, text):
+def test_others_do_not_wait(two_ipus, monkeypatch, naps, text):
     if text is not None:
         monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", text)
-    sleeper = Sleeper(naps=1)
-    pod = Pod(num_ipus=1, sleep=sleeper)
-    pod.acquire(1)
+    holder = make_executor(2)
+    run(holder, 2)
     with pytest.raises(poptorch.Error, match="Failed to acquire"):
-        pod.acquire(1)
-    assert sleeper.seconds == []
+        run(make_executor())
+    assert naps == []
