@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import io
 import json
-import lzma
 import os
 import zipfile
-import zlib
 from typing import Any, Mapping, Union
 
 import torch
@@ -51,21 +49,6 @@ _KEYS = {
     "rng_state",  # None if it wasn't saved
 }
 _DEFAULT_NAME = "model.poptorch"
-
-# What `zipfile` raises for files that are no archives, broken ones (it seeks where they
-# point to), and ones with features that we never write. It checks the sum of what it
-# reads, so nothing broken is unpickled.
-_BROKEN = (
-    zipfile.BadZipFile,
-    EOFError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    ValueError,
-    # A flipped bit may say that members are compressed, which they never are.
-    lzma.LZMAError,
-    zlib.error,
-)
 
 
 def describe(tensor: Tensor) -> dict[str, Any]:
@@ -207,7 +190,7 @@ class ExecutableFile:
             try:
                 with zipfile.ZipFile(file) as archive:
                     return archive.read(member)
-            except _BROKEN as error:
+            except Exception as error:
                 reason = f"it isn't a file of the emulator, or is broken ({error})"
                 raise self.invalid(reason) from error
 
