@@ -31,20 +31,6 @@ def infer(*names):
     return poptorch.inferenceModel(Sum(), options)
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"), [(("first",), 13.0), (("first", "second"), 113.0)]
-)
-def test_named_buffers_are_uploaded_and_no_others(names, expected):
-    executor = infer(*names)
-    assert executor(ONE).item() == 4
-    with torch.no_grad():
-        executor.model.first += 9
-        executor.model.second += 100
-        executor.model.weight += 1000
-    executor.copyNamedBuffersToDevice()
-    assert executor(ONE).item() == expected
-
-
 def test_every_replica_gets_the_new_value():
     options = poptorch.Options().replicationFactor(2).broadcastBuffers(False)
     options.updatableNamedBuffers(["total"])
@@ -97,13 +83,6 @@ def test_an_optimizer_keeps_its_state():
         training.copyNamedBuffersToDevice()
     training(ONE)
     assert model.weight.item() == 1 - (1 + 2 + 3)
-
-
-def test_without_a_name_it_is_an_error():
-    executor = infer()
-    executor(ONE)
-    with pytest.raises(poptorch.Error, match="No named buffers marked as updatable"):
-        executor.copyNamedBuffersToDevice()
 
 
 def test_an_uncompiled_model_has_no_buffers_on_the_device():

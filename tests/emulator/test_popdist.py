@@ -107,27 +107,6 @@ def test_a_function_runs_without_poprun():
     assert popdist.execute_on_instances({1, 2}, pytest.fail, "not here") is None
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("useIpuId", (1,)),
-        ("replicationFactor", (1,)),
-        ("Distributed.disable", ()),
-        ("Distributed.setEnvVarNames", ("A", "B")),
-        ("Distributed.configureProcessId", (1,)),
-    ],
-)
-def test_what_poprun_decides_is_refused(name, arguments):
-    owner = popdist.poptorch.Options(ipus_per_replica=2)
-    *section, method = name.split(".")
-    for part in section:
-        owner = getattr(owner, part)
-    with pytest.raises(
-        RuntimeError, match=f"Cannot call `{name}` with popdist.poptorch.Options"
-    ):
-        getattr(owner, method)(*arguments)
-
-
 @pytest.mark.parametrize("given", [{}, {"ipus_per_replica": 2}])
 def test_options_are_poptorchs(given):
     options = popdist.poptorch.Options(**given)

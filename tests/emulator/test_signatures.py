@@ -11,6 +11,7 @@ import enum
 import importlib
 import inspect
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -122,6 +123,14 @@ def test_a_name_is_there_and_of_its_kind(name):
 def test_an_enumeration_has_poptorchs_members_and_values(name):
     members = {member.name: member.value for member in find(name)}
     assert members == GOLDEN["enums"][name]
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN["enums"]))
+def test_members_of_an_enumeration_are_integers_or_words_and_pickle(name):
+    has_words = name in {"MatMulSerializationMode", "OverlapMode"}
+    assert issubclass(find(name), enum.IntEnum) is not has_words
+    for member in find(name):
+        assert pickle.loads(pickle.dumps(member)) is member
 
 
 def test_no_name_is_added_but_those_listed():

@@ -171,10 +171,6 @@ PAIRS = {
 }
 
 
-ONLY_IN_A_TRACE = {"fps", "internal_cast", "nearest", "nearest_batch_list"}
-"""Outside one there are no such functions, or they do something else."""
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_an_operator_is_recorded_as_the_function_that_it_is_part_of(name):
     function, operator, *inputs = PAIRS[name]
@@ -260,32 +256,6 @@ def test_outside_a_trace_marks_do_nothing():
 
 
 # Names -------------------------------------------------------------------------
-
-
-def test_hooks_that_name_modules_show_in_the_names_of_tensors():
-    """graphcore/examples, `vision/cnns/pytorch/models/models.py`."""
-    module = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Sigmoid()))
-    for name, part in module.named_modules():
-        part.register_forward_pre_hook(
-            lambda *_, name=name: OPERATORS.push_name_scope(f"my{name}")
-        )
-        part.register_forward_hook(lambda *_: OPERATORS.pop_name_scope())
-    executor = poptorch.inferenceModel(module)
-    executor.compile(X)
-    assert executor.getTensorNames() == [
-        "input",
-        "my/my0/0/Relu:0",
-        "my/my1/1/my1.0/0/Sigmoid:0",
-    ]
-
-
-def test_more_scopes_closed_than_opened_are_refused():
-    def forward(x):
-        OPERATORS.pop_name_scope()
-        return x
-
-    with pytest.raises(poptorch.Error, match="never opened"):
-        program_of(forward, X)
 
 
 # Casts -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import CommGroupType, OutputMode, VariableRetrievalMode
-from tests.emulator._models import ONE, Model, wrap
+from tests.emulator._models import Model
 
 MEAN = poptorch.MeanReductionStrategy
 
@@ -217,16 +217,3 @@ def test_each_replica_shows_the_element_of_its_group():
     assert executor.getAnchoredTensor("g").tolist() == [3, 5]
     assert executor.getAnchoredTensor("w").tolist() == [1, 2]
     assert executor.getAnchoredTensor("v").tolist() == [1.5, 2.5]  # means over two
-
-
-def test_nothing_is_left_on_the_weights_after_a_call():
-    _, executor = wrap(options=_anchoring("Gradient___weight"))
-    executor(ONE)
-    (weight,) = executor._device._weights.trained.values()
-    assert not weight._backward_hooks
-
-
-def _anchoring(name):
-    options = poptorch.Options()
-    options.anchorTensor("it", name)
-    return options

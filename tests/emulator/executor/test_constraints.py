@@ -65,57 +65,10 @@ def compile_inference(model, options, rows=1):
 
 # Pipeline stages --------------------------------------------------------------
 
-WORKED = [  # (IPUs in order, prefix, min G of training, min D of inference)
-    ([], False, 1, 1),
-    ([0, 0], False, 1, 1),
-    ([0, 1], False, 3, 2),
-    ([0, 1, 0], False, 5, 3),
-    ([0, 1, 2, 1], False, 7, 4),
-    ([1], False, 3, 2),
-    ([1, 1], True, 3, 2),
-]
-
-
-@pytest.mark.parametrize(("ipus", "prefix", "min_g", "min_d"), WORKED)
-def test_training_needs_as_many_accumulation_steps_as_stages(
-    ipus, prefix, min_g, min_d
-):
-    def attempt(g):
-        strategy = PipelinedExecution(AutoStage.AutoIncrement)
-        model = Blocks(ipus, prefix=prefix)
-        compile_training(model, make_options(G=g, strategy=strategy), g)
-
-    attempt(min_g)
-    if min_g > 1:
-        match = rf"gradientAccumulation must be greater.*stages \({min_g}\)"
-        with pytest.raises(poptorch.Error, match=match):
-            attempt(min_g - 1)
-
-
-@pytest.mark.parametrize(("ipus", "prefix", "min_g", "min_d"), WORKED)
-def test_inference_needs_as_many_device_iterations_as_stages(
-    ipus, prefix, min_g, min_d
-):
-    def attempt(d):
-        strategy = PipelinedExecution(AutoStage.AutoIncrement)
-        model = Blocks(ipus, prefix=prefix)
-        compile_inference(model, make_options(D=d, strategy=strategy), d)
-
-    attempt(min_d)
-    if min_d > 1:
-        match = rf"deviceIterations must be greater.*stages \({min_d}\)"
-        with pytest.raises(poptorch.Error, match=match):
-            attempt(min_d - 1)
-
 
 def test_sharded_models_need_neither():
     compile_training(Blocks([0, 1]), make_options(strategy=ShardedExecution()))
     compile_inference(Blocks([0, 1, 2]), make_options(strategy=ShardedExecution()))
-
-
-def test_pipelining_is_the_default():
-    with pytest.raises(poptorch.Error, match="gradientAccumulation"):
-        compile_training(Blocks([0, 1]), make_options(G=2), 2)
 
 
 def test_device_iterations_do_not_help_training():
@@ -423,16 +376,6 @@ def test_every_n_is_not_for_pipelines():
 
 
 # Gradient accumulation in inference -------------------------------------------
-
-
-def test_inference_accumulates_nothing():
-    with pytest.raises(poptorch.Error, match="gradientAccumulation") as caught:
-        poptorch.inferenceModel(nn.Identity(), make_options(G=2))
-    assert "deviceIterations" in str(caught.value)
-    sharded = make_options(G=2, strategy=ShardedExecution())
-    with pytest.raises(poptorch.Error, match="gradientAccumulation") as caught:
-        poptorch.inferenceModel(nn.Identity(), sharded)
-    assert "deviceIterations" not in str(caught.value)
 
 
 # Buffers ----------------------------------------------------------------------

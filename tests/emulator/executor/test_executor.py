@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._device.device import Device
 
 ONE = torch.ones(1)
 
@@ -47,33 +46,7 @@ def infer(model):
         inner.train()
 
 
-@pytest.fixture
-def uploads(monkeypatch):
-    seen = []
-    original = Device.upload
-    monkeypatch.setattr(
-        Device, "upload", lambda self: (seen.append(self), original(self))
-    )
-    return seen
-
-
 # Training to inference --------------------------------------------------------
-
-
-@pytest.mark.parametrize("source", ["executor", "module"])
-def test_an_inference_model_made_second_follows(source, uploads):
-    model = Model()
-    training = train(model)
-    inference = infer(training if source == "executor" else model)
-    assert inference(ONE).item() == 0
-    training(ONE)
-    assert inference(ONE).item() == -1
-    training(ONE)
-    training(ONE)
-    assert inference(ONE).item() == -3
-    count = len(uploads)
-    assert inference(ONE).item() == -3
-    assert len(uploads) == count  # nothing was trained in between
 
 
 def test_an_inference_model_made_first_does_not_follow():
@@ -178,27 +151,7 @@ def test_the_mode_is_that_of_the_wrapping():
     assert (out.item(), loss.item()) == (0, 0)
 
 
-def test_it_looks_like_its_module():
-    executor = infer(nn.Linear(2, 3))
-    assert "in_features=2, out_features=3" in repr(executor)
-
-
 # Calls ------------------------------------------------------------------------
-
-
-def test_a_call_compiles_attaches_and_runs():
-    executor = train(Model())
-    out, loss = executor(ONE)
-    assert executor.isCompiled()
-    assert executor.isAttachedToDevice()
-    assert not out.requires_grad
-    assert loss.device.type == "cpu"
-
-
-def test_arguments_by_name_are_arguments():
-    executor = train(Model())
-    executor(x=ONE)
-    assert executor(ONE)[0].item() == -1
 
 
 def test_wrong_arguments_of_a_later_call_train_nothing():

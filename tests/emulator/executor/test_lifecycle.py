@@ -97,27 +97,6 @@ def test_nothing_moves_before_compiling_or_after_destroying(method):
     assert model.weight.item() == -1
 
 
-def test_attaching_and_detaching_twice_are_errors():
-    _, executor = wrap()
-    executor.compile(ONE)
-    with pytest.raises(poptorch.Error, match="Device is already attached"):
-        executor.attachToDevice()
-    executor.detachFromDevice()
-    with pytest.raises(poptorch.Error, match="Device is not attached"):
-        executor.detachFromDevice()
-
-
-def test_a_call_attaches_again_and_training_goes_on():
-    model, executor = wrap()
-    executor(ONE)
-    executor.detachFromDevice()
-    assert model.weight.item() == -1
-    executor(ONE)
-    assert executor.isAttachedToDevice()
-    assert model.weight.item() == -2
-    assert model.calls.item() == 2
-
-
 def test_host_edits_while_detached_are_uploaded_with_attaching():
     model, executor = wrap()
     executor(ONE)

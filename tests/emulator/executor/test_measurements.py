@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator import OutputMode
 from tests.emulator._models import ONE, wrap
 
 COUNTERS = ("input", "input_complete", "output", "output_complete")
@@ -58,15 +57,6 @@ def test_the_compilation_time_is_known_after_compiling():
         executor.compilationTime()
 
 
-def test_without_the_progress_bar_there_is_no_compilation_time():
-    _, executor = wrap(options=poptorch.Options().showCompilationProgressBar(False))
-    with pytest.raises(poptorch.Error, match="Please compile the model before"):
-        executor.compilationTime()
-    executor.compile(ONE)
-    with pytest.raises(poptorch.Error, match="Please set showCompilationProgressBar"):
-        executor.compilationTime()
-
-
 # Counters and latencies -------------------------------------------------------
 
 
@@ -78,33 +68,6 @@ def test_before_a_call_there_is_nothing():
     assert executor.getPerfCounters() == empty
     for latency in LATENCIES:
         assert getattr(executor, latency)() == (0.0, 0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("mode", "returned"),
-    [(OutputMode.All, 8), (OutputMode.Final, 2), (OutputMode.Sum, 2)],
-)
-def test_every_tensor_has_as_many_times_as_transfers(mode, returned):
-    executor = infer(deviceIterations=4, replicationFactor=2, outputMode=mode)
-    executor(torch.ones(8), torch.ones(8))
-    counters = executor.getPerfCounters()
-    sizes = {name: [len(times) for times in of] for name, of in counters.items()}
-    assert sizes == {
-        "input": [8, 8],
-        "input_complete": [8, 8],
-        "output": [returned] * 3,
-        "output_complete": [returned] * 3,
-    }
-
-
-def test_every_micro_batch_of_training_is_an_input():
-    options = poptorch.Options().deviceIterations(2).outputMode(OutputMode.All)
-    options.Training.gradientAccumulation(3)
-    _, executor = wrap(options=options)
-    executor(torch.ones(6))
-    counters = executor.getPerfCounters()
-    assert [len(times) for times in counters["input"]] == [6]
-    assert [len(times) for times in counters["output"]] == [6, 6]
 
 
 def test_times_are_in_the_order_of_what_happens():
@@ -120,22 +83,6 @@ def test_times_are_in_the_order_of_what_happens():
         least, largest, mean = getattr(executor, latency)()
         assert 0 <= least <= mean <= largest
         assert largest > 0
-
-
-def test_slow_programs_show_in_the_compute_latency():
-    def spin(x):
-        for _ in range(300):
-            x = x + 1
-        return x
-
-    class Spin(nn.Module):
-        def forward(self, x):
-            return spin(x)
-
-    fast, slow = infer(nn.Identity()), infer(Spin())
-    for _ in range(3):
-        fast(ONE), slow(ONE)
-    assert slow.getComputeLatency() > fast.getComputeLatency()
 
 
 def test_each_call_has_its_own_times():
@@ -155,18 +102,6 @@ def test_times_outlive_an_attachment_but_no_executable():
     assert executor.getPerfCounters() == times
     executor.destroy()
     assert executor.getPerfCounters()["input"] == [[]]
-
-
-def test_synthetic_data_is_not_transferred():
-    executor = infer(deviceIterations=4, enableSyntheticData=True)
-    executor(torch.ones(4), torch.ones(4))
-    assert executor.getPerfCounters() == {
-        "input": [[], []],
-        "input_complete": [[], []],
-        "output": [[], [], []],
-        "output_complete": [[], [], []],
-    }
-    assert executor.getLatency() == (0.0, 0.0, 0.0)
 
 
 def test_training_on_synthetic_data_brings_nothing_back():

@@ -18,32 +18,10 @@ def executor():
     return poptorch.inferenceModel(nn.ReLU(), options)
 
 
-def test_names_are_known_once_compiled(executor):
-    with pytest.raises(AssertionError, match="has not been compiled"):
-        executor.getTensorNames()
-    executor.compile(ONE)
-    assert executor.getTensorNames() == ["input", "Relu:0"]
-    executor.destroy()
-    with pytest.raises(AssertionError, match="has not been compiled"):
-        executor.getTensorNames()
-
-
 def test_the_list_of_names_is_the_callers_own(executor):
     executor.compile(ONE)
     executor.getTensorNames().clear()
     assert executor.getTensorNames() == ["input", "Relu:0"]
-
-
-def test_values_are_known_once_the_model_has_run(executor):
-    with pytest.raises(AssertionError, match="No tensor with name x found"):
-        executor.getAnchoredTensor("x")
-    executor.compile(ONE)
-    with pytest.raises(AssertionError, match="No tensor with name x found"):
-        executor.getAnchoredTensor("x")
-    executor(ONE)
-    assert executor.getAnchoredTensor("x").tolist() == [1]
-    with pytest.raises(AssertionError, match=r"name input found.*there are: x\."):
-        executor.getAnchoredTensor("input")
 
 
 def test_without_anchors_there_is_nothing_to_find():

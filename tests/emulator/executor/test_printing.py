@@ -18,16 +18,6 @@ def test_without_blocks_it_is_torchs_own():
     assert poptorch.module_repr(NETWORK) == repr(NETWORK)
 
 
-def test_blocks_are_shown_where_they_begin():
-    network = copy.deepcopy(NETWORK)
-    poptorch.BeginBlock(network[0], "first", ipu_id=0)
-    lines = poptorch.module_repr(network).split("\n")
-    assert lines[1] == (
-        "  (0): BeginBlock(user_id=first, ipu_id=0) "
-        "Linear(in_features=2, out_features=3, bias=True)"
-    )
-
-
 def test_other_hooks_are_not_shown():
     network = copy.deepcopy(NETWORK)
     network[0].register_forward_pre_hook(lambda module, inputs: None)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._device.device import DeviceRng, check_rng_state
 
 
 class Noise(nn.Module):
@@ -157,10 +156,12 @@ def test_what_is_no_state_is_refused_and_changes_nothing(state):
 
 
 def test_words_of_a_state_have_32_bits():
-    state = DeviceRng(1).save()
+    executor = infer()
+    executor(X)
+    state = list(executor.rng_state)
     state[7] = 2**32
     with pytest.raises(ValueError, match="have 32 bits"):
-        check_rng_state(state)
+        executor.rng_state = state
 
 
 def test_it_is_the_devices_not_the_hosts():

@@ -62,20 +62,6 @@ def path(tmp_path):
 # Loading what was saved -----------------------------------------------------------
 
 
-def test_a_loaded_inference_model_computes_the_same(path):
-    module = nn.Linear(3, 2)
-    inference = poptorch.inferenceModel(module)
-    expected = inference(X)
-    inference.save(path)
-    with torch.no_grad():
-        module.weight.zero_()  # the file has weights of its own
-    loaded = poptorch.load(path)
-    assert loaded.isCompiled()
-    assert loaded.isAttachedToDevice()
-    assert torch.equal(loaded(X), expected)
-    assert loaded.model is not module
-
-
 def test_a_loaded_training_model_goes_on_as_the_one_that_was_saved(path):
     training = train()
     training(X, Y)
@@ -144,16 +130,6 @@ def test_loaded_modules_are_unwrapped_originals(path):
     assert type(loaded.model) is Model
 
 
-def test_the_optimizer_trains_the_loaded_parameters(path):
-    training = train()
-    training.compile(X, Y)
-    training.save(path)
-    loaded = poptorch.load(path)
-    before = loaded.model.first.weight.tolist()
-    loaded(X, Y)
-    assert loaded.model.first.weight.tolist() != before
-
-
 def test_the_mode_of_the_module_is_saved(path):
     for module in (Model().train(), Model().eval()):
         inference = poptorch.inferenceModel(module)
@@ -197,29 +173,6 @@ def test_options_are_those_of_the_file_and_frozen(path):
     assert options.Training.gradient_accumulation == 2
     with pytest.raises(AttributeError, match="Can't modify frozen Options"):
         options.deviceIterations(1)
-
-
-def test_an_offline_model_is_exported_and_runs_after_loading(path):
-    training = train(make_options().useOfflineIpuTarget(21))
-    training.compileAndExport(path, X, Y)
-    assert not training.isAttachedToDevice()
-    with pytest.raises(AssertionError, match="Trying to run a model on an offline"):
-        training(X, Y)
-    loaded = poptorch.load(path)
-    assert loaded.options.connection_type == ConnectionType.Always
-    assert not loaded.options.exists("ipu_version")
-    assert loaded.isAttachedToDevice()
-    loaded(X, Y)
-
-
-def test_the_optimizer_of_an_offline_model_has_no_state(path):
-    module = Model()
-    optimizer = adam(module.parameters())
-    options = make_options().connectionType(ConnectionType.Never)
-    training = poptorch.trainingModel(module, options, optimizer)
-    training.compileAndExport(path, X, Y)
-    assert optimizer.state_dict()["ipu_state"] is None
-    poptorch.load(path)(X, Y)
 
 
 def test_on_demand_attaches_with_the_first_call(path):
@@ -294,18 +247,6 @@ def test_a_model_without_a_seed_that_never_ran_has_no_random_state(path):
 
 
 # Executables ----------------------------------------------------------------------
-
-
-def test_an_executable_serves_the_weights_of_the_module(path):
-    train().compileAndExport(path, X, Y, export_model=False)
-    module = Model().eval()
-    training = train(module=module)
-    training.loadExecutable(path)
-    assert training.isAttachedToDevice()
-    with torch.no_grad():
-        expected = module(X[:2], Y[:2])[0]
-    module.calls.zero_()
-    torch.testing.assert_close(training(X, Y)[0][:2], expected)
 
 
 def test_an_executable_alone_is_no_model(path):
@@ -470,13 +411,6 @@ def test_missing_folders_are_made(tmp_path):
     path = tmp_path / "a" / "b" / "file"
     poptorch.inferenceModel(nn.Identity()).compileAndExport(str(path), X)
     assert torch.equal(poptorch.load(str(path))(X), X)
-
-
-def test_a_folder_receives_a_file_with_a_name_of_its_own(tmp_path, caplog):
-    poptorch.inferenceModel(nn.Identity()).compileAndExport(tmp_path, X)
-    assert os.listdir(tmp_path) == ["model.poptorch"]
-    assert "is a folder" in caplog.text
-    poptorch.load(tmp_path / "model.poptorch")
 
 
 def test_a_file_in_the_working_folder_needs_no_folder(tmp_path, monkeypatch):

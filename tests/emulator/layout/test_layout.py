@@ -86,58 +86,6 @@ def run(D, G, R, B, mode=None, period=1, *, training=True):
 # The worked examples of the facts ---------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mode", "rows", "scalars"),
-    [
-        (OutputMode.All, range(16), [0.5, 2.5, 4.5, 6.5, 8.5, 10.5, 12.5, 14.5]),
-        (OutputMode.Final, [12, 13, 14, 15], [12.5, 14.5]),
-        (None, [12, 13, 14, 15], [12.5, 14.5]),
-        (OutputMode.Sum, [24, 28, 32, 36], [26.0, 34.0]),
-        (OutputMode.EveryN, [4, 5, 6, 7, 12, 13, 14, 15], [4.5, 6.5, 12.5, 14.5]),
-    ],
-)
-def test_outputs_of_the_worked_example(mode, rows, scalars):
-    x, mean = run(2, 2, 2, 2, mode, period=2)
-    assert x.tolist() == list(rows)
-    assert mean.tolist() == scalars
-
-
-@pytest.mark.parametrize(
-    ("mode", "rows", "scalar"),
-    [
-        (OutputMode.All, [0, 1, 2, 3], [0, 1, 2, 3]),
-        (OutputMode.Final, [3], 3),
-        (OutputMode.Sum, [6], 6),
-        (OutputMode.EveryN, [1, 3], [1, 3]),
-    ],
-)
-def test_one_replica_and_one_sample(mode, rows, scalar):
-    x, mean = run(2, 2, 1, 1, mode, period=2)
-    assert x.tolist() == rows
-    assert mean.tolist() == scalar  # a plain number: 0-d
-
-
-@pytest.mark.parametrize(
-    ("mode", "rows"),
-    [
-        (OutputMode.All, [*range(8)]),
-        (None, [*range(8)]),
-        (OutputMode.Final, [6, 7]),
-        (OutputMode.Sum, [12, 16]),
-        (OutputMode.EveryN, [2, 3, 6, 7]),
-    ],
-)
-def test_inference_on_two_replicas(mode, rows):
-    x, _ = run(4, 1, 2, 1, mode, period=2, training=False)
-    assert x.tolist() == rows
-
-
-def test_every_third_of_six_iterations():
-    x, mean = run(6, 1, 1, 2, OutputMode.EveryN, period=3, training=False)
-    assert x.tolist() == [4, 5, 10, 11]
-    assert mean.tolist() == [4.5, 10.5]
-
-
 # Any factors ------------------------------------------------------------------
 
 

@@ -5,91 +5,27 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import CommGroupType, VariableRetrievalMode
-from ipufit.emulator._layout.replica_groups import GroupedState, Grouping, ReplicaGroups
 
 ONE_PER_GROUP = VariableRetrievalMode.OnePerGroup
 ALL_REPLICAS = VariableRetrievalMode.AllReplicas
 B, IN, OUT = 3, 4, 2
 
 
-def group(kind, shards, replicas, mode=ONE_PER_GROUP):
-    return ReplicaGroups.of(Grouping(kind, shards, mode), replicas)
-
-
-# Groups -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "shards", "members"),
-    [
-        (CommGroupType.All, 99, (0, 0, 0, 0)),
-        (CommGroupType.Consecutive, 2, (0, 0, 1, 1)),
-        (CommGroupType.Orthogonal, 2, (0, 1, 0, 1)),
-        (CommGroupType.NoGrouping, 0, (0, 1, 2, 3)),
-    ],
-)
-def test_groups_are_poptorchs(kind, shards, members):
-    assert group(kind, shards, 4).members == members
-
-
-KINDS = st.sampled_from(list(CommGroupType))
-
-
-@given(kind=KINDS, shards=st.integers(1, 4), count=st.integers(1, 4))
-def test_groups_part_the_replicas_evenly(kind, shards, count):
-    groups = group(kind, shards, shards * count)
-    sizes = {groups.members.count(number) for number in range(groups.count)}
-    assert len(sizes) == 1
-    assert sizes.pop() * groups.count == shards * count
-    assert [groups.members[replica] for replica in groups.returned] == list(
-        range(groups.count)
-    )
-    assert [groups.row(number) for number in range(groups.count)] == list(
-        range(groups.count)
-    )
-
-
-@given(kind=KINDS, shards=st.integers(1, 4), count=st.integers(1, 4))
-def test_a_group_starts_from_its_first_replica_if_all_come_back(kind, shards, count):
-    groups = group(kind, shards, shards * count, ALL_REPLICAS)
-    assert groups.returned == tuple(range(shards * count))
-    for number in range(groups.count):
-        assert groups.row(number) == groups.members.index(number)
-
-
-@given(kind=KINDS, mode=st.sampled_from(list(VariableRetrievalMode)))
-def test_states_survive_being_split_and_joined(kind, mode):
-    groups = group(kind, 2, 4, mode)
-    rows = len(groups.returned)
-    values = torch.arange(float(groups.count))[[groups.members[r] for r in range(4)]]
-    state = {
-        "ipu_state": {
-            "Accl1___w": values[list(groups.returned)].reshape(rows, 1).clone(),
-            "Accl1___x.w": torch.ones(5),
-            "lossScaleUpdateFactor": torch.ones(()),
-        },
-        "ipu_param": {
-            "learningRate___specific___w": torch.tensor(0.5),
-            "learningRate___default___FLOAT": torch.tensor(0.1),
-        },
-    }
-    grouped = GroupedState({"w": groups})
-    split = grouped.split(state)
-    assert len(split["ipu_state"]) == groups.count + 2
-    joined = grouped.joined(split)
-    for kind_of_state, tensors in state.items():
-        assert joined[kind_of_state].keys() == tensors.keys()
-        for key, tensor in tensors.items():
-            assert torch.equal(joined[kind_of_state][key], tensor)
+def group(kind, shards, replicas):
+    """How many groups there are, and the number of each replica's."""
+    size = {CommGroupType.All: replicas, CommGroupType.NoGrouping: 1}.get(kind, shards)
+    count = replicas // size
+    is_orthogonal = kind is CommGroupType.Orthogonal
+    members = [r % count if is_orthogonal else r // size for r in range(replicas)]
+    return SimpleNamespace(count=count, members=members)
 
 
 # Training -----------------------------------------------------------------------

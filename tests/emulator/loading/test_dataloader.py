@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from ipufit.emulator import (
     CommGroupType,
@@ -181,12 +181,6 @@ def test_workers_persist_by_default():
 # The last batch --------------------------------------------------------------
 
 
-def test_the_last_batch_is_dropped_by_default(caplog):
-    loader = DataLoader(layout(2), Indices(11), 2)
-    assert read(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_the_last_batch_can_be_kept(load, caplog, mode):
     loader = load(layout(2), Indices(11), 2, drop_last=False, mode=mode)
@@ -229,24 +223,6 @@ def test_only_rebatching_overlooks_the_default_drop_last_without_a_batch_size(lo
 
 
 # Batch samplers --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_micro_batches_of_a_sampler_are_combined(load, mode, drop_last):
-    sampler = in_batches_of_two(10)
-    loader = load(
-        layout(2), Indices(10), batch_sampler=sampler, drop_last=drop_last, mode=mode
-    )
-    expected = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    for _ in range(2):
-        assert read(loader) == (expected[:2] if drop_last else expected)
-    assert loader.combinedBatchSize == 4
-    is_rebatched = mode == DataLoaderMode.AsyncRebatched or (
-        mode == DataLoaderMode.Async and not drop_last
-    )
-    # As in PopTorch: 10 elements by 4, rounded up, or 5 micro-batches.
-    assert len(loader) == (3 if is_rebatched else 5)
 
 
 def test_a_sampler_alone_decides_if_a_call_is_one_micro_batch():
@@ -332,21 +308,6 @@ def test_a_batch_sampler_excludes_a_sampler():
 # Iterable datasets -----------------------------------------------------------
 
 
-def test_an_iterable_dataset_is_batched_and_can_be_restarted():
-    loader = DataLoader(layout(2), IndexStream(9), 2)
-    next(iter(loader))
-    assert read(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_an_iterable_dataset_without_a_length_has_none():
-    class Endless(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter([torch.tensor(1)])
-
-    with pytest.raises(TypeError, match="len"):
-        len(DataLoader(Options(), Endless()))
-
-
 @FEW_PROCESSORS
 def test_workers_that_repeat_an_iterable_dataset_are_warned_of(caplog):
     loader = DataLoader(
@@ -379,21 +340,6 @@ def test_only_rebatching_joins_what_workers_have_left(load, caplog):
 # Modes -----------------------------------------------------------------------
 
 
-def test_the_default_options_of_the_process_work(load):
-    # Through the fork server: everything is pickled.
-    loader = load(
-        layout(2, 2),
-        TensorDataset(torch.arange(16), torch.arange(16) * 2),
-        2,
-        mode=DataLoaderMode.Async,
-        async_options={"buffer_size": 2},
-    )
-    for _ in range(2):
-        batches = [(x.tolist(), y.tolist()) for x, y in loader]
-        assert batches[0] == (list(range(8)), list(range(0, 16, 2)))
-        assert len(batches) == len(loader) == 2
-
-
 def test_a_dataset_can_be_shuffled_in_the_process(load):
     expected = []
     for mode in (DataLoaderMode.Sync, DataLoaderMode.Async):
@@ -404,22 +350,6 @@ def test_a_dataset_can_be_shuffled_in_the_process(load):
         assert first != second
         assert sorted(x for batch in first for x in batch) == list(range(30))
     assert expected[0] == expected[1]
-
-
-@pytest.mark.parametrize("worker_size", [None, 1, 3, 4])
-def test_the_batches_of_workers_do_not_show_when_rebatched(load, worker_size):
-    loader = load(
-        layout(2),
-        Indices(10),
-        2,
-        mode=DataLoaderMode.AsyncRebatched,
-        rebatched_worker_size=worker_size,
-    )
-    assert loader.batch_size == (worker_size or 4)
-    assert read(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert len(loader) == 2
-    assert loader.combinedBatchSize == 4
-    assert loader.rebatched_drop_last is True
 
 
 def test_only_rebatching_has_a_say_on_the_batches_of_workers(load):
@@ -495,20 +425,6 @@ def test_too_little_data_for_a_process_is_an_error():
 # Several processes -----------------------------------------------------------
 
 
-def test_each_process_reads_its_block():
-    loaders = [DataLoader(process(i, 3), Indices(100), 4) for i in range(3)]
-    assert [len(loader) for loader in loaders] == [8, 8, 8]
-    assert [read(loader)[0][0] for loader in loaders] == [0, 32, 64]
-
-
-def test_blocks_cover_the_data_if_nothing_is_dropped():
-    loaders = [
-        DataLoader(process(i, 3), Indices(100), 4, drop_last=False) for i in range(3)
-    ]
-    assert [len(loader) for loader in loaders] == [9, 9, 9]
-    assert [len(read(loader)[-1]) for loader in loaders] == [2, 1, 1]
-
-
 @pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.Async])
 def test_epochs_of_all_processes_are_shuffled_together(load, mode):
     # Numbers from PopTorch 3.4.
@@ -546,14 +462,6 @@ def test_persistent_workers_keep_the_offset_of_their_first_epoch(
     assert read(loader) == second_epoch
 
 
-def test_datasets_that_fetch_several_elements_at_once_still_do():
-    class Batched(Indices):
-        def __getitems__(self, indices):
-            return [torch.tensor(100 + index) for index in indices]
-
-    assert read(DataLoader(process(1, 2), Batched(8), 2)) == [[104, 105], [106, 107]]
-
-
 def test_shuffling_processes_need_a_common_seed():
     with pytest.raises(AssertionError, match="randomSeed"):
         DataLoader(process(0, 2), Indices(10), shuffle=True)
@@ -574,8 +482,3 @@ def test_every_process_reads_everything_if_it_partitions_itself(dataset):
     loader = DataLoader(process(1, 2), dataset, 2, auto_distributed_partitioning=False)
     assert read(loader) == [[0, 1], [2, 3]]
     assert loader.dataset is dataset
-
-
-def test_too_little_data_for_all_processes_is_an_error():
-    with pytest.raises(ZeroDivisionError, match="2 processes"):
-        DataLoader(process(0, 2), Indices(7), 4)

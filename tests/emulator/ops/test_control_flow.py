@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, Linear, X, assert_same
-from tests.strategies import examples
+from tests.emulator._models import Function, X, assert_same
 
 TRUE, FALSE = torch.tensor([True]), torch.tensor([False])
 
@@ -32,16 +29,6 @@ def no_grad(function):
 # for_loop ---------------------------------------------------------------------
 
 
-@settings(max_examples=examples(15))
-@given(st.integers(0, 12))
-def test_a_loop_runs_its_body_so_often(count):
-    x, y = torch.tensor([1.0]), torch.tensor([2.0])
-    actual = run(looping(count, lambda a, b: (b, a + b)), x, y)
-    for _ in range(count):
-        x, y = y, x + y
-    assert_same(actual, [x, y])
-
-
 def test_the_body_is_called_once_on_the_device_and_on_the_host():
     calls = []
 
@@ -53,25 +40,6 @@ def test_the_body_is_called_once_on_the_device_and_on_the_host():
     assert calls == [X.shape]
     assert_same(poptorch.for_loop(5, body, [X]), [X * 2])
     assert len(calls) == 2
-
-
-def test_the_program_does_not_grow_with_the_count():
-    model = poptorch.inferenceModel(Function(looping(1000, lambda x: x + 1)))
-    assert_same(model(torch.zeros(1)), [torch.full((1,), 1000.0)])
-    assert len(model._executable.program.graph.graph.nodes) < 10
-
-
-def test_a_loop_uses_weights_and_tensors_around_it():
-    layer = nn.Linear(6, 6)
-
-    def forward(self, x):
-        shift = x * 3
-        return poptorch.for_loop(3, lambda y: self.layer(y) + shift, [x])[0]
-
-    expected = X
-    for _ in range(3):
-        expected = no_grad(lambda y=expected: layer(y) + X * 3)
-    assert_same(run(forward, X, layer=layer), expected)
 
 
 def test_a_loop_sees_the_weights_of_the_day():
@@ -109,26 +77,6 @@ def test_random_numbers_differ_between_the_iterations():
 
     total, _ = run(looping(4, body), torch.zeros(50), torch.zeros(50))
     assert total.sum() == 0
-
-
-def test_a_constant_may_go_in():
-    def forward(_):
-        return poptorch.for_loop(5, lambda x: x * 2, [torch.ones(2)])
-
-    assert_same(run(forward), [torch.full((2,), 32.0)])
-
-
-@pytest.mark.parametrize("is_trace", [True, False])
-@pytest.mark.parametrize(
-    ("inputs", "fragment"),
-    [((X,), "Object is not list"), ([X, 5], "at index 1 is not torch.tensor")],
-)
-def test_the_inputs_are_a_list_of_tensors(inputs, fragment, is_trace):
-    def forward(_, x):
-        return poptorch.for_loop(1, lambda *a: a, inputs)
-
-    with pytest.raises(ValueError, match=fragment):
-        run(forward, X) if is_trace else forward(None, X)
 
 
 def test_the_inputs_are_on_the_device():
@@ -240,15 +188,6 @@ def test_only_one_branch_runs_on_the_device(capfd):
     assert capfd.readouterr().err == "else: (1)\n"
 
 
-def test_several_results_keep_their_order():
-    def forward(_, condition, x, y):
-        return poptorch.cond(
-            condition, lambda a: (a, x + y, y), [x], lambda b: (b * y, y, x - y), [y]
-        )
-
-    both(forward, X, X * 2 + 1)
-
-
 def test_a_changed_result_does_not_change_what_it_came_from():
     def forward(_, condition, x):
         y = x + 1
@@ -298,18 +237,3 @@ def test_the_condition_is_one_element_on_the_device(condition):
 
     with pytest.raises(poptorch.Error, match="tensor of one element"):
         run(forward, X)
-
-
-def loop_in_training(layer, x):
-    return poptorch.for_loop(2, layer, [x])[0]
-
-
-def branch_in_training(layer, x):
-    return poptorch.cond(x.sum() > 0, layer, [x], layer, [x])[0]
-
-
-@pytest.mark.parametrize("forward", [loop_in_training, branch_in_training])
-def test_training_is_refused(forward):
-    module = Linear(lambda layer, x: poptorch.identity_loss(forward(layer, x), "mean"))
-    with pytest.raises(poptorch.Error, match=r"\(\) is only supported in inference"):
-        poptorch.trainingModel(module)(X)

@@ -30,25 +30,6 @@ def options(is_checking):
 ONES, ZEROS = torch.ones(2), torch.zeros(2)
 INFINITE, NAN = torch.full((2,), math.inf), torch.full((2,), math.nan)
 
-EXCEPTIONS = {
-    "division by zero": (torch.div, ONES, ZEROS),
-    "zero times infinity": (torch.mul, ZEROS, INFINITE),
-    "root of a negative number": (torch.sqrt, -ONES),
-    "comparison with NaN": (torch.gt, ONES, NAN),
-    "overflow": (torch.exp, ONES * 4000),
-    "a method in place": (lambda x: (x * 1).sqrt_(), -ONES),
-    "half precision": (torch.mul, torch.full((1,), 300.0).half(), ONES.half() * 300),
-}
-
-
-@pytest.mark.parametrize("name", EXCEPTIONS)
-def test_an_exception_stops_the_model_if_asked_to(name):
-    function, *args = EXCEPTIONS[name]
-    poptorch.inferenceModel(Apply(function), options(False))(*args)
-    poptorch.inferenceModel(Apply(function))(*args)
-    with pytest.raises(poptorch.Error, match="Floating point exception"):
-        poptorch.inferenceModel(Apply(function), options(True))(*args)
-
 
 @pytest.mark.parametrize(
     ("function", "args"),

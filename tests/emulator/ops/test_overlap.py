@@ -102,21 +102,22 @@ def test_no_overlap_is_never_refused():
     assert torch.equal(run(forward, poptorch.Options()), X + 1)
 
 
-def test_pipelines_are_refused():
-    opts = options().setExecutionStrategy(poptorch.PipelinedExecution())
-    with pytest.raises(poptorch.Error, match=r"supported with poptorch\.Pipelined"):
-        run(lambda _, x: mark_in(x), opts)
-
-
-def test_io_tiles_are_needed():
-    opts = poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution())
-    with pytest.raises(poptorch.Error, match="No IO tiles allocated"):
-        run(lambda _, x: mark_in(x), opts)
-
-
-def test_final_outputs_are_refused():
-    opts = options().outputMode(poptorch.OutputMode.Final)
-    with pytest.raises(poptorch.Error, match=r"OutputMode.Sum, not Final"):
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (
+            options().setExecutionStrategy(poptorch.PipelinedExecution()),
+            r"supported with poptorch\.Pipelined",
+        ),
+        (
+            poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution()),
+            "No IO tiles allocated",
+        ),
+        (options().outputMode(poptorch.OutputMode.Final), r"OutputMode.Sum, not Final"),
+    ],
+)
+def test_options_without_an_overlap_are_refused(opts, message):
+    with pytest.raises(poptorch.Error, match=message):
         run(lambda _, x: mark_in(x), opts)
 
 

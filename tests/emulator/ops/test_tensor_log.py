@@ -84,8 +84,3 @@ def test_training_writes_the_gradient_if_asked(capfd, print_gradient):
 def test_it_takes_tensors_only():
     with pytest.raises(poptorch.Error, match=r"must take a torch\.tensor argument"):
         poptorch.ipu_print_tensor([1.0])
-
-
-def test_it_checks_the_float_format_on_the_host_too():
-    with pytest.raises(KeyError):
-        poptorch.ipu_print_tensor(X, float_format="hex")

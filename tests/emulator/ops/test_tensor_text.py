@@ -35,37 +35,38 @@ def text(tensor, **settings):
     return written.getvalue().rstrip("\n")
 
 
-def test_rows_are_on_lines_of_their_own():
-    assert text(torch.tensor([[1, -20], [3, 4]])) == "[\n [  1,-20]\n [  3,  4]\n]"
-
-
-def test_layers_are_indented():
-    assert text(torch.tensor([[[1]], [[2]]])) == "[\n [\n  [1]\n ]\n [\n  [2]\n ]\n]"
-
-
-def test_one_dimension_is_one_row():
-    assert text(torch.tensor([1, 2])) == "[1,2]"
-
-
-def test_a_scalar_has_no_brackets():
-    assert text(torch.tensor(2.5)) == "2.500"
-
-
-def test_nothing_is_a_pair_of_brackets():
-    assert text(torch.zeros(0)) == "[]"
-
-
 @pytest.mark.parametrize(
-    ("float_format", "expected"),
+    ("tensor", "settings", "expected"),
     [
-        ("auto", "[ 0.25,10.50]"),
-        ("fixed", "[ 0.25,10.50]"),
-        ("scientific", "[2.500e-01,1.050e+01]"),
-        ("none", "[0.25,10.5]"),
+        # Rows are on lines of their own, layers are indented.
+        ([[1, -20], [3, 4]], {}, "[\n [  1,-20]\n [  3,  4]\n]"),
+        ([[[1]], [[2]]], {}, "[\n [\n  [1]\n ]\n [\n  [2]\n ]\n]"),
+        ([1, 2], {}, "[1,2]"),
+        (2.5, {}, "2.500"),
+        ([], {}, "[]"),
+        ([1.0, float("inf"), float("nan")], {}, "[1.000,  inf,  nan]"),
+        ([0.25, 10.5], {"float_format": "auto"}, "[ 0.25,10.50]"),
+        ([0.25, 10.5], {"float_format": "fixed"}, "[ 0.25,10.50]"),
+        ([0.25, 10.5], {"float_format": "scientific"}, "[2.500e-01,1.050e+01]"),
+        ([0.25, 10.5], {"float_format": "none"}, "[0.25,10.5]"),
+        # Digits count before and after the point; none means no alignment.
+        ([123.456], {"digits": 5}, "[123.46]"),
+        ([1, 200], {"digits": 0}, "[1,200]"),
+        # Large dimensions are shortened.
+        (
+            torch.arange(100).reshape(10, 10),
+            {"summarise_threshold": 50, "edge_items": 1},
+            "[\n [ 0,..., 9]\n ...\n [90,...,99]\n]",
+        ),
+        (
+            torch.arange(20).reshape(10, 2),
+            {"summarise_threshold": 5, "edge_items": 1},
+            "[\n [ 0, 1]\n ...\n [18,19]\n]",
+        ),
     ],
 )
-def test_the_float_format_is_used(float_format, expected):
-    assert text(torch.tensor([0.25, 10.5]), float_format=float_format) == expected
+def test_tensors_are_laid_out_as_on_a_device(tensor, settings, expected):
+    assert text(torch.as_tensor(tensor), **settings) == expected
 
 
 @pytest.mark.parametrize("value", [1e5, 1e-6])
@@ -73,36 +74,10 @@ def test_auto_is_scientific_where_digits_do_not_suffice(value):
     assert "e" in text(torch.tensor([value]), float_format="auto")
 
 
-def test_digits_count_before_and_after_the_point():
-    assert text(torch.tensor([123.456]), digits=5) == "[123.46]"
-
-
-def test_no_digits_means_no_alignment():
-    assert text(torch.tensor([1, 200]), digits=0) == "[1,200]"
-
-
-def test_infinity_and_nan_are_written():
-    assert (
-        text(torch.tensor([1.0, float("inf"), float("nan")])) == "[1.000,  inf,  nan]"
-    )
-
-
 def test_long_rows_are_broken():
     lines = text(torch.arange(10, 20), max_line_width=10).split("\n")
     assert lines[:2] == ["[10,11,12,", "  13,14,"]
     assert all(len(line) <= 10 for line in lines)
-
-
-def test_large_tensors_are_shortened():
-    result = text(
-        torch.arange(100).reshape(10, 10), summarise_threshold=50, edge_items=1
-    )
-    assert result == "[\n [ 0,..., 9]\n ...\n [90,...,99]\n]"
-
-
-def test_small_dimensions_of_large_tensors_are_kept():
-    result = text(torch.arange(20).reshape(10, 2), summarise_threshold=5, edge_items=1)
-    assert result == "[\n [ 0, 1]\n ...\n [18,19]\n]"
 
 
 def test_other_float_formats_are_refused():

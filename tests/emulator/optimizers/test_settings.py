@@ -92,12 +92,6 @@ def test_the_kind_follows_class_and_attributes(make, kind, log):
     assert f"in {kind} optimizer: ['colour']" in message
 
 
-@pytest.mark.parametrize("cls", [torch.optim.Adagrad, torch.optim.Adamax])
-def test_other_optimizers_are_refused(cls):
-    with pytest.raises(AssertionError, match="Unsupported optimizer type"):
-        train(cls)
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     momentum=st.sampled_from([0.0, 0.5]),
@@ -119,36 +113,6 @@ def test_torchs_sgd_has_constants_where_values_are_ordinary(
 def test_nesterov_of_torchs_sgd_is_constant(read, nesterov, is_one):
     _, group = read(lambda w: torch.optim.SGD(w, 0.1, 0.9, nesterov=nesterov))
     assert group["nesterov"] == (is_one, True)
-
-
-@pytest.mark.parametrize(
-    ("cls", "arguments", "name", "is_const"),
-    [
-        (torch.optim.Adam, {}, "learningRate", False),
-        (torch.optim.Adam, {"eps": 1e-8}, "eps", True),
-        (torch.optim.Adam, {"eps": 1e-6}, "eps", False),
-        (torch.optim.Adam, {"betas": (0.5, 0.6)}, "beta1", True),
-        (torch.optim.Adam, {"weight_decay": 0.01}, "weightDecay", False),
-        (torch.optim.AdamW, {}, "weightDecay", True),
-        (torch.optim.AdamW, {"weight_decay": 0.0}, "weightDecay", False),
-        (torch.optim.RMSprop, {"alpha": 0.5}, "alpha", True),
-        (torch.optim.RMSprop, {"momentum": 0.5}, "momentum", False),
-        (optim.Adam, {}, "learningRate", True),
-        (optim.Adam, {"eps": 1e-8}, "eps", False),
-        (optim.Adam, {"betas": (0.5, 0.6)}, "beta1", False),
-        (optim.Adam, {"betas": (0.5, 0.6)}, "beta2", False),
-        (optim.Adam, {}, "beta2", True),
-        (optim.AdamW, {"weight_decay": 0.01}, "weightDecay", False),
-        (optim.RMSprop, {"alpha": 0.5}, "alpha", False),
-        (optim.RMSprop, {}, "momentum", True),
-        (optim.LAMB, {}, "maxWeightNorm", True),
-        (optim.LAMB, {"max_weight_norm": 3.0}, "maxWeightNorm", False),
-    ],
-)
-def test_what_is_constant(read, cls, arguments, name, is_const):
-    graph, group = read(lambda w: cls(w, **arguments))
-    assert group[name][1] is is_const
-    assert graph[f"default{name[0].upper()}{name[1:]}"][1] is is_const
 
 
 def test_loss_scaling_is_variable_if_given_or_automatic(read):
@@ -336,28 +300,6 @@ def test_senseless_values_are_errors_of_the_device():
 
 
 # Unexpected attributes ------------------------------------------------------------
-
-
-def test_attributes_added_later_are_warned_of_once(log):
-    def make(w):
-        sgd = optim.SGD(w, 0.1)
-        sgd.param_groups[0]["present"] = 1
-        return sgd
-
-    training = train(make)
-    assert log("Ignoring") == []
-    sgd = training.optimizer
-    sgd.param_groups[0]["initial_lr"] = 0.1
-    sgd.defaults["colour"] = "red"
-    sgd.lr = 0.5
-    for _ in range(2):
-        training.send()
-    start = "Ignoring unexpected"
-    assert log("Ignoring", "WARNING") == [
-        f"{start} default group variable in SGD2 optimizer: ['colour']",
-        f"{start} optimizer attribute in SGD2 optimizer: ['lr']",
-        f"{start} group 0 attribute in SGD2 optimizer: ['initial_lr']",
-    ]
 
 
 def test_warnings_can_be_relaxed(log):

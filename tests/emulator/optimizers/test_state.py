@@ -131,33 +131,6 @@ def test_a_rate_that_was_not_sent_is_not_used_after_attaching():
     assert move(executor, model) == 0.5
 
 
-def test_a_scheduler_works_through_set_optimizer():
-    model, optimizer, executor = make(plain)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    moves = []
-    for _ in range(3):
-        moves.append(move(executor, model))
-        optimizer.step()  # as torch asks for; it does nothing without gradients
-        scheduler.step()
-        executor.setOptimizer(optimizer)
-    assert moves == [0.5, 0.25, 0.125]
-
-
-def test_constants_cannot_change_after_compilation():
-    _, optimizer, executor = make(plain)
-    executor(torch.ones(1))
-    optimizer.param_groups[0]["weight_decay"] = 0.5
-    with pytest.raises(poptorch.Error):
-        executor.setOptimizer(optimizer)
-
-
-def test_another_type_cannot_replace_the_first():
-    model, _, executor = make(plain)
-    executor(torch.ones(1))
-    with pytest.raises(poptorch.Error):
-        executor.setOptimizer(optim.Adam(model.parameters(), lr=0.1))
-
-
 def test_before_compiling_anything_goes():
     model, _, executor = make(plain)
     executor.setOptimizer(optim.Adam(model.parameters(), lr=0.125))
@@ -177,19 +150,6 @@ def test_weights_of_others_are_refused():
     with pytest.raises(KeyError, match="Parameter 1 of the optimizer's group 0"):
         executor(torch.ones(1))
     assert not executor.isCompiled()
-
-
-def test_weights_in_no_group_train_with_the_defaults():
-    model = nn.Linear(1, 1)
-    model.forward = lambda x: poptorch.identity_loss(
-        nn.functional.linear(x, model.weight, model.bias), "sum"
-    )
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    groups = [{"params": [model.weight], "lr": 0.25}]
-    executor = poptorch.trainingModel(model, optimizer=optim.SGD(groups, lr=1.0))
-    executor(torch.ones(1, 1))
-    assert (model.weight.item(), model.bias.item()) == (-0.25, -1.0)
 
 
 def test_the_loss_scaling_can_change():
@@ -226,13 +186,6 @@ def test_sixteen_bit_accumulation_runs_a_mean_in_a_clone_of_the_options():
     running = poptorch.MeanReductionStrategy.Running
     assert getattr(executor.options.Training, strategy) == running
     assert getattr(options.Training, strategy) == poptorch.MeanReductionStrategy.Post
-
-
-def test_sixteen_bit_accumulation_comes_too_late_after_compilation():
-    model, _, executor = make(lambda params: optim.SGD(params, lr=0.5, momentum=0.5))
-    executor(torch.ones(1))
-    with pytest.raises((ValueError, poptorch.Error)):
-        executor.setOptimizer(half(model.parameters()))
 
 
 # State -----------------------------------------------------------------------------
@@ -289,18 +242,6 @@ def test_a_new_optimizer_object_set_while_detached_keeps_it_too():
     assert move(executor, model) == 1.5
 
 
-def test_a_new_optimizer_with_loaded_state_brings_it():
-    model, optimizer, executor = make(with_momentum)
-    move(executor, model)
-    saved = copy.deepcopy(optimizer.state_dict())
-    for _ in range(3):
-        move(executor, model)
-    other = with_momentum(model.parameters())
-    other.load_state_dict(saved)
-    executor.setOptimizer(other)
-    assert move(executor, model) == 1.5
-
-
 def test_a_state_loaded_while_attached_arrives_with_the_next_call():
     model, optimizer, executor = make(with_momentum)
     move(executor, model)
@@ -341,13 +282,6 @@ def test_an_optimizer_that_was_replaced_keeps_what_it_had():
     executor.setOptimizer(with_momentum(model.parameters()))
     move(executor, model)
     assert optimizer.state_dict()["ipu_state"]["Accl1___weight"].item() == 1
-
-
-def test_the_state_of_an_offline_model_stays_empty():
-    options = poptorch.Options().connectionType(poptorch.ConnectionType.Never)
-    _, optimizer, executor = make(with_momentum, options)
-    executor.compile(torch.ones(1))
-    assert optimizer.state_dict()["ipu_state"] is None
 
 
 # Whose state is newer (PopTorch, `optim.py` and `_poplar_executor.py`) -------------
@@ -461,29 +395,3 @@ def test_saving_a_model_reads_a_stale_state(tmp_path, moves):
 
 
 # What the log says --------------------------------------------------------------
-
-
-def test_transfers_of_the_state_are_logged_and_the_lack_of_them(caplog):
-    def messages():
-        texts = [record.getMessage() for record in caplog.records]
-        caplog.clear()
-        return [text for text in texts if "optimiser state" in text]
-
-    read = "Writing optimiser state tensors from IPU to host."
-    write = "Writing optimiser state tensors from host to IPU memory."
-    caplog.set_level(logging.DEBUG, "poptorch::python")
-    _, optimizer, executor = make(with_momentum)
-    cached = "Using cached optimiser state dict"
-    executor.compile(torch.ones(1))
-    assert messages() == [cached]  # uploading the weights asks for the state
-    state = optimizer.state_dict()
-    optimizer.state_dict()
-    assert messages() == [read, cached]
-    executor(torch.ones(1))
-    assert messages() == []
-    optimizer.load_state_dict(state)
-    executor(torch.ones(1))
-    assert messages() == [cached, write]
-    executor.detachFromDevice()
-    executor.attachToDevice()
-    assert messages() == [read, cached, cached, write]

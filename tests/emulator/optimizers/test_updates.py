@@ -179,27 +179,6 @@ def test_dampening_counts_from_the_first_velocity_on(
     assert_close(actual, run_formula(update))
 
 
-@pytest.mark.parametrize(
-    ("max_weight_norm", "bias_correction"), [(None, True), (0.5, True), (0.5, False)]
-)
-def test_lamb_follows_its_formula(max_weight_norm, bias_correction):
-    arguments = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1}
-    arguments.update(max_weight_norm=max_weight_norm, bias_correction=bias_correction)
-    actual, _ = run(optim.LAMB, arguments)
-    largest = max_weight_norm or 65500.0
-
-    def update(w, g, state):
-        t = state["t"] = state.get("t", 0) + 1
-        m = state["m"] = 0.8 * state.get("m", 0.0) + 0.2 * g
-        v = state["v"] = 0.9 * state.get("v", 0.0) + 0.1 * g**2
-        if bias_correction:
-            m, v = m / (1 - 0.8**t), v / (1 - 0.9**t)
-        x = m / (v.sqrt() + 1e-3) + 0.1 * w
-        return w - 0.1 * min(float(w.norm()), largest) / float(x.norm()) * x
-
-    assert_close(actual, run_formula(update))
-
-
 def test_lambs_ratio_is_one_where_a_norm_is_zero():
     training = one_weight(optim.LAMB, [0.0, 0.0], lr=0.5, betas=(0.0, 0.0))
     training.step({"w": torch.tensor([1.0, -1.0])})
@@ -209,26 +188,6 @@ def test_lambs_ratio_is_one_where_a_norm_is_zero():
     training = one_weight(optim.LAMB, [1.0, 1.0], **arguments)
     training.step({"w": torch.tensor([1.0, -1.0])})
     assert torch.allclose(training.weights["w"], torch.tensor([0.495, 1.495]))
-
-
-@pytest.mark.parametrize("centered", [True, False])
-@pytest.mark.parametrize("momentum", [None, 0.5])
-def test_rmsprops_tensorflow_variant_follows_its_formula(centered, momentum):
-    arguments = {"lr": 0.1, "alpha": 0.9, "eps": 0.01, "weight_decay": 0.1}
-    arguments.update(centered=centered, momentum=momentum, use_tf_variant=True)
-    actual, _ = run(optim.RMSprop, arguments)
-
-    def update(w, g, state):
-        s = g + 0.1 * w
-        q = state["v1"] = 0.9 * state.get("v1", 1.0) + 0.1 * s**2
-        if centered:
-            state["v2"] = 0.9 * state.get("v2", 0.0) + 0.1 * s
-            q = q - state["v2"] ** 2
-        x = s / (q + 0.01).sqrt()
-        state["v3"] = (momentum or 0.0) * state.get("v3", 0.0) + 0.1 * x
-        return w - state["v3"]
-
-    assert_close(actual, run_formula(update))
 
 
 @pytest.mark.parametrize("is_tensorflow", [True, False])
@@ -354,15 +313,6 @@ def test_the_norm_is_global_over_groups_with_other_rules():
 
 
 # Groups, missing gradients, types -----------------------------------------------------
-
-
-def test_groups_have_their_values_and_the_rest_the_defaults():
-    groups = lambda w: optim.SGD([{"params": [w["a"]], "lr": 0.5}], lr=0.1)  # noqa: E731
-    training, gradients = Training(groups), make_gradients(0)
-    training.step(gradients)
-    for name, before in make_weights().items():
-        expected = before - (0.5 if name == "a" else 0.1) * gradients[name]
-        torch.testing.assert_close(training.weights[name], expected)
 
 
 def test_groups_hold_weights_by_identity_or_by_memory():
@@ -531,28 +481,6 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(name, arguments, caplog
     weights, expected = resumed.weights, training.weights
     assert all(torch.equal(weights[n], expected[n]) for n in SHAPES)
     assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
-        ("Adam", {"lr": 0.1, "betas": (0.9, 0.99)}),
-        ("RMSprop", {"lr": 0.1, "momentum": 0.5, "centered": True}),
-    ],
-)
-def test_uploads_of_weights_reset_the_state_of_torchs_optimizers(name, arguments):
-    make = of(getattr(torch.optim, name), **arguments)
-    training = Training(make)
-    for step in range(2):
-        training.step(make_gradients(step))
-    fresh = Training(make, training.weights)
-    training.executor.copyWeightsToDevice()
-    for step in (2, 3):
-        training.step(make_gradients(step))
-        fresh.step(make_gradients(step))
-    weights, expected = training.weights, fresh.weights
-    assert all(torch.equal(weights[n], expected[n]) for n in SHAPES)
 
 
 def keys(cls, arguments):

@@ -1,34 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Options`: storage, setters, freezing, copies, text, and the environment."""
+"""`Options` and its sections: what setters store and refuse, copies, text, files."""
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 import pickle
+from operator import attrgetter
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ipufit.emulator.enums import (
     AutoStage,
     CommGroupType,
     ConnectionType,
+    MeanReductionStrategy,
     OutputMode,
+    ReductionType,
     SyncPattern,
 )
 from ipufit.emulator.options import (
+    ConfigFileError,
     Options,
     ParallelPhasedExecution,
     PipelinedExecution,
     ShardedExecution,
     Stage,
+    TensorLocationSettings,
 )
 
 FROZEN = "Can't modify frozen Options"
+SECTIONS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training")
+SHARDED = ShardedExecution()
+LOCATION = TensorLocationSettings(onChip=0)
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +57,266 @@ def frozen():
     return options
 
 
-# Storage
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text):
+        path = tmp_path / "run.cfg"
+        path.write_text(text)
+        return str(path)
+
+    return write_file
+
+
+def _settings(options):
+    """All that was set, by name."""
+    private = (
+        "execution_strategy",
+        "module_namescope_enabled",
+        "relax_optimizer_checks",
+        "show_compilation_progress_bar",
+        "source_location_excludes",
+    )
+    settings = {name: vars(options)[f"_{name}"] for name in private}
+    for section in SECTIONS:
+        settings.update(getattr(options, section).toDict())
+    return {**settings, **options._values, **options._Popart.options}
+
+
+# Setters
+
+STORED = [
+    ("deviceIterations", (3,), {"device_iterations": 3}),
+    ("deviceIterations", (True,), {"device_iterations": True}),
+    ("replicationFactor", (3,), {"replication_factor": 3}),
+    (
+        "inputReplicaGrouping",
+        (1, CommGroupType.Orthogonal),
+        {"input_group_size": 1, "input_cgt": CommGroupType.Orthogonal},
+    ),
+    (
+        "inputReplicaGrouping",
+        (7, CommGroupType.NoGrouping),
+        {"input_group_size": 1, "input_cgt": CommGroupType.Consecutive},
+    ),
+    ("autoRoundNumIPUs", (), {"auto_round_num_ipus": True}),
+    ("broadcastBuffers", (False,), {"broadcast_buffers": False}),
+    ("setExecutionStrategy", (SHARDED,), {"execution_strategy": SHARDED}),
+    (
+        "setAvailableMemoryProportion",
+        ({"IPU0": 0.5, "IPU12": "any"},),
+        {"available_memory_proportion": {0: 0.5, 12: "any"}},
+    ),
+    ("outputMode", (OutputMode.Sum,), {"output_mode": 3, "output_return_period": 1}),
+    ("outputMode", (OutputMode.All, 5), {"output_mode": 2, "output_return_period": 5}),
+    ("relaxOptimizerAttributesChecks", (), {"relax_optimizer_checks": True}),
+    ("enableStableNorm", (True,), {"enableStableNorm": True}),
+    ("updatableNamedBuffers", (["b"],), {"updatableNamedBuffers": ["b"]}),
+    ("connectionType", (ConnectionType.OnDemand,), {"connection_type": 1}),
+    ("syncPattern", (SyncPattern.ReplicaAndLadder,), {"sync_pattern": 2}),
+    ("useIpuId", (-3,), {"ipu_id": -3}),
+    ("useIpuModel", (False,), {"use_model": False}),
+    ("useOfflineIpuTarget", (), {"ipu_version": 2, "connection_type": 2}),
+    (
+        "enableExecutableCaching",
+        ("c",),
+        {"enableEngineCaching": True, "cachePath": "c"},
+    ),
+    ("enableExecutableCaching", (None,), {"enableEngineCaching": False}),
+    ("enableSyntheticData", (True,), {"syntheticDataMode": 2}),
+    ("enableSyntheticData", (False,), {"syntheticDataMode": 0}),
+    ("logDir", ("x",), {"log_dir": "x"}),
+    ("maxRepeatLogs", (None,), {"max_repeat_logs": 2**64 - 1}),
+    ("modelName", ("x",), {"model_name": "x"}),
+    (
+        "enableProfiling",
+        (),
+        {
+            "engineOptions": {
+                "debug.allowOutOfMemory": "true",
+                "autoReport.directory": ".",
+                "autoReport.all": "true",
+            }
+        },
+    ),
+    ("logCycleCount", (True,), {"instrumentWithHardwareCycleCounter": True}),
+    (
+        "showCompilationProgressBar",
+        (False,),
+        {"show_compilation_progress_bar": False},
+    ),
+    ("sourceLocationExcludes", (["a"],), {"source_location_excludes": ["a"]}),
+    ("disableModuleNamescope", (), {"module_namescope_enabled": False}),
+    ("Training.gradientAccumulation", (8,), {"gradient_accumulation": 8}),
+    (
+        "Training.accumulationAndReplicationReductionType",
+        (ReductionType.Sum,),
+        {"accumulation_and_replication_reduction_type": ReductionType.Sum},
+    ),
+    (
+        "Training.setMeanAccumulationAndReplicationReductionStrategy",
+        (MeanReductionStrategy.Running,),
+        {
+            "meanAccumulationAndReplicationReductionStrategy": (
+                MeanReductionStrategy.Running
+            )
+        },
+    ),
+    (
+        "Training.setAutomaticLossScaling",
+        (True,),
+        {"automaticLossScalingSettings.enabled": True},
+    ),
+    (
+        "Training.setConvolutionDithering",
+        (True,),
+        {"convolutionOptions": {"enableConvDithering": True}},
+    ),
+    (
+        "Precision.enableFloatingPointExceptions",
+        (False,),
+        {"enableFloatingPointChecks": False},
+    ),
+    ("Precision.enableStochasticRounding", ("x",), {"enableStochasticRounding": "x"}),
+    (
+        "Precision.setPartialsType",
+        (torch.float32,),
+        {
+            "partialsTypeMatMuls": "float",
+            "convolutionOptions": {"partialsType": "float"},
+        },
+    ),
+    (
+        "Precision.setPartialsType",
+        (torch.half,),
+        {"partialsTypeMatMuls": "half", "convolutionOptions": {"partialsType": "half"}},
+    ),
+    (
+        "Distributed.configureProcessId",
+        (5, 2),
+        {"distributed_process_id": 5, "num_distributed_processes": 2},
+    ),
+    ("TensorLocations.numIOTiles", (32,), {"numIOTiles": 32}),
+    ("TensorLocations.numIOTiles", (192,), {"numIOTiles": 192}),
+    *(
+        (
+            f"TensorLocations.set{kind}Location",
+            (LOCATION,),
+            {f"location_{kind.lower()}": {"onChip": 0}},
+        )
+        for kind in ("Activation", "Weight", "Optimizer", "Accumulator")
+    ),
+    ("_Popart.set", ("whatever", object), {"whatever": object}),
+    ("_Popart.setEngineOptions", ({"a": "b"},), {"engineOptions": {"a": "b"}}),
+    (
+        "_Popart.setPatterns",
+        ({"P": True}, 1),
+        {"patterns": {"P": True}, "patterns_level": 1},
+    ),
+]
+
+
+def _part(options, setter):
+    section, _, _ = setter.rpartition(".")
+    return attrgetter(section)(options) if section else options
+
+
+@pytest.mark.parametrize(("setter", "arguments", "stored"), STORED)
+def test_setters_store_and_chain(setter, arguments, stored):
+    options = Options()
+    expected = {**_settings(options), **stored}
+    assert attrgetter(setter)(options)(*arguments) is _part(options, setter)
+    settings = _settings(options)
+    assert settings == expected
+    # Modes are plain integers.
+    assert [type(settings[name]) for name in stored] == list(map(type, stored.values()))
+
+
+@pytest.mark.parametrize(("setter", "arguments", "stored"), STORED)
+def test_frozen_options_refuse_changes(frozen, setter, arguments, stored):
+    before = _settings(frozen)
+    with pytest.raises(AttributeError, match=FROZEN):
+        attrgetter(setter)(frozen)(*arguments)
+    assert _settings(frozen) == before
+
+
+@pytest.mark.parametrize(
+    ("setter", "arguments", "error", "message"),
+    [
+        ("deviceIterations", (2.0,), AssertionError, "Unexpected type"),
+        ("replicationFactor", (np.int64(2),), AssertionError, "Unexpected type"),
+        ("autoRoundNumIPUs", (1,), AssertionError, "Unexpected type"),
+        ("broadcastBuffers", (0,), AssertionError, "Unexpected type"),
+        ("connectionType", (1,), AssertionError, "ConnectionType"),
+        ("syncPattern", (1,), AssertionError, "SyncPattern"),
+        ("useIpuId", ("1",), AssertionError, "ipu_id"),
+        ("randomSeed", (1.0,), AssertionError, "random_seed"),
+        ("outputMode", (2,), AssertionError, "OutputMode"),
+        ("outputMode", (OutputMode.EveryN,), AssertionError, "EveryN anchor must have"),
+        ("outputMode", (OutputMode.EveryN, 0), AssertionError, "EveryN anchor must"),
+        ("outputMode", (OutputMode.EveryN, -1), AssertionError, "EveryN anchor must"),
+        ("logDir", (None,), AssertionError, "Unexpected type"),
+        ("maxRepeatLogs", ("4",), AssertionError, "Unexpected type"),
+        ("setExecutionStrategy", (AutoStage.SameAsIpu,), AssertionError, "Pipelined"),
+        ("setAvailableMemoryProportion", ({"0": 0.5},), AssertionError, "'IPU0'"),
+        ("setAvailableMemoryProportion", ({"IPU": 0.5},), ValueError, "invalid"),
+        ("setAvailableMemoryProportion", ({0: 0.5},), AttributeError, "startswith"),
+        ("inputReplicaGrouping", (1, CommGroupType.All), ValueError, "isn't supported"),
+        ("inputReplicaGrouping", (2, CommGroupType.Consecutive), ValueError, "groups"),
+        (
+            "inputReplicaGrouping",
+            (0, CommGroupType.Consecutive),
+            ZeroDivisionError,
+            "zero",
+        ),
+        ("Training.gradientAccumulation", ("2",), AssertionError, "Unexpected type"),
+        *(
+            (
+                "Training.accumulationAndReplicationReductionType",
+                (value,),
+                ValueError,
+                r"Mean or ReductionType\.Sum",
+            )
+            for value in (ReductionType.NoReduction, 1, None)
+        ),
+        (
+            "Training.setMeanAccumulationAndReplicationReductionStrategy",
+            (ReductionType.Mean,),
+            AssertionError,
+            "Unexpected type",
+        ),
+        ("Precision.setPartialsType", (torch.bfloat16,), ValueError, r"torch\.half"),
+        ("Precision.setPartialsType", ("half",), ValueError, r"torch\.half"),
+        ("Precision.enableFloatingPointExceptions", (1,), AssertionError, "enabled"),
+        ("Precision.runningStatisticsAlwaysFloat", (1,), ValueError, "bool"),
+        ("Jit.traceModel", (True,), ValueError, "traceModel"),
+        ("Distributed.configureProcessId", ("0", 1), AssertionError, "Unexpected type"),
+        ("Distributed.configureProcessId", (0, 1.0), AssertionError, "Unexpected type"),
+        *(
+            ("TensorLocations.numIOTiles", (tiles,), AssertionError, "an even number")
+            for tiles in (30, 33, 194, 64.0, None)
+        ),
+        (
+            "TensorLocations.setWeightLocation",
+            ({"onChip": 0},),
+            AssertionError,
+            "TensorLocationSettings",
+        ),
+        ("_Popart.setPatterns", (["P"],), AssertionError, "patterns"),
+        ("_Popart.setPatterns", ({"P": True}, "2"), AssertionError, "level"),
+    ],
+)
+def test_setters_refuse_wrong_values(setter, arguments, error, message):
+    options = Options()
+    before = _settings(options)
+    with pytest.raises(error, match=message):
+        attrgetter(setter)(options)(*arguments)
+    assert _settings(options) == before
 
 
 def test_defaults_are_poptorchs():
-    assert Options()._values == {
+    settings = _settings(Options())
+    assert isinstance(settings.pop("execution_strategy"), PipelinedExecution)
+    assert settings == {
         "replication_factor": 1,
         "input_group_size": 1,
         "input_cgt": CommGroupType.Consecutive,
@@ -69,21 +331,27 @@ def test_defaults_are_poptorchs():
         "connection_type": 0,
         "sync_pattern": 0,
         "available_memory_proportion": {},
+        "module_namescope_enabled": True,
+        "relax_optimizer_checks": False,
+        "show_compilation_progress_bar": True,
+        "source_location_excludes": [
+            "install/poptorch",
+            "site-packages/torch",
+            "site-packages/poptorch",
+        ],
+        "gradient_accumulation": 1,
+        "accumulation_and_replication_reduction_type": ReductionType.Mean,
+        "meanAccumulationAndReplicationReductionStrategy": MeanReductionStrategy.Post,
+        "num_distributed_processes": 1,
+        "distributed_process_id": 0,
+        "ipuof_configs": {},
+        "location_activation": {},
+        "location_weight": {},
+        "location_optimizer": {},
+        "location_accumulator": {},
+        "instrumentWithHardwareCycleCounter": False,
+        "rearrangeAnchorsOnHost": False,
     }
-
-
-@pytest.mark.parametrize("name", ["output_mode", "connection_type", "sync_pattern"])
-def test_modes_are_stored_as_plain_integers(name):
-    options = Options().outputMode(OutputMode.All)
-    options.connectionType(ConnectionType.Never).syncPattern(SyncPattern.SinglePipeline)
-    assert type(options(name)) is int
-
-
-def test_values_are_read_and_written_as_attributes():
-    options = Options()
-    options.replication_factor = 4
-    assert options.replication_factor == 4
-    assert options("replication_factor") == 4
 
 
 def test_unknown_names_are_refused():
@@ -98,33 +366,14 @@ def test_unknown_names_are_refused():
         options.Training = None
     with pytest.raises(AttributeError, match="_Popart"):
         options._Popart = None
+    with pytest.raises(AssertionError, match="Invalid option processId"):
+        options.Distributed.processId = 1
 
 
-@pytest.mark.parametrize("name", ["ipu_id", "random_seed", "model_name"])
-def test_some_values_are_absent_until_set(name):
-    assert not Options().exists(name)
-    assert not hasattr(Options(), name)
-
-
-@pytest.mark.parametrize("value", [2.0, "2", None, np.int64(2)])
-def test_counts_are_ints(value):
-    for setter in (Options().deviceIterations, Options().replicationFactor):
-        with pytest.raises(AssertionError, match="Unexpected type"):
-            setter(value)
-
-
-@given(st.integers())
-def test_any_int_is_a_count(value):
-    assert Options().deviceIterations(value).device_iterations == value
-    assert Options().replicationFactor(value).replication_factor == value
-
-
-def test_a_bool_is_an_int_but_not_the_reverse():
-    assert Options().deviceIterations(True).device_iterations is True
-    with pytest.raises(AssertionError):
-        Options().autoRoundNumIPUs(1)
-    with pytest.raises(AssertionError):
-        Options().broadcastBuffers(0)
+def test_values_are_read_and_written_as_attributes():
+    options = Options()
+    options.replication_factor = 4
+    assert options.replication_factor == options("replication_factor") == 4
 
 
 def test_the_first_value_of_a_new_option_decides_its_type():
@@ -133,8 +382,6 @@ def test_the_first_value_of_a_new_option_decides_its_type():
     options.createOrSet(custom=2)
     with pytest.raises(AssertionError, match="Unexpected type"):
         options.createOrSet(custom="3")
-    with pytest.raises(AssertionError, match="Unexpected type"):
-        options.useIpuModel(True).useIpuModel("yes")
     assert options.custom == 2
 
 
@@ -145,121 +392,17 @@ def test_set_stores_what_comes_before_a_mistake():
     assert options.device_iterations == 2
 
 
-# Setters
-
-
-@pytest.mark.parametrize(
-    ("setter", "arguments", "stored"),
-    [
-        ("deviceIterations", (3,), {"device_iterations": 3}),
-        ("replicationFactor", (3,), {"replication_factor": 3}),
-        ("autoRoundNumIPUs", (), {"auto_round_num_ipus": True}),
-        ("broadcastBuffers", (False,), {"broadcast_buffers": False}),
-        ("logDir", ("x",), {"log_dir": "x"}),
-        ("maxRepeatLogs", (None,), {"max_repeat_logs": 2**64 - 1}),
-        ("modelName", ("x",), {"model_name": "x"}),
-        ("connectionType", (ConnectionType.OnDemand,), {"connection_type": 1}),
-        ("syncPattern", (SyncPattern.ReplicaAndLadder,), {"sync_pattern": 2}),
-        ("useIpuId", (-3,), {"ipu_id": -3}),
-        ("useIpuModel", (False,), {"use_model": False}),
-        ("useOfflineIpuTarget", (), {"ipu_version": 2, "connection_type": 2}),
-        ("outputMode", (OutputMode.Sum,), {"output_mode": 3}),
-        (
-            "setAvailableMemoryProportion",
-            ({"IPU0": 0.5, "IPU12": "any"},),
-            {"available_memory_proportion": {0: 0.5, 12: "any"}},
-        ),
-    ],
-)
-def test_setters_store_and_chain(setter, arguments, stored):
-    options = Options()
-    expected = {**options._values, **stored}
-    assert getattr(options, setter)(*arguments) is options
-    assert options._values == expected
-
-
-@pytest.mark.parametrize(
-    ("setter", "arguments", "stored"),
-    [
-        ("enableStableNorm", (True,), {"enableStableNorm": True}),
-        ("enableSyntheticData", (True,), {"syntheticDataMode": 2}),
-        ("enableSyntheticData", (False,), {"syntheticDataMode": 0}),
-        ("logCycleCount", (True,), {"instrumentWithHardwareCycleCounter": True}),
-        ("updatableNamedBuffers", (["b"],), {"updatableNamedBuffers": ["b"]}),
-        (
-            "enableExecutableCaching",
-            ("c",),
-            {"enableEngineCaching": True, "cachePath": "c"},
-        ),
-        (
-            "enableProfiling",
-            (),
-            {
-                "engineOptions": {
-                    "debug.allowOutOfMemory": "true",
-                    "autoReport.directory": ".",
-                    "autoReport.all": "true",
-                }
-            },
-        ),
-    ],
-)
-def test_setters_for_popart_store_and_chain(setter, arguments, stored):
-    options = Options()
-    expected = {**options._Popart.options, **stored}
-    assert getattr(options, setter)(*arguments) is options
-    assert options._Popart.options == expected
-
-
-@pytest.mark.parametrize(
-    ("setter", "arguments", "name", "value"),
-    [
-        ("relaxOptimizerAttributesChecks", (), "_relax_optimizer_checks", True),
-        (
-            "showCompilationProgressBar",
-            (False,),
-            "_show_compilation_progress_bar",
-            False,
-        ),
-        ("sourceLocationExcludes", (["a"],), "_source_location_excludes", ["a"]),
-        ("disableModuleNamescope", (), "_module_namescope_enabled", False),
-    ],
-)
-def test_setters_of_private_settings_store_and_chain(setter, arguments, name, value):
-    options = Options()
-    assert getattr(options, name) != value
-    assert getattr(options, setter)(*arguments) is options
-    assert getattr(options, name) == value
-
-
-@pytest.mark.parametrize(
-    ("setter", "value", "error"),
-    [
-        ("connectionType", 1, AssertionError),
-        ("syncPattern", 1, AssertionError),
-        ("useIpuId", "1", AssertionError),
-        ("randomSeed", 1.0, AssertionError),
-        ("outputMode", 2, AssertionError),
-        ("logDir", None, AssertionError),
-        ("maxRepeatLogs", "4", AssertionError),
-        ("setExecutionStrategy", AutoStage.SameAsIpu, AssertionError),
-        ("setAvailableMemoryProportion", {"0": 0.5}, AssertionError),
-        ("setAvailableMemoryProportion", {"IPU": 0.5}, ValueError),
-        ("setAvailableMemoryProportion", {0: 0.5}, AttributeError),
-    ],
-)
-def test_setters_refuse_wrong_values(setter, value, error):
-    options = Options()
-    before = repr(options)
-    with pytest.raises(error):
-        getattr(options, setter)(value)
-    assert repr(options) == before
-
-
-def test_memory_proportions_are_replaced_not_merged():
+def test_later_settings_replace_earlier_ones():
     options = Options().setAvailableMemoryProportion({"IPU0": 0.1})
     options.setAvailableMemoryProportion({"IPU1": 0.2})
     assert options.available_memory_proportion == {1: 0.2}
+    options.outputMode(OutputMode.All, 5).outputMode(OutputMode.All)
+    assert options.output_return_period == 1
+    options.Training.setConvolutionDithering(True)
+    options.Precision.setPartialsType(torch.half)
+    assert options._Popart.options["convolutionOptions"] == {"partialsType": "half"}
+    options.enableExecutableCaching("c").enableExecutableCaching(None)
+    assert options._Popart.options["cachePath"] == "c"
 
 
 def test_location_excludes_are_appended_without_touching_other_options():
@@ -274,12 +417,6 @@ def test_the_seed_reaches_torch():
         first = torch.rand(3)
         torch.manual_seed(-7)
         assert torch.equal(first, torch.rand(3))
-
-
-def test_disabling_the_cache_leaves_its_path():
-    options = Options().enableExecutableCaching("c").enableExecutableCaching(None)
-    assert options._Popart.options["enableEngineCaching"] is False
-    assert options._Popart.options["cachePath"] == "c"
 
 
 def test_profiling_keeps_other_engine_options_and_warns_of_the_environment(
@@ -301,33 +438,6 @@ def test_profiling_keeps_other_engine_options_and_warns_of_the_environment(
     assert "autoReport.all" not in caplog.text
 
 
-# Output mode
-
-
-@pytest.mark.parametrize("period", [None, 0, -1])
-def test_every_n_needs_a_positive_period(period):
-    with pytest.raises(AssertionError, match="EveryN anchor must have"):
-        Options().outputMode(OutputMode.EveryN, period)
-
-
-def test_a_fractional_period_fails_the_type_rule():
-    with pytest.raises(AssertionError, match="Unexpected type"):
-        Options().outputMode(OutputMode.EveryN, 2.5)
-
-
-def test_a_period_is_stored_even_where_it_is_ignored():
-    options = Options().outputMode(OutputMode.All, 5)
-    assert options.output_return_period == 5
-    assert options.outputMode(OutputMode.All).output_return_period == 1
-
-
-def test_the_default_mode_can_be_set_again():
-    options = Options()
-    assert options.defaultOutputMode()
-    assert not options.outputMode(OutputMode.Final).defaultOutputMode()
-    assert options.outputMode(OutputMode.Default).defaultOutputMode()
-
-
 @pytest.mark.parametrize(
     ("arguments", "stored"),
     [
@@ -345,77 +455,91 @@ def test_anchors_are_stored_unchecked(arguments, stored):
     assert Options().anchored_tensors == {}
 
 
-# Replica grouping
-
-
-@pytest.mark.parametrize("kind", [CommGroupType.Consecutive, CommGroupType.Orthogonal])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_groups_that_divide_the_replicas_are_stored(kind, size):
-    options = Options().replicationFactor(4).inputReplicaGrouping(size, kind)
-    assert (options.input_group_size, options.input_cgt) == (size, kind)
-
-
-def test_no_grouping_means_groups_of_one_whatever_the_size():
-    options = Options().inputReplicaGrouping(7, CommGroupType.NoGrouping)
-    assert options.input_group_size == 1
-    assert options.input_cgt is CommGroupType.Consecutive
-
-
-@pytest.mark.parametrize(
-    ("size", "kind", "error"),
-    [
-        (4, CommGroupType.All, ValueError),
-        (8, CommGroupType.Consecutive, ValueError),
-        (3, CommGroupType.Consecutive, ValueError),
-        (0, CommGroupType.Consecutive, ZeroDivisionError),
-    ],
-)
-def test_other_groups_are_refused(size, kind, error):
-    with pytest.raises(error):
-        Options().replicationFactor(4).inputReplicaGrouping(size, kind)
-
-
-def test_a_group_type_that_is_no_member_is_noticed_after_storing_the_size():
+def test_groups_divide_the_replicas_there_are_when_they_are_set():
     options = Options().replicationFactor(4)
-    with pytest.raises(AssertionError):
-        options.inputReplicaGrouping(2, 1)
-    assert options.input_group_size == 2
-
-
-def test_groups_are_not_checked_again_when_the_replicas_change():
-    options = Options().replicationFactor(4)
+    with pytest.raises(ValueError, match="groups of 3"):
+        options.inputReplicaGrouping(3, CommGroupType.Consecutive)
     options.inputReplicaGrouping(4, CommGroupType.Consecutive).replicationFactor(2)
     assert (options.input_group_size, options.replication_factor) == (4, 2)
 
 
-# Freezing
+def test_deprecated_setters_warn_and_store_nothing(caplog, frozen):
+    for options in (Options(), frozen):
+        before = _settings(options)
+        assert options.Precision.halfFloatCasting(None) is options.Precision
+        assert options.Precision.runningStatisticsAlwaysFloat(True) is options.Precision
+        assert options.Jit.traceModel(False) is options.Jit
+        assert _settings(options) == before
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 6
+
+
+def test_processes_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    distributed = Options().Distributed
+    assert (distributed.numProcesses, distributed.processId) == (4, 3)
+    assert distributed.disable() is distributed
+    assert (distributed.numProcesses, distributed.processId) == (1, 0)
+
+    monkeypatch.setenv("SIZE", "8")
+    monkeypatch.setenv("RANK", "5")
+    assert distributed.setEnvVarNames("SIZE", "RANK") is distributed
+    assert (distributed.numProcesses, distributed.processId) == (8, 5)
+
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "first")
+    with pytest.raises(ValueError, match="first"):
+        Options()
+
+
+# Tensor locations
+
+
+def test_locations_store_integers_and_are_snapshots():
+    settings = (
+        TensorLocationSettings()
+        .minElementsForOffChip(10)
+        .minElementsForReplicatedTensorSharding(20)
+        .useOnChipStorage(False)
+        .useReplicatedTensorSharding()
+        .useIOTilesToLoad(True)
+        .useIOTilesToStore(False)
+    )
+    stored = {
+        "minElementsForOffChip": 10,
+        "minElementsForReplicatedTensorSharding": 20,
+        "onChip": 0,
+        "useReplicatedTensorSharding": 1,
+        "useIOTilesToLoad": 1,
+        "useIOTilesToStore": 0,
+    }
+    assert settings.toDict() == stored
+    assert {type(value) for value in settings.toDict().values()} == {int}
+
+    locations = Options().TensorLocations.setWeightLocation(settings)
+    settings.useOnChipStorage(True)
+    assert locations.location_weight == stored
+    assert "onChip" not in settings.useOnChipStorage(None).toDict()
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("setter", "value"),
     [
-        lambda o: o.deviceIterations(2),
-        lambda o: o.outputMode(OutputMode.All),
-        lambda o: o.useIpuId(1),
-        lambda o: o.modelName("x"),
-        lambda o: o.createOrSet(new=1),
-        lambda o: o.setExecutionStrategy(ShardedExecution()),
-        lambda o: o.showCompilationProgressBar(False),
-        lambda o: o.relaxOptimizerAttributesChecks(),
-        lambda o: o.sourceLocationExcludes([]),
-        lambda o: o.disableModuleNamescope(),
-        lambda o: o.enableSyntheticData(True),
-        lambda o: setattr(o, "replication_factor", 2),
-        lambda o: setattr(o, "_jit", None),
-        lambda o: o.from_json('{"deviceIterations": 2}'),
-        lambda o: o.checkIsFrozen(),
+        ("minElementsForOffChip", 1.0),
+        ("minElementsForReplicatedTensorSharding", "1"),
+        ("useOnChipStorage", 1),
+        ("useReplicatedTensorSharding", None),
+        ("useIOTilesToLoad", None),
+        ("useIOTilesToStore", 0),
     ],
 )
-def test_frozen_options_refuse_changes(frozen, change):
-    before = (repr(frozen), dict(vars(frozen)))
-    with pytest.raises(AttributeError, match=FROZEN):
-        change(frozen)
-    assert (repr(frozen), vars(frozen)) == before
+def test_locations_of_another_type_are_refused(setter, value):
+    settings = TensorLocationSettings()
+    with pytest.raises(AssertionError):
+        getattr(settings, setter)(value)
+    assert settings.toDict() == {}
+
+
+# Freezing and copies
 
 
 def test_thawed_options_can_be_changed(frozen):
@@ -442,22 +566,9 @@ def test_poptorchs_holes_in_freezing_are_kept(frozen):
     assert not frozen.exists("random_seed")
 
 
-# Copies
-
-
 def _is_frozen(options):
-    flags = {
-        part._is_frozen
-        for part in (
-            options,
-            options.Training,
-            options.Precision,
-            options.Jit,
-            options.Distributed,
-            options.TensorLocations,
-            options._Popart,
-        )
-    }
+    parts = [options, options._Popart, *(getattr(options, name) for name in SECTIONS)]
+    flags = {part._is_frozen for part in parts}
     assert len(flags) == 1
     return flags.pop()
 
@@ -472,15 +583,10 @@ def test_a_clone_is_equal_apart_and_never_frozen(frozen, copier):
     before = repr(frozen)
     duplicate.deviceIterations(9).anchorTensor("a", "b")
     duplicate.Training.gradientAccumulation(9).setAutomaticLossScaling(True)
+    duplicate.Precision.enableStochasticRounding(True)
     duplicate.appendToLocationExcludes("x")
     assert repr(frozen) == before
-    assert "x" not in frozen._source_location_excludes
-
-
-def test_a_clone_shares_its_popart_settings_with_its_own_sections():
-    duplicate = Options().clone()
-    duplicate.Precision.enableStochasticRounding(True)
-    duplicate.Training.setAutomaticLossScaling(True)
+    # Its sections share its own settings of PopART.
     assert duplicate._Popart.options["enableStochasticRounding"] is True
     assert duplicate._Popart.options["automaticLossScalingSettings.enabled"] is True
 
@@ -523,44 +629,24 @@ def test_pickled_options_stay_as_they_are(strategy):
     assert type(frozen._execution_strategy) is type(strategy)
 
 
-def test_options_are_equal_to_themselves_only():
-    options = Options()
-    assert options != Options()
-    assert len({options, Options()}) == 2
-
-
 # Text and toDict
 
 
 def test_the_text_shows_values_and_sections_without_addresses():
-    options = Options().replicationFactor(4)
-    text = repr(options)
-    assert text == str(options) == f"{options}"
+    text = repr(Options().replicationFactor(4))
+    assert text == repr(Options().replicationFactor(4)) != repr(Options())
     assert text.startswith("Options(replication_factor=4, ")
-    assert hex(id(options)) not in text
     assert "0x" not in text
-    places = [
-        text.index(f"{name}=")
-        for name in (
-            "Distributed",
-            "Jit",
-            "Precision",
-            "TensorLocations",
-            "Training",
-            "_Popart",
-        )
-    ]
+    places = [text.index(f"{name}=") for name in (*SECTIONS, "_Popart")]
     assert places == sorted(places)
 
 
-def test_equal_settings_give_equal_text_and_others_do_not():
-    assert repr(Options().deviceIterations(2)) == repr(Options().deviceIterations(2))
-    assert repr(Options().deviceIterations(2)) != repr(Options().deviceIterations(3))
-
-
 def test_to_dict_needs_an_output_mode():
+    options = Options()
+    assert options.defaultOutputMode()
     with pytest.raises(AssertionError, match="An output mode must be picked"):
-        Options().toDict()
+        options.toDict()
+    assert not options.outputMode(OutputMode.Final).defaultOutputMode()
 
 
 def test_to_dict_merges_every_part_and_works_frozen(frozen):
@@ -578,37 +664,125 @@ def test_to_dict_merges_every_part_and_works_frozen(frozen):
     assert merged["num_distributed_processes"] == 1
     assert merged["numIOTiles"] == 32
     assert merged["enableStochasticRounding"] is True
-    assert _is_frozen(options)
-
-
-def test_the_progress_callback_is_there_unless_the_bar_is_off(caplog):
-    options = Options().outputMode(OutputMode.All)
-    merged = options.toDict()
+    merged["gradient_accumulation"] = 4
+    assert options.Training.gradient_accumulation == 3
     merged["compilation_progress_bar_fn"](3, 10)
-    options.showCompilationProgressBar(False)
-    assert "compilation_progress_bar_fn" not in options.toDict()
+    clone = options.clone().showCompilationProgressBar(False)
+    assert "compilation_progress_bar_fn" not in clone.toDict()
 
 
-def test_a_name_set_in_two_places_is_refused():
-    options = Options().outputMode(OutputMode.All)
-    options._Popart.set("gradient_accumulation", 3)
-    with pytest.raises(AssertionError, match="gradient_accumulation"):
-        options.toDict()
+def test_a_section_adds_its_values_to_a_dict_that_lacks_them():
+    given = {"other": 1}
+    training = Options().Training.gradientAccumulation(3)
+    assert training.update(given) is given
+    assert (given["other"], given["gradient_accumulation"]) == (1, 3)
+    with pytest.raises(AssertionError, match="gradient_accumulation is set in two"):
+        training.update({"gradient_accumulation": 3})
 
 
-# Environment
+# Environment, files, JSON
 
 
-def test_a_cache_directory_comes_from_the_environment(monkeypatch):
+def test_settings_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("POPTORCH_CACHE_DIR", "")
     assert "cachePath" not in Options()._Popart.options
     monkeypatch.setenv("POPTORCH_CACHE_DIR", "c")
     assert Options()._Popart.options["cachePath"] == "c"
-
-
-def test_default_options_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 6}')
     assert Options().device_iterations == 6
     monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", "")
     with pytest.raises(json.JSONDecodeError):
         Options()
+
+
+def test_files_call_setters_of_options_and_sections(write):
+    options = Options().loadFromFile(
+        write(
+            """
+            # how this run is laid out
+
+            deviceIterations(4)  # and a comment here
+            Training.gradientAccumulation(7)
+            outputMode(poptorch.OutputMode.Sum)
+            replication_factor = 5
+            logDir("logs").modelName("net")
+            """
+        )
+    )
+    options.loadFromFile(write("deviceIterations(6)\n"))
+
+    assert options.device_iterations == 6
+    assert options.Training.gradient_accumulation == 7
+    assert options.output_mode == 3
+    assert options.replication_factor == 5
+    assert (options.log_dir, options.model_name) == ("logs", "net")
+
+
+def test_nothing_runs_of_a_file_with_a_syntax_error(write):
+    path = write("# first\n\ndeviceIterations(4)\n\nmodelName('a' 3)\nlogDir('b')\n")
+    options = Options()
+    with pytest.raises(ConfigFileError) as info:
+        options.loadFromFile(path)
+
+    first, second = str(info.value).split("\n")
+    assert first.startswith("SyntaxError at line 2 of run.cfg: ")  # of those kept
+    assert second == "> options.modelName('a' 3)"
+    assert options.device_iterations == 1
+    with pytest.raises(ConfigFileError):
+        options.loadFromFile(write("deviceIterations(4)\nmodelName(\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("noSuchSetter(1)", AttributeError),
+        ("deviceIterations('4')", AssertionError),
+        ("Precision.setPartialsType(torch.half)", NameError),
+    ],
+)
+def test_other_errors_of_a_file_come_through(write, line, error):
+    with pytest.raises(error):
+        Options().loadFromFile(write(line))
+
+
+def test_json_calls_setters():
+    options = Options().from_json(
+        json.dumps(
+            {
+                "deviceIterations": 4,
+                "Training.gradientAccumulation": 7,
+                "connectionType": "ConnectionType.OnDemand",
+                "Distributed.configureProcessId": [1, 2],
+                "_Popart.set": ["enableOutlining", False],
+                "maxRepeatLogs": None,
+            }
+        )
+    )
+
+    assert options.device_iterations == 4
+    assert options.Training.gradient_accumulation == 7
+    assert options.connection_type == 1
+    assert options.Distributed.processId == 1
+    assert options._Popart.options["enableOutlining"] is False
+    assert options.max_repeat_logs == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    "text", ["run.log", "OutputMode.None", "OutputMode.All.x", "enum.Enum", "plain"]
+)
+def test_a_string_that_names_no_member_stays_a_string(text):
+    assert Options().from_json(json.dumps({"modelName": text})).model_name == text
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('{"noSuchSetter": 1}', AttributeError),
+        ('{"replication_factor": 1}', TypeError),
+        ('{"outputMode": ["OutputMode.EveryN", 10]}', AssertionError),
+        ("", json.JSONDecodeError),
+    ],
+)
+def test_wrong_json_is_refused(text, error):
+    with pytest.raises(error):
+        Options().from_json(text)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -88,15 +86,6 @@ def test_a_known_key_takes_only_values_of_its_kind(kind, other):
                 validate_popart_options({key: EXAMPLES[other]})
 
 
-@pytest.mark.parametrize("kind", sorted(EXAMPLES))
-def test_an_unknown_key_is_refused(kind):
-    options = _options()
-    options._Popart.set("enableOutlinning", EXAMPLES[kind])
-    with pytest.raises(Error, match=f"Unknown {kind} option enableOutlinning") as info:
-        validate_popart_options(options.toDict())
-    assert info.value.type == "poptorch_cpp_error"
-
-
 @pytest.mark.parametrize(
     "value", [None, object(), np.float32(1), print, [None], {"x": 1.5}, (2.0,)]
 )
@@ -165,26 +154,3 @@ def test_sharding_overridden_through_popart_is_still_valid():
     options._Popart.set("execution_mode", 0)
     assert options.toDict()["execution_mode"] == 0
     validate_popart_options(options.toDict())
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "logged"),
-    [
-        ("enableOutlining", True, ["set enableOutlining to value true"]),
-        ("output_mode", OutputMode.All, ["set output_mode to value 2"]),
-        ("cachePath", "x", ["set cachePath to value x"]),
-        ("outlineThreshold", 0.5, ["set outlineThreshold to value 0.5"]),
-        ("engineOptions", {"a": "true"}, ["set engineOptions[a] to true"]),
-        (
-            "dotChecks",
-            ["FINAL", 1],
-            ["added FINAL to dotChecks", "added 1 to dotChecks"],
-        ),
-        ("dotChecks", [], []),
-    ],
-)
-def test_what_is_set_is_told_at_debug(key, value, logged, caplog):
-    caplog.set_level(logging.DEBUG, "poptorch::python")
-    validate_popart_options({key: value})
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages == [f"poptorch.Options {line}" for line in logged]

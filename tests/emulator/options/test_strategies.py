@@ -18,7 +18,6 @@ from ipufit.emulator._options.strategies import (
     SerialPhasedExecution,
     ShardedExecution,
     Stage,
-    is_pipelined,
 )
 from ipufit.emulator.enums import AutoStage, Liveness
 
@@ -307,13 +306,6 @@ def test_modes_differ():
     assert PipelinedExecution().backendOptions() == {"execution_mode": 0}
     assert ShardedExecution().backendOptions() == {"execution_mode": 1}
     assert issubclass(ShardedExecution, PipelinedExecution)
-
-
-def test_only_pipelined_execution_is_pipelined():
-    assert is_pipelined(PipelinedExecution("a"))
-    assert not is_pipelined(ShardedExecution("a"))
-    assert not is_pipelined(SerialPhasedExecution("a"))
-    assert not is_pipelined(ParallelPhasedExecution("a"))
 
 
 @pytest.mark.parametrize(

@@ -42,15 +42,6 @@ def test_results_inside_the_model_are_seen():
     assert executor.getAnchoredTensor("x").tolist() == [-3, 1]
 
 
-def test_each_call_shows_its_own_values():
-    executor = infer(lambda self, x: x * 2 + 1, {"product": "Mul:0"})
-    executor(ONE)
-    first = executor.getAnchoredTensor("product")
-    executor(ONE * 5)
-    assert first.tolist() == [2]
-    assert executor.getAnchoredTensor("product").tolist() == [10]
-
-
 def test_a_value_is_that_of_its_moment_whatever_is_done_to_it_later():
     def overwrite(self, x):
         y = x * 2
@@ -130,26 +121,6 @@ class Quiet(nn.Module):
         poptorch.identity_loss(self.weight * x, reduction="sum")
 
 
-def test_training_goes_as_without_anchors():
-    weights = []
-    for anchors in ({}, {"loss": "IdentityLoss:0", "x": "input"}):
-        model, executor = wrap(options=anchoring(anchors, deviceIterations=2))
-        executor(torch.tensor([1.0, 2.0]))
-        weights.append(model.weight.item())
-    assert weights == [-3, -3]
-
-
-def test_a_program_without_anchors_has_no_further_results():
-    _, plain = wrap()
-    plain.compile(ONE)
-    _, seen = wrap(options=anchoring({"x": "input"}))
-    seen.compile(ONE)
-    assert (
-        seen._executable.program.num_results
-        == plain._executable.program.num_results + 1
-    )
-
-
 # Modes ------------------------------------------------------------------------
 
 
@@ -192,23 +163,6 @@ def test_the_mode_of_the_outputs_is_no_news(caplog):
     infer(lambda self, x: x * 2, {"product": ("Mul:0", OutputMode.All)})(ONE)
     infer(lambda self, x: x * 2, {"product": "Mul:0"})(ONE)
     assert said(caplog) == []
-
-
-@pytest.mark.parametrize(
-    ("mode", "shown"),
-    [
-        ((OutputMode.All, 3), "ALL/1"),
-        ((OutputMode.EveryN, 4), "EVERYN/4"),
-        ((OutputMode.Final,), "FINAL/1"),
-        ((OutputMode.Sum,), "Sum/1"),
-        ((), "ALL/1"),
-    ],
-)
-def test_anchors_are_logged_with_their_modes(mode, shown, caplog):
-    executor = infer(lambda self, x: x * 2, {"product": ("Mul:0", *mode)})
-    with caplog.at_level("DEBUG", logger="poptorch::python"):
-        executor.compile(ONE)
-    assert f"Anchored tensor: Mul:0 {shown}" in caplog.text
 
 
 @pytest.mark.parametrize(

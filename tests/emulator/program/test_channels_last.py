@@ -321,19 +321,6 @@ def test_random_numbers_meet_the_same_elements_both_ways(monkeypatch):
         torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_inference_is_the_same_both_ways(monkeypatch):
-    results = []
-    for switch in ("1", "0"):
-        monkeypatch.setenv("IPUFIT_EMULATOR_CHANNELS_LAST", switch)
-        torch.manual_seed(0)
-        options = poptorch.Options().deviceIterations(3)
-        executor = poptorch.inferenceModel(Classifier().eval(), options)
-        results.append(executor(DATA))
-    for value, expected in zip(*results):
-        assert value.is_contiguous()
-        torch.testing.assert_close(value, expected)
-
-
 def test_large_means_leave_their_variance_to_group_norm(monkeypatch):
     class Normalised(nn.Module):
         def __init__(self):

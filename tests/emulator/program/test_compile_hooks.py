@@ -46,47 +46,6 @@ def note(events, word):
     return lambda: events.append(word)
 
 
-def test_hooks_run_around_the_trace_in_the_order_of_registration():
-    events = []
-    for word in ("pre 1", "pre 2"):
-        poptorch.registerPreCompileHook(note(events, word))
-    for word in ("post 1", "post 2"):
-        poptorch.registerPostCompileHook(note(events, word))
-    executor = poptorch.inferenceModel(Noting(events))
-    executor(ONE)
-    expected = ["pre 1", "pre 2", "forward", "post 1", "post 2"]
-    assert events == expected
-    executor(ONE)
-    assert events == expected
-    executor.destroy()
-    executor(ONE)
-    assert events == expected * 2
-
-
-def test_every_executor_calls_them():
-    events = []
-    poptorch.registerPreCompileHook(note(events, "pre"))
-    for _ in range(2):
-        poptorch.inferenceModel(nn.Identity()).compile(ONE)
-    assert events == ["pre", "pre"]
-
-
-def test_a_removed_hook_is_not_called():
-    events = []
-    handles = [
-        poptorch.registerPreCompileHook(note(events, "pre")),
-        poptorch.registerPostCompileHook(note(events, "post")),
-    ]
-    kept = poptorch.registerPostCompileHook(note(events, "kept"))
-    for handle in handles:
-        handle.remove()
-    poptorch.inferenceModel(nn.Identity()).compile(ONE)
-    assert events == ["kept"]
-    kept.remove()
-    poptorch.inferenceModel(nn.Identity()).compile(ONE)
-    assert events == ["kept"]
-
-
 def test_a_hook_may_remove_itself():
     events = []
 
@@ -99,19 +58,6 @@ def test_a_hook_may_remove_itself():
     for _ in range(2):
         poptorch.inferenceModel(nn.Identity()).compile(ONE)
     assert events == ["once", "always", "always"]
-
-
-@pytest.mark.parametrize(
-    ("register", "kind"),
-    [
-        (poptorch.registerPreCompileHook, "Pre-compile"),
-        (poptorch.registerPostCompileHook, "Post-compile"),
-    ],
-)
-@pytest.mark.parametrize("hook", [2, None, False, "name"])
-def test_what_can_not_be_called_is_refused(register, kind, hook):
-    with pytest.raises(RuntimeError, match=f"{kind} hook must be callable"):
-        register(hook)
 
 
 def test_post_compile_hooks_run_after_a_failed_trace_too():

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
-import pickle
 from unittest import mock
 
 import pytest
@@ -19,7 +17,6 @@ from ipufit.emulator import (
     Block,
     BlockFunction,
     Error,
-    LegacyBeginBlockFn,
     PipelinedExecution,
     SerialPhasedExecution,
     removeBlocks,
@@ -135,17 +132,6 @@ def test_a_placement_says_block_stage_ipu_and_phase():
     assert (placement.stage, placement.ipu, placement.phase) == (-1, 5, 1)
 
 
-def test_leaving_an_inner_block_ends_all():
-    def forward(x):
-        with Block("a", ipu_id=0):
-            with Block("b", ipu_id=0):
-                x = x + 1
-            return x * 2
-
-    with pytest.raises(Error, match="No active Block"):
-        _compile(PipelinedExecution(), forward, X)
-
-
 def test_a_block_left_by_an_error_ends():
     def forward(x):
         with contextlib.suppress(KeyError), Block("a", 0):
@@ -244,32 +230,6 @@ def test_a_block_entered_twice_is_one_stage():
 # What a module keeps
 
 
-def _saved(module):
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "copier",
-    [
-        copy.copy,
-        copy.deepcopy,
-        _saved,
-        lambda m: pickle.loads(pickle.dumps(m)),
-    ],
-)
-def test_blocks_survive_copies(copier):
-    network = _annotated("a", "b")
-    duplicate = copier(network)
-    assert _trace(PipelinedExecution("a", "b"), duplicate, X) == _trace(
-        PipelinedExecution("a", "b"), network, X
-    )
-    with pytest.raises(Error, match="already been assigned"):
-        BeginBlock(duplicate.first)
-
-
 def test_parameters_keep_their_names():
     assert list(_annotated("a", "b").state_dict()) == list(Network().state_dict())
 
@@ -287,15 +247,6 @@ def test_only_modules_and_functions_begin_blocks(thing):
         Error, match=r"not an instance of torch\.nn\.Module or function"
     ):
         BeginBlock(thing)
-
-
-def test_a_function_is_wrapped():
-    wrapped = BeginBlock(lambda x, *, y: x - y, "a", ipu_id=1)
-    assert type(wrapped) is LegacyBeginBlockFn
-    assert wrapped(5, y=3) == 2
-    assert _ipus_and_stages(_trace(PipelinedExecution(), lambda: wrapped(5, y=3))) == [
-        (1, 1)
-    ]
 
 
 def test_the_hook_shows_what_it_begins():
@@ -320,19 +271,6 @@ def test_a_block_function_loses_its_name():
         """Say nothing."""
 
     assert named.__name__ == "wrapper"
-
-
-def test_removing_blocks_keeps_other_hooks():
-    network = _annotated("a", "b")
-    BeginBlock(network, "all", 0)
-    calls = []
-    network.second.register_forward_pre_hook(lambda *_: calls.append(1))
-
-    assert removeBlocks(network) is None
-
-    assert _trace(PipelinedExecution(), network, X) == []
-    assert calls == [1]
-    BeginBlock(network.first, "again")
 
 
 @pytest.mark.parametrize("thing", [None, len, "module"])

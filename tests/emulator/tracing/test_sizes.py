@@ -68,17 +68,6 @@ def test_sizes_are_divided_as_in_dino():
     assert_device_equals_host(Function(forward), X)
 
 
-def test_sizes_are_divided_as_in_frozen_in_time():
-    """graphcore/examples, `multimodal/frozen_in_time/.../video_transformer.py`."""
-
-    def forward(_, x):
-        key = x[:1]
-        times = torch.div(x.shape[0], key.shape[0], rounding_mode="floor")
-        return key.unsqueeze(1).repeat(1, times, 1) + x
-
-    assert_device_equals_host(Function(forward), X)
-
-
 def test_writing_at_an_index_of_the_host():
     def forward(_, x):
         y = x.clone()

@@ -65,15 +65,6 @@ def test_a_mode_of_the_user_s_sees_one_call_which_is_recorded_as_one(depth):
         assert "add" not in mode.names
 
 
-def test_an_error_ends_the_trace():
-    def forward(_, x):
-        raise KeyError
-
-    with pytest.raises(KeyError):
-        poptorch.inferenceModel(Function(forward))(X)
-    assert not poptorch.isRunningOnIpu()
-
-
 def test_constructs_close_after_errors():
     def body(x):
         raise KeyError
