@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BackupAndRestore`: a run that is killed goes on where it was."""
+"""`BackupAndRestore`: continue a run that was killed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from .messages import warn_of_unsaved_eviction
 
 
 class BackupAndRestore(Callback):
-    """Save the whole run, and go on from what was saved when `fit` is called again.
+    """Save the whole run, and continue the saved run when `fit` is called again.
 
-    As Keras's, but exactly: the run that was killed and begun again by the same script
-    ends with the same weights, optimiser, History and callbacks as one that wasn't.
-    On SIGTERM, by which schedulers evict, it saves after the call under way and ends
-    the run in order. Of several processes the first writes and all read; SIGTERM in
-    any of them ends all.
+    As in Keras, but exactly: a run that was killed and started again by the same script
+    ends with the same weights, optimiser, History and callbacks as one that wasn't. On
+    SIGTERM, with which schedulers evict, it saves after the present call and ends the
+    run in order. Of several processes the first writes and all read; SIGTERM in any of
+    them ends all.
 
     Args:
         backup_dir: Directory of the checkpoints, and of nothing else.
         save_freq: `"epoch"`, or a number of weight updates.
         delete_checkpoint: Delete the directory when the run is complete and every
             callback has ended without an error.
-        keep_last: How many checkpoints to keep. More than one lets a run go on if the
+        keep_last: Number of checkpoints to keep. More than one lets a run continue if
+            the
             newest is damaged.
 
     Attributes:
@@ -79,17 +80,17 @@ class BackupAndRestore(Callback):
 
     @property
     def hears_every(self) -> int | None:
-        """With a number for `save_freq`, so that calls end where it saves."""
+        """Return `save_freq` if it is a number, so that calls end where it saves."""
         return None if self.save_freq == "epoch" else int(self.save_freq)
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Have the run saved if the process is evicted."""
+        """Register a save for when the process is evicted."""
         self.updates_since_save = self._updates_counted = 0
         self._saved = None
         self.run.on_eviction(self._save_if_possible)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Save, if enough updates were made."""
+        """Save if enough updates were made."""
         self.updates_since_save += self.run.updates - self._updates_counted
         self._updates_counted = self.run.updates
         if self.save_freq != "epoch" and self.updates_since_save >= int(self.save_freq):
@@ -97,13 +98,13 @@ class BackupAndRestore(Callback):
             self.run.after_hooks(self._save)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Save, if it is done by epochs."""
+        """Save if `save_freq` is `"epoch"`."""
         if self.save_freq == "epoch":
             self.updates_since_save = 0
             self.run.after_hooks(self._save)
 
     def load_state_dict(self, state: Any) -> None:
-        """Count on from the updates that the run had."""
+        """Continue counting from the interrupted run's updates."""
         super().load_state_dict(state)
         self._updates_counted = self.run.updates
 
@@ -122,9 +123,10 @@ class BackupAndRestore(Callback):
             warn_of_unsaved_eviction(error)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Delete the backup once the run has ended well, unless it was cut short.
+        """Delete the backup after a complete run, if `delete_checkpoint`.
 
-        It stays if SIGTERM came too late to be heeded: the script may not get far.
+        It stays if SIGTERM came too late to be heeded: the script may be killed before
+        it uses the result.
         """
         run = self.run
         is_cut = run.is_evicted or run.stop_reason in (EVICTED, "interrupted")

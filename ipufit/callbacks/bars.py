@@ -49,7 +49,7 @@ class FiguresBar(Progress):
 def figures_bar(
     console: Console, clock: Callable[[], float], title: str, total: int | None
 ) -> FiguresBar:
-    """Make a bar, not started yet, that fits on one line with its numbers.
+    """Return a bar, not started yet, that fits its numbers on one line.
 
     Args:
         clock: Returns the time in seconds, from any origin.

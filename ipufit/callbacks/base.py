@@ -25,19 +25,19 @@ class Callback:
     Attributes:
         model: The `IPUModel` that runs.
         run: State of the run; `run.stop("why")` ends it in order.
-        params: Keras's: `verbose`, `epochs`, `steps`.
-        saved_attributes: Names of attributes that a checkpoint keeps, so that a
-            resumed run goes on with them. See `state_dict`.
+        params: Keras's parameters: `verbose`, `epochs`, `steps`.
+        saved_attributes: Names of attributes that are saved in checkpoints, and
+            restored in a resumed run. See `state_dict`.
         saved_kinds: Kinds of saved attributes by name; a checkpoint in which one is of
             another kind is refused.
-        is_saved: False if a resumed run may do without this callback, as without a
+        is_saved: False if a run may be resumed without this callback, such as a
             display.
         is_display: Whether this callback only shows calls to people, who needn't see
-            every one.
-        writes_for_all: Whether it shows or writes for all processes of a run, so that
-            only process 0 calls its hooks.
+            every call.
+        writes_for_all: Whether it prints or writes files for all processes of a run, so
+            that only process 0 calls its hooks.
         reads_batch_logs: False if its hooks of calls don't read their `logs`, which
-            needn't be computed for it then.
+            then needn't be computed.
 
     Example:
         >>> class StopWhenGood(Callback):
@@ -60,23 +60,23 @@ class Callback:
 
     @property
     def is_due(self) -> bool:
-        """Whether a display shows figures after the call under way."""
+        """Whether a display shows metrics after the present call."""
         return True
 
     @property
     def hears_every(self) -> int | None:
-        """Number of updates after which calls of training have to end for it.
+        """Number of updates after which training calls have to end for this callback.
 
-        None if calls may be of any length; 1 if each update has to be a call. It counts
-        where `device_iterations` is left open. By default 1 if a hook of calls
-        (`on_train_batch_begin`, `on_train_batch_end`, or their old names) is overridden
-        by a class that doesn't say otherwise by overriding this, too.
+        None allows calls of any length; 1 makes each update a call. It counts where
+        `device_iterations` is left open. The default is 1 if a class overrides a hook
+        of calls (`on_train_batch_begin`, `on_train_batch_end`, or their old names)
+        without overriding this, too.
         """
         return None
 
     @property
     def state_name(self) -> str:
-        """Name in checkpoints: the class, and more if callbacks of it can differ."""
+        """Name in checkpoints: the class, and settings that tell callbacks apart."""
         return type(self).__name__
 
     @property
@@ -85,90 +85,91 @@ class Callback:
         return self.run.params
 
     def set_model(self, model: Any) -> None:
-        """Called before a run with the model that runs."""
+        """Receive the model, before a run."""
         self.model = model
 
     def set_run(self, run: RunState) -> None:
-        """Called before a run with its state."""
+        """Receive the state of the run, before it begins."""
         self.run = run
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Called before a run with Keras's parameters, which are in `params` too."""
+        """Receive Keras's parameters, which are in `params` too, before a run."""
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """`fit` begins; `logs` is empty."""
+        """Called when `fit` begins; `logs` is empty."""
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """`fit` ends; `logs` has the last epoch's figures, `val_` ones included."""
+        """Called when `fit` ends; `logs` has the last epoch's metrics."""
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """An epoch begins (0-based); `logs` is empty."""
+        """Called when an epoch (0-based) begins; `logs` is empty."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """An epoch ends; `logs` has its figures, `val_` ones if it was validated."""
+        """Called when an epoch ends; `logs` has its metrics, with a validation's."""
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A training call begins: `batch` is its first update; `logs` is empty.
+        """Called when a training call begins; `batch` is its first update.
 
-        Calls `on_batch_begin`, its old name.
+        `logs` is empty. It calls `on_batch_begin`, its old name.
         """
         self.on_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """A training call ends: `batch` is its last update.
+        """Called when a training call ends; `batch` is its last update.
 
-        `logs` has the epoch's figures so far. Calls `on_batch_end`, its old name.
+        `logs` has the epoch's metrics so far. It calls `on_batch_end`, its old name.
         """
         self.on_batch_end(batch, logs)
 
     def on_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Keras's old name of `on_train_batch_begin`."""
+        """Called as `on_train_batch_begin`, of which it is Keras's old name."""
 
     def on_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Keras's old name of `on_train_batch_end`."""
+        """Called as `on_train_batch_end`, of which it is Keras's old name."""
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """`evaluate` or a validation begins; `logs` is empty."""
+        """Called when `evaluate` or a validation begins; `logs` is empty."""
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """`evaluate` or a validation ends; `logs` has its figures, without `val_`."""
+        """Called when an evaluation or a validation ends; `logs` has its metrics."""
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call of an evaluation begins; `logs` is empty."""
+        """Called when a call of an evaluation begins; `logs` is empty."""
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call of an evaluation ends; `logs` has the figures so far."""
+        """Called when a call of an evaluation ends; `logs` has the metrics so far."""
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
-        """`predict` begins; `logs` is empty."""
+        """Called when `predict` begins; `logs` is empty."""
 
     def on_predict_end(self, logs: dict[str, Any]) -> None:
-        """`predict` ends; `logs` is empty."""
+        """Called when `predict` ends; `logs` is empty."""
 
     def on_predict_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call of `predict` begins; `logs` is empty."""
+        """Called when a call of `predict` begins; `logs` is empty."""
 
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """A call of `predict` ends; `logs` has its `outputs`."""
+        """Called when a call of `predict` ends; `logs` has its `outputs`."""
 
     def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
-        """Names of parameters whose gradients `model.gradients()` gives; none here.
+        """Return names of parameters whose gradients the callback needs; none here.
 
-        Called before the training program is built, which has to send them.
+        `model.gradients()` returns them. Called before the training program is built,
+        which has to send them.
         """
         return ()
 
     def close(self) -> None:
-        """Leave things as they were found, when a run is over, after an error too.
+        """Release resources when a run is over, also after an error.
 
         Called after every `fit`, `evaluate` and `predict`, once all hooks are done.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """The `saved_attributes`, with which a resumed run goes on.
+        """Return the `saved_attributes`, for a resumed run.
 
         Returns:
-            A copy that later hooks don't change. Values are what JSON knows (NaN and
+            A copy that later hooks don't change. Values are what JSON can hold (NaN and
             infinities too), tensors, NumPy arrays, and lists and dicts of these.
             Tensors and arrays are shared: replace such an attribute, don't fill it.
         """
@@ -191,9 +192,9 @@ class Callback:
         check_kinds(type(self).__name__, state, self.saved_kinds)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; called after `on_train_begin`.
+        """Restore a state; called after `on_train_begin`.
 
-        Inside an epoch, `on_epoch_begin` isn't called again.
+        In the middle of an epoch, `on_epoch_begin` isn't called again.
 
         Args:
             state: From `state_dict`.

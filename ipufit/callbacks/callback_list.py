@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that are called one after the other."""
+"""A list of callbacks, called one after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRAINING_CALLS = (
 
 
 def _of_each(hook: str) -> Callable[..., None]:
-    """Make a hook that calls the hook of each callback in a list."""
+    """Return a hook that calls this hook of each callback in a list."""
 
     def call(self: CallbackList, *arguments: Any) -> None:
         for callback in self._called:
@@ -38,7 +38,7 @@ def _of_each(hook: str) -> Callable[..., None]:
 
 
 class CallbackList(Callback):
-    """Callbacks that are called one after the other.
+    """A list of callbacks, called one after the other.
 
     Args:
         callbacks: Callbacks in order; nested sequences are flattened.
@@ -52,12 +52,12 @@ class CallbackList(Callback):
         self._called = self.callbacks
 
     def set_model(self, model: Any) -> None:
-        """Give each callback the model."""
+        """Pass the model to each callback."""
         for callback in self.callbacks:
             callback.set_model(model)
 
     def set_run(self, run: RunState) -> None:
-        """Give each callback the state of the run, and its parameters."""
+        """Pass the state of the run, and its parameters, to each callback."""
         self.run = run
         is_first = run.processes.is_first
         self._called = [
@@ -70,13 +70,13 @@ class CallbackList(Callback):
             callback.set_params(run.params)
 
     def are_displays_due(self) -> bool:
-        """Whether a display shows figures after the call under way."""
+        """Return whether a display shows metrics after the present call."""
         return any(c.is_due for c in self._called if c.is_display)
 
     def hears(self, *hooks: str) -> bool:
-        """Whether a callback overrides one of these hooks, and reads its logs.
+        """Return whether a callback overrides one of these hooks, and reads its logs.
 
-        Displays don't count: they say when they are due.
+        Displays don't count: `is_due` tells when they read logs.
 
         Example:
             >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
@@ -94,9 +94,9 @@ class CallbackList(Callback):
         )
 
     def call_ends(self) -> list[tuple[int, str]]:
-        """After how many updates calls of training have to end, and for which callback.
+        """Return after how many updates calls have to end, and for which callbacks.
 
-        Displays don't count: they show what there is.
+        Displays don't count.
 
         Example:
             >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
@@ -123,7 +123,7 @@ class CallbackList(Callback):
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """Call `on_train_end` of each callback, even if one of them fails.
 
-        After an interrupt, which is raised again, their failures are warnings.
+        After an interrupt, which is raised again, failures become warnings.
         """
         do_all(
             [partial(callback.on_train_end, logs) for callback in self._called],
@@ -131,7 +131,7 @@ class CallbackList(Callback):
         )
 
     def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
-        """Names of parameters that any callback wants, each once."""
+        """Return the names of parameters whose gradients a callback needs."""
         wanted = [
             name
             for callback in self.callbacks
@@ -140,13 +140,13 @@ class CallbackList(Callback):
         return list(dict.fromkeys(wanted))
 
     def end(self, around: CallbackList | None, *, is_failing: bool) -> None:
-        """Close each callback, except those that an outer run goes on with.
+        """Close each callback, except those that an outer run still uses.
 
         Args:
-            around: Callbacks of the run in one of whose hooks this run was made; None
-                if there is no such run.
-            is_failing: Whether the run ends with an error. That is the one to raise:
-                what fails here is warned of.
+            around: Callbacks of the outer run, if this run was started in one of their
+                hooks; else None.
+            is_failing: Whether the run ends with an error. That error is raised; errors
+                of `close` become warnings.
         """
         shared = set() if around is None else {id(c) for c in around.callbacks}
         own = [callback for callback in self._called if id(callback) not in shared]
@@ -162,9 +162,10 @@ class CallbackList(Callback):
         do_all([callback.close for callback in self._called])
 
     def state_dict(self) -> dict[str, Any]:
-        """States of the callbacks, by position and `state_name`.
+        """Return the states of the callbacks, by position and `state_name`.
 
-        Displays have none and don't count: `verbose` may be another in a resumed run.
+        Displays have no state and no position, so a resumed run may have another
+        `verbose`.
 
         Example:
             >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
@@ -189,13 +190,13 @@ class CallbackList(Callback):
             callback.check_state(state[key])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give each callback its state.
+        """Restore the state of each callback.
 
         Args:
             state: From `state_dict` of a list of the same callbacks.
 
         Raises:
-            ConfigError: The callbacks are others; or a state has other keys.
+            ConfigError: The callbacks differ, or a state has other keys.
         """
         saved = self._saved()
         check_callbacks(list(state), list(saved))
@@ -208,10 +209,10 @@ class CallbackList(Callback):
 
 
 def _hears_every(callback: Callback) -> int | None:
-    """The number of updates after which calls end for a callback; None for any.
+    """Return the number of updates after which calls end for a callback; None for any.
 
-    Among its classes, the first one that overrides `hears_every` or a hook of training
-    calls decides: by what `hears_every` says, or 1 for a hook.
+    The first of its classes that overrides `hears_every` or a hook of training calls
+    decides: by the value of `hears_every`, or by 1 for a hook.
     """
     if callback.is_display:
         return None

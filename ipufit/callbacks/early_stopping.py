@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`EarlyStopping`: end `fit` when a figure stops improving."""
+"""`EarlyStopping`: end `fit` when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class EarlyStopping(MonitorCallback):
         self.stopped_epoch = 0
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse other keys and kinds, and weights of another module."""
+        """Refuse a state with other keys, other kinds or weights of another module."""
         super().check_state(state)
         if state["best_weights"] is None:
             return
@@ -98,12 +98,12 @@ class EarlyStopping(MonitorCallback):
             )
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Forget the values of an earlier run."""
+        """Reset the values of an earlier run."""
         self._reset()
         self.begin_monitoring()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Compare the figure with the best one, and stop the run if it is time."""
+        """Compare the metric with the best value, and stop after `patience` epochs."""
         if logs.get(self.monitor) is None:
             warn_unavailable(
                 f"Early stopping conditioned on metric `{self.monitor}`", logs
@@ -130,7 +130,7 @@ class EarlyStopping(MonitorCallback):
             self.wait = 0
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Restore the best weights, with `restore_best_weights`."""
+        """Restore the best weights if `restore_best_weights` is set."""
         if self.stopped_epoch > 0:
             self.say(f"Epoch {self.stopped_epoch + 1}: early stopping")
         if self.best_weights is not None:

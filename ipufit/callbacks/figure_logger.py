@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base classes of callbacks that pass figures on to other services."""
+"""Base classes of callbacks that send metrics to other services."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import Callback
 
 
 class FigureLogger(Callback, abc.ABC):
-    """Base of callbacks that pass on the figures of epochs, and of calls on demand.
+    """Base of callbacks that log the metrics of epochs, and of calls on request.
 
     Args:
         update_freq: `"epoch"` for the figures of epochs only. A number n for those of
@@ -47,7 +47,7 @@ class FigureLogger(Callback, abc.ABC):
 
     @property
     def hears_every(self) -> int | None:
-        """With updates for `update_freq`, so that calls end where figures go."""
+        """Return the updates between two logs, at which calls end."""
         return self._every
 
     @abc.abstractmethod
@@ -56,34 +56,34 @@ class FigureLogger(Callback, abc.ABC):
 
     @abc.abstractmethod
     def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Pass on the figures of an epoch (0-based)."""
+        """Log the metrics of an epoch (0-based)."""
 
     @abc.abstractmethod
     def write_updates(self, logs: dict[str, Any]) -> None:
-        """Pass on the figures of the epoch so far, after `updates`."""
+        """Log the metrics of the epoch so far, at the number `updates`."""
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Count updates from 0."""
+        """Set the count of updates to 0."""
         self.updates = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Open the service, now that a resumed run has its state."""
+        """Connect to the service; a resumed run has its state by now."""
         self.open()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Open the service, for a run resumed inside an epoch."""
+        """Connect to the service, for a run resumed inside an epoch."""
         self.open()
         self._first_update = batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Count the call's updates, and pass figures on if it is time."""
+        """Count the call's updates, and log metrics every `update_freq` updates."""
         before = self.updates
         self.updates += batch - self._first_update + 1
         if self._every and self.updates // self._every > before // self._every:
             self.write_updates(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Pass on the figures of the epoch."""
+        """Log the metrics of the epoch."""
         self.write_epoch(epoch, logs)
 
 
@@ -119,14 +119,14 @@ class RunLogger(FigureLogger):
 
     @abc.abstractmethod
     def begin_run(self) -> Any:
-        """Begin a run, or continue that of `run_id`, set `run_id`, and return it."""
+        """Begin a run, or continue the run of `run_id`, and return the run."""
 
     @abc.abstractmethod
     def end_run(self, *, is_failed: bool) -> None:
         """End the run that `begin_run` began."""
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Forget the run of an earlier `fit`."""
+        """Forget the run that an earlier `fit` began."""
         super().on_train_begin(logs)
         self.run_id = None
 
@@ -143,7 +143,7 @@ class RunLogger(FigureLogger):
         self._leave(is_failed=False)
 
     def close(self) -> None:
-        """End the run as failed, if an error kept `on_train_end` from ending it."""
+        """End the run as failed, if an error prevented `on_train_end`."""
         self._leave(is_failed=True)
 
     def _leave(self, *, is_failed: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def in_lines(figures: str, width: int) -> str:
-    """Break a line of figures at `width`, between figures where possible.
+    """Break a line of metrics at `width`, between metrics where possible.
 
     Example:
         >>> print(in_lines("2/2 - accuracy: 0.9877 - loss: 0.2500", 24))
@@ -40,7 +40,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_logs(logs: dict[str, Any]) -> str:
-    """Format figures as Keras does: four decimals, or an exponent if they are small.
+    """Format metrics as Keras does: four decimals, or an exponent if they are small.
 
     Example:
         >>> format_logs({"accuracy": 0.98765, "loss": -0.00012})

@@ -17,7 +17,7 @@ from .base import Callback
 
 
 class GradientMonitor(Callback):
-    """Log the norms of the gradients that updates are made with.
+    """Log the norms of the gradients in the updates.
 
     Gradients leave the device through PopTorch's anchors (`Options.anchorTensor`). The
     training program is built again to have them, and every call sends them to the host.
@@ -87,7 +87,7 @@ class GradientMonitor(Callback):
         self._has_warned = False
 
     def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
-        """Return the names that the patterns fit, in the module's order."""
+        """Return the parameters that match the patterns, in the module's order."""
         names = [n for n, p in module.named_parameters() if p.requires_grad]
         patterns = ["*"] if self.parameters is None else self.parameters
         wanted: set[str] = set()
@@ -100,19 +100,19 @@ class GradientMonitor(Callback):
         return self._names
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Forget an earlier run."""
+        """Reset the values of an earlier run."""
         self._has_warned = False
         self._reset()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Begin new means."""
+        """Reset the means of the epoch."""
         self._reset()
 
     def _reset(self) -> None:
         self.sums, self.largest, self.calls = {}, 0.0, 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Put the norms of the call into its logs."""
+        """Add the norms of the call to its logs."""
         gradients = self.model.gradients()
         self.norms = {
             name: float(torch.linalg.vector_norm(gradients[name]))
@@ -130,7 +130,7 @@ class GradientMonitor(Callback):
             self.largest = norm
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Put the means of the epoch into its logs."""
+        """Add the means of the epoch to its logs."""
         if self.calls:
             logs.update({name: total / self.calls for name, total in self.sums.items()})
             logs["grad_norm_max"] = self.largest

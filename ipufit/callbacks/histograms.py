@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a model, as values to make histograms of."""
+"""Values of a model's weights, for histograms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def is_histogram_due(freq: int, epoch: int) -> bool:
-    """Whether histograms are due after an epoch: the first, then every `freq` epochs.
+    """Return whether histograms are due: after the first epoch, then every `freq`.
 
     Args:
         freq: Number of epochs from one histogram to the next; 0 for none.
@@ -23,7 +23,7 @@ def is_histogram_due(freq: int, epoch: int) -> bool:
 
 
 def histogram_values(model: Any) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """The finite values of each weight and each buffer of floats, by name.
+    """Yield the finite values of each weight and each floating-point buffer, by name.
 
     All weights are copied to the host. A tensor without finite values is left out.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`History`: one row of figures per epoch."""
+"""`History`: the metrics of each epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .plots import Axes, Figure, axes_for, draw_curve
 
 
 class History(Callback):
-    """Figures of every epoch, which `fit` returns.
+    """Metrics of every epoch, which `fit` returns.
 
     Attributes:
         epoch: Indices of the epochs of the last `fit`.
@@ -53,10 +53,10 @@ class History(Callback):
         self.coverage = ""
 
     def set_model(self, model: Any) -> None:
-        """Keep no model: it keeps its history, and a circle would hold its IPUs."""
+        """Ignore the model: a reference cycle would keep its IPUs."""
 
     def __repr__(self) -> str:
-        """The epochs and the last figures: what a notebook shows of a fit."""
+        """Describe the number of epochs and the last metrics."""
         last = [
             f"{name} {values[-1]:.4g}"
             for name, values in sorted(self.history.items())
@@ -66,13 +66,13 @@ class History(Callback):
         return f"<History: {', '.join([f'{len(self.epoch)} epoch{plural}', *last])}>"
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Forget the epochs of an earlier run."""
+        """Remove the epochs of an earlier run."""
         self.epoch = []
         self.dropped_samples = self.params.get("dropped_samples", 0)
         self.coverage = self.run.coverage
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Append the figures of the epoch."""
+        """Append the metrics of the epoch."""
         self.epoch.append(epoch)
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
@@ -130,7 +130,7 @@ class History(Callback):
         return figure
 
     def _names_to_draw(self, names: str | Sequence[str] | None) -> list[str]:
-        """The names that were asked for, or all without those of validations."""
+        """Return the names that were asked for, by default all without `val_`."""
         if not self.history:
             raise ConfigError(
                 "There is nothing to draw: this history has no epoch. Call plot() "

@@ -13,7 +13,7 @@ Hook = Optional[Callable[..., Any]]
 
 
 class LambdaCallback(Callback):
-    """Callback made of functions, each in the place of a hook of `Callback`.
+    """Callback made of functions, each of which serves as a hook.
 
     As in Keras. A function takes the arguments of its hook: `(epoch, logs)`,
     `(batch, logs)` or `(logs)`. It may change `logs`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and setting the learning rate from a callback."""
+"""Read and set the learning rate in a callback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .saved_state import check_keys, check_kinds
 def set_learning_rate(
     optimizer: Any, rate: float, ratios: Sequence[float] = ()
 ) -> list[float]:
-    """Set the rate of the first parameter group, and keep the others' ratio to it.
+    """Set the rate of the first parameter group, and scale the other groups' rates.
 
     Args:
         optimizer: An optimizer of torch or `poptorch.optim`.

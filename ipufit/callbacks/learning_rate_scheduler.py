@@ -71,12 +71,12 @@ class LearningRateScheduler(RateCallback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Put the rate into the logs."""
+        """Add the rate to the logs."""
         logs["learning_rate"] = learning_rate(self.model.optimizer)
 
 
 def _takes_two(schedule: Any) -> bool:
-    """Whether a schedule takes the rate as well as the epoch."""
+    """Return whether a schedule takes the rate besides the epoch."""
     if not callable(schedule):
         raise ConfigError(
             f"schedule={schedule!r} is no function schedule(epoch, learning_rate)."

@@ -12,8 +12,8 @@ from ipufit.errors import CheckpointWarning
 def say(message: str) -> None:
     """Write a line to standard output, and flush it.
 
-    `sys.stdout` is looked up each time: while a bar is on the screen it is rich's,
-    which puts the line above the bar.
+    While a progress bar is on the screen, `sys.stdout` is rich's, which prints the line
+    above the bar. So it is looked up each time.
 
     Example:
         >>> say("Epoch 3: early stopping")
@@ -24,7 +24,7 @@ def say(message: str) -> None:
 
 
 def warn_of_unsaved_eviction(error: Exception) -> None:
-    """Warn that a run couldn't be saved when SIGTERM ended it, and say why."""
+    """Warn that a run couldn't be saved when SIGTERM ended it, with the reason."""
     warnings.warn(
         f"SIGTERM came, and the run couldn't be saved: {error} It will go on from the "
         "checkpoint before, if there is one.",

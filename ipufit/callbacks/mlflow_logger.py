@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MLflowLogger`: figures for MLflow."""
+"""`MLflowLogger`: metrics for MLflow."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MLflowLogger(RunLogger):
         return self._mlflow.active_run()
 
     def begin_run(self) -> Any:
-        """Begin a run, or continue that of `run_id`."""
+        """Begin a run, or continue the run of `run_id`."""
         known = {"run_id": self.run_id} if self.run_id else {}
         run = self._mlflow.start_run(**{**self.arguments, **known})
         self.run_id = run.info.run_id
@@ -61,10 +61,10 @@ class MLflowLogger(RunLogger):
         self._mlflow.end_run(status="FAILED" if is_failed else "FINISHED")
 
     def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Log the figures of an epoch."""
+        """Log the metrics of an epoch."""
         self._mlflow.log_metrics(dict(logs), step=epoch)
 
     def write_updates(self, logs: dict[str, Any]) -> None:
-        """Log the figures so far as `batch_<name>`."""
+        """Log the metrics so far as `batch_<name>`."""
         figures = {f"batch_{name}": value for name, value in logs.items()}
         self._mlflow.log_metrics(figures, step=self.updates)

@@ -145,7 +145,7 @@ class ModelCheckpoint(MonitorCallback):
         self.last_update = -1
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Prepare for a new run; the best value stays."""
+        """Reset for a new run; the best value stays."""
         self.begin_monitoring()
         if self.store is not None and self.mode == "auto":
             self.store.mode = direction_of(self.monitor, self.run.directions)
@@ -155,7 +155,7 @@ class ModelCheckpoint(MonitorCallback):
             self.run.on_eviction(self._save_evicted)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Number updates from 0."""
+        """Reset the count of the epoch's updates."""
         self.last_update = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class ModelCheckpoint(MonitorCallback):
             self._save(self.run.epoch, logs, fields)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Save, with `save_freq="epoch"`."""
+        """Save if `save_freq` is `"epoch"`."""
         if self.save_freq == "epoch" and self.save_seconds is None:
             self._save(epoch, logs, logs)
 
@@ -192,17 +192,17 @@ class ModelCheckpoint(MonitorCallback):
 
     @property
     def hears_every(self) -> int | None:
-        """With a number for `save_freq`, so that calls end where it saves."""
+        """Return `save_freq` if it is a number, so that calls end where it saves."""
         if not isinstance(self.save_freq, int):
             return None
         return math.gcd(self.save_freq, self.updates_since_save)
 
     @property
     def reads_batch_logs(self) -> bool:  # type: ignore[override]
-        """Whether figures are needed after each call.
+        """Whether metrics are needed after each call.
 
-        Several processes save by the clock at calls for which they add up figures
-        anyway.
+        With several processes it saves by the clock at calls for which they exchange
+        metrics anyway.
         """
         if self.save_seconds is None and self.save_freq == "epoch":
             return False
@@ -256,7 +256,7 @@ class ModelCheckpoint(MonitorCallback):
             warn_of_unsaved_eviction(error)
 
     def _moment(self, logs: dict[str, Any]) -> SavedAt:
-        """When it is saved, and the figure then, by which the best can be averaged."""
+        """Return update, epoch and metric of a checkpoint, to find the best later."""
         value = logs.get(self.monitor)
         if value is None:
             return SavedAt(self.run.updates)
@@ -294,12 +294,12 @@ class ModelCheckpoint(MonitorCallback):
         )
 
     def _checkpoint(self) -> Checkpoint:
-        """Copy the state of the run, so that training doesn't change it."""
+        """Copy the state of the run, for a writer beside the training."""
         checkpoint: Checkpoint = self.model.checkpoint()
         return Checkpoint(checkpoint.tensors, copied(checkpoint.state))
 
     def _do(self, epoch: int, take: Callable[[], Callable[[], Any]]) -> None:
-        """Copy the state and have process 0 write it, now or in the background.
+        """Copy the state, and let process 0 write it, now or in the background.
 
         Args:
             epoch: Index of the epoch.
@@ -357,7 +357,7 @@ def _write_whole(path: str, moment: SavedAt, checkpoint: Checkpoint) -> str:
 
 
 def _is_of_weights(filepath: str, given: bool | None) -> bool:
-    """Whether the suffix of a path is that of a file of weights."""
+    """Return whether the suffix of a path is that of a weights file."""
     is_file = filepath.endswith(SUFFIX)
     is_other = not is_file and _OTHER_SUFFIX.search(filepath) is not None
     if is_other or given not in (None, is_file):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monitoring of one figure: its direction, and whether it improves."""
+"""Monitoring of one metric: its direction, and whether it improves."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MODES = ("auto", "min", "max")
 
 
 class MonitorCallback(Callback):
-    """Base of callbacks that watch a figure of the logs.
+    """Base of callbacks that monitor a metric in the logs.
 
     Args:
-        monitor: Name of the figure, such as `"val_loss"`.
+        monitor: Name of the metric, such as `"val_loss"`.
         mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metrics. Any
             other mode is taken as `"auto"`, with a warning, as in Keras.
         min_delta: Change that an improvement must exceed; its sign doesn't matter.
-        verbose: 1 or more has `say` print its messages.
+        verbose: 1 or more lets `say` print its messages.
         best: Value that the first one must beat, if any.
 
     Attributes:
@@ -57,21 +57,21 @@ class MonitorCallback(Callback):
         self.direction: str | None = None
 
     def say(self, message: str) -> None:
-        """Print a line if `verbose` is set; of several processes the first does."""
+        """Print a line if `verbose` is set, in the first process only."""
         if self.verbose > 0 and self.run.processes.is_first:
             say(message)
 
     @property
     def state_name(self) -> str:
-        """Class and figure, so that states of two figures can't be exchanged."""
+        """Name in checkpoints: the class and the metric."""
         return f"{type(self).__name__}({self.monitor})"
 
     def begin_monitoring(self) -> None:
-        """Forget the direction, which the metrics of the new run give."""
+        """Reset the direction, which depends on the new run's metrics."""
         self.direction = None
 
     def improves(self, value: float, reference: float | None) -> bool:
-        """Whether a value is better than another by more than `min_delta`.
+        """Return whether a value is better than another by more than `min_delta`.
 
         Args:
             value: New value.
@@ -84,7 +84,7 @@ class MonitorCallback(Callback):
         return is_improvement(value, reference, direction, self.min_delta)
 
     def known_direction(self) -> str:
-        """Return `"min"` or `"max"`, whichever of the figure is better.
+        """Return whether the metric's `"min"` or `"max"` is better.
 
         Raises:
             ConfigError: If the mode is `"auto"`, and no metric has a direction.
@@ -104,7 +104,7 @@ class MonitorCallback(Callback):
 
 
 def direction_of(monitor: str, directions: Mapping[str, str]) -> str | None:
-    """Return `"min"` or `"max"`, whichever of a figure is better; None if unknown.
+    """Return whether a metric's `"min"` or `"max"` is better; None if unknown.
 
     The direction of a loss is always known.
 
@@ -127,7 +127,7 @@ def direction_of(monitor: str, directions: Mapping[str, str]) -> str | None:
 def is_improvement(
     value: float, reference: float | None, direction: str, min_delta: float = 0.0
 ) -> bool:
-    """Whether a value is better than another by more than `min_delta`.
+    """Return whether a value is better than another by more than `min_delta`.
 
     Like Keras's, the test is strict and made in float32, so `0.7` is no improvement
     over `0.8` by more than `0.1`, whatever float64 leaves in the last digit.
@@ -155,7 +155,7 @@ def is_improvement(
 
 
 def warn_unavailable(what: str, logs: Mapping[str, Any], end: str = "") -> None:
-    """Warn that a figure isn't in the logs.
+    """Warn that a metric isn't in the logs.
 
     Args:
         what: Beginning of the message.

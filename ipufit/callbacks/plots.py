@@ -22,7 +22,7 @@ _INCHES = 4.5, 3.4
 def axes_for(
     who: str, count: int, given: Axes | Sequence[Axes] | None
 ) -> tuple[Figure, list[Axes]]:
-    """Find the axes to draw in, or make them in a new figure.
+    """Return the axes to draw in; new ones in a new figure if none are given.
 
     Args:
         who: Function that draws, for messages.
@@ -64,7 +64,7 @@ def axes_for(
 def draw_curve(
     axes: Axes, x: Sequence[float], y: Sequence[float], label: str | None = None
 ) -> None:
-    """Draw a curve; its points are seen where they are few."""
+    """Draw a curve, with markers if it has few points."""
     axes.plot(x, y, label=label, marker="." if len(x) < 50 else None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Profiler`: where the time of some calls of a run goes."""
+"""`Profiler`: a recording of where the time of some calls goes."""
 
 from __future__ import annotations
 
@@ -92,19 +92,19 @@ class Profiler(Callback):
 
     @property
     def hears_every(self) -> int | None:
-        """None: it records the calls that there would be without it."""
+        """Return None: the profiler doesn't change the length of calls."""
         return None
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Begin to count calls."""
+        """Start counting calls."""
         self._begin("fit")
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """Begin to count calls, outside `fit`."""
+        """Start counting calls, outside `fit`."""
         self._begin("evaluate")
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
-        """Begin to count calls, outside `fit`."""
+        """Start counting calls, outside `fit`."""
         self._begin("predict")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
@@ -120,9 +120,9 @@ class Profiler(Callback):
         self._count("predict")
 
     def close(self) -> None:
-        """Write what was recorded until now, if the run ends within the calls.
+        """Write the recording so far, if the run has ended before its last call.
 
-        Say so if the run had too few calls for a recording.
+        Print a line if the run had too few calls for a recording.
         """
         if self._is_on and self._calls > self.skip:
             self._end()

@@ -24,7 +24,7 @@ _SECONDS_BETWEEN = 0.1
 
 
 class ProgressDisplay(Callback):
-    """Base of displays: counts samples, steps and seconds, and shows nothing.
+    """Base of displays: counts samples, steps and seconds, and prints nothing.
 
     rich, which is slow to import, is imported when something is shown.
 
@@ -54,24 +54,24 @@ class ProgressDisplay(Callback):
 
     @property
     def is_due(self) -> bool:
-        """Whether the display shows figures after the current call."""
+        """Whether the display shows metrics after the present call."""
         return False
 
     def compiling(self, what: str) -> None:
         """Called before a program is compiled."""
 
     def compiled(self, what: str, seconds: float, remark: str = "") -> None:
-        """Called after a program was compiled; `remark` says what was chosen for it."""
+        """Called after a program was compiled; `remark` names automatic choices."""
 
     def noted(self, line: str) -> None:
-        """Called with a line about what was chosen for the user."""
+        """Called with a line about an automatic choice."""
 
     def close(self) -> None:
-        """Leave the terminal as it was, after an error too."""
+        """Restore the terminal, also after an error."""
         self._is_fit = False
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Show epochs, and no bar of a validation, as in Keras."""
+        """Show epochs, without a bar for validations, as in Keras."""
         self._is_fit = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
@@ -80,11 +80,11 @@ class ProgressDisplay(Callback):
         self._begin(f"Epoch {epoch + 1}/{self.params['epochs']}")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Show the updates of the call, and the figures so far."""
+        """Show the updates of the call, and the metrics so far."""
         self._advance(batch + 1, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Show the figures of the epoch."""
+        """Show the metrics of the epoch."""
         self._end(logs)
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
@@ -94,12 +94,12 @@ class ProgressDisplay(Callback):
             self._begin("Evaluating")
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Show the steps of an `evaluate`, and the figures so far."""
+        """Show the steps of an `evaluate`, and the metrics so far."""
         if not self._is_fit:
             self._advance(batch + 1, logs)
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Show the figures of an `evaluate`; `fit` shows those of a validation."""
+        """Show the metrics of an `evaluate`; a validation's are shown by the epoch."""
         if not self._is_fit:
             self._end(logs)
 
@@ -120,11 +120,11 @@ class ProgressDisplay(Callback):
         """Show that an epoch, an evaluation or a prediction begins."""
 
     def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
-        """Count a call, and show its figures; None if there are none to show."""
+        """Count a call, and show its metrics; None if there are none."""
         self._steps_done = steps
 
     def _end(self, logs: dict[str, Any]) -> None:
-        """Show the figures."""
+        """Show the last metrics."""
 
     def _start_clock(self) -> None:
         self._start_seconds = self._clock()
@@ -135,7 +135,7 @@ class ProgressDisplay(Callback):
         return self._clock() - self._start_seconds
 
     def _coverage(self) -> str:
-        """Name the samples that the figures cover, unless they cover all."""
+        """Describe the samples that the metrics cover; "" if they cover all."""
         return f" ({self.run.coverage})" if self.run.coverage else ""
 
 
@@ -168,7 +168,7 @@ class LineProgress(ProgressDisplay):
         )
 
     def _print(self, line: str) -> None:
-        """Print a line, broken between figures if a terminal would break it."""
+        """Print a line; on a terminal, break it between metrics."""
         console, width = self._console, self._console.width
         if console.is_dumb_terminal:  # rich assumes 80 columns
             width = get_terminal_size((width, 0)).columns
@@ -195,7 +195,7 @@ class BarProgress(LineProgress):
 
     @property
     def is_due(self) -> bool:
-        """Whether the figures on the screen are old enough to be replaced."""
+        """Whether the metrics on the screen are old enough to be replaced."""
         is_on = self._bar is not None
         return is_on and self._clock() - self._shown_at >= _SECONDS_BETWEEN
 
@@ -205,7 +205,7 @@ class BarProgress(LineProgress):
             self._console.print(f"Compiling the {what} program ...", style="dim")
 
     def close(self) -> None:
-        """Leave the terminal as it was, after an error too."""
+        """Restore the terminal, also after an error."""
         super().close()
         self._stop()
 
@@ -232,7 +232,7 @@ class BarProgress(LineProgress):
             self._bar.update(self._task, completed=self._steps_done, figures=figures)
 
     def _end(self, logs: dict[str, Any]) -> None:
-        """Leave the bar on the screen, with the last figures."""
+        """Leave the bar on the screen, with the last metrics."""
         if self._bar is None:
             super()._end(logs)
             return
@@ -246,7 +246,7 @@ class BarProgress(LineProgress):
         self._stop()
 
     def _steps_before(self) -> int:
-        """Updates that an interrupted run has made of this epoch."""
+        """Return the updates of this epoch that an interrupted run made."""
         steps, calls = self.params.get("steps"), self.params.get("calls")
         return self.run.calls * (steps // calls if steps and calls else 1)
 
@@ -256,7 +256,7 @@ class BarProgress(LineProgress):
             self._bar = None
 
     def _figures(self, logs: dict[str, Any]) -> str:
-        """Format the figures, in training after the samples per second."""
+        """Format the metrics; in training, samples per second come first."""
         if not self._is_fit:
             return format_logs(logs)
         samples = self.run.samples - self._samples_before
@@ -269,7 +269,7 @@ def make_progress(
     console: Console | None = None,
     clock: Clock = time.perf_counter,
 ) -> ProgressDisplay:
-    """Make the display that `verbose` chooses.
+    """Return the display that `verbose` chooses.
 
     Args:
         verbose: 0 for none, 2 for lines, 1 for bars, or lines where bars can't be
@@ -294,7 +294,7 @@ def make_progress(
 
 
 def can_redraw(console: Console) -> bool:
-    """Whether a bar can be redrawn on a console.
+    """Return whether a bar can be redrawn on a console.
 
     It can't in a pipe, in a file, on a dumb terminal, and in a notebook without the
     widgets that rich needs.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ReduceLROnPlateau`: a lower learning rate when a figure stops improving."""
+"""`ReduceLROnPlateau`: reduce the learning rate when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
     Attributes:
         best: Best value of this run.
         wait: Number of epochs since the last improvement.
-        cooldown_counter: Number of epochs that are left of the pause.
+        cooldown_counter: Number of epochs left of the pause.
 
     Raises:
         ConfigError: If `factor` is 1 or more. When `fit` begins, if the model was
@@ -87,13 +87,13 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
         self.cooldown_counter = 0
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Forget the values of an earlier run."""
+        """Reset the values of an earlier run."""
         refuse_schedule(self.model, "ReduceLROnPlateau")
         self._reset()
         self.begin_monitoring()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Put the rate into the logs, and reduce it if it is time."""
+        """Add the rate to the logs, and reduce it after `patience` epochs."""
         logs["learning_rate"] = learning_rate(self.model.optimizer)
         if logs.get(self.monitor) is None:
             warn_unavailable(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of the states of callbacks, and checks that a state fits its callback."""
+"""Copies and checks of callbacks' states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ipufit.errors import ConfigError, DamagedCheckpointError
 
 
 def copied(value: Any) -> Any:
-    """Copy a value of a state: its lists and dicts are new ones.
+    """Copy a value of a state, with new lists and dicts.
 
     Args:
         value: Tensors and arrays in it stay the same objects; NumPy's scalars become
@@ -34,7 +34,7 @@ def copied(value: Any) -> Any:
 
 
 def check_keys(who: str, state: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse a state that is not of this callback.
+    """Refuse a state whose keys aren't those of the callback.
 
     Args:
         who: Class of the callback.
@@ -89,7 +89,7 @@ def check_kinds(who: str, state: Mapping[str, Any], kinds: Mapping[str, Kind]) -
 
 
 def check_callbacks(saved: Sequence[str], present: Sequence[str]) -> None:
-    """Refuse states of other callbacks than those of the run.
+    """Refuse states whose callbacks aren't those of the run.
 
     Args:
         saved: Keys `"position:name"` of the states.
@@ -125,7 +125,7 @@ def check_callbacks(saved: Sequence[str], present: Sequence[str]) -> None:
 
 
 def _names(keys: Sequence[str]) -> list[str]:
-    """The names in the order of their positions, whatever the order of the keys."""
+    """Return the names in the order of their positions."""
     parts = [key.partition(":") for key in keys]
     wrong = [key for key, (i, _, _) in zip(keys, parts) if not i.isdecimal()]
     if wrong:

@@ -43,30 +43,30 @@ class SwapEMAWeights(Callback):
         self.swap_on_epoch = swap_on_epoch
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Refuse an optimizer without average; begin with the trained weights."""
+        """Refuse an optimizer without an average; start with the trained weights."""
         self.model.swap_weights(is_average=False)
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """Put the averages into the model."""
+        """Copy the averages into the model."""
         self.model.swap_weights(is_average=True, is_joint=True)
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Put the trained weights back."""
+        """Restore the trained weights."""
         self.model.swap_weights(is_average=False)
 
     on_predict_begin = on_test_begin
     on_predict_end = on_test_end
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Put the trained weights back."""
+        """Restore the trained weights."""
         self.model.swap_weights(is_average=False)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Put the averages into the model, with `swap_on_epoch`."""
+        """Copy the averages into the model if `swap_on_epoch` is set."""
         if self.swap_on_epoch:
             self.model.swap_weights(is_average=True, is_joint=True)
 
     def close(self) -> None:
-        """Put the trained weights back, after an error too."""
+        """Restore the trained weights, also after an error."""
         if self.model is not None and self.model.weight_average is not None:
             self.model.swap_weights(is_average=False)

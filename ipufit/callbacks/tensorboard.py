@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TensorBoard`: figures for TensorBoard, without TensorFlow."""
+"""`TensorBoard`: metrics for TensorBoard, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class TensorBoard(FigureLogger):
         self._writers: dict[str, Any] = {}
 
     def open(self) -> None:
-        """Do nothing: the first figure makes the file."""
+        """Do nothing: the first metric creates the file."""
 
     def write_updates(self, logs: dict[str, Any]) -> None:
-        """Write the figures so far as `batch_<name>`."""
+        """Write the metrics so far as `batch_<name>`."""
         self._write("train", "batch_{}", logs, self.updates)
 
     def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Write the figures of an epoch as `epoch_<name>`, and flush the files."""
+        """Write the metrics of an epoch as `epoch_<name>`, and flush the files."""
         training, validation = {}, {}
         for name, value in logs.items():
             if name.startswith("val_"):
@@ -90,13 +90,13 @@ class TensorBoard(FigureLogger):
         self._flush()
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Write the figures of an evaluation as `evaluation_<name>_vs_iterations`."""
+        """Write the metrics of an evaluation as `evaluation_<name>_vs_iterations`."""
         updates = self.model.num_updates
         self._write("validation", "evaluation_{}_vs_iterations", logs, updates)
         self._flush()
 
     def close(self) -> None:
-        """Close the files, after an error too."""
+        """Close the files, also after an error."""
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()

@@ -17,7 +17,7 @@ TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 
 
 def throughput_line(samples_per_second: float) -> str:
-    """The line that `benchmarks.yml` files of Graphcore's examples look for.
+    """Format the line that `benchmarks.yml` files of Graphcore's examples look for.
 
     Args:
         samples_per_second: Samples of all processes per second.
@@ -108,11 +108,11 @@ class Throughput(Callback):
 
     @property
     def hears_every(self) -> int | None:
-        """None: it measures the calls that there would be without it."""
+        """Return None: measuring doesn't change the length of calls."""
         return None
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Forget an earlier run."""
+        """Reset the values of an earlier run."""
         self._since = None
         self._begin_epoch()
 
@@ -138,7 +138,7 @@ class Throughput(Callback):
         self._add_call(TRAINING, now)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Put the figures into the logs."""
+        """Add both values to the logs."""
         if self.calls.get(TRAINING):
             rate = self.epoch_samples / max(self.epoch_seconds, 1e-9)
             measured = rate, self.latencies_ms[TRAINING]
@@ -148,15 +148,15 @@ class Throughput(Callback):
                 say(throughput_line(rate))
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        """Begin a new mean over calls, and stop the clock of the epoch.
+        """Reset the mean over calls, and stop the clock of the epoch.
 
-        It goes on with the next call of the training.
+        The next training call starts the clock again.
         """
         self.calls[EVALUATION] = 0
         self._since = None
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
-        """Begin a new mean over calls."""
+        """Reset the mean over calls."""
         self.calls[PREDICTION] = 0
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WandbLogger`: figures for Weights & Biases."""
+"""`WandbLogger`: metrics for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class WandbLogger(RunLogger):
         return self._wandb.run
 
     def begin_run(self) -> Any:
-        """Begin a run, or continue that of `run_id`."""
+        """Begin a run, or continue the run of `run_id`."""
         known = {"id": self.run_id, "resume": "allow"} if self.run_id else {}
         run = self._wandb.init(**{**self.arguments, **known})
         self.run_id = run.id
@@ -76,7 +76,7 @@ class WandbLogger(RunLogger):
         self._active.finish(exit_code=int(is_failed))
 
     def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Log the figures of an epoch as `epoch/<name>`."""
+        """Log the metrics of an epoch as `epoch/<name>`."""
         histograms = {}
         if is_histogram_due(self.histogram_freq, epoch):
             histograms = {
@@ -86,7 +86,7 @@ class WandbLogger(RunLogger):
         self._log("epoch", {"epoch": epoch, **logs}, histograms)
 
     def write_updates(self, logs: dict[str, Any]) -> None:
-        """Log the figures so far as `batch/<name>`."""
+        """Log the metrics so far as `batch/<name>`."""
         self._log("batch", {"updates": self.updates, **logs}, {})
 
     def _log(self, group: str, figures: dict[str, Any], more: dict[str, Any]) -> None:

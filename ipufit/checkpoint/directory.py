@@ -94,13 +94,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class SavedAt:
-    """When in a run weights were saved, and the figure that they had then.
+    """Update, epoch and metric at which weights were saved.
 
     Args:
         update: Number of weight updates.
-        monitor: Name of the figure, such as "val_loss"; None without one.
-        value: The figure; None if it wasn't known.
-        mode: "min" or "max", whichever of the figure is better; None if unknown.
+        monitor: Name of the metric, such as "val_loss"; None without one.
+        value: Value of the metric; None if it wasn't known.
+        mode: Whether "min" or "max" of the metric is better; None if unknown.
         epoch: Number of complete epochs.
         sequence: Number of the checkpoint in its store, in the order of writing; None
             if no store wrote it.
@@ -114,7 +114,7 @@ class SavedAt:
     sequence: int | None = None
 
     def plain(self) -> dict[str, Any]:
-        """The values that a file of weights has, too."""
+        """Return the values that a file of weights contains, too."""
         return {name: getattr(self, name) for name in _MOMENT}
 
 
@@ -130,7 +130,7 @@ class Manifest(NamedTuple):
 
     Attributes:
         files: Size and checksum of each file, by its name.
-        moment: When it was saved; None if the manifest doesn't say.
+        moment: Update, epoch and metric; None if the manifest has none.
     """
 
     files: Mapping[str, Written]
@@ -138,7 +138,7 @@ class Manifest(NamedTuple):
 
 
 def belongs(name: str) -> bool:
-    """Return whether a name is allowed for a file of a checkpoint.
+    """Return whether a checkpoint may have a file of this name.
 
     Example:
         >>> belongs("model.safetensors"), belongs("../model.safetensors")
@@ -175,7 +175,7 @@ def dump_json(value: Any, *, name: str = "value", indent: int | None = None) -> 
 
 
 def load_json(data: bytes) -> Any:
-    """Decode JSON of `dump_json`, and refuse any that it wouldn't write.
+    """Decode JSON that `dump_json` wrote, and refuse any other.
 
     Raises:
         ValueError: The data isn't strict JSON within the limits; the text says why.
@@ -305,7 +305,7 @@ def dump_manifest(files: Mapping[str, Written], moment: SavedAt | None) -> bytes
 
 
 def load_manifest(data: bytes) -> Manifest:
-    """Decode `manifest.json`, and check it against itself.
+    """Decode `manifest.json`, and check its checksum and its values.
 
     Raises:
         ValueError: It is damaged or malformed; the text says how.
@@ -346,7 +346,7 @@ def load_manifest(data: bytes) -> Manifest:
 
 
 def moment_of(given: Any) -> SavedAt:
-    """Check the plain values of a moment.
+    """Check the plain values of a `SavedAt`, and create it.
 
     Raises:
         ValueError: A value is missing, or of another kind.
@@ -426,7 +426,7 @@ def dump_tensors(
 
 @contextlib.contextmanager
 def open_tensors(descriptor: int) -> Iterator[Any]:
-    """Open a safetensors file that is open already, whatever its name is by now.
+    """Open a safetensors file by its descriptor, whatever its name is by now.
 
     Raises:
         ValueError: The file breaks the format.
@@ -479,7 +479,7 @@ def are_equal(one: Tensor, other: Tensor) -> bool:
 
 
 def copied_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors; tensors that share all of their memory share a copy.
+    """Copy tensors; tensors that share all of their memory share the copy.
 
     Example:
         >>> weight = torch.zeros(2)
@@ -510,7 +510,7 @@ def tied_names(tensors: Mapping[str, Tensor]) -> list[list[str]]:
 def names_that_differ(
     own: Mapping[str, Tensor], given: Mapping[str, Tensor], *properties: str
 ) -> list[str]:
-    """Names of tensors that only one of two has, or that have other properties.
+    """List names of tensors that only one side has, or whose properties differ.
 
     Example:
         >>> names_that_differ({"a": torch.ones(2)}, {"a": torch.ones(3)}, "shape")
@@ -589,7 +589,7 @@ def replace_file(target: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Sync a directory, so that new, renamed and removed names survive a crash."""
+    """Sync a directory, so that changes of its names survive a crash."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -612,7 +612,7 @@ def _beside(target: Path, kind: str) -> Path:
 
 
 def _leftovers(target: Path, kind: str) -> list[Path]:
-    """List the paths of a kind that killed processes left beside a target."""
+    """List the hidden paths of a kind that killed writers left beside a target."""
     form = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.{kind}")
     if not target.parent.is_dir():
         return []
@@ -621,7 +621,7 @@ def _leftovers(target: Path, kind: str) -> list[Path]:
 
 
 def foreign_files(directory: Path) -> list[str]:
-    """List the names in a directory that are no files of a checkpoint."""
+    """List the files in a directory that don't belong to a checkpoint."""
     with os.scandir(directory) as entries:
         return sorted(
             entry.name
@@ -651,7 +651,7 @@ def _current_path(target: Path) -> Path | None:
 
 
 def remove(target: Path) -> None:
-    """Delete a checkpoint so that half of it is never taken for a whole one.
+    """Delete a checkpoint, so that a part of it never counts as a whole one.
 
     Raises:
         OSError: The checkpoint can't be deleted.
@@ -679,7 +679,7 @@ def delete(directory: Path) -> None:
 def write_checkpoint(
     path: PathLike, checkpoint: Checkpoint, *, moment: SavedAt | None = None
 ) -> None:
-    """Write a checkpoint, or leave the old one whole.
+    """Write a checkpoint, or keep the old one whole.
 
     If the process is killed at any moment, the path has the old checkpoint or the new
     one (or none, if there was none). Only one process may write to a path at a time.
@@ -687,7 +687,7 @@ def write_checkpoint(
     Args:
         path: A directory; its parents are made. A checkpoint there is replaced.
         checkpoint: The checkpoint. Its tensors are read while this runs, and not kept.
-        moment: When in a run it is saved and the figure it has then.
+        moment: Update, epoch and metric at which it is saved.
 
     Raises:
         UnsupportedError: A value or tensor can't be written; no file was.
@@ -747,7 +747,7 @@ def write_checkpoint(
 
 
 def _clean_up(target: Path) -> None:
-    """Clean up after killed writers, and refuse to replace anything but a checkpoint.
+    """Remove leftovers of killed writers; refuse a target that is no checkpoint.
 
     Raises:
         CheckpointError: The target exists and is no checkpoint.
@@ -776,8 +776,8 @@ def _put(beside: Path, target: Path) -> None:
     """Rename a complete directory to its target, durably, and delete the old target.
 
     Raises:
-        OSError: It can't be renamed. The old target is still there, or is found by
-            `_current_path`.
+        OSError: The directory can't be renamed. The old target is still there, or
+            `_current_path` finds it.
     """
     old = _beside(target, "old") if os.path.lexists(target) else None
     if old is not None:
@@ -799,7 +799,7 @@ def _put(beside: Path, target: Path) -> None:
 
 
 def load_checkpoint(path: PathLike) -> Checkpoint:
-    """Read a checkpoint, if every byte is as it was written.
+    """Read a checkpoint, and check that every byte is as it was written.
 
     Args:
         path: The checkpoint's directory.
@@ -832,9 +832,9 @@ def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
 
 
 def read_manifest(path: PathLike) -> Manifest:
-    """Read the manifest, and compare the sizes of the files with it.
+    """Read the manifest, and check the sizes of the files.
 
-    This is fast. It finds files that are missing or cut, not those that were changed.
+    This is fast. It finds missing and cut files, but not changed ones.
 
     Raises:
         MissingCheckpointError: There is no checkpoint.
@@ -847,10 +847,10 @@ def read_manifest(path: PathLike) -> Manifest:
 def _read(
     path: PathLike, is_wanted: Callable[[str], bool]
 ) -> tuple[Path, Manifest, dict[str, Any]]:
-    """Read files of the checkpoint at a path, while another process may write there.
+    """Read files of a checkpoint that another process may replace meanwhile.
 
     A writer deletes the checkpoint that it has replaced. So an error counts only if the
-    checkpoint that was read is still at the path; otherwise the new one is read.
+    checkpoint is still at the path; otherwise the new one is read.
 
     Args:
         is_wanted: Whether to read the file of a name.
@@ -900,7 +900,7 @@ def _read(
 
 
 def _opened(folder: int, name: str) -> BinaryIO:
-    """Open a regular file right in a directory; links aren't followed."""
+    """Open a regular file in a directory, without following links."""
     # Without O_NONBLOCK opening a pipe would wait for a writer.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(name, flags, dir_fd=folder)
@@ -928,7 +928,7 @@ def _content(name: str, file: BinaryIO, written: Written) -> Any:
 
 
 def _blamed(path: Path, name: str, cause: Exception) -> CheckpointError:
-    """Build the error for a file of a checkpoint that can't be read."""
+    """Return the error for a file of a checkpoint that can't be read."""
     if isinstance(cause, CheckpointError):
         return type(cause)(f"Checkpoint {str(path)!r}: {cause}")
     number = getattr(cause, "errno", None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a directory of checkpoints: finds the latest and the best, deletes the others.
+"""A directory of checkpoints: find the latest and the best, and delete the others.
 
-Names are for people. Checkpoints are ordered by when they were written, which a number
-in each manifest tells. A run that goes on from an older checkpoint writes newer ones,
-even if others have more updates.
+Names are for people. Checkpoints are ordered by a number in each manifest, which counts
+writes. A run that continues from an older checkpoint writes newer ones, even if others
+have more updates.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
 def written_by_one(write: Callable[[], T]) -> T:
     """Run a write in process 0, and wait for its end in all other processes.
 
-    Each process of a run must call this. A process without others writes by itself.
+    Each process of a run must call this. A single process writes itself.
 
     Args:
-        write: Writes, and returns something that can be pickled, such as the path;
-            called in process 0 alone.
+        write: Writes, and returns a value that can be pickled, such as the path; called
+            in process 0 only.
 
     Returns:
         The result of process 0, in every process, once it is written.
 
     Raises:
-        Exception: `write` has raised it; in process 0.
-        CheckpointError: `write` has raised an error with this text and `errno`; in the
-            other processes. A ConfigError or an UnsupportedError is one there, too.
+        Exception: In process 0, the error of `write`.
+        CheckpointError: In the other processes, an error of the same text and `errno`.
+            A ConfigError or an UnsupportedError keeps its class.
         ProcessError: Another process has ended.
 
     Example:
@@ -99,14 +99,14 @@ def written_by_one(write: Callable[[], T]) -> T:
 
 
 class BackgroundWriter:
-    """Runs one writing job at a time in a thread, and loses none.
+    """Runs one write at a time in a thread, and loses none.
 
-    A job that is asked for while another runs waits, and takes its copy only then. So
-    there is one copy in memory, however slow the disk is. A process that ends normally
-    waits for the thread.
+    A write that is requested while another runs waits, and copies its data only then.
+    So there is one copy in memory, however slow the disk is. A process that ends
+    normally waits for the thread.
 
     Of several processes the first writes. All of them must call `write` and `wait`, in
-    which they exchange how the last job went; the thread exchanges nothing.
+    which they exchange whether the last write succeeded; the thread exchanges nothing.
 
     Example:
         >>> writer, written = BackgroundWriter(), []
@@ -125,17 +125,17 @@ class BackgroundWriter:
     def write(
         self, take: Callable[[], Callable[[], Any]], then: Callable[[Any], None]
     ) -> None:
-        """Wait for the last job, then start the next one.
+        """Wait for the last write, then start the next one.
 
         Args:
-            take: Called in this thread when no job runs any more. It returns the next
-                job, which is called in the other thread. So whatever the job writes
-                must be a copy that doesn't change.
-            then: Gets the result of the job. It is called in this thread, by the next
-                call of a method.
+            take: Called in this thread when no write is running. It returns a function
+                that writes, which is called in the other thread. So the data must be a
+                copy that doesn't change.
+            then: Called with the result of the write, in this thread, at the next call
+                of a method.
 
         Raises:
-            Exception: The last job has raised it.
+            Exception: The error of the last write.
         """
         self.wait()
         if not processes().is_first:
@@ -149,20 +149,20 @@ class BackgroundWriter:
         self._last = self._thread.submit(lambda: waiting.pop()()), then
 
     def wait(self) -> None:
-        """Wait until the job has ended.
+        """Wait until the write has ended.
 
         Raises:
-            Exception: Whatever the job in the background raised.
+            Exception: The error of the write.
         """
         self._end_job(written_by_one)
 
     def close(self) -> None:
-        """Wait until the job has ended, and end the thread; a new job starts another.
+        """Wait until the write has ended, and end the thread.
 
-        Other processes hear nothing of it: they may have failed, or this one.
+        Nothing is exchanged with other processes: they or this one may have failed.
 
         Raises:
-            Exception: Whatever the job in the background raised.
+            Exception: The error of the write.
         """
         try:
             self._end_job(lambda result: result())
@@ -182,10 +182,10 @@ class BackgroundWriter:
 
 @contextlib.contextmanager
 def missing_allowed() -> Iterator[None]:
-    """Go on after a checkpoint that isn't there, if programs are only compiled.
+    """Skip a missing checkpoint, if programs are only compiled, and log it.
 
     Nothing is saved then, so a script that trains, saves and loads would end there, and
-    its later programs wouldn't be compiled. What is missing is said.
+    its later programs wouldn't be compiled.
 
     Raises:
         MissingCheckpointError: Programs are run.
@@ -219,17 +219,17 @@ class _Entry(NamedTuple):
 class CheckpointStore:
     """Keeps the checkpoints of one run in one directory.
 
-    Other files in the directory are left alone, and so is a checkpoint to which
-    somebody has added a file. One process writes. If a run has several, this is the
-    first, and all of them must call `save`; others may read.
+    Other files in the directory are left alone, and so is a checkpoint with a foreign
+    file in it. One process writes. If a run has several, it is the first, and all of
+    them must call `save`; others may read.
 
     Args:
         directory: Path of the directory, made when the first checkpoint is saved.
-        keep_last: Number of the newest checkpoints to keep; None keeps all. Damaged
-            ones don't count.
+        keep_last: Number of the newest checkpoints to keep, without damaged ones; None
+            keeps all.
         keep_best: 1 to keep the checkpoint with the best metric as well.
-        mode: "min" or "max": which metric is best. None if that isn't known yet; then
-            `keep_best` keeps all checkpoints that have a metric. May be set later.
+        mode: Whether "min" or "max" of the metric is better. None if unknown; then
+            `keep_best` keeps all checkpoints with a metric. May be set later.
 
     Raises:
         ConfigError: An argument has a value that isn't allowed.
@@ -277,14 +277,14 @@ class CheckpointStore:
         metric: float | None = None,
         monitor: str | None = None,
     ) -> Path:
-        """Write a checkpoint; once it is durable, delete those that needn't be kept.
+        """Write a checkpoint durably, then delete checkpoints that needn't be kept.
 
         Args:
             checkpoint: The checkpoint to write.
             epoch: Number of complete epochs.
             update: Number of weight updates.
-            metric: The figure that the best is chosen by; NaN is never best.
-            monitor: Name of that figure.
+            metric: Value of the metric that the best is chosen by; NaN is never best.
+            monitor: Name of that metric.
 
         Returns:
             The checkpoint's directory.
@@ -300,7 +300,7 @@ class CheckpointStore:
         return written_by_one(lambda: self.save_here(checkpoint, moment))
 
     def save_here(self, checkpoint: Checkpoint, moment: SavedAt) -> Path:
-        """Write a checkpoint in this process, as `save` does in one for all.
+        """Write a checkpoint in this process, without the others.
 
         It exchanges nothing, so that a thread may call it.
         """
@@ -331,7 +331,7 @@ class CheckpointStore:
             return path
 
     def all(self) -> list[Path]:
-        """The checkpoints whose manifests and sizes are right, oldest first.
+        """Return the checkpoints with an intact manifest and sizes, oldest first.
 
         Raises:
             CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
@@ -339,7 +339,7 @@ class CheckpointStore:
         return [entry.path for entry in self._sound()]
 
     def latest(self) -> Path | None:
-        """The newest checkpoint whose manifest and sizes are right, if there is one.
+        """Return the newest checkpoint with an intact manifest and sizes, or None.
 
         Checksums aren't compared: `load_latest` does.
 
@@ -350,7 +350,7 @@ class CheckpointStore:
         return sound[-1].path if sound else None
 
     def best(self) -> Path | None:
-        """The checkpoint with the best metric, the oldest of equals, if any has one.
+        """Return the checkpoint with the best metric, the oldest of equals, or None.
 
         Raises:
             ConfigError: Several checkpoints have a metric, and `mode` is None.
@@ -365,7 +365,7 @@ class CheckpointStore:
         return best[0].path if best else None
 
     def load_latest(self) -> tuple[Path, Checkpoint] | None:
-        """Load the newest checkpoint that is whole.
+        """Load the newest intact checkpoint.
 
         Returns:
             The checkpoint and its directory; None if the store has no checkpoint.
@@ -405,7 +405,7 @@ class CheckpointStore:
         return [entry for entry in entries if entry.path not in self._known_damaged]
 
     def _best_of(self, entries: list[_Entry]) -> list[_Entry]:
-        """The best checkpoint; all that have a metric if `mode` is None."""
+        """Return the best checkpoint, or all with a metric if `mode` is None."""
         rated = [
             (value, entry)
             for entry in entries
@@ -418,7 +418,7 @@ class CheckpointStore:
         return [better(rated, key=lambda item: item[0])[1]]  # the oldest of equals
 
     def _delete_leftovers(self) -> None:
-        """Delete the files that killed processes left half-written or half-deleted."""
+        """Delete half-written and half-deleted files of killed processes."""
         if self.directory.is_dir():
             for name in sorted(os.listdir(self.directory)):
                 if _LEFTOVER.fullmatch(name):
@@ -427,12 +427,12 @@ class CheckpointStore:
     def _listed(
         self, damaged: dict[Path, CheckpointError], *, is_strict: bool = True
     ) -> list[_Entry]:
-        """List the checkpoints whose manifests and sizes are right, oldest first.
+        """List the checkpoints with an intact manifest and sizes, oldest first.
 
-        Another process may write and delete some meanwhile.
+        Another process may write and delete checkpoints meanwhile.
 
         Args:
-            damaged: Gets the errors of damaged checkpoints.
+            damaged: The errors of damaged checkpoints are added.
             is_strict: Whether to raise for a checkpoint that a newer version wrote, or
                 that can't be read. Otherwise it is left out.
         """
@@ -465,10 +465,10 @@ class CheckpointStore:
 def load_newest(
     stores: Sequence[CheckpointStore], *, stacklevel: int = 2
 ) -> tuple[Path, Checkpoint] | None:
-    """Load the newest whole checkpoint of a run whose checkpoints are in some stores.
+    """Load the newest intact checkpoint of a run from several stores.
 
-    Each store offers the checkpoint that was written last, or the one before if that is
-    damaged. Of these the one with most updates is loaded; of equals, the first store's.
+    Each store offers its last intact checkpoint. The one with most updates is loaded;
+    of equals, the first store's.
 
     Args:
         stores: The stores, at least one.

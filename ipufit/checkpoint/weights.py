@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and loads weights in one file, under the user's own parameter names.
+"""Save and load weights in one file, and average those of several checkpoints.
 
-The file is in the format of safetensors. A state dict of torch can be read, too.
+The file is in the format of safetensors, under the user's own parameter names. A state
+dict of torch can be read, too.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def save_weights(
     moment: SavedAt | None = None,
     averaged: Sequence[str] | None = None,
 ) -> None:
-    """Write weights to a file, or leave the old file whole.
+    """Write weights to a file, or keep the old file whole.
 
     The file is written beside its target, synced and then renamed. Tied weights are
     written under each of their names.
@@ -74,10 +75,9 @@ def save_weights(
     Args:
         weights: Tensors by name.
         path: Ends in `.safetensors`; its folder is made if there is none.
-        moment: When in a run they are saved and the figure they have then, for
-            `average_checkpoints`.
-        averaged: Names of the checkpoints whose average the weights are, if they are
-            one: `average_checkpoints` leaves them out then.
+        moment: Update, epoch and metric of the weights, for `average_checkpoints`.
+        averaged: If the weights are an average, the names of its checkpoints:
+            `average_checkpoints` then leaves this file out.
 
     Raises:
         ConfigError: The path ends in something else.
@@ -134,7 +134,7 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
 
 
 def read_moment(path: Path) -> tuple[SavedAt | None, bool]:
-    """Read when weights were saved, if a file says so, and whether it is an average.
+    """Read update, epoch and metric of a file of weights, and whether it is an average.
 
     Raises:
         DataError: The file is damaged.
@@ -168,11 +168,11 @@ def _opened(path: Path) -> Iterator[BufferedReader]:
 
 
 def _state_dict(path: Path, file: BufferedReader) -> dict[str, Tensor]:
-    """Read what `torch.save(module.state_dict(), path)` has written.
+    """Read a file of `torch.save(module.state_dict(), path)`.
 
-    Damaged files, and formats that aren't safe to load before torch 2.6, are refused:
-    that from before torch 1.6, and TorchScript (CVE-2025-32434). torch doesn't look at
-    the checksums of a zip file, so we do.
+    Damaged files are refused, and so are formats that aren't safe to load before torch
+    2.6: that from before torch 1.6, and TorchScript (CVE-2025-32434). torch doesn't
+    check the checksums of a zip file, so they are checked here.
     """
     is_whole = is_script = False
     if file.read(len(_ZIP)) == _ZIP:
@@ -232,7 +232,7 @@ def _state_dict(path: Path, file: BufferedReader) -> dict[str, Tensor]:
 
 
 def _checked(path: PathLike, others: Sequence[str] = ()) -> Path:
-    """The path, which must end in `.safetensors` or one of the other suffixes."""
+    """Return the path, which must end in `.safetensors` or one of `others`."""
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(f"{path!r} is no path: give a str or a pathlib.Path.")
     target = Path(path)
@@ -261,27 +261,27 @@ def average_checkpoints(
     """Average the weights of several checkpoints, buffers included.
 
     The checkpoints are those that `ModelCheckpoint`, `BackupAndRestore` and
-    `CheckpointStore` wrote into one directory: whole ones, or files of weights. They
-    are ordered by the updates that they tell, and those that tell none by the numbers
+    `CheckpointStore` wrote into one directory: whole checkpoints, or files of weights.
+    They are ordered by their numbers of updates; without such numbers, by the numbers
     in their names, so that 10 comes after 9. Damaged ones are left out, with a warning,
-    and the next in order is taken in their place.
+    and replaced by the next in order.
 
-    Tensors of floats are averaged in float64 and keep their dtype, the statistics of
-    batch norm among them; whole numbers and bools are those of the newest. One
-    checkpoint at a time is in memory, with the sums in float64.
+    Floating-point tensors are averaged in float64 and keep their dtype, the statistics
+    of batch norm included; integers and bools are those of the newest. One checkpoint
+    at a time is in memory, with the sums in float64.
 
     Args:
-        directory: The directory that the checkpoints are in.
+        directory: The directory of the checkpoints.
         last: Number of the newest checkpoints to average. None, with `best` None, for
             all of them.
-        best: Number of those with the best figure to average: that of
-            `ModelCheckpoint(monitor=)`, which is written with each checkpoint.
+        best: Number of the checkpoints with the best metric to average. The metric is
+            that of `ModelCheckpoint(monitor=)`, which each checkpoint contains.
         ema: None for the plain mean. From 0 to below 1 for an exponential moving
             average from the oldest to the newest: `ema * average + (1 - ema) * weights`
             after the weights of the first.
-        mode: `"min"` or `"max"`, whichever of the figure is better, if the checkpoints
-            don't say it.
-        pattern: Names that count, such as `"epoch-*.safetensors"`.
+        mode: Whether `"min"` or `"max"` of the metric is better, if the checkpoints
+            don't contain it.
+        pattern: Pattern of names to use, such as `"epoch-*.safetensors"`.
         save_to: A path that ends in `.safetensors`, to write the average to as
             `model.save_weights` would. None to write none.
 
@@ -290,11 +290,12 @@ def average_checkpoints(
         It is empty under `ipufit compile`, if there are no checkpoints.
 
     Raises:
-        ConfigError: An argument can't be used; or no checkpoint tells a figure; or they
-            tell different ones; or the directory has both kinds of checkpoints.
+        ConfigError: An argument can't be used; no checkpoint contains a metric; the
+            checkpoints contain different metrics; or the directory has both kinds of
+            checkpoints.
         DataError: The checkpoints are of modules with other names, shapes or dtypes.
         MissingCheckpointError: There is none in the directory.
-        DamagedCheckpointError: All that there are, are damaged.
+        DamagedCheckpointError: All checkpoints are damaged.
         CheckpointError: A newer ipufit wrote one, or one can't be read.
         FileError: The average can't be written.
 
@@ -381,8 +382,8 @@ def _candidates(directory: Path, pattern: str, damaged: _Damaged) -> _Candidates
     """List the checkpoints or files of weights in a directory, oldest first.
 
     Args:
-        damaged: Errors of checkpoints known to be damaged, which are left out. More
-            that are found so are added.
+        damaged: Errors of damaged checkpoints by path. These are left out, and newly
+            found ones are added.
     """
     if not directory.is_dir():
         raise MissingCheckpointError(
@@ -424,7 +425,7 @@ def _candidates(directory: Path, pattern: str, damaged: _Damaged) -> _Candidates
     are_of_store = all(moment.sequence is not None for moment in moments)
 
     def order(candidate: tuple[Path, SavedAt | None]) -> list[Any]:
-        """Sort by what all of them tell: a store's numbers, updates, or their names."""
+        """Return the sort key: a store's number, updates, or numbers in the name."""
         path, moment = candidate
         parts = re.split(r"([0-9]+)", path.name)  # numbers by their size
         name = [int(part) if part.isdecimal() else part for part in parts]
@@ -438,7 +439,7 @@ def _candidates(directory: Path, pattern: str, damaged: _Damaged) -> _Candidates
 def _best(
     candidates: _Candidates, directory: Path, count: int, mode: str | None
 ) -> _Candidates:
-    """Choose the candidates with the best figure, oldest first."""
+    """Choose the candidates with the best metric, oldest first."""
     rated = [
         (moment.value, index)
         for index, (_, moment) in enumerate(candidates)
@@ -475,10 +476,10 @@ def _best(
 def _average(
     chosen: _Candidates, ema: float | None, damaged: _Damaged
 ) -> dict[str, Tensor] | None:
-    """Read checkpoints, the oldest first, and average them.
+    """Read checkpoints, oldest first, and average them.
 
     Args:
-        damaged: Errors by path, to which that of a damaged checkpoint is added.
+        damaged: Errors by path; the error of a damaged checkpoint is added.
 
     Returns:
         The average, in the dtypes of the weights; tied names share a tensor. None if
@@ -526,7 +527,7 @@ def _average(
 def _add(
     weights: dict[str, Tensor], sums: dict[str, Tensor], ema: float | None
 ) -> dict[str, Tensor]:
-    """Add floats in float64; return the other tensors, and floats without values."""
+    """Add floating-point tensors in float64; return the other and the empty tensors."""
     newest = {}
     for name, tensor in weights.items():
         if not (tensor.is_floating_point() or tensor.is_complex()):

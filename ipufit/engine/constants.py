@@ -246,7 +246,7 @@ class _Walk:
         values: Values by path: plain ones, `Contents`, and objects, which equal only
             themselves.
         checks: Functions with arguments and results, to be compared before every call.
-        thorough_checks: Those of large constants, to be compared between runs.
+        thorough_checks: Checks of large constants, to be compared between runs.
     """
 
     def __init__(

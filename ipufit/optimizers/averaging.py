@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The moving average of the weights that is made while a model trains, on the host."""
+"""The moving average of the weights during training, on the host."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Shown = Callable[[], ContextManager[None]]
 
 
 class WeightAverage:
-    """An exponential moving average of a module's weights, as Keras keeps it.
+    """An exponential moving average of a module's weights, as in Keras.
 
-    After the first update it is the weights; after each further one it becomes
-    `momentum * average + (1 - momentum) * weights`.
+    After the first update it equals the weights. Each further update makes it `momentum
+    * average + (1 - momentum) * weights`.
 
-    Parameters are averaged, and buffers of floats with them: the statistics of batch
-    norm belong to the weights that made them. Buffers of other dtypes are not, nor are
-    0-d ones, which are the host's to change. They stay as training left them, and so
-    does a value that isn't finite in a buffer, such as a mask's.
+    Parameters are averaged, and so are floating-point buffers: the statistics of batch
+    norm belong to the weights they were computed with. Buffers of other dtypes and 0-d
+    buffers, which the host may change, aren't averaged. Nor are values that aren't
+    finite, such as a mask's. They stay as training left them.
 
     Averages are kept in float32 at least: small steps would get lost in float16.
 
@@ -63,15 +63,15 @@ class WeightAverage:
         self.num_updates = 0
 
     def update(self, num_updates: int, shown: Shown = contextlib.nullcontext) -> None:
-        """Take in the weights that a call has left in the module.
+        """Add the module's weights after a call to the average.
 
-        A call of several updates brings only its last weights to the host. Those
-        between aren't seen: the average forgets as after all of them,
-        `momentum ** num_updates`, and takes the last weights for the rest.
+        A call of several updates brings only its last weights to the host. So the
+        average decays by `momentum ** num_updates`, as after all of them, and the last
+        weights make up the rest.
 
         Args:
             num_updates: Number of updates that the call has made.
-            shown: Has the newest weights in the module while they are taken in.
+            shown: Context in which the module has the newest weights.
         """
         with shown():
             self._take_in(1.0 - self._momentum**num_updates)
@@ -79,7 +79,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _take_in(self, share: float) -> None:
-        """Add the present weights to the average, of which they become a share."""
+        """Add the present weights to the average with this share."""
         buffers = self._buffers()
         for name, tensor in self._averaged().items():
             weights = _widened(tensor)
@@ -92,10 +92,10 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Put the averages into the module, and the weights back afterwards.
+        """Exchange the module's weights for the averages inside the context.
 
         Both ways the values are copied into the parameters. Before the first update
-        there is nothing to swap.
+        nothing is exchanged.
         """
         self.swap_in()
         try:
@@ -105,18 +105,18 @@ class WeightAverage:
 
     @property
     def is_swapped(self) -> bool:
-        """Whether the averages are in the module, and the weights are to come back."""
+        """Whether the module has the averages, and its weights must be restored."""
         return self._kept is not None
 
     def swap_in(self) -> None:
-        """Put the averages into the module, until `swap_out`."""
+        """Exchange the module's weights for the averages, until `swap_out`."""
         if self._kept is None:
             own = self._averaged()
             self._kept = {name: t.detach().clone() for name, t in own.items()}
             _copy(self._averages, own)
 
     def swap_out(self) -> None:
-        """Put the weights back, if the averages were swapped in."""
+        """Restore the weights, if the averages were swapped in."""
         if self._kept is not None:
             _copy(self._kept, self._averaged())
             self._kept = None
@@ -124,18 +124,18 @@ class WeightAverage:
     def apply(self) -> None:
         """Overwrite the weights with their averages, as Keras does after `fit`.
 
-        If the averages were swapped in, they stay.
+        Averages that are swapped in stay.
         """
         self._kept = None
         _copy(self._averages, self._averaged())
 
     def state_dict(self) -> dict[str, Any]:
-        """Give `num_updates`, and copies of the `averages` by name."""
+        """Return `num_updates`, and copies of the `averages` by name."""
         averages = {name: value.clone() for name, value in self._averages.items()}
         return {"num_updates": self.num_updates, "averages": averages}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state of `state_dict` that is of another module.
+        """Refuse a state of another module.
 
         Raises:
             ConfigError: The state has other averages, or none after updates.
@@ -154,10 +154,10 @@ class WeightAverage:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of `state_dict`.
+        """Restore a state of `state_dict`.
 
-        Older states have no averages of buffers. These begin with the buffers that the
-        module has now.
+        Older states have no averages of buffers. They start with the module's present
+        buffers.
 
         Raises:
             ConfigError: The state is of another module.
@@ -171,18 +171,18 @@ class WeightAverage:
 
     @property
     def averages(self) -> dict[str, Tensor]:
-        """The averages by name, not copied; before the first update the weights."""
+        """Return the averages by name; before the first update the weights."""
         return self._averages or {
             name: _widened(tensor) for name, tensor in self._averaged().items()
         }
 
     @property
     def state_kind(self) -> Kind:
-        """The kind of value that the count in a state is."""
+        """Return the kind of the count in a state."""
         return fields({"num_updates": count})
 
     def _averaged(self) -> dict[str, Tensor]:
-        """The tensors of the module that are averaged, as they are now."""
+        """Return the module's present tensors that are averaged."""
         return {**dict(self._module.named_parameters()), **self._buffers()}
 
     def _buffers(self) -> dict[str, Tensor]:

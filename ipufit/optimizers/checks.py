@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of numbers that users give."""
+"""Checks of users' numbers."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ from .schedule import (
 
 
 class Optimization:
-    """The optimiser of a model, and the values it is to have at each update.
+    """The optimiser of a model, and its schedules.
 
-    It only writes values into the optimiser; executors send those that have changed.
+    It only writes values into the optimiser; executors send the changed values.
 
     Args:
         optimizer: One of `poptorch.optim`.
         rates: Sets its learning rates.
-        spec: The `ipufit.Optimizer` that it was made from; None if from none.
+        spec: The `ipufit.Optimizer` that it was made from, if any.
         schedules: Set other values of its parameter groups, by name.
 
     Attributes:
@@ -49,8 +49,8 @@ class Optimization:
         ema_momentum: Momentum of the weights' running average; None for no average.
         automatic_loss_scaling: Whether the options must turn it on.
         needs_running_mean: Whether the options must ask for
-            `MeanReductionStrategy.Running`: the optimiser clips what has not been
-            divided by the number of replicas otherwise.
+            `MeanReductionStrategy.Running`: otherwise the optimiser clips gradients
+            that aren't divided by the number of replicas yet.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Optimization:
 
     @property
     def program_key(self) -> tuple[object, ...]:
-        """The settings that a program has compiled in; others need another program."""
+        """Settings that are compiled into a program: others need another one."""
         # What a device has adapted the loss scaling to can't be taken back.
         adapted = self.optimizer if self.automatic_loss_scaling else None
         return program_key(self.optimizer), adapted, self.needs_running_mean
 
     def numbers(self) -> list[dict[str, Any]]:
-        """The numbers of each parameter group, such as its learning rate."""
+        """Return the numbers of each parameter group, such as its learning rate."""
         kinds = (bool, int, float, tuple)
         return [
             {name: value for name, value in group.items() if isinstance(value, kinds)}
@@ -96,7 +96,7 @@ class Optimization:
 
     @property
     def has_schedule(self) -> bool:
-        """Whether something sets the learning rates."""
+        """Whether a schedule sets the learning rates."""
         return isinstance(self._rates, (ScheduledValues, TorchScheduler))
 
     @property
@@ -111,7 +111,7 @@ class Optimization:
 
     @property
     def moves_per_update(self) -> str:
-        """Why the host has something to do after each update; empty if it hasn't.
+        """Reason why each update needs work on the host; "" if it doesn't.
 
         Example:
             >>> module = torch.nn.Linear(2, 1)
@@ -138,7 +138,7 @@ class Optimization:
 
     @property
     def needs_total(self) -> bool:
-        """Whether a schedule is stretched over the updates of a fit."""
+        """Whether a schedule depends on the number of updates of a fit."""
         return any(setter.needs_total for setter in self._setters)
 
     @property
@@ -148,7 +148,7 @@ class Optimization:
         return in_epochs or any(setter.needs_epochs for setter in self._setters)
 
     def news(self) -> list[str]:
-        """Lines about what was chosen for the user, each given once."""
+        """Return and remove the lines about automatic choices."""
         lines = list(self._notes)
         if self._spec is not None and len(self.optimizer.param_groups) > 1:
             lines.append(f"Optimizer groups: {groups_in_words(self.optimizer)}")
@@ -175,13 +175,13 @@ class Optimization:
         Args:
             total_updates: Number of updates it will make; None if unknown.
             updates_per_call: Number of updates that share one learning rate, since
-                values reach the device between calls only.
+                values are sent between calls only.
             epochs: Number of epochs it will have; None outside `fit`.
             batch_size: Number of samples of an update, for an optimizer whose rate is
-                meant for another number; None to leave the rate as it is.
+                meant for another number; None leaves the rate as it is.
 
         Raises:
-            ConfigError: A schedule needs to know the total, or doesn't fit in.
+            ConfigError: A schedule needs to know the total, or is longer than the fit.
 
         Warns:
             SharedRateWarning: A schedule can't be followed update by update.
@@ -204,11 +204,11 @@ class Optimization:
             )
 
     def note(self, line: str) -> None:
-        """Have `news` give a line."""
+        """Add a line for `news`."""
         self._notes.append(line)
 
     def scale_to(self, batch_size: int | None) -> None:
-        """Scale the rates, if they are meant for another batch size than now.
+        """Scale the rates to a batch size, if they are meant for another one.
 
         Args:
             batch_size: Number of samples of the next update; None if unknown.
@@ -223,7 +223,7 @@ class Optimization:
         self._rates.rescale(factor)
 
     def before_call(self) -> None:
-        """Set the values of the next update, and of all that share its call."""
+        """Set the values of the next call, which all its updates share."""
         for setter in self._setters:
             setter.write(self.num_updates)
         if self._ramp_in_updates is None or self._spec is None:
@@ -235,9 +235,9 @@ class Optimization:
                 group["velocity_scaling"] = scaling
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the plain values that a resumed run needs to go on.
+        """Return the plain values that a resumed run needs.
 
-        The optimiser's own state isn't among them.
+        The optimiser's own state isn't included.
         """
         state = {"num_updates": self.num_updates, "rates": self._rates.state_dict()}
         if self._schedules:
@@ -249,7 +249,7 @@ class Optimization:
 
     @property
     def state_kind(self) -> Kind:
-        """The kind of value that states of the same optimiser and schedules are."""
+        """Return the kind of states of the same optimiser and schedules."""
 
         def check(state: Any, where: str) -> str | None:
             is_begun = isinstance(state, Mapping) and bool(state.get("num_updates"))
@@ -270,7 +270,7 @@ class Optimization:
         return check
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same optimiser and schedules."""
+        """Restore a state of the same optimiser and schedules."""
         self.num_updates = int(state["num_updates"])
         self._rates.load_state_dict(state["rates"])
         self._batch_size = state.get("batch_size", self._batch_size)
@@ -296,7 +296,7 @@ def resolve_optimization(
     own: Callable[[Any], Any] | None = None,
     is_half: bool = False,
 ) -> Optimization:
-    """Join the optimiser that is meant with what changes its values.
+    """Create the optimiser and its schedules from the arguments of `compile`.
 
     Args:
         optimizer: As for `resolve_optimizer`.
@@ -304,12 +304,12 @@ def resolve_optimization(
         module: Its parameters are given to an optimizer that has none.
         schedules: As for `make_schedules`.
         own: As for `resolve_optimizer`.
-        is_half: Whether training is in float16; weights in float16 say so, too.
+        is_half: Whether training is in float16; weights in float16 imply it, too.
 
     Raises:
         UnknownNameError: A name is unknown.
         ConfigError: Optimiser, schedule and module don't fit each other.
-        UnsupportedError: PopTorch has no such thing.
+        UnsupportedError: PopTorch has no such optimiser or setting.
 
     Example:
         >>> module = torch.nn.Linear(2, 1)

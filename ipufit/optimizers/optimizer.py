@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopTorch's optimisers: described by an `Optimizer`, made from one, or from torch's.
+"""PopTorch's optimisers: described by an `Optimizer`, and made from it or torch's.
 
-An `Optimizer` has Keras's words where Keras has one. What PopTorch can't do is refused,
-and what it does differently is said in `docs/reference/optimizers.md`.
+An `Optimizer` uses Keras's words where Keras has one. Settings that PopTorch lacks are
+refused; `docs/reference/optimizers.md` describes the differences.
 
 PopTorch takes four of torch's optimisers as they are, but keeps their momentum only
-until the next detach and compiles their settings in as constants. Its own ones have
-neither fault, so torch's are rebuilt as PopTorch's, with their parameter groups.
+until the next detach, and compiles their settings in as constants. Its own optimisers
+have neither fault, so torch's are rebuilt as PopTorch's, with their parameter groups.
 """
 
 from __future__ import annotations
@@ -74,21 +74,21 @@ OTHER_WORDS: dict[str, str | None] = {
 
 
 def _arguments(name: str) -> set[str]:
-    """Return the names of what an optimiser of PopTorch is made with."""
+    """Return the names of an optimiser's arguments in PopTorch."""
     return set(inspect.signature(getattr(poptorch.optim, CLASSES[name])).parameters)
 
 
 @dataclass(frozen=True, init=False)
 class Optimizer:
-    """An optimizer of PopTorch for `compile`, which gives it the parameters.
+    """An optimizer of PopTorch for `compile`, which passes it the parameters.
 
     Args:
         name: "sgd", "adam", "adamw", "rmsprop" or "lamb".
         learning_rate: 0.001 by default, 0.01 for SGD. torch's `lr` will do.
         per_batch_size: Batch size that the learning rate is meant for. `fit` multiplies
             the rate by its own batch size, the samples of an update, and divides it by
-            this one; `train_on_batch` does so with each batch. None: the rate is taken
-            as it is.
+            this one; `train_on_batch` does so with each batch. None uses the rate
+            unchanged.
         weight_decay: By default 0.01 for AdamW and LAMB, 0 for the others.
         no_decay: Parameters that do not decay: "bias", "norm" (normalisation layers),
             "bias_and_norm" for both, or patterns of their names such as "embed*".
@@ -189,12 +189,12 @@ class Optimizer:
 
     @property
     def is_scaled_automatically(self) -> bool:
-        """Whether PopTorch adapts the loss scaling by itself."""
+        """Whether PopTorch adapts the loss scaling."""
         return self.loss_scaling == "auto"
 
     @property
     def initial_loss_scaling(self) -> float | None:
-        """The loss scaling of the first update; None for PopTorch's default.
+        """Loss scaling of the first update; None for PopTorch's default.
 
         Example:
             >>> Optimizer("sgd", loss_scaling=LossScaleRamp(4, 2, 10, 64)
@@ -209,7 +209,7 @@ class Optimizer:
 
     @property
     def velocity_follows(self) -> bool:
-        """Whether SGD's velocity is to be scaled as the loss is, while that grows."""
+        """Whether SGD's velocity is scaled along with a growing loss scaling."""
         return (
             self._is_combined
             and isinstance(self.loss_scaling, LossScaleRamp)
@@ -217,7 +217,7 @@ class Optimizer:
         )
 
     def scaled_for_float16(self) -> Optimizer:
-        """Make the same with the default loss scaling of float16, if it has none.
+        """Return a copy with float16's default loss scaling, if it has none.
 
         Example:
             >>> Optimizer("sgd").scaled_for_float16().loss_scaling
@@ -235,7 +235,7 @@ class Optimizer:
         return scaled
 
     def bind(self, module: torch.nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer for the parameters of a module.
+        """Create the optimizer for the parameters of a module.
 
         Args:
             module: All its parameters are given to the optimizer.
@@ -245,7 +245,8 @@ class Optimizer:
             `no_decay` and `no_trust_ratio` spare.
 
         Raises:
-            ConfigError: One of their patterns matches no parameter.
+            ConfigError: A pattern of `no_decay` or `no_trust_ratio` matches no
+                parameter.
 
         Example:
             >>> spec = Optimizer("adamw", no_decay="bias")
@@ -412,7 +413,7 @@ def resolve_optimizer(
     module: torch.nn.Module,
     own: Callable[[Any], Any] | None = None,
 ) -> torch.optim.Optimizer:
-    """Give the PopTorch optimiser that a name or another optimiser stands for.
+    """Return the PopTorch optimiser for a name or another optimiser.
 
     Names take PopTorch's defaults and a learning rate of 0.001 (0.01 for SGD).
 
@@ -420,16 +421,15 @@ def resolve_optimizer(
         optimizer: A name, an `ipufit.Optimizer`, a torch optimiser (SGD, Adam, AdamW,
             RMSprop), or one of `poptorch.optim`, which is used as it is.
         module: Its parameters are given to a named optimiser.
-        own: Gives the module's parameter in the place of one of the module that it is
-            a copy of. An optimiser of `poptorch.optim` has the module's parameters
-            from then on.
+        own: Maps a parameter of the user's module to the parameter of its copy. An
+            optimiser of `poptorch.optim` has the copy's parameters from then on.
 
     Returns:
         An optimiser of `poptorch.optim`.
 
     Raises:
         UnknownNameError: The name is unknown.
-        ConfigError: It optimises something else than `module`.
+        ConfigError: It optimises other parameters than the module's.
         UnsupportedError: PopTorch has no such optimiser, or not that setting of it.
 
     Example:
@@ -475,7 +475,7 @@ def _own_groups(
     module: torch.nn.Module,
     own: Callable[[Any], Any],
 ) -> list[list[Any]]:
-    """The module's parameters in the groups of an optimiser."""
+    """Return the module's parameters in the groups of an optimiser."""
     groups = [[own(one) for one in group["params"]] for group in optimizer.param_groups]
     known = {id(parameter) for parameter in module.parameters()}
     strangers = sum(id(one) not in known for group in groups for one in group)
@@ -489,10 +489,10 @@ def _own_groups(
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
-    """Give the values of an optimiser that a device has copies of.
+    """Return the values of an optimiser that a device has copies of.
 
-    PopTorch learns of a change only through `setOptimizer`; who remembers these can
-    tell whether there was one.
+    PopTorch sends a change only in `setOptimizer`; a caller compares these values to
+    find a change.
 
     Returns:
         The values of each parameter group, then the loss scaling.
@@ -512,15 +512,15 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
 
 
 def program_key(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
-    """Give what a program has compiled in of an optimiser: all but variable values.
+    """Return the values of an optimiser that are compiled into a program.
 
     Args:
         optimizer: An optimiser of `poptorch.optim`.
 
     Returns:
-        Its class and plain attributes, and for each group and the defaults the values
-        that are constants and the parameters. One whose state doesn't begin with
-        zeros has itself in it.
+        Its class and plain attributes; for each group and the defaults the constant
+        values and the parameters. An optimiser whose state doesn't begin with zeros is
+        itself a part.
 
     Example:
         >>> weights = [torch.nn.Parameter(torch.zeros(1))]
@@ -609,16 +609,16 @@ def _class_name(value: object) -> str:
 
 
 class _Settable:
-    """The methods that are added to the class of an optimizer."""
+    """Methods that are added to the class of an optimizer."""
 
     param_groups: list[dict[str, Any]]
     _schedule: str | None = None
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the first parameter group; setting it sets that of all groups.
+        """The rate of the first parameter group; setting it sets all groups' rates.
 
-        A rate counts from the next call on.
+        A rate is used from the next call on.
 
         Raises:
             ConfigError: The rate isn't a number of 0 or more, or a schedule sets it.
@@ -645,7 +645,7 @@ class _Settable:
         super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Tell `copy` and `pickle` to make the class anew: it can't be imported."""
+        """Let `copy` and `pickle` rebuild the class, which can't be imported."""
         reduced: Any = super().__reduce_ex__(protocol)
         _, _, *rest = reduced
         return (_new, (_plain_class(type(self)),), *rest)
@@ -654,7 +654,7 @@ class _Settable:
 def make_settable(
     optimizer: torch.optim.Optimizer, schedule: str | None = None
 ) -> None:
-    """Let `learning_rate` be set, and refuse attributes that nobody reads.
+    """Let `learning_rate` be set, and refuse attributes that have no effect.
 
     Args:
         optimizer: One of `poptorch.optim`; it stays the same object.
@@ -738,8 +738,8 @@ class WeightState(NamedTuple):
 
     Attributes:
         tensors: The state, which lasts from update to update.
-        accumulator: Type of the gradients' sum, where an update has several
-            micro-batches; None if a tensor of the state is that sum, too.
+        accumulator: Type of the accumulated gradients, where an update has several
+            micro-batches; None if a tensor of the state holds them.
     """
 
     tensors: tuple[StateTensor, ...]
@@ -749,7 +749,7 @@ class WeightState(NamedTuple):
 def weight_states(
     optimizer: torch.optim.Optimizer, weights: Iterable[torch.nn.Parameter]
 ) -> dict[int, WeightState]:
-    """Find what an optimiser keeps on a device for each weight.
+    """Return the tensors that an optimiser keeps on a device for each weight.
 
     Args:
         optimizer: An optimiser of `poptorch.optim`, or one of torch that PopTorch

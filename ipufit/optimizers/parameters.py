@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters are trained, decay, and have a trust ratio."""
+"""Parameters that are trained, that decay, and that have a trust ratio."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ipufit.errors import ConfigError, UnknownNameError
 
 @dataclass(frozen=True)
 class Frozen:
-    """Numbers of what `freeze` has frozen, and a sentence of them as text.
+    """The counts of parameters that `freeze` has frozen, with a sentence as text.
 
     Attributes:
         before: Name of the first layer that is trained.
@@ -32,7 +32,7 @@ class Frozen:
     trained_values: int
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Return the counts as a sentence."""
         return (
             f"Frozen before {self.before!r}: {self.parameters:,} parameters "
             f"({self.values:,} values); trained: {self.trained_parameters:,} "
@@ -149,7 +149,7 @@ _NORMS = (
 
 
 def is_norm(layer: torch.nn.Module) -> bool:
-    """Check that a layer is one of torch's normalisation layers, or named like one.
+    """Return whether a layer is one of torch's normalisation layers, or named like one.
 
     Example:
         >>> is_norm(torch.nn.LayerNorm(2)), is_norm(torch.nn.Linear(2, 2))
@@ -159,7 +159,7 @@ def is_norm(layer: torch.nn.Module) -> bool:
 
 
 def words(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Spell out what a user gave: one word or several, `"bias_and_norm"` as two.
+    """Split a user's words into a tuple; `"bias_and_norm"` becomes two words.
 
     Example:
         >>> words("bias_and_norm"), words(["bias", "embed.*"])
@@ -175,13 +175,13 @@ def words(given: str | Sequence[str]) -> tuple[str, ...]:
 def spared(
     module: torch.nn.Module, no_decay: Sequence[str], argument: str = "no_decay"
 ) -> set[int]:
-    """Find the parameters without weight decay, by their ids.
+    """Return the ids of parameters without weight decay.
 
     Args:
         module: The module that has the parameters.
-        no_decay: `"bias"`: those whose last name part is `bias`. `"norm"`: those of
-            normalisation layers, which are torch's and classes whose name ends in
-            `Norm`. Anything else: a pattern of names, as in `fnmatch`.
+        no_decay: `"bias"`: parameters whose last name part is `bias`. `"norm"`:
+            parameters of normalisation layers, which are torch's and classes whose name
+            ends in `Norm`. Any other word is a pattern of names, as in `fnmatch`.
         argument: Name of the user's argument, for messages.
 
     Raises:
@@ -213,7 +213,7 @@ def parameter_groups(
     no_decay: Sequence[str],
     no_trust_ratio: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Make the parameter groups of an optimiser: with weight decay and without.
+    """Return the parameter groups of an optimiser: with weight decay and without.
 
     Args:
         module: The module that has the parameters.
@@ -248,7 +248,7 @@ def parameter_groups(
 
 
 def groups_in_words(optimizer: torch.optim.Optimizer) -> str:
-    """Describe how many parameters each group has, and what sets it apart.
+    """Describe how many parameters each group has, and which settings differ.
 
     Args:
         optimizer: An optimizer with several groups of `parameter_groups`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scaling that grows while training goes on."""
+"""Loss scaling that grows during training."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ would lose, and leaves room below the largest float16, 65504, where gradients ar
 
 @dataclass(frozen=True)
 class LossScaleRamp:
-    """Multiply the loss scaling by a factor every so many weight updates.
+    """Multiply the loss scaling by a factor at regular intervals.
 
-    Gradients shrink while training goes on, so float16 stands a larger scaling later
-    than at first. Updates are counted over all fits since `compile`. The velocity of
-    SGD with `use_combined_accum=True` is scaled alike, unless `velocity_scaling` is
-    given.
+    Gradients shrink during training, so float16 can take a larger scaling later.
+    Updates are counted over all fits since `compile`. The velocity of SGD with
+    `use_combined_accum=True` is scaled too, unless `velocity_scaling` is given.
 
     Args:
         initial: Scaling of the first updates.
@@ -33,8 +32,8 @@ class LossScaleRamp:
         every_updates: Number of updates between two steps; None if `every_epochs` is
             given.
         maximum: Largest scaling; 32768, the largest power of 2 in float16, by default.
-        every_epochs: Number of epochs between two steps, whole or not. `fit` makes
-            updates of it, rounded to the nearest.
+        every_epochs: Number of epochs between two steps, whole or not. `fit` converts
+            it to updates, rounded to the nearest.
 
     Raises:
         ConfigError: A value is out of range.
@@ -72,7 +71,7 @@ class LossScaleRamp:
             )
 
     def in_updates(self, updates_per_epoch: int) -> LossScaleRamp:
-        """Make updates of `every_epochs`.
+        """Return a ramp with `every_epochs` converted to updates.
 
         Example:
             >>> LossScaleRamp(1, 2, every_epochs=1.5).in_updates(100).every_updates

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of learning rates and of other values, ours and torch's.
+"""Schedules of learning rates and other values, ours and torch's.
 
 A `Schedule` is a factor on each parameter group's own value. Formulas are those of
-torch's schedulers and of the transformers library, where these have it.
+torch's schedulers and of the transformers library, where they have the schedule.
 """
 
 from __future__ import annotations
@@ -163,16 +163,16 @@ class Schedule:
 
     @property
     def needs_epochs(self) -> bool:
-        """Whether a length is in epochs: `factor` is that of `in_updates` then."""
+        """Whether a length is in epochs, so that `factor` needs `in_updates` first."""
         return any(getattr(self, name) is not None for name in _IN_EPOCHS)
 
     @property
     def counts_all_fits(self) -> bool:
-        """Whether updates are counted since `compile`; else each fit begins anew."""
+        """Whether updates are counted since `compile`, and not in each fit."""
         return self.total_updates is not None or self.total_epochs is not None
 
     def in_updates(self, updates_per_epoch: int) -> Schedule:
-        """Make updates of the lengths in epochs.
+        """Return a schedule with lengths in epochs converted to updates.
 
         Args:
             updates_per_epoch: Number of updates of an epoch.
@@ -214,7 +214,7 @@ class Schedule:
 
         Args:
             update: The update's index, from 0.
-            total: Number of all updates; of use if `total_updates` is None.
+            total: Number of all updates, used if `total_updates` is None.
 
         Returns:
             From 0 to 1.
@@ -242,7 +242,7 @@ class Schedule:
         return self._after_warmup(update - warmup, max(1, total - warmup), warmup)
 
     def _after_warmup(self, update: int, total: int, warmup: int) -> float:
-        """Compute the factor of an update; it and the total begin after the warm-up."""
+        """Compute the factor of an update; both counts exclude the warm-up."""
         final, share = self.final or 0.0, min(1.0, update / total)
         if self.name == "linear":
             return _between(1.0, final, share)
@@ -283,10 +283,10 @@ class Schedule:
         return _half_cosine(1.0, final, share)
 
     def check_fits(self, total: int) -> None:
-        """Refuse a warm-up that leaves too little of the updates.
+        """Refuse a warm-up that leaves too few of the updates.
 
         Args:
-            total: Number of all updates; of use if the schedule needs it.
+            total: Number of all updates, used if the schedule needs it.
 
         Raises:
             ConfigError: The warm-up takes all updates, or passes a boundary.
@@ -393,7 +393,7 @@ def _half_cosine(start: float, end: float, share: float) -> float:
 
 
 class Setter:
-    """Base of what sets values of an optimiser's parameter groups.
+    """Base of classes that set values of an optimiser's parameter groups.
 
     Executors notice what has changed, and send it to the device.
 
@@ -409,7 +409,7 @@ class Setter:
         """Prepare for the updates of a fit.
 
         Args:
-            update: Index of the first of them.
+            update: Index of the first update.
             total: Number of updates; None if unknown.
             epochs: Number of epochs; None outside `fit`.
         """
@@ -418,30 +418,30 @@ class Setter:
         """Set the values of an update."""
 
     def advance(self, num_updates: int) -> None:
-        """Go on by a number of updates."""
+        """Count a number of updates."""
 
     def end_epoch(self) -> None:
-        """Go on to the next epoch."""
+        """Count an epoch."""
 
     def rescale(self, factor: float) -> None:
         """Multiply the groups' own values."""
 
     def describe(self) -> str:
-        """Describe the schedule in words that are the same in every process."""
+        """Describe the schedule in words that are equal in every process."""
         return "None"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the plain values that a resumed run needs to go on."""
+        """Return the plain values that a resumed run needs."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
 
     def state_kind(self, *, is_begun: bool) -> Kind:
-        """Return the kind of value that states of the same schedule are.
+        """Return the kind of states of the same schedule.
 
         Args:
-            is_begun: Whether updates were made, before which lengths are unknown.
+            is_begun: Whether updates were made; before the first, lengths are unknown.
         """
         kinds = {name: like(value) for name, value in self.state_dict().items()}
         lengths = {"total": self.needs_total, "per_epoch": self.needs_epochs}
@@ -482,7 +482,7 @@ class ScheduledValues(Setter):
         optimizer.variable_attrs.markAsVariable(attribute)  # type: ignore[attr-defined]
 
     def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
-        """Begin anew, unless the schedule counts over all fits."""
+        """Restart the schedule, unless it counts over all fits."""
         if self.needs_epochs:
             per_epoch = updates_per_epoch(total, epochs)
             if self._per_epoch not in (None, per_epoch):
@@ -519,12 +519,12 @@ class ScheduledValues(Setter):
         return repr(self._given)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the schedule began, its length, and the groups' own values."""
+        """Return the schedule's start and length, and the groups' own values."""
         state = {"start": self._start, "total": self._total, "own": list(self._own)}
         return {**state, "per_epoch": self._per_epoch} if self.needs_epochs else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         self._start, self._total = state["start"], state["total"]
         self._own = list(state["own"])
         self._per_epoch = state.get("per_epoch")
@@ -557,7 +557,7 @@ def updates_per_epoch(total: int | None, epochs: int | None) -> int:
 
 
 class OptimizerMirror(Setter):
-    """Copy what is changed in the user's optimiser into PopTorch's, made from it.
+    """Copies changes of the user's optimiser into PopTorch's, made from it.
 
     Args:
         optimizer: One of `poptorch.optim`.
@@ -572,18 +572,18 @@ class OptimizerMirror(Setter):
         self.forget()
 
     def forget(self) -> None:
-        """Copy nothing of what the source has now: only later changes count."""
+        """Start following changes from the user's optimiser's present values."""
         self._copied = self._values()
 
     def write(self, update: int) -> None:
-        """Copy the values that were changed."""
+        """Copy the values that have changed."""
         self.copy_changes(f"What was done to the {type(self.source).__name__}")
 
     def copy_changes(self, who: str) -> None:
-        """Copy what has changed since the last time.
+        """Copy the values that have changed since the last time.
 
         Args:
-            who: The one who made the changes, for messages.
+            who: Name of the code that made the changes, for messages.
 
         Raises:
             ConfigError: A changed value is a constant of the compiled program.
@@ -612,7 +612,7 @@ class OptimizerMirror(Setter):
 
 
 def plain(value: Any) -> Any:
-    """Convert a group's value to what PopTorch takes: no tensors, tuples of floats.
+    """Convert a group's value for PopTorch: no tensors, tuples of floats.
 
     Example:
         >>> plain([torch.tensor(0.5), 1])
@@ -630,13 +630,14 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class PerEpoch:
-    """Have a scheduler of torch stepped at the end of each epoch, not of each update.
+    """Step a scheduler of torch at the end of each epoch, not of each update.
 
     For `compile(lr_schedule=...)`. An `ipufit.Schedule` has lengths in epochs instead.
 
     Args:
         scheduler: A scheduler of `torch.optim.lr_scheduler` that is bound to the
-            optimizer given to `compile`, or a function that makes one of an optimizer.
+            optimizer given to `compile`, or a function that returns one for an
+            optimizer.
 
     Example:
         >>> PerEpoch(lambda optimizer: lr_scheduler.StepLR(optimizer, 30))
@@ -647,10 +648,10 @@ class PerEpoch:
 
 
 class TorchScheduler(Setter):
-    """Step a scheduler of torch, once per update or once per epoch.
+    """Steps a scheduler of torch, once per update or once per epoch.
 
-    It may be bound to the user's torch optimiser, from which the one of PopTorch was
-    made: then the values it changes are copied.
+    If it is bound to the user's torch optimiser, the values it changes are copied to
+    PopTorch's.
 
     Args:
         optimizer: One of `poptorch.optim`.
@@ -677,7 +678,7 @@ class TorchScheduler(Setter):
         self._mirror.copy_changes(self._who)
 
     def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
-        """Refuse to run past the end of a scheduler that raises there."""
+        """Refuse a fit that is longer than a scheduler that raises at its end."""
         if self._per_epoch and epochs is None:
             raise ConfigError(
                 f"{self._who} is stepped per epoch (ipufit.PerEpoch), and "
@@ -695,11 +696,11 @@ class TorchScheduler(Setter):
             )
 
     def advance(self, num_updates: int) -> None:
-        """Step the scheduler, unless per epoch, and copy what has changed."""
+        """Step the scheduler, unless per epoch, and copy changed values."""
         self._step(0 if self._per_epoch else num_updates)
 
     def end_epoch(self) -> None:
-        """Step the scheduler if it is stepped per epoch, and copy its changes."""
+        """Step the scheduler if it is stepped per epoch, and copy changed values."""
         if self._per_epoch:
             self._step(1)
 
@@ -720,12 +721,12 @@ class TorchScheduler(Setter):
         self._mirror.copy_changes(self._who)
 
     def describe(self) -> str:
-        """Name the classes of the scheduler and of those that it chains."""
+        """Name the classes of the scheduler and of the schedulers that it chains."""
         names = ", ".join(type(one).__name__ for one in _chained(self._scheduler))
         return f"PerEpoch({names})" if self._per_epoch else names
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's own state, and the numbers of its optimiser."""
+        """Return the scheduler's own state, and its optimiser's numbers."""
         return {
             "scheduler": _plain_state(self._scheduler.state_dict()),
             "groups": [
@@ -735,7 +736,7 @@ class TorchScheduler(Setter):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         self._scheduler.load_state_dict(dict(state["scheduler"]))
         for group, values in zip(self._mirror.source.param_groups, state["groups"]):
             for name, value in values.items():
@@ -745,17 +746,17 @@ class TorchScheduler(Setter):
 
 
 def _chained(scheduler: Any) -> Iterator[Any]:
-    """Iterate over a scheduler and those that it chains."""
+    """Yield a scheduler and the schedulers that it chains."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _chained(part)
 
 
 def _plain_state(value: Any) -> Any:
-    """Leave out of a scheduler's state what JSON has no word for.
+    """Return a scheduler's state without values that JSON can't hold.
 
-    That is functions, and the milestones of MultiStepLR: a Counter. Both are settings,
-    which the scheduler that loads the state has from its user. Tuples become lists.
+    They are functions, and the Counter of MultiStepLR's milestones. Both are settings,
+    which the scheduler that loads the state has already. Tuples become lists.
     """
     if isinstance(value, dict):
         return {
@@ -768,7 +769,7 @@ def _plain_state(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Check that a scheduler may set a value: a number, or several as in betas."""
+    """Return whether a scheduler may set a value: a number, or several as in betas."""
     parts = value if isinstance(value, (tuple, list)) else [value]
     return all(type(part) in (int, float) for part in parts)
 
@@ -792,11 +793,11 @@ SchedulesLike = Union[Mapping[str, Union[str, Schedule]], None]
 def make_rates(
     lr_schedule: ScheduleLike, optimizer: torch.optim.Optimizer, given: object
 ) -> Setter:
-    """Make what sets the learning rates of an optimiser.
+    """Create the setter of an optimiser's learning rates.
 
     Args:
         lr_schedule: A name, a `Schedule`, a scheduler of torch that is bound to
-            `given`, a function that makes one of an optimiser, or None.
+            `given`, a function that returns one for an optimiser, or None.
         optimizer: One of `poptorch.optim`.
         given: The optimizer of the user, or its name or class.
 
@@ -865,7 +866,7 @@ def make_rates(
 def make_schedules(
     schedules: SchedulesLike, optimizer: torch.optim.Optimizer
 ) -> dict[str, Setter]:
-    """Make what sets other values of parameter groups than the learning rate.
+    """Create the setters of other values than the learning rate, by name.
 
     Args:
         schedules: By name of the value, such as "weight_decay" or "momentum"; "beta1"
