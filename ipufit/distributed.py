@@ -1,0 +1,552 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes that train together: which one this is, and what they exchange.
+
+On IPUs, PopRun starts them, and their replicas exchange gradients inside of the
+compiled program. On any other machine torchrun does, and the emulator sums gradients
+over them. Figures, data and checkpoints go through torch.distributed in both cases.
+
+    from ipufit import distributed
+
+    info = distributed.get_process_info()
+    print(f"process {info.index} of {info.count}")
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import pickle
+import re
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Iterator, Sequence, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from . import _env
+from .errors import ConfigError, ProcessError
+
+__all__ = [
+    "ALONE",
+    "ProcessInfo",
+    "Processes",
+    "configure",
+    "exchanges_off",
+    "get_process_info",
+    "has_group",
+    "processes",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """One process of a run, and how many there are.
+
+    Attributes:
+        index: Number of this process, from 0.
+        count: Number of processes.
+        local_index: Number of this process among those on its host.
+        launcher: `"poprun"`, `"torchrun"`, `"mpirun"`, `"srun"`; `"group"` for a
+            process group that the script made, `"config"` for `IPUConfig(process_id=)`;
+            `""` for a process that was started by itself.
+        replicas: Replicas of this process; None if the launcher leaves them to the
+            config.
+
+    Example:
+        >>> ProcessInfo(index=1, count=4, replicas=2).total_replicas
+        8
+    """
+
+    index: int = 0
+    count: int = 1
+    local_index: int = 0
+    launcher: str = ""
+    replicas: int | None = None
+
+    @property
+    def total_replicas(self) -> int | None:
+        """Replicas of all processes; None if the launcher leaves them to the config."""
+        return None if self.replicas is None else self.replicas * self.count
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is process 0, which shows and writes for all."""
+        return self.index == 0
+
+
+ALONE = ProcessInfo()
+"""A process without others."""
+
+# This process -------------------------------------------------------------------------
+
+_configured: ProcessInfo | None = None
+
+
+def configure(info: ProcessInfo | None) -> None:
+    """Have a process be the one that a config names, whatever its launcher says.
+
+    Args:
+        info: The process; None to go by the launcher again.
+    """
+    global _configured
+    _configured = info
+    _tell_children(info)
+
+
+def get_process_info() -> ProcessInfo:
+    """Which process this is, and how many there are.
+
+    A dataset that divides its samples asks it in `__iter__`, as it asks
+    `torch.utils.data.get_worker_info()` for the worker. The number comes from
+    `IPUConfig(process_id=, num_processes=)`, else from PopRun's variables, a process
+    group of torch.distributed, or the variables of torchrun, Open MPI or SLURM.
+
+    Returns:
+        The process; `ProcessInfo(index=0, count=1)` for one without others.
+
+    Raises:
+        ConfigError: Some of a launcher's variables are missing, or don't fit together.
+
+    Example:
+        >>> info = get_process_info()
+        >>> samples = range(10)
+        >>> list(samples)[info.index :: info.count] == list(samples)
+        True
+    """
+    if _configured is not None:
+        return _configured
+    is_child = multiprocessing.parent_process() is not None
+    if is_child and not has_group():
+        told = _env.process_of_parent()  # unless it was launched by itself since
+        if told is not None and told[2] == _launched_in_words():
+            return ProcessInfo(told[0], told[1], told[0], "config")
+    info = _launched()
+    if has_group() and not info.launcher:
+        info = ProcessInfo(dist.get_rank(), dist.get_world_size(), launcher="group")
+        _tell_children(info)
+    elif not is_child:
+        _tell_children(None)  # what another script or an ended group has left
+    return info
+
+
+def processes() -> Processes:
+    """The processes of the run, for exchanges between them."""
+    return Processes(get_process_info())
+
+
+def _tell_children(info: ProcessInfo | None) -> None:
+    """Have processes that load samples for this one hear its number, if spawned."""
+    if info is None:
+        os.environ.pop(_env.PROCESS, None)
+    else:
+        text = f"{info.index}/{info.count}:{_launched_in_words()}"
+        os.environ[_env.PROCESS] = text
+
+
+def _launched_in_words() -> str:
+    """The process that the variables of a launcher name; `?` if they don't fit."""
+    try:
+        info = _launched()
+    except ConfigError:
+        return "?"
+    return f"{info.index}/{info.count}"
+
+
+# Exchanges ----------------------------------------------------------------------------
+
+_FIRST = 0
+_SMALL = 2**20  # bytes
+
+_recent: deque[Tensor] = deque(maxlen=64)
+"""Small tensors that were exchanged last.
+
+A thread of gloo lets go of a tensor some time after the exchange is done. If nobody
+else has it any more, the thread frees it, for which it needs the interpreter's lock;
+and torch 2.0 waits for the thread with that lock when it ends a group.
+"""
+
+_is_off = False
+
+
+@contextlib.contextmanager
+def exchanges_off() -> Iterator[None]:
+    """Have each exchange in this context fail at once.
+
+    A process whose run ends by an error is no longer where the others are: what it
+    sent now they would take for something else.
+
+    Example:
+        >>> with exchanges_off():
+        ...     Processes(ProcessInfo(0, 2)).barrier()
+        Traceback (most recent call last):
+        ipufit.errors.ProcessError: The run of process 0 of 2 has failed or was ...
+    """
+    global _is_off
+    before, _is_off = _is_off, True
+    try:
+        yield
+    finally:
+        _is_off = before
+
+
+class Processes:
+    """The processes of a run, as one of them sees them.
+
+    Every process must call the same methods in the same order. Without others each
+    method returns at once, and no process group is made.
+
+    Args:
+        info: This process.
+
+    Raises:
+        ProcessError: From every method, if another process has ended or doesn't come.
+
+    Example:
+        >>> alone = Processes()
+        >>> alone.summed(torch.tensor([1.0, 2.0])), alone.gathered("a")
+        (tensor([1., 2.]), ['a'])
+    """
+
+    def __init__(self, info: ProcessInfo = ALONE) -> None:
+        self.info = info
+
+    @property
+    def index(self) -> int:
+        """Number of this process, from 0."""
+        return self.info.index
+
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        return self.info.count
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is process 0, which shows and writes for all."""
+        return self.info.is_first
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is more than one."""
+        return self.info.count > 1
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes of tensors of one shape and dtype."""
+        if not self.are_several:
+            return tensor
+        total: Tensor = tensor.detach().clone()
+        with self._exchange("a sum") as group:
+            dist.all_reduce(_kept(total), group=group)
+        return total
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Give tensors the values of process 0, in one message.
+
+        It is sent as bytes, because gloo doesn't know every dtype.
+        """
+        if not self.are_several or not tensors:
+            return
+        flat: list[Any] = [one.detach().contiguous().reshape(-1) for one in tensors]
+        own = [one.view(torch.uint8) for one in flat]
+        joined = _kept(torch.cat(own))
+        with self._exchange("tensors of process 0") as group:
+            dist.broadcast(joined, _FIRST, group=group)
+        if self.is_first:
+            return
+        parts: Any = torch.split(joined, [len(part) for part in own])
+        for tensor, part in zip(tensors, parts):
+            # A copy: a part of the message may begin anywhere, a number may not.
+            tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+
+    def first(self, value: T) -> T:
+        """The value that process 0 gives; those of other processes are ignored.
+
+        Args:
+            value: Anything that can be pickled.
+        """
+        if not self.are_several:
+            return value
+        content = _pickled(value) if self.is_first else _zeros(0)
+        size = _kept(torch.tensor([content.numel()]))
+        with self._exchange("a value of process 0") as group:
+            dist.broadcast(size, _FIRST, group=group)
+            if not self.is_first:
+                content = _zeros(int(size))
+            dist.broadcast(content, _FIRST, group=group)
+        return value if self.is_first else _unpickled(content)
+
+    def gathered(self, value: T) -> list[T]:
+        """The values of all processes, in their order.
+
+        Args:
+            value: Anything that can be pickled.
+        """
+        if not self.are_several:
+            return [value]
+        own = _pickled(value)
+        size = _kept(torch.tensor([own.numel()]))
+        sizes = [_kept(torch.empty_like(size)) for _ in range(self.count)]
+        with self._exchange("values of all processes") as group:
+            dist.all_gather(sizes, size, group=group)
+            lengths = [int(one) for one in sizes]
+            padded = _zeros(max(lengths))
+            padded[: own.numel()] = own
+            contents = [_zeros(max(lengths)) for _ in lengths]
+            dist.all_gather(contents, padded, group=group)
+        return [_unpickled(one[:length]) for one, length in zip(contents, lengths)]
+
+    def barrier(self) -> None:
+        """Wait until every process has come here."""
+        self.summed(torch.zeros(1))
+
+    @contextlib.contextmanager
+    def _exchange(self, what: str) -> Iterator[Any]:
+        if _is_off:
+            raise ProcessError(
+                f"The run of process {self.index} of {self.count} has failed or was "
+                f"interrupted: it doesn't wait for {what}, because others are "
+                "elsewhere. Nothing can be saved by all processes now."
+            )
+        group = _group_of(self.info)
+        try:
+            yield group
+        except RuntimeError as error:
+            first_line = str(error).strip().split("\n")[0]
+            raise ProcessError(
+                f"Process {self.index} of {self.count} waited for {what}, and another "
+                "process has ended, or didn't come in time. If one has failed, its own "
+                "error is the first of the output. All processes must call the same "
+                "methods of a model (no `if` on the number of the process around "
+                "fit, evaluate or predict); IPUFIT_PROCESS_TIMEOUT sets how many "
+                f"seconds they wait. ({first_line})"
+            ) from error
+
+
+def _kept(tensor: Tensor) -> Any:
+    """The tensor, which lives on for a while if it is small."""
+    if tensor.numel() * tensor.element_size() <= _SMALL:
+        _recent.append(tensor)
+    return tensor
+
+
+def _zeros(length: int) -> Any:
+    return _kept(torch.zeros(length, dtype=torch.uint8))
+
+
+def _pickled(value: Any) -> Any:
+    content = bytearray(pickle.dumps(value))
+    return _kept(torch.frombuffer(content, dtype=torch.uint8))
+
+
+def _unpickled(content: Tensor) -> Any:
+    return pickle.loads(content.numpy().tobytes())
+
+
+# The group in which they exchange: torch.distributed's, with gloo ---------------------
+#
+# A group that the script has made is used, and never ended. Otherwise one is made at
+# the first exchange.
+
+_gloo_beside: dict[int, Any] = {}
+"""The id of a default group of another kind -> the gloo group of its processes."""
+
+
+def has_group() -> bool:
+    """Whether there is a default process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def _group_of(info: ProcessInfo) -> Any:
+    if not has_group():
+        try:
+            _make_group(info)
+        except (RuntimeError, OSError) as error:
+            raise ProcessError(
+                f"Process {info.index} of {info.count} couldn't reach the others. If "
+                "one of them has failed, its own error is the first of the output; "
+                f"{_env.PROCESS_TIMEOUT} sets how many seconds they wait. ({error})"
+            ) from error
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if (rank, size) != (info.index, info.count):
+        raise ConfigError(
+            f"torch.distributed's process group says that this is process {rank} of "
+            f"{size}, and {info.launcher} says that it is {info.index} of "
+            f"{info.count}. Make the group with all processes, or leave that to ipufit."
+        )
+    whole = dist.group.WORLD
+    if dist.get_backend() == "gloo":
+        return whole
+    if id(whole) not in _gloo_beside:
+        new_group: Any = dist.new_group
+        timeout = timedelta(seconds=_env.process_timeout())
+        _gloo_beside[id(whole)] = new_group(backend="gloo", timeout=timeout)
+    return _gloo_beside[id(whole)]
+
+
+def _make_group(info: ProcessInfo) -> None:
+    timeout = timedelta(seconds=_env.process_timeout())
+    host, port = _address(info)
+    # torchrun's agent may hold the store, whatever else has set variables.
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = info.index == 0 and not has_agent
+    torch_distributed: Any = dist
+    # Process 0 waits for others when the group is made, and not here, too.
+    store = torch_distributed.TCPStore(
+        host, port, info.count, is_master, timeout, wait_for_workers=False
+    )
+    if has_agent:
+        # torchrun keeps its store when it starts processes again, and newer torch reads
+        # addresses of processes that are gone from it.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = torch_distributed.PrefixStore(f"ipufit/{attempt}", store)
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=info.index,
+        world_size=info.count,
+        timeout=timeout,
+    )
+    atexit.register(_end_group)
+
+
+def _end_group() -> None:
+    """End our group: threads of gloo must not outlive the interpreter."""
+    if has_group():
+        dist.destroy_process_group()
+
+
+def _address(info: ProcessInfo) -> tuple[str, int]:
+    """Find out where process 0 can be reached: its host, and a port there.
+
+    `MASTER_ADDR` and `MASTER_PORT` count if they are set. Otherwise the host is this
+    one if Open MPI says that all processes are here, or the first of SLURM's step; and
+    the port is torch's 29500, or made of SLURM's number of the job.
+    """
+    host = port = None
+    if info.launcher in ("poprun", "mpirun"):
+        is_here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(info.count)
+        host, port = "127.0.0.1" if is_here else None, "29500"
+    elif info.launcher == "srun":
+        # node[03-05,9],other: the first is node03.
+        nodes = os.environ.get("SLURM_STEP_NODELIST", "")
+        found = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
+        host = None if found is None else found[1] + (found[2] or "")
+        job = os.environ.get("SLURM_JOB_ID", "")
+        port = str(15000 + int(job) % 10000) if job.isdigit() else None
+    host = os.environ.get("MASTER_ADDR") or host
+    port = os.environ.get("MASTER_PORT") or port
+    if host is None or port is None:
+        places = {"MASTER_ADDR": host, "MASTER_PORT": port}
+        missing = " and ".join(name for name in places if places[name] is None)
+        raise ConfigError(
+            f"{info.count} processes are to exchange values, and nothing says where "
+            f"process 0 can be reached: set {missing} in each of them, to the host of "
+            "process 0 and a free port there; or start them with `ipufit launch` or "
+            "torchrun, which do so."
+        )
+    if not port.isdigit():
+        raise ConfigError(f"MASTER_PORT={port!r} is no number of a port.")
+    return host, int(port)
+
+
+# Variables of launchers ---------------------------------------------------------------
+
+_TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
+_LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
+_OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
+_UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
+_LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
+_MPI = "OMPI_COMM_WORLD"
+
+
+def _launched() -> ProcessInfo:
+    """Read which process this is from the variables that its launcher has set.
+
+    The first launcher that has set a variable counts: PopRun starts processes with Open
+    MPI, and torchrun often runs inside of SLURM. A batch script of SLURM has
+    `SLURM_PROCID=0` too: only `SLURM_STEP_NUM_TASKS` tells that srun has started this
+    process.
+    """
+    if _require_all("PopRun", _TOTAL, _LOCAL, _OFFSET):
+        return _launched_by_poprun()
+    launchers = [
+        ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("mpirun", f"{_MPI}_RANK", f"{_MPI}_SIZE", f"{_MPI}_LOCAL_RANK"),
+    ]
+    if "SLURM_STEP_NUM_TASKS" in os.environ:
+        names = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"
+        launchers.append(("srun", *names))
+    for launcher, index_name, count_name, local_name in launchers:
+        if _require_all(launcher, index_name, count_name):
+            count = _number(count_name, least=1)
+            index = _number(index_name, below=count, limit=count_name)
+            local = _number(local_name) if local_name in os.environ else index
+            return ProcessInfo(index, count, local, launcher, _replicas_of_each(count))
+    return ALONE
+
+
+def _launched_by_poprun() -> ProcessInfo:
+    total = _number(_TOTAL, least=1)
+    local = _number(_LOCAL, least=1)
+    offset = _number(_OFFSET, below=total, limit=_TOTAL)
+    is_uniform = os.environ.get(_UNIFORM, "1") != "0"
+    if total % local or offset % local or not is_uniform:
+        raise ConfigError(
+            f"PopRun gives this process {local} of {total} replicas, from number "
+            f"{offset} on, so that not all processes have the same number. Choose "
+            "--num-replicas as a multiple of --num-instances."
+        )
+    index = offset // local
+    here = _number(_LOCAL_INSTANCE) if _LOCAL_INSTANCE in os.environ else index
+    return ProcessInfo(index, total // local, here, "poprun", local)
+
+
+def _require_all(launcher: str, *names: str) -> bool:
+    """Whether all variables are set; False if none is; some are refused."""
+    there = [name for name in names if name in os.environ]
+    missing = [name for name in names if name not in os.environ]
+    if there and missing:
+        raise ConfigError(
+            f"{launcher}'s variable {', '.join(there)} is set, and "
+            f"{', '.join(missing)} is missing: start all processes with a launcher "
+            f"(`ipufit launch`), or unset {', '.join(there)}."
+        )
+    return bool(there)
+
+
+def _number(
+    name: str, *, least: int = 0, below: int | None = None, limit: str = ""
+) -> int:
+    text = os.environ[name]
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not a whole number.") from None
+    if value < least:
+        raise ConfigError(f"{name}={value} is less than {least}.")
+    if below is not None and value >= below:
+        raise ConfigError(
+            f"{name}={value} doesn't fit {limit}={below}: it counts from 0, so that "
+            f"{below - 1} is the last."
+        )
+    return value
+
+
+def _replicas_of_each(count: int) -> int | None:
+    """Replicas of one process, of the total that `ipufit launch` has asked for."""
+    total = _env.total_replicas()
+    if total is None:
+        return None
+    if total % count:
+        raise ConfigError(
+            f"{_env.REPLICAS}={total} replicas can't be shared equally by {count} "
+            f"processes. Use a multiple of {count}."
+        )
+    return total // count
