@@ -141,21 +141,23 @@ def derive_plan(
             f"micro-batches in flight. Use gradient_accumulation={least} or more, "
             "fewer stages, or execution='sharded'."
         )
-    if batch_size is None and micro_batch_size is None:
-        batch_size = DEFAULT_BATCH_SIZE
-    if batch_size is None:
-        accumulation = gradient_accumulation or least
-        micro = micro_batch_size or 1
+    if batch_size is None and micro_batch_size is not None:
+        micro, accumulation = micro_batch_size, gradient_accumulation or least
     else:
         micro, accumulation = _divide(
-            batch_size, micro_batch_size, gradient_accumulation, copies, least
+            batch_size or DEFAULT_BATCH_SIZE,
+            micro_batch_size,
+            gradient_accumulation,
+            copies,
+            least,
         )
     plan = BatchPlan(micro, accumulation, replicas, processes, device_iterations)
     if plan.gradient_accumulation < least:
         raise ConfigError(
             f"batch_size={plan.batch_size} leaves gradient_accumulation="
-            f"{plan.gradient_accumulation} ({_product(plan)}), too small for a "
-            f"pipeline of {stages} stages, which needs 2 * {stages} - 1 = {least}. Use "
+            f"{plan.gradient_accumulation} (= batch / (micro-batch {micro} * replicas "
+            f"{replicas} * processes {processes})), too small for a pipeline of "
+            f"{stages} stages, which needs 2 * {stages} - 1 = {least}. Use "
             f"batch_size={micro * least * copies} or more, or a smaller "
             "micro_batch_size."
         )
@@ -199,57 +201,35 @@ def _divide(
     copies: int,
     least: int,
 ) -> tuple[int, int]:
-    """Micro-batch size and accumulation that multiply with `copies` up to the batch."""
+    """Find micro-batch size and accumulation that multiply with `copies` to the batch.
+
+    Where both are open, the accumulation is the smallest one that a pipeline allows.
+    """
     per_copy = batch_size // copies
-    if micro is not None:
-        found = micro, accumulation or per_copy // micro
-    elif accumulation is not None:
-        found = per_copy // accumulation, accumulation
-    else:
+    if micro is None and accumulation is None:
         legal = (g for g in range(least, per_copy + 1) if per_copy % g == 0)
         accumulation = next(legal, least)
-        found = per_copy // accumulation, accumulation
-    if found[0] * found[1] * copies != batch_size:
-        raise _indivisible(batch_size, micro, accumulation, copies, least)
-    return found
-
-
-def _indivisible(
-    batch_size: int,
-    micro: int | None,
-    accumulation: int | None,
-    copies: int,
-    least: int,
-) -> ConfigError:
-    given = [
-        f"{name} {value}"
-        for name, value in (
-            ("micro-batch", micro),
-            ("gradient accumulation", accumulation),
-            ("replicas * processes", copies),
-        )
-        if value is not None
-    ]
-    unit = (micro or 1) * (accumulation or (1 if micro else least)) * copies
+    found = (
+        micro or per_copy // (accumulation or 1),
+        accumulation or per_copy // (micro or 1),
+    )
+    if found[0] * found[1] * copies == batch_size:
+        return found
+    given = {
+        "micro-batch": micro,
+        "gradient accumulation": accumulation,
+        "replicas * processes": copies,
+    }
+    factors = [f"{name} {value}" for name, value in given.items() if value is not None]
+    unit = (micro or 1) * (accumulation or 1) * copies
     if micro is not None and accumulation is not None:
         remedy = f"Use batch_size={unit}, or leave one of the factors open."
     else:
-        nearest = _nearest_multiples(batch_size, unit)
-        remedy = f"The nearest legal values are {' and '.join(map(str, nearest))}."
-    return ConfigError(
+        below = batch_size // unit * unit
+        nearest = [str(multiple) for multiple in (below, below + unit) if multiple]
+        remedy = f"The nearest legal values are {' and '.join(nearest)}."
+    raise ConfigError(
         f"batch_size={batch_size} is not made of its factors: batch_size = micro-batch "
         "* gradient accumulation * replicas * processes, and given are "
-        f"{', '.join(given)} (together {unit}). {remedy}"
-    )
-
-
-def _nearest_multiples(value: int, unit: int) -> list[int]:
-    below = value // unit * unit
-    return [multiple for multiple in (below, below + unit) if multiple]
-
-
-def _product(plan: BatchPlan) -> str:
-    return (
-        f"= batch / (micro-batch {plan.micro_batch_size} * replicas {plan.replicas} * "
-        f"processes {plan.processes})"
+        f"{', '.join(factors)} (together {unit}). {remedy}"
     )
