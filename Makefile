@@ -57,7 +57,7 @@ release: $(TOX)  ## build sdist and wheel into dist, check them, and try them wh
 gallery:  ## run every example and write examples/README.md; needs `pip install ".[examples]"` and torchvision
 	@$(PYTHON) .ci/gallery.py
 
-packages:  ## write the table of packages into CONTRIBUTING.md
+packages:  ## write the map of files into CONTRIBUTING.md
 	@$(PYTHON) .ci/packages.py
 
 screens:  ## run the code of pages and put what it prints and draws into them; needs `pip install ".[plot]"`

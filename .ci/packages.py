@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the table of packages in CONTRIBUTING.md: files, lines, and what each holds.
+"""Write the map of files in CONTRIBUTING.md, from the first lines of their docstrings.
 
 `make packages` calls it; `tests/test_contributing.py` fails where it wasn't called.
 """
@@ -8,67 +8,84 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import NamedTuple
+from typing import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "ipufit"
 PAGE = ROOT / "CONTRIBUTING.md"
-BEGIN = "<!-- packages: written by `make packages` -->\n"
-END = "<!-- end of packages -->\n"
+BEGIN = "<!-- map: written by `make packages` -->\n"
+END = "<!-- end of map -->\n"
+
+# Headings in the order to read them, with the files and packages below each, likewise.
+# Files that aren't named here belong to the ground.
+SECTIONS = {
+    "The model": "__init__ model config batching placement mixing scalars summary",
+    "Its data": "data",
+    "Its program, and the run": "engine state",
+    "Its losses, metrics and optimisers": "losses metrics optimizers",
+    "Callbacks, and what is kept in files": "callbacks checkpoint resume",
+    "Plans": "planning",
+    "Processes, other libraries, the command line": "distributed integrations cli "
+    "__main__ doctor",
+}
+GROUND = "The ground: no file above is imported here"
+EMULATOR = "The emulator, package by package"
 
 
-class Package(NamedTuple):
-    """A folder of modules.
-
-    Attributes:
-        path: Relative to the repository.
-        files: Number of modules in the folder itself.
-        lines: Of these modules, comments and blanks included.
-        subject: The first line of the package's docstring.
-    """
-
-    path: str
-    files: int
-    lines: int
-    subject: str
-
-    def row(self) -> str:
-        """The package's line in the table."""
-        rounded = max(100, round(self.lines, -2))
-        return f"| `{self.path}` | {self.files} | {rounded:,} | {self.subject} |\n"
+def subject(path: Path) -> str:
+    """The first line of a module's docstring."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
 
 
-def packages() -> list[Package]:
-    """Every package of ipufit that holds code, by its path."""
-    found = []
-    for init in sorted((ROOT / "ipufit").rglob("__init__.py")):
-        folder = init.parent
-        if "_shim" in folder.parts:  # one line each, for other processes to find
-            continue
-        texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")]
-        docstring = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
-        found.append(
-            Package(
-                str(folder.relative_to(ROOT)),
-                len(texts),
-                sum(text.count("\n") for text in texts),
-                docstring.partition("\n")[0],
-            )
-        )
+def rows(name: str) -> Iterator[tuple[str, str]]:
+    """Name and subject of a module, or of a package and all its modules."""
+    if (PACKAGE / f"{name}.py").exists():
+        yield f"{name}.py", subject(PACKAGE / f"{name}.py")
+        return
+    yield f"{name}/", subject(PACKAGE / name / "__init__.py")
+    for path in sorted((PACKAGE / name).glob("*.py")):
+        if path.name != "__init__.py":
+            yield f"{name}/{path.name}", subject(path)
+
+
+def emulator() -> Iterator[tuple[str, str]]:
+    """Name and subject of each package of the emulator."""
+    for init in sorted((PACKAGE / "emulator").rglob("__init__.py")):
+        if "_shim" not in init.parts:  # one line each, for other processes to find
+            yield f"{init.parent.relative_to(PACKAGE)}/", subject(init)
+
+
+def sections() -> dict[str, list[tuple[str, str]]]:
+    """The rows below each heading, in order."""
+    named = " ".join(SECTIONS.values()).split()
+    there = sorted(path.stem for path in PACKAGE.glob("*.py"))
+    there += sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+    ground = [name for name in there if name not in (*named, "emulator")]
+    found = {
+        heading: [row for name in names.split() if name in there for row in rows(name)]
+        for heading, names in SECTIONS.items()
+    }
+    found[GROUND] = [row for name in ground for row in rows(name)]
+    found[EMULATOR] = list(emulator())
     return found
 
 
-def table() -> str:
-    """The table with its heading."""
-    heading = "| package | files | lines, about | subject |\n|---|---|---|---|\n"
-    return heading + "".join(package.row() for package in packages())
+def written() -> str:
+    """The map as a page has it."""
+    text = ""
+    for heading, files in sections().items():
+        text += f"\n**{heading}**\n\n| in `ipufit/` | holds |\n|---|---|\n"
+        text += "".join(f"| `{file}` | {holds} |\n" for file, holds in files)
+    return f"{text}\n"
 
 
 def main() -> None:
-    """Put the table into the page."""
+    """Put the map into the page."""
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}{written()}{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
