@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes that train together: which one this is, and what they exchange.
+"""Several processes that train together: their indices, and their exchanges.
 
-On IPUs, PopRun starts them, and their replicas exchange gradients inside of the
-compiled program. On any other machine torchrun does, and the emulator sums gradients
-over them. Figures, data and checkpoints go through torch.distributed in both cases.
+On IPUs, PopRun starts the processes, and replicas exchange gradients inside the
+compiled program. On other machines torchrun starts them, and the emulator sums
+gradients over processes. Metrics, data and checkpoints are exchanged by
+torch.distributed in both cases.
 
     from ipufit import distributed
 
@@ -47,17 +48,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process of a run, and how many there are.
+    """The index of a process in a run, and the number of processes.
 
     Attributes:
-        index: Number of this process, from 0.
+        index: Index of this process, from 0.
         count: Number of processes.
-        local_index: Number of this process among those on its host.
+        local_index: Index of this process among those on its host.
         launcher: `"poprun"`, `"torchrun"`, `"mpirun"`, `"srun"`; `"group"` for a
             process group that the script made, `"config"` for `IPUConfig(process_id=)`;
             `""` for a process that was started by itself.
-        replicas: Replicas of this process; None if the launcher leaves them to the
-            config.
+        replicas: Number of replicas of this process; None if the config decides.
 
     Example:
         >>> ProcessInfo(index=1, count=4, replicas=2).total_replicas
@@ -72,12 +72,12 @@ class ProcessInfo:
 
     @property
     def total_replicas(self) -> int | None:
-        """Replicas of all processes; None if the launcher leaves them to the config."""
+        """Number of replicas in all processes; None if the config decides."""
         return None if self.replicas is None else self.replicas * self.count
 
     @property
     def is_first(self) -> bool:
-        """Whether this is process 0, which shows and writes for all."""
+        """Whether this is process 0, which prints and writes files for all."""
         return self.index == 0
 
 
@@ -90,10 +90,10 @@ _configured: ProcessInfo | None = None
 
 
 def configure(info: ProcessInfo | None) -> None:
-    """Have a process be the one that a config names, whatever its launcher says.
+    """Set the index of this process, in place of the launcher's.
 
     Args:
-        info: The process; None to go by the launcher again.
+        info: The process; None to use the launcher's again.
     """
     global _configured
     _configured = info
@@ -101,15 +101,15 @@ def configure(info: ProcessInfo | None) -> None:
 
 
 def get_process_info() -> ProcessInfo:
-    """Which process this is, and how many there are.
+    """Return the index of this process, and the number of processes.
 
-    A dataset that divides its samples asks it in `__iter__`, as it asks
-    `torch.utils.data.get_worker_info()` for the worker. The number comes from
+    Call it in the `__iter__` of a dataset that divides its samples, as
+    `torch.utils.data.get_worker_info()` for the worker. The index comes from
     `IPUConfig(process_id=, num_processes=)`, else from PopRun's variables, a process
     group of torch.distributed, or the variables of torchrun, Open MPI or SLURM.
 
     Returns:
-        The process; `ProcessInfo(index=0, count=1)` for one without others.
+        The process; `ProcessInfo(index=0, count=1)` for a single process.
 
     Raises:
         ConfigError: Some of a launcher's variables are missing, or don't fit together.
@@ -137,12 +137,12 @@ def get_process_info() -> ProcessInfo:
 
 
 def processes() -> Processes:
-    """The processes of the run, for exchanges between them."""
+    """Return the processes of the run, for exchanges between them."""
     return Processes(get_process_info())
 
 
 def _tell_children(info: ProcessInfo | None) -> None:
-    """Have processes that load samples for this one hear its number, if spawned."""
+    """Set the variable that tells spawned data workers the index of this process."""
     if info is None:
         os.environ.pop(_env.PROCESS, None)
     else:
@@ -151,7 +151,7 @@ def _tell_children(info: ProcessInfo | None) -> None:
 
 
 def _launched_in_words() -> str:
-    """The process that the variables of a launcher name; `?` if they don't fit."""
+    """Return index and count from a launcher's variables; `?` if they contradict."""
     try:
         info = _launched()
     except ConfigError:
@@ -177,10 +177,10 @@ _is_off = False
 
 @contextlib.contextmanager
 def exchanges_off() -> Iterator[None]:
-    """Have each exchange in this context fail at once.
+    """Let every exchange inside the context fail at once.
 
-    A process whose run ends by an error is no longer where the others are: what it
-    sent now they would take for something else.
+    A process whose run has failed is no longer at the same place as the others: they
+    would mistake what it sends.
 
     Example:
         >>> with exchanges_off():
@@ -197,10 +197,10 @@ def exchanges_off() -> Iterator[None]:
 
 
 class Processes:
-    """The processes of a run, as one of them sees them.
+    """The processes of a run, for exchanges with the others.
 
-    Every process must call the same methods in the same order. Without others each
-    method returns at once, and no process group is made.
+    Every process must call the same methods in the same order. With a single process
+    each method returns at once, and no process group is made.
 
     Args:
         info: This process.
@@ -219,7 +219,7 @@ class Processes:
 
     @property
     def index(self) -> int:
-        """Number of this process, from 0."""
+        """Index of this process, from 0."""
         return self.info.index
 
     @property
@@ -229,16 +229,16 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is process 0, which shows and writes for all."""
+        """Whether this is process 0, which prints and writes files for all."""
         return self.info.is_first
 
     @property
     def are_several(self) -> bool:
-        """Whether there is more than one."""
+        """Whether there is more than one process."""
         return self.info.count > 1
 
     def summed(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes of tensors of one shape and dtype."""
+        """Return the sum over all processes of tensors of one shape and dtype."""
         if not self.are_several:
             return tensor
         total: Tensor = tensor.detach().clone()
@@ -247,9 +247,9 @@ class Processes:
         return total
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Give tensors the values of process 0, in one message.
+        """Copy the values of process 0 into tensors of all processes, in one message.
 
-        It is sent as bytes, because gloo doesn't know every dtype.
+        Tensors are sent as bytes, because gloo doesn't know every dtype.
         """
         if not self.are_several or not tensors:
             return
@@ -266,7 +266,7 @@ class Processes:
             tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
     def first(self, value: T) -> T:
-        """The value that process 0 gives; those of other processes are ignored.
+        """Return the value of process 0; the values of other processes are ignored.
 
         Args:
             value: Anything that can be pickled.
@@ -283,7 +283,7 @@ class Processes:
         return value if self.is_first else _unpickled(content)
 
     def gathered(self, value: T) -> list[T]:
-        """The values of all processes, in their order.
+        """Return the values of all processes, in their order.
 
         Args:
             value: Anything that can be pickled.
@@ -303,7 +303,7 @@ class Processes:
         return [_unpickled(one[:length]) for one, length in zip(contents, lengths)]
 
     def barrier(self) -> None:
-        """Wait until every process has come here."""
+        """Wait until all processes call this."""
         self.summed(torch.zeros(1))
 
     @contextlib.contextmanager
@@ -330,7 +330,7 @@ class Processes:
 
 
 def _kept(tensor: Tensor) -> Any:
-    """The tensor, which lives on for a while if it is small."""
+    """Return the tensor, and keep a reference for a while if it is small."""
     if tensor.numel() * tensor.element_size() <= _SMALL:
         _recent.append(tensor)
     return tensor
@@ -359,7 +359,7 @@ _gloo_beside: dict[int, Any] = {}
 
 
 def has_group() -> bool:
-    """Whether there is a default process group."""
+    """Return whether there is a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -417,7 +417,7 @@ def _make_group(info: ProcessInfo) -> None:
 
 
 def _end_group() -> None:
-    """End our group: threads of gloo must not outlive the interpreter."""
+    """End the group that was made here: gloo's threads must not outlive Python."""
     if has_group():
         dist.destroy_process_group()
 
@@ -425,9 +425,9 @@ def _end_group() -> None:
 def _address(info: ProcessInfo) -> tuple[str, int]:
     """Find out where process 0 can be reached: its host, and a port there.
 
-    `MASTER_ADDR` and `MASTER_PORT` count if they are set. Otherwise the host is this
-    one if Open MPI says that all processes are here, or the first of SLURM's step; and
-    the port is torch's 29500, or made of SLURM's number of the job.
+    `MASTER_ADDR` and `MASTER_PORT` are used if set. Otherwise the host is this one if
+    Open MPI says that all processes are here, or the first host of SLURM's step. The
+    port is torch's 29500, or derived from the number of SLURM's job.
     """
     host = port = None
     if info.launcher in ("poprun", "mpirun"):
@@ -467,7 +467,7 @@ _MPI = "OMPI_COMM_WORLD"
 
 
 def _launched() -> ProcessInfo:
-    """Read which process this is from the variables that its launcher has set.
+    """Read the index of this process from its launcher's variables.
 
     The first launcher that has set a variable counts: PopRun starts processes with Open
     MPI, and torchrun often runs inside of SLURM. A batch script of SLURM has
@@ -540,7 +540,7 @@ def _number(
 
 
 def _replicas_of_each(count: int) -> int | None:
-    """Replicas of one process, of the total that `ipufit launch` has asked for."""
+    """Return the replicas of one process, from the total of `ipufit launch`."""
     total = _env.total_replicas()
     if total is None:
         return None
