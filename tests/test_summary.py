@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import pytest
@@ -11,8 +12,12 @@ from rich.console import Console
 from torch import nn
 
 from ipufit import IPUConfig, IPUModel, poptorch
-from ipufit.summary import summarize
 from tests import reference
+
+
+def summarize(module, config, inputs=None):
+    with contextlib.redirect_stdout(io.StringIO()):
+        return IPUModel(module, config).summary(inputs)
 
 
 class Crossed(nn.Module):
