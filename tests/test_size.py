@@ -36,7 +36,7 @@ ROOMS = {
     "callbacks": (Size(30, 2119, 16981), "callbacks"),
     "checkpoint and resume": (Size(7, 2107, 16229), "checkpoint resume"),
     "config, placement, batching": (
-        Size(4, 1290, 9717),
+        Size(4, 1273, 9624),
         "batching config mixing placement",
     ),
     "planning": (
@@ -44,7 +44,7 @@ ROOMS = {
         "planning",
     ),
     "command lines, distributed, Lightning, ground": (
-        Size(26, 3011, 20436),
+        Size(22, 2935, 20031),
         "__init__ cli __main__ _env _failures _files _kinds _lazy _optional _poptorch "
         "_spans _tree _version distributed doctor errors "
         "integrations scalars state summary types",
