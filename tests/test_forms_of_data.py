@@ -429,24 +429,6 @@ def test_numbers_in_batches_are_tensors_so_they_may_change():
     assert history.history["loss"] == pytest.approx(losses, rel=1e-5)
 
 
-CHANGING = {
-    "a string": lambda i: "train" if i < 20 else "test",
-    "None": lambda i: None if i < 20 else "train",
-}
-
-
-@pytest.mark.parametrize("name", CHANGING)
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_a_constant_that_changes_is_an_error_that_names_it(name, is_stream):
-    of = CHANGING[name]
-    samples = [
-        ({"features": x, "scale": 1.0, "mode": of(i)}, y)
-        for i, (x, y) in enumerate(pairs())
-    ]
-    with pytest.raises(DataError, match=r"inputs\['mode'\] was .* and is .* now"):
-        scaled_fit(Rows(samples) if is_stream else Items(samples))
-
-
 def test_a_constant_that_stays_is_baked_in_and_another_compiles_anew():
     for constant in ("train", None):
         samples = [
@@ -816,20 +798,6 @@ def test_validation_steps_are_always_the_first(form):
     ).history
     assert history["val_loss"] == pytest.approx(expected_losses, rel=1e-5)
     assert len(set(expected_losses)) == 3
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_one_loader_may_both_train_and_validate(workers):
-    loader = DataLoader(
-        TensorDataset(X, Y),
-        batch_size=17,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
-    model = make_model()
-    history = model.fit(loader, epochs=2, validation_data=loader, verbose=0).history
-    figures = reference.evaluate(model.module, X, Y)
-    assert history["val_loss"][-1] == pytest.approx(figures["loss"], rel=1e-5)
 
 
 # Processes and their memory -------------------------------------------------------
