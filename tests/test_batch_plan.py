@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from ipufit import Callback, ConfigError, DataError, IPUConfig, IPUModel, poptorch
+from ipufit import (
+    Callback,
+    ConfigError,
+    DataError,
+    IPUConfig,
+    IPUModel,
+    LossScaleRamp,
+    Optimizer,
+    StreamedMetric,
+    poptorch,
+)
 from tests.strategies import examples
 
 
@@ -169,6 +179,38 @@ def test_a_plan_says_why_a_call_makes_one_update(config, given, reason):
     if given is None:
         assert plan.calls is plan.updates is None
         assert str(plan).endswith("The data don't say how many samples an epoch has.")
+
+
+class Streamed(StreamedMetric):
+    def _nothing(self, *_):
+        return 0.0
+
+    reset = update = result = _nothing
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "reason"),
+    [
+        ({"lr_schedule": "cosine"}, "a schedule sets the learning rate of each update"),
+        (
+            {"optimizer": Optimizer("sgd", ema_momentum=0.9)},
+            "weights are averaged after each update",
+        ),
+        (
+            {"optimizer": Optimizer("sgd", loss_scaling=LossScaleRamp(1, 2, 2, 8))},
+            "the loss scaling may change with each update",
+        ),
+        (
+            {"metrics": [Streamed("streamed")]},
+            "outputs come back for a streamed metric, and may be large",
+        ),
+    ],
+)
+def test_what_happens_after_each_update_makes_calls_of_one(given_settings, reason):
+    model = compiled()
+    model.compile(**{"optimizer": "sgd", "loss": "cross_entropy", **given_settings})
+    plan = model.batch_plan(*data(48), batch_size=4)
+    assert (plan.batch.device_iterations, plan.reason) == (1, reason)
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
