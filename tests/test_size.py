@@ -32,7 +32,7 @@ ROOMS = {
     "engine and model": (Size(44, 9084, 69939), "engine model"),
     "data": (Size(8, 2588, 20153), "data"),
     "metrics and losses": (Size(21, 1876, 16176), "metrics losses"),
-    "optimizers": (Size(8, 1647, 12518), "optimizers"),
+    "optimizers": (Size(8, 1662, 12618), "optimizers"),
     "callbacks": (Size(30, 2119, 16981), "callbacks"),
     "checkpoint and resume": (Size(7, 2107, 16229), "checkpoint resume"),
     "config, placement, batching": (

@@ -57,6 +57,7 @@ ELSEWHERE = {
 }
 """Names of optimizers that PopTorch doesn't have, and what it has instead."""
 
+_DECOUPLED = "decoupled_weight_decay"
 _HOST_ONLY = ("amsgrad", "capturable", "differentiable", "foreach", "fused", "maximize")
 
 OTHER_WORDS: dict[str, str | None] = {
@@ -559,6 +560,21 @@ def _rebuild(
                 f"{_class_name(optimizer)} with {flag}=True can't run on an IPU: "
                 f"PopTorch has no {flag}. Leave it out."
             )
+    decoupled = {g.get(_DECOUPLED, name == "adamw") for g in optimizer.param_groups}
+    if len(decoupled) > 1:
+        raise UnsupportedError(
+            f"{_class_name(optimizer)} has {_DECOUPLED} in some groups only, and "
+            "PopTorch in all (AdamW) or none (Adam). Set it alike for all groups."
+        )
+    if name.startswith("adam"):
+        name = "adamw" if decoupled == {True} else "adam"
+    counting = _arguments(name).difference(_HOST_ONLY)
+    unknown = set(optimizer.defaults).difference(counting, _HOST_ONLY, {_DECOUPLED})
+    for setting in sorted(one for one in unknown if optimizer.defaults[one]):
+        raise UnsupportedError(
+            f"{_class_name(optimizer)} with {setting}={optimizer.defaults[setting]!r} "
+            f"can't run on an IPU: PopTorch has no {setting}. Leave it out."
+        )
     for when in ("pre", "post"):
         if getattr(optimizer, f"_optimizer_step_{when}_hooks", None):
             raise UnsupportedError(
@@ -571,7 +587,6 @@ def _rebuild(
             f"This {_class_name(optimizer)} has made steps already, and its state "
             "can't be moved to an IPU. Pass a new one."
         )
-    counting = _arguments(name).difference(_HOST_ONLY)
     settings = [one for one in optimizer.defaults if one in counting]
     groups: list[dict[str, Any]] = [
         {"params": own, **{one: plain(group[one]) for one in settings}}
