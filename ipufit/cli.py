@@ -133,14 +133,13 @@ def check(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print data for programs")
     given = parser.parse_args(arguments)
     from ._poptorch import emulate_everywhere
-    from .model.checking import checked
 
     emulate_everywhere()
     try:
         report = look_at_model(
             given.script,
             given.arguments,
-            lambda model, of_fit: checked(model, _arguments_of_fit(of_fit, given)),
+            lambda model, of_fit: model._check_of_fit(_arguments_of_fit(of_fit, given)),
             is_module=given.is_module,
         )
     except IpufitError as error:
@@ -178,11 +177,11 @@ def plan(arguments: Sequence[str]) -> None:
         "--pictures", action="store_true", help="print pictures with the tables"
     )
     given = parser.parse_args(arguments)
-    from .model.planning import plan_of_fit
 
     def planned(model: Any, of_fit: Mapping[str, Any]) -> ModelPlan:
         of_fit = _arguments_of_fit(of_fit, given)
-        return plan_of_fit(model, of_fit, given.device, is_spare=True)
+        plan: ModelPlan = model._plan_of_fit(of_fit, given.device, is_spare=True)
+        return plan
 
     try:
         found = look_at_model(
@@ -422,11 +421,11 @@ def _stopping_at_fit(look: Look[ResultT], outcome: Future[ResultT]) -> Iterator[
                 outcome.set_exception(error)
         raise FirstFit
 
-    IPUModel.fit = stop  # type: ignore[assignment]
+    IPUModel.fit = stop  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
-        IPUModel.fit = fit
+        IPUModel.fit = fit  # type: ignore[method-assign]
 
 
 def _run_to_fit(program: str, arguments: Sequence[str], *, is_module: bool) -> NoReturn:

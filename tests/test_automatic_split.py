@@ -16,7 +16,7 @@ from torch import nn
 import ipufit
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel, poptorch
 from ipufit.engine.sizes import block_costs
-from ipufit.model import measuring
+from ipufit.model import costs as measured_costs
 from ipufit.planning.split import TooFullError, best_split
 from tests.engine.counting import Moves
 
@@ -171,11 +171,11 @@ def test_copies_choose_the_same():
 
 
 def test_another_compile_may_change_the_stages(monkeypatch):
-    monkeypatch.setattr(measuring, "CAPACITY", 3000)
+    monkeypatch.setattr(measured_costs, "CAPACITY", 3000)
     model = compiled(IPUConfig(pipeline="auto"), optimizer="sgd")
     figures = fitted(model, epochs=1)
     assert model.config.num_ipus == 4
-    monkeypatch.setattr(measuring, "CAPACITY", 1_000_000)
+    monkeypatch.setattr(measured_costs, "CAPACITY", 1_000_000)
     model.compile("adamw", "cross_entropy")
     again = fitted(model, epochs=1)
     assert model.config == IPUConfig()
@@ -190,7 +190,7 @@ def test_the_fewest_ipus_are_taken_that_hold_the_optimizers_state(monkeypatch):
         counts = 4 * len(list(Network().parameters())) * (name == "adamw")
         needed = 4 * words * parameters + buffers + counts
         for less, expected in (0, 1), (1, 2):
-            monkeypatch.setattr(measuring, "CAPACITY", needed - less)
+            monkeypatch.setattr(measured_costs, "CAPACITY", needed - less)
             found = config.resolved(compiled(config, None, name), X)
             assert found.num_ipus == expected
 
@@ -199,14 +199,14 @@ def test_state_off_the_chip_takes_none_of_it(monkeypatch):
     parameters = sum(one.numel() for one in Network().parameters())
     counts = 4 * len(list(Network().parameters()))  # single numbers stay on the chip
     capacity = 4 * 2 * parameters + 4 * 2 * 12 + 4 + counts
-    monkeypatch.setattr(measuring, "CAPACITY", capacity)
+    monkeypatch.setattr(measured_costs, "CAPACITY", capacity)
     config = IPUConfig(pipeline="auto", offload_optimizer=True)
     assert config.resolved(compiled(config), X).num_ipus == 1
     assert IPUConfig(pipeline="auto").resolved(compiled(config), X).num_ipus > 1
 
 
 def test_a_model_that_fits_nowhere_is_refused(monkeypatch):
-    monkeypatch.setattr(measuring, "CAPACITY", 1000)
+    monkeypatch.setattr(measured_costs, "CAPACITY", 1000)
     with pytest.raises(TooFullError, match="An IPU has 1,000"):
         fitted(compiled(IPUConfig(pipeline="auto")))
 
@@ -304,7 +304,7 @@ def test_a_stage_without_any_work_is_no_way_to_cut():
 
 
 def test_a_tied_language_model_that_is_too_large_is_refused_with_its_tie(monkeypatch):
-    monkeypatch.setattr(measuring, "CAPACITY", 4000)
+    monkeypatch.setattr(measured_costs, "CAPACITY", 4000)
     config = IPUConfig(pipeline="auto")
     with pytest.raises(TooFullError, match="used by embedding and head: no stage may"):
         config.resolved(compiled(config, Writer()), torch.zeros(4, 6, dtype=torch.long))

@@ -333,12 +333,12 @@ def test_only_a_number_of_samples_that_is_certain_counts(data, expected):
 
 
 def test_memory_and_work_bound_a_call(monkeypatch):
-    monkeypatch.setattr("ipufit.model.updates_per_call.MOST_CALL_BYTES", 3 * 4176 - 1)
+    monkeypatch.setattr("ipufit.model.model.MOST_CALL_BYTES", 3 * 4176 - 1)
     model = open_model()
     model.fit(X, Y, 4, verbose=0)
     assert updates_of(model) == 2  # each has 80 bytes of samples and 4096 for figures
     monkeypatch.undo()
-    monkeypatch.setattr("ipufit.model.updates_per_call.MOST_WORK", 44 * 4 * 5)
+    monkeypatch.setattr("ipufit.model.model.MOST_WORK", 44 * 4 * 5)
     model = open_model()
     model.fit(X, Y, 4, verbose=0)
     assert updates_of(model) == 4

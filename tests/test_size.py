@@ -29,12 +29,12 @@ class Size(NamedTuple):
 # Room -> its limits, and the packages and modules right under `ipufit` that it has.
 ROOMS = {
     "emulator": (Size(80, 11441, 84891), "emulator"),
-    "engine and model": (Size(44, 9084, 69939), "engine model"),
+    "engine and model": (Size(23, 8521, 66237), "engine model"),
     "data": (Size(8, 2588, 20153), "data"),
     "metrics and losses": (Size(21, 1876, 16176), "metrics losses"),
     "optimizers": (Size(8, 1662, 12618), "optimizers"),
     "callbacks": (Size(30, 2119, 16981), "callbacks"),
-    "checkpoint and resume": (Size(7, 2107, 16229), "checkpoint resume"),
+    "checkpoint and resume": (Size(7, 2089, 16116), "checkpoint resume"),
     "config, placement, batching": (
         Size(4, 1273, 9624),
         "batching config mixing placement",
@@ -44,7 +44,7 @@ ROOMS = {
         "planning",
     ),
     "command lines, distributed, Lightning, ground": (
-        Size(22, 2935, 20031),
+        Size(22, 2933, 20013),
         "__init__ cli __main__ _env _failures _files _kinds _lazy _optional _poptorch "
         "_spans _tree _version distributed doctor errors "
         "integrations scalars state summary types",

@@ -25,7 +25,6 @@ from .loop import (
     joined,
     predictions,
     remark_on_passes,
-    train,
 )
 from .metric_state import Figures, Sums
 from .objective import (
@@ -38,6 +37,7 @@ from .objective import (
     resolve_objective,
 )
 from .precision import Counterparts, compute_in_types, in_own_types
+from .processes import ProcessSync
 from .program import Executors, Surveyed, surveyed
 from .step import (
     NoForwardError,
@@ -57,6 +57,7 @@ __all__ = [
     "NoForwardError",
     "Objective",
     "OutputSize",
+    "ProcessSync",
     "StepFunction",
     "Steps",
     "Sums",
@@ -87,5 +88,4 @@ __all__ = [
     "remark_on_passes",
     "resolve_objective",
     "surveyed",
-    "train",
 ]

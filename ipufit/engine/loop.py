@@ -8,20 +8,12 @@ their rows, and every report says how many rows it covers (PopTorch user guide,
 
 from __future__ import annotations
 
-import contextlib
-import math
-import signal
-import threading
-import warnings
 from dataclasses import dataclass, field
 from typing import (
     Any,
-    Callable,
     Iterable,
     Iterator,
     NamedTuple,
-    Sequence,
-    Tuple,
 )
 
 import torch
@@ -34,15 +26,11 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import (
     Call,
-    Epochs,
-    HostRandomState,
     InferenceBatches,
     Labels,
     SampleStructure,
     TrainingBatches,
-    set_random_state,
 )
-from ipufit.distributed import exchanges_off
 from ipufit.engine.device import WatchedGradients
 from ipufit.engine.host_calls import bytes_of
 from ipufit.engine.metric_state import Figures, vector_of, widened_all
@@ -51,15 +39,12 @@ from ipufit.engine.processes import ProcessSync
 from ipufit.engine.program import Executors
 from ipufit.errors import (
     ConfigError,
-    DataError,
-    DataRanOutWarning,
-    NonFiniteLossWarning,
     UnsupportedError,
 )
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
 from ipufit.scalars import Scalars
-from ipufit.state import EVICTED, RunState
+from ipufit.state import RunState
 from ipufit.types import Logs
 
 
@@ -687,203 +672,6 @@ def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:
     return {name: column[index] for name, column in values.items()}
 
 
-class EvictedError(Exception):
-    """The process was told to end: the epoch under way goes on in another one."""
-
-
-@contextlib.contextmanager
-def ended_in_order(
-    training: Training, hooks: CallbackList, run: RunState
-) -> Iterator[None]:
-    """End the loop in this context in order, if it is interrupted.
-
-    On Ctrl-C `on_train_end` hears the figures of the last complete epoch and the IPUs
-    are free; then the interrupt goes on. On an eviction the loop ends, and no more.
-
-    Args:
-        training: The training of the loop, whose IPUs are freed.
-        hooks: Callbacks of the run.
-        run: State of the run.
-    """
-    try:
-        with heard_eviction(run):
-            yield
-    except EvictedError:
-        pass
-    except KeyboardInterrupt:
-        run.stop("interrupted")
-        with exchanges_off():  # other processes are elsewhere
-            hooks.on_train_end(dict(run.logs))
-            training.executors.detach()
-        raise
-
-
-def has_ended(run: RunState, sync: Callable[[], None]) -> bool:
-    """Save a run if asked, after a call or an epoch, and return whether it ends.
-
-    Args:
-        run: State of the run.
-        sync: Makes a request of one process count for all.
-
-    Raises:
-        EvictedError: The process was told to end, and the run was saved.
-    """
-    run.act()
-    sync()
-    run.heed_eviction()
-    if run.stop_reason == EVICTED:
-        raise EvictedError
-    return run.is_ending
-
-
-@contextlib.contextmanager
-def undone_if_evicted(
-    run: RunState, generators: Sequence[torch.Generator]
-) -> Iterator[None]:
-    """Restore the random states from before a validation, if it is evicted meanwhile.
-
-    The process that goes on validates anew.
-
-    Args:
-        run: State of the run.
-        generators: Further generators of torch that the training data draw from.
-
-    Raises:
-        EvictedError: The process was told to end.
-    """
-    before = HostRandomState(generators) if run.heeds_eviction else None
-    yield
-    if before is not None and run.is_evicted:
-        set_random_state(before.tensors(), generators)
-        run.heed_eviction()
-        raise EvictedError
-
-
-@contextlib.contextmanager
-def heard_eviction(run: RunState) -> Iterator[None]:
-    """Tell a run of SIGTERM instead of dying, if a callback saves then.
-
-    Python hears signals in the main thread alone: in others nothing is done.
-
-    Args:
-        run: State of the run, which is told.
-
-    Example:
-        >>> import os
-        >>> run = RunState()
-        >>> run.on_eviction(lambda: None)
-        >>> with heard_eviction(run):
-        ...     os.kill(os.getpid(), signal.SIGTERM)
-        >>> run.is_evicted
-        True
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not run.heeds_eviction or not is_main:
-        yield
-        return
-
-    def hear(_number: int, _frame: Any) -> None:
-        run.tell_to_end()
-
-    before = signal.signal(signal.SIGTERM, hear)
-    try:
-        yield
-    finally:
-        # None is a handler that wasn't installed from Python.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
-
-
-EpochToGo = Tuple[int, bool]
-"""The number of an epoch, from 0, and whether it is validated."""
-
-
-def train(
-    training: Training,
-    epochs: Iterable[EpochToGo],
-    calls: Epochs,
-    validation: Evaluation | None,
-    hooks: CallbackList,
-    run: RunState,
-    display: ProgressDisplay,
-    validation_calls: int | None = None,
-) -> None:
-    """Train epoch after epoch, and validate, with hooks in Keras's order.
-
-    Hooks see a call as Keras's see `steps_per_execution` batches: it begins with the
-    index of its first update and ends with that of its last. If only displays listen,
-    figures are computed when they are to be shown.
-
-    Args:
-        training: With its program prepared.
-        epochs: The epochs to go.
-        calls: The calls of the next epoch, each time it is gone through.
-        validation: None for no validation.
-        hooks: Callbacks of the run.
-        run: State of the run.
-        display: Hears of compilations.
-        validation_calls: Calls of an epoch from one validation to the next; None for
-            none within epochs.
-
-    Raises:
-        DataError: An epoch had not one call.
-    """
-    updates = training.plan.device_iterations
-
-    def validate() -> None:
-        if validation is None or run.validated_calls == run.calls:
-            return  # a run that was resumed after the validation goes on
-        with undone_if_evicted(run, calls.generators):
-            validation.prepare(display)
-            figures = validation.run(hooks, run)
-        run.directions.update(validation.figures.directions)
-        run.validated, run.validated_calls = figures, run.calls
-
-    def validate_if_due() -> None:
-        # Before the next call is taken from the data: a run that is saved meanwhile
-        # goes on with the validation.
-        if validation_calls and run.calls and run.calls % validation_calls == 0:
-            validate()
-
-    hooks.on_train_begin({})
-    heard = "on_train_batch_end", "on_batch_end"
-    with ended_in_order(training, hooks, run):
-        numbers = training.optimization.numbers
-        processes = ProcessSync(run.processes, hooks, run, *heard, facts=numbers)
-        for epoch, is_validated in epochs:
-            if not run.calls:  # else it was begun before the run was interrupted
-                run.begin_epoch(epoch)
-                training.figures.reset()
-                hooks.on_epoch_begin(epoch, {})
-            validate_if_due()
-            for call in awaited(calls):
-                first = run.calls * updates
-                hooks.on_train_batch_begin(first, {})
-                training.run(call)
-                run.count_call(updates, call.num_real_of_all)
-                _warn_if_not_finite(training, run, first)
-                logs = processes.running(training.figures)
-                hooks.on_train_batch_end(first + updates - 1, logs)
-                if has_ended(run, processes.sync):
-                    break
-                validate_if_due()
-            _check_length(calls, training, run)
-            if is_validated:
-                validate()
-            training.figures.gather()  # an eviction before saves each process's own
-            figures = training.figures.logs()
-            figures.update({f"val_{name}": v for name, v in run.validated.items()})
-            figures = dict(sorted(figures.items()))
-            hooks.on_epoch_end(epoch, dict(figures))
-            run.end_epoch(figures)
-            training.optimization.end_epoch()
-            if has_ended(run, processes.sync_now):
-                break
-    training.finish()
-    if run.processes.are_several:
-        training.executors.share_buffers()
-    hooks.on_train_end(dict(run.logs))
-
-
 def predictions(
     executors: Executors,
     batches: InferenceBatches,
@@ -928,43 +716,3 @@ def predictions(
         if processes.ends_prediction:
             break
     hooks.on_predict_end({})
-
-
-def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
-    """Warn if the data ran out in the epoch; refuse an epoch without a call."""
-    if calls.ran_out:
-        updates = run.calls * training.plan.device_iterations
-        ending = "Training ends." if calls.is_spent else "The next begins anew."
-        if run.processes.is_first:
-            warnings.warn(
-                f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
-                f"fewer than steps_per_epoch asks for. {ending}",
-                DataRanOutWarning,
-                stacklevel=6,
-            )
-        if calls.is_spent:
-            run.stop("the data ran out")
-    elif not run.calls:
-        raise DataError(
-            f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
-            f"{training.plan.describe()}. Lower one of these, pass more data, or pad "
-            "with fit(drop_last='pad')."
-        )
-
-
-def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
-    """Warn once if the loss of the call that has begun with an update isn't finite."""
-    if math.isfinite(training.figures.loss) or not run.is_finite:
-        return
-    run.is_finite = False  # once is enough
-    losses = training.losses_of_call()
-    at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
-    is_known = len(losses) == training.plan.device_iterations
-    where = f"{first + at}" if is_known else f"{first} or one of its call"
-    warnings.warn(
-        f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
-        f"{where}. The weights are probably lost: lower the learning rate or look for "
-        "infinite values in the data.",
-        NonFiniteLossWarning,
-        stacklevel=6,
-    )

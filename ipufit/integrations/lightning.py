@@ -20,7 +20,6 @@ from ipufit.config import IPUConfig
 from ipufit.distributed import get_process_info
 from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 from ipufit.model import IPUModel
-from ipufit.model.parts import settings_of
 from ipufit.optimizers import PerEpoch
 from ipufit.scalars import log
 from ipufit.types import Logs
@@ -94,7 +93,7 @@ class LightningModel(IPUModel):
         self.detach()
         tester = copy.copy(self)
         step = _Step(self.module, _TEST, self._given)
-        arguments = {**settings_of(self).arguments, "validation_step": step}
+        arguments = {**self._compiled.arguments, "validation_step": step}
         IPUModel.compile(tester, **arguments)
         tester._of_test = True
         try:

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
-from .benchmark_result import BenchmarkResult
-from .checking import CheckReport, Finding
-from .comparing import compare
-from .comparison import Comparison, Difference
+from typing import TYPE_CHECKING
+
+from ipufit._lazy import imported_at_first_use
+
 from .model import IPUModel
+
+if TYPE_CHECKING:
+    from .benchmarking import BenchmarkResult
+    from .checking import CheckReport, Finding
+    from .comparing import Comparison, Difference, compare
 
 __all__ = [
     "BenchmarkResult",
@@ -18,3 +23,11 @@ __all__ = [
     "IPUModel",
     "compare",
 ]
+
+_HOMES = {
+    "benchmarking": ["BenchmarkResult"],
+    "checking": ["CheckReport", "Finding"],
+    "comparing": ["Comparison", "Difference", "compare"],
+}
+
+__getattr__, __dir__ = imported_at_first_use(__name__, _HOMES)

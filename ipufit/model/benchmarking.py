@@ -1,132 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmark`: samples per second and latency, of a copy of the model."""
+"""Measures of `IPUModel.benchmark`, and its result."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from ipufit.batching import BatchPlan, check_count, check_positive
-from ipufit.callbacks import make_progress
-from ipufit.callbacks.messages import say
-from ipufit.data import (
-    Call,
-    HostRandomState,
-    InferenceBatches,
-    Source,
-    TrainingBatches,
-    as_source,
-    column_names,
-    generated_like,
-    generators_of,
-    is_stream,
-)
+from ipufit.callbacks.throughput import throughput_line
+from ipufit.data import Call, InferenceBatches, TrainingBatches
 from ipufit.errors import DataError, UnknownNameError
-from ipufit.planning.choices import Choice
-from ipufit.state import RunState
 
-from .benchmark_result import (
-    DATA_KINDS,
-    MODES,
-    REAL,
-    SYNTHETIC,
-    TRAINING,
-    BenchmarkResult,
-    Spread,
-)
-from .copying import independent_copy
-from .evaluating import inference_batches, inference_plan, rows_to_evaluate
-from .parts import Model, predicted, settings_of
-from .run_frame import under_way
-from .splitting import settle
-from .training import Choose, training_of
-from .updates_per_call import update_plan, updates_per_call
+REAL, GENERATED, SYNTHETIC = DATA_KINDS = ("real", "generated", "synthetic")
+TRAINING, INFERENCE = MODES = ("training", "inference")
+
+_DATA_IN_WORDS = {
+    REAL: "real data",
+    GENERATED: "data generated on the host",
+    SYNTHETIC: "synthetic data, made on the device",
+}
 
 
-def benchmark(
-    self: Model,
-    x: Any,
-    y: Any = None,
-    batch_size: int | None = None,
-    *,
-    mode: str = TRAINING,
-    data: str = REAL,
-    calls: int = 10,
-    repeats: int = 2,
-    warmup: int = 2,
-    verbose: int = 1,
-) -> BenchmarkResult:
-    """Measure samples per second and latency, and print them.
-
-    Compilation and the first calls are left out. A copy of the model is measured, and
-    this one stays as it is: weights, the optimizer's state, random states and the
-    number of updates. It gives its IPUs back, as the copy needs them, and takes them
-    again for its next call. The learning rate stays as it is now.
-
-    Args:
-        x: Data, as for `fit`.
-        y: As for `fit`.
-        batch_size: As for `fit`, or in inference as for `predict`.
-        mode: `"training"`, or `"inference"` for the calls of `predict`.
-        data: `"real"` takes the samples of `x` from their loader. `"generated"` takes
-            random inputs of the same shapes and types from the memory of the host,
-            where nothing has to be loaded or decoded; targets are the first sample's.
-            `"synthetic"` has the devices make their inputs and send nothing back, so
-            that there is no input or output at all
-            (`poptorch.Options.enableSyntheticData`).
-        calls: Calls of a repeat.
-        repeats: Number of times that the calls are measured; a line is printed for
-            each. Benchmark files with `skip: 1` leave out the slowest line, so they
-            need two or more.
-        warmup: Calls that come first and don't count.
-        verbose: 0 prints nothing.
-
-    Returns:
-        The figures, of all processes together.
-
-    Raises:
-        NotCompiledError: `compile` wasn't called, and the mode is training.
-        UnknownNameError: `mode` or `data` is another word.
-        ConfigError: A number of calls is not a whole number, or the batch size is not
-            made of its factors.
-        DataError: Data that can't be used, or a generator that ends too early.
-        UnsupportedError: The model can't be copied.
+class Spread(NamedTuple):
+    """The least, mean and largest of several times, in milliseconds.
 
     Example:
-        >>> import torch
-        >>> import ipufit
-        >>> model = ipufit.IPUModel(torch.nn.Linear(4, 3))
-        >>> model.compile("sgd", "cross_entropy")
-        >>> x, y = torch.randn(64, 4), torch.randint(3, (64,))
-        >>> result = model.benchmark(x, y, batch_size=16, calls=3, verbose=0)
-        >>> result.samples_per_call, result.samples_per_second > 0
-        (64, True)
-        >>> model.num_updates
-        0
+        >>> Spread.of([1.0, 3.0, 2.0])
+        Spread(min=1.0, mean=2.0, max=3.0)
     """
-    _check(mode, data, calls=calls, repeats=repeats)
-    check_count("warmup", warmup)
-    if mode == TRAINING:
-        settings_of(self)
-    before = HostRandomState(generators_of(x) if is_stream(x) else ())
-    try:
-        source = _source_of(self, x, y, is_training=mode == TRAINING)
-        copied = independent_copy(self, "benchmark()")
-        prepare = _training if mode == TRAINING else _inference
-        measured = prepare(copied, source, batch_size, data)
-        result = _measure(copied, measured, mode, data, (warmup, calls, repeats))
-    finally:
-        before.put_back()
-    if verbose and self.processes.is_first:
-        say(str(result))
-    return result
+
+    min: float
+    mean: float
+    max: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Spread:
+        """The spread of times."""
+        return cls(min(times), sum(times) / len(times), max(times))
+
+    @classmethod
+    def joined(cls, spreads: Sequence[Spread]) -> Spread:
+        """The spread of as many times each, of which the spreads are known."""
+        lows, means, highs = zip(*spreads)
+        return cls(min(lows), sum(means) / len(means), max(highs))
 
 
-class _Subject(NamedTuple):
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """The figures of `IPUModel.benchmark`, of all processes together.
+
+    Attributes:
+        mode: `"training"` or `"inference"`.
+        data: `"real"`, `"generated"` or `"synthetic"`.
+        samples_per_second: Samples of all repeats divided by their seconds, from asking
+            for the data of a call to having its results. Each process takes its own
+            samples, and the slowest one's time counts.
+        repeats: Samples per second of each repeat.
+        call_ms: Times of the calls on the host: results minus batch ready.
+        latency_ms: Times of micro-batches, from the host to the device and back, as
+            PopTorch's `getLatency` gives them; None for synthetic data, which goes
+            nowhere.
+        loader_samples_per_second: Samples per second of the loader alone, without a
+            device; None if there is no loader, or nothing to repeat it with.
+        build_seconds: Seconds until the program was compiled and on the device.
+        calls: Calls of each repeat.
+        samples_per_call: Samples that a call of all processes takes.
+    """
+
+    mode: str
+    data: str
+    samples_per_second: float
+    repeats: tuple[float, ...]
+    call_ms: Spread
+    latency_ms: Spread | None
+    loader_samples_per_second: float | None
+    build_seconds: float
+    calls: int
+    samples_per_call: int
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that `benchmark` prints."""
+        calls = "call" if self.calls == 1 else "calls"
+        lines = [
+            f"{self.mode}, {_DATA_IN_WORDS[self.data]}: {self.calls} {calls} of "
+            f"{self.samples_per_call} samples, built in {self.build_seconds:.1f} s",
+            *map(throughput_line, self.repeats),
+        ]
+        if self.loader_samples_per_second is not None:
+            rate = self.loader_samples_per_second
+            lines.append(f"loader alone: {rate:.1f} samples per second")
+        low, mean, high = self.call_ms
+        lines.append(f"call: {mean:.3f} ms (min: {low:.3f}, max: {high:.3f})")
+        if self.latency_ms is None:
+            lines.append(
+                "NOTE: with synthetic data only times count. Losses and outputs mean "
+                "nothing, and there is no latency."
+            )
+        else:
+            low, mean, high = self.latency_ms
+            lines.append(
+                f"latency avg: {mean:.3f} ms, latency: {mean:.3f} ms (mean) "
+                f"(min: {low:.3f}, max: {high:.3f})"
+            )
+        return lines
+
+    def __str__(self) -> str:
+        """The lines, one below the other."""
+        return "\n".join(self.lines)
+
+
+class Subject(NamedTuple):
     """A program that is measured, and its calls.
 
     Attributes:
@@ -141,85 +127,6 @@ class _Subject(NamedTuple):
     build: Callable[[], Any]
     run: Callable[[Call], Any]
     latency: Callable[[], tuple[float, float, float]]
-
-
-def _training(
-    model: Model, source: Source, batch_size: int | None, data: str
-) -> _Subject:
-    """Have a model train."""
-    choose: Choose = partial(updates_per_call, model, source, None, None, {})
-    if data != REAL:  # as many samples as a call of the real ones takes
-        settle(model, source)
-        if batch_size is None and model.config.micro_batch_size is None:
-            batch_size = source.batch_size
-        plan = update_plan(model, source, batch_size)
-        chosen = choose(plan)
-        num_updates = plan.device_iterations if chosen is None else chosen.value
-        source = generated_like(source, plan.batch_size * num_updates)
-        choose = partial(_as_chosen, chosen)
-
-    training, batches = training_of(
-        model,
-        source,
-        batch_size,
-        shuffle=True,
-        drop_last=True,
-        class_weight=None,
-        choose=choose,
-    )
-    training.figures.reset()
-    if data == SYNTHETIC:
-        training.options.enableSyntheticData(True)
-
-    def run(call: Call) -> None:
-        if data == SYNTHETIC:  # nothing is written to what comes back
-            model._executors.train(call.batch)
-        else:
-            training.run(call, is_scheduled=False)
-
-    return _Subject(
-        training.plan,
-        batches,
-        lambda: training.prepare(batches, make_progress(0)),
-        run,
-        lambda: model._executors.latency(is_training=True),
-    )
-
-
-def _as_chosen(choice: Choice | None, plan: BatchPlan) -> Choice | None:
-    """The updates that were chosen, whatever the plan."""
-    return choice
-
-
-def _inference(
-    model: Model, source: Source, batch_size: int | None, data: str
-) -> _Subject:
-    """Have a model predict."""
-    settle(model, source)
-    size, _ = rows_to_evaluate(model.config, source, batch_size, None)
-    plan, options = inference_plan(model.module, model.config, size)
-    if data == SYNTHETIC:
-        options.enableSyntheticData(True)
-    if data != REAL:
-        source = generated_like(source, plan.samples_per_call * plan.processes)
-    batches = inference_batches(model, source, plan, options, None)
-
-    def build() -> None:
-        model._executors.prepare_inference(
-            batches,
-            plan,
-            options,
-            make_progress(0),
-            predicted(model),
-        )
-
-    return _Subject(
-        plan,
-        batches,
-        build,
-        lambda call: model._executors.infer(call.batch),
-        lambda: model._executors.latency(is_training=False),
-    )
 
 
 @dataclass
@@ -240,7 +147,7 @@ class _Times:
     calls: list[float] = field(default_factory=list)
     latencies: list[tuple[float, float, float]] = field(default_factory=list)
 
-    def add(self, subject: _Subject, given: Iterator[Call], calls: int) -> None:
+    def add(self, subject: Subject, given: Iterator[Call], calls: int) -> None:
         """Measure calls: the clock stands while PopTorch is asked for latencies."""
         samples, seconds = 0, 0.0
         for _ in range(calls):
@@ -256,38 +163,45 @@ class _Times:
         self.repeats.append((samples, seconds))
 
 
-def _measure(
-    model: Model,
-    subject: _Subject,
-    mode: str,
-    data: str,
-    counts: tuple[int, int, int],
-) -> BenchmarkResult:
-    """Build the program and measure it; the IPUs are free afterwards."""
-    warmup, calls, repeats = counts
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(under_way(model, RunState(), None, 0))
-        stack.callback(subject.batches.close)
-        began = perf_counter()
-        subject.build()
-        times = _Times(perf_counter() - began)
-        given = _endless(subject)
-        if data == SYNTHETIC:
-            rows = subject.plan.samples_per_call
-            batch = [leaf.contiguous() for leaf in subject.batches.example()]
-            given = itertools.repeat(Call(batch, rows, rows))
-        elif data == REAL and not subject.batches.source.is_one_shot:
-            times.loader = _loader_alone(given, warmup, calls)
-        for call in itertools.islice(given, warmup):
-            subject.run(call)
-        for _ in range(repeats):
-            times.add(subject, given, calls)
-    model._executors.detach()
-    every = model.processes.gathered(times)
-    return _result(every, mode, data, subject.plan, calls)
+def check_arguments(
+    mode: str, data: str, calls: int, repeats: int, warmup: int
+) -> None:
+    """Refuse other words and numbers than `benchmark` knows.
+
+    Raises:
+        UnknownNameError: `mode` or `data` is another word.
+        ConfigError: A number of calls is not a whole number.
+    """
+    for name, value, known in (("mode", mode, MODES), ("data", data, DATA_KINDS)):
+        if value not in known:
+            raise UnknownNameError(f"{name} of benchmark()", str(value), known)
+    check_positive("calls", calls)
+    check_positive("repeats", repeats)
+    check_count("warmup", warmup)
 
 
-def _endless(subject: _Subject) -> Iterator[Call]:
+def measured(
+    subject: Subject, data: str, warmup: int, calls: int, repeats: int
+) -> _Times:
+    """Build the program and measure it."""
+    began = perf_counter()
+    subject.build()
+    times = _Times(perf_counter() - began)
+    given = _endless(subject)
+    if data == SYNTHETIC:
+        rows = subject.plan.samples_per_call
+        batch = [leaf.contiguous() for leaf in subject.batches.example()]
+        given = itertools.repeat(Call(batch, rows, rows))
+    elif data == REAL and not subject.batches.source.is_one_shot:
+        times.loader = _loader_alone(given, warmup, calls)
+    for call in itertools.islice(given, warmup):
+        subject.run(call)
+    for _ in range(repeats):
+        times.add(subject, given, calls)
+    return times
+
+
+def _endless(subject: Subject) -> Iterator[Call]:
     """The calls of one pass after the other.
 
     Raises:
@@ -317,13 +231,14 @@ def _loader_alone(given: Iterator[Call], warmup: int, calls: int) -> tuple[int, 
     return samples, perf_counter() - began
 
 
-def _result(
+def result_of(
     every: Sequence[_Times], mode: str, data: str, plan: BatchPlan, calls: int
 ) -> BenchmarkResult:
     """The figures of all processes: their samples together, in the slowest's time."""
+    repeats_of_each = (times.repeats for times in every)
     repeats = [
         (sum(samples), max(seconds))
-        for samples, seconds in (zip(*of_all) for of_all in zip(*_repeats(every)))
+        for samples, seconds in (zip(*of_all) for of_all in zip(*repeats_of_each))
     ]
     samples, seconds = map(sum, zip(*repeats))
     call_ms = Spread.of([1e3 * one for times in every for one in times.calls])
@@ -349,28 +264,3 @@ def _result(
         calls=calls,
         samples_per_call=plan.samples_per_call * plan.processes,
     )
-
-
-def _repeats(every: Sequence[_Times]) -> Iterator[list[tuple[int, float]]]:
-    return (times.repeats for times in every)
-
-
-def _check(mode: str, data: str, **counts: object) -> None:
-    for name, value, known in (("mode", mode, MODES), ("data", data, DATA_KINDS)):
-        if value not in known:
-            raise UnknownNameError(f"{name} of benchmark()", str(value), known)
-    for name, count in counts.items():
-        check_positive(name, count)
-
-
-def _source_of(model: Model, x: Any, y: Any, *, is_training: bool) -> Source:
-    """The data; without targets in inference."""
-    columns = column_names(y)
-    settings: dict[str, Any] = {
-        "num_workers": model.config.num_workers,
-        "processes": model.processes,
-    }
-    if is_training:
-        return as_source(x, y, **settings)
-    left_out = (*model._data.target_columns, *(columns or ()))
-    return as_source(x, inputs_only=True, left_out=left_out, **settings)

@@ -7,30 +7,15 @@ import json
 import os
 import re
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 from torch import Tensor
 
 from ipufit.batching import BatchPlan
-from ipufit.callbacks.base import CallbackLike
-from ipufit.data import (
-    HostRandomState,
-    SampleStructure,
-    Source,
-    TrainingBatches,
-    column_names,
-    example_of,
-    fit_sources,
-    generators_of,
-)
-from ipufit.engine import Training, describe_coverage, surveyed
-from ipufit.errors import DataError, IpufitError
-
-from .parts import Model, settings_of
-from .training import training_of
-from .updates_per_call import updates_per_call
+from ipufit.data import SampleStructure, TrainingBatches
+from ipufit.engine import Surveyed, Training, describe_coverage
+from ipufit.errors import IpufitError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,8 +43,6 @@ _NARROWED = {
 }
 _LARGE_RESULTS = 64 * 2**20
 """Bytes of a call's results that take noticeable time and memory on the host."""
-
-_OF_CHOICE = ("drop_last", "validation_split", "steps_per_epoch", "validation_updates")
 
 
 @dataclass(frozen=True)
@@ -196,154 +179,10 @@ def report_of(title: str, findings: list[Finding]) -> CheckReport:
     return CheckReport(title, tuple(once))
 
 
-def check(
-    self: Model,
-    x: Any,
-    y: Any = None,
-    batch_size: int | None = None,
-    *,
-    callbacks: CallbackLike = None,
-    class_weight: Mapping[int, float] | None = None,
-    sample_weight: Any = None,
-    validation_split: float = 0.0,
-    steps_per_epoch: int | None = None,
-    validation_updates: int | None = None,
-    drop_last: bool | str = True,
-) -> CheckReport:
-    """Say at once all that PopTorch would refuse in a `fit`, or compute otherwise.
-
-    The program that `fit` would run is traced on one micro-batch, by the rules of the
-    emulator, and each refusal is noted where a compilation would end at the first one.
-    Nothing is compiled or trained, and the model stays as it is. After a refusal code
-    goes on with torch's result for the first sample, so what is found behind it may
-    depend on that sample.
-
-    Args:
-        x: Data as for `fit`.
-        y: Targets, as for `fit`.
-        batch_size: As for `fit`.
-        callbacks: Callbacks of the `fit` to come.
-        class_weight: As for `fit`.
-        sample_weight: As for `fit`.
-        validation_split: As for `fit`.
-        steps_per_epoch: As for `fit`.
-        validation_updates: As for `fit`.
-        drop_last: As for `fit`.
-
-    Returns:
-        The findings. `print()` shows them as a table; `is_refused` says whether `fit`
-        would fail.
-
-    Raises:
-        NotCompiledError: `compile` wasn't called.
-        DataError: `x` is a generator, which would lose its first batch.
-        UnsupportedError: This process runs on PopTorch itself: `ipufit check` starts
-            one of its own.
-
-    Example:
-        >>> import torch
-        >>> from ipufit import IPUConfig, IPUModel
-        >>> class Net(torch.nn.Linear):
-        ...     def forward(self, x):
-        ...         return super().forward(x) * (2 if x.sum() > 0 else 1)
-        >>> model = IPUModel(Net(4, 3), IPUConfig(micro_batch_size=8))
-        >>> model.compile("adamw", "cross_entropy")
-        >>> x, y = torch.rand(100, 4), torch.randint(0, 3, (100,))
-        >>> report = model.check(x, y, batch_size=16)
-        >>> [(one.severity, one.topic) for one in report.findings]
-        [('refused', 'control flow'), ('good to know', 'data'), ...]
-    """
-    if hasattr(x, "__next__"):
-        raise DataError(
-            "`x` is a generator, which can be gone through once: a check would take "
-            "its first batch away. Pass one batch, or tensors of its shapes."
-        )
-    arguments = {name: value for name, value in locals().items() if name != "self"}
-    return checked(self, arguments)
-
-
-def checked(model: Model, arguments: Mapping[str, Any]) -> CheckReport:
-    """Check a model with the arguments of its `fit`.
-
-    Args:
-        model: A compiled model.
-        arguments: Arguments of `fit` by name; others than those of `check` don't count.
-            A generator loses its first batch.
-
-    Raises:
-        NotCompiledError: `compile` wasn't called.
-        UnsupportedError: This process runs on PopTorch itself.
-    """
-    settings_of(model)
-    model._executors.fetch_weights()
-    before = HostRandomState(generators_of(arguments.get("x")))
-    findings: list[Finding] = []
-    title = type(model.module).__name__
-    try:
-        planned = _planned(model, arguments, findings)
-        if planned is not None:
-            training, batches = planned
-            title += f", {training.plan.samples_per_call} samples per call"
-            findings += _of_calls(training, batches)
-            findings += _of_program(model, training, batches)
-    finally:
-        before.put_back()
-    return report_of(title, findings)
-
-
-def _planned(
-    model: Model, arguments: Mapping[str, Any], findings: list[Finding]
-) -> tuple[Training, TrainingBatches] | None:
-    """Plan the training of a `fit`; None if its arguments don't allow any.
-
-    Data that is too little for a call is refused, and the program checked all the same.
-    """
-    given = {"x": None, "y": None, "sample_weight": None, **arguments}
-    data = given["x"], given["y"], given["sample_weight"]
-    workers: dict[str, Any] = {
-        "num_workers": model.config.num_workers,
-        "processes": model.processes,
-    }
-    try:
-        source, _ = fit_sources(
-            *data,
-            given.get("validation_split", 0.0),
-            given.get("validation_data"),
-            **workers,
-        )
-        model._data.target_columns = column_names(given["y"]) or ()
-        return _training(model, source, given)
-    except DataError as error:
-        findings.append(_of_error(error, "data"))
-    except IpufitError as error:
-        findings.append(_of_error(error, "config"))
-        return None
-    try:
-        return _training(model, example_of(*data, **workers), given)
-    except IpufitError:  # of which the first one is known
-        return None
-
-
-def _training(
-    model: Model, source: Source, given: Mapping[str, Any]
-) -> tuple[Training, TrainingBatches]:
-    callbacks = given.get("callbacks")
-    of_choice = {name: given[name] for name in _OF_CHOICE if name in given}
-    return training_of(
-        model,
-        source,
-        given.get("batch_size"),
-        shuffle=False,
-        drop_last=given.get("drop_last", True),
-        class_weight=given.get("class_weight"),
-        choose=partial(updates_per_call, model, source, callbacks, None, of_choice),
-    )
-
-
 # Findings -----------------------------------------------------------------------------
 
 
-def _of_calls(training: Training, batches: TrainingBatches) -> list[Finding]:
+def findings_of_calls(training: Training, batches: TrainingBatches) -> list[Finding]:
     """Findings about the calls of a pass."""
     plan, found = training.plan, []
     if batches.num_dropped:
@@ -382,29 +221,21 @@ def _of_calls(training: Training, batches: TrainingBatches) -> list[Finding]:
     return found
 
 
-def _of_program(
-    model: Model, training: Training, batches: TrainingBatches
+def findings_of_program(
+    module: torch.nn.Module,
+    plan: BatchPlan,
+    structure: SampleStructure,
+    seen: Surveyed,
 ) -> list[Finding]:
-    """Findings about the program that is traced."""
-    plan = training.plan
-    with torch.no_grad():
-        seen = surveyed(
-            model.module,
-            model.config,
-            batches.structure,
-            training.figures.objective,
-            training.options,
-            plan,
-            batches.example(),
-        )
-    found = [_of_error(error, "module") for error in seen.refusals]
+    """Findings about the program that was traced."""
+    found = [finding_of(error, "module") for error in seen.refusals]
     found += _of_survey(seen.survey)
     for warning in seen.warnings:
         what, advice = _parted(str(warning))
         topic = "baked in" if "BakedIn" in type(warning).__name__ else "buffer"
         found.append(Finding(NUMBERS, topic, what, advice))
     found += _of_norms(seen.survey.norms, plan)
-    found += _of_dtypes(model.module, batches.structure, seen.tensors)
+    found += _of_dtypes(module, structure, seen.tensors)
     size = seen.survey.returned_bytes * plan.micro_batches_per_call
     if size > _LARGE_RESULTS:
         what = (
@@ -433,7 +264,7 @@ def _of_norms(norms: list[Any], plan: BatchPlan) -> list[Finding]:
     return [_at(Finding(NUMBERS, "batch norm", what, advice), norms[0])]
 
 
-def _of_error(error: Exception, topic: str, place: Any = None) -> Finding:
+def finding_of(error: Exception, topic: str, place: Any = None) -> Finding:
     """The finding that an error is.
 
     Args:
@@ -464,7 +295,7 @@ def _of_survey(survey: Any) -> list[Finding]:
     error = survey.error
     is_own = isinstance(error, IpufitError) and not _explains_torch(error)
     if error is not None and (is_own or not is_refused):
-        found.append(_of_error(error, "program", survey.place))
+        found.append(finding_of(error, "program", survey.place))
         is_refused = True
     elif error is not None:
         what = (

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 import json
 import os
@@ -19,22 +18,17 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, tree_map
 from ipufit._version import __version__
 from ipufit.batching import BatchPlan
-from ipufit.checkpoint import written_by_one
 from ipufit.config import IPUConfig
-from ipufit.data import HostRandomState, Source, example_of
+from ipufit.data import Source
 from ipufit.engine import (
     arguments_of,
     compute_in_types,
     failures_explained,
     named_outputs,
 )
-from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
+from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 from ipufit.placement import find_beginnings
 from ipufit.types import PathLike
-
-from .evaluating import inference_plan, rows_to_evaluate
-from .parts import Model
-from .splitting import settle
 
 _FORMAT_VERSION = 1
 _ELSEWHERE = {
@@ -45,59 +39,11 @@ _NAME_IN_FOLDER = "executable.popef"
 """The name that Triton's back end looks for in the folder of a version of a model."""
 
 
-def export(
-    self: Model,
-    path: PathLike,
-    x: Any = None,
-    batch_size: int | None = None,
-    *,
-    with_module: bool = True,
-) -> dict[str, Any]:
-    """Write the compiled inference program, with the present weights, to a file.
-
-    `poptorch.load(path)` gives an executor that runs it without ipufit: it takes what
-    `forward` takes, with the rows of a call, and returns what `forward` returns in eval
-    mode. Graphcore's back end for the Triton server runs the file, too.
-
-    The module is compiled by itself, in eval mode, with the options that `predict`
-    has, for one process. The model gives its IPUs back first, as by `model.detach()`.
-    With `IPUConfig(offline=True)` no IPUs are needed.
-
-    A description is written beside the file, with `.json` at its end. Both are written
-    under another name first, so that a file is whole or isn't there. With several
-    processes all of them call `export`; the first one writes.
-
-    Args:
-        path: The file; of a directory that exists, the file `executable.popef` in it.
-        x: Inputs to compile for, as for `build`: a batch, data, or tensors of shapes
-            and types only. None takes those of the last run.
-        batch_size: As for `predict`.
-        with_module: Pickle the module into the file, which `poptorch.load` needs. A
-            Triton server doesn't. Load only such files as you trust.
-
-    Returns:
-        The description: names, shapes and types of inputs and outputs in a call,
-        samples per call and the factors that make it, versions, size and SHA-256.
+def check_path(path: PathLike) -> None:
+    """Refuse files that torch writes.
 
     Raises:
-        DataError: The data can't be used; or `x` is None, and the model hasn't run yet.
-        ConfigError: The path ends in `.pt2` or `.onnx`, which torch writes.
-        UnsupportedError: The module can't be pickled.
-        FileError: The file can't be written.
-        Error: PopTorch refuses something (`ipufit.poptorch.Error`).
-
-    Example:
-        >>> import tempfile, torch
-        >>> from ipufit import IPUConfig, IPUModel, poptorch
-        >>> model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=8))
-        >>> x = torch.randn(8, 4)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     about = model.export(f"{folder}/linear.popef", x)
-        ...     loaded = poptorch.load(f"{folder}/linear.popef")
-        >>> torch.equal(loaded(x), model.predict(x, verbose=0))
-        True
-        >>> about["inputs"]
-        [{'name': 'input', 'shape': [8, 4], 'dtype': 'float32'}]
+        ConfigError: The path ends in `.pt2` or `.onnx`.
     """
     suffix = Path(path).suffix.lower()
     if suffix in _ELSEWHERE:
@@ -105,56 +51,16 @@ def export(
             f"export() writes programs for IPUs, not {suffix}. torch does: "
             f"{_ELSEWHERE[suffix]}; the weights are in the module."
         )
-    source = _example(self, x)
-    settle(self, source)
-    self._executors.fetch_weights()
-    self._executors.share_buffers()
-    target = Path(path)
-    num_updates = self._settings.optimization.num_updates if self._settings else 0
-    self._executors.detach()
-    if target.is_dir():
-        target /= _NAME_IN_FOLDER
-
-    def write() -> dict[str, Any]:
-        before = HostRandomState()
-        try:
-            program = _Exported(self.module, self.config, source, batch_size)
-            return program.write(target, num_updates, with_module=with_module)
-        finally:
-            before.put_back()
-
-    return written_by_one(write)
 
 
-def _example(model: Model, x: Any) -> Source:
-    """Samples to compile for: those given, or those of the last run.
-
-    Raises:
-        DataError: Nothing is given, and no run was made.
-    """
-    if x is None and model._data.source is None:
-        raise DataError(
-            "export() needs to know the inputs' shapes: pass x, a batch or tensors on "
-            'the device "meta". (After a run of the model x may be left out.)'
-        )
-    if x is None and model._data.source is not None:
-        return model._data.source
-    return example_of(
-        x,
-        inputs_only=True,
-        num_workers=model.config.num_workers,
-        processes=model.processes,
-    )
-
-
-class _Exported:
+class Exported:
     """A copy of a module, compiled by itself for one process.
 
     Args:
         module: The user's module.
-        config: Its layout.
+        config: Its layout, in one process.
         source: Samples to compile for.
-        batch_size: Samples of one pass over all replicas; None for the default.
+        plan: The factors of a call.
     """
 
     def __init__(
@@ -162,14 +68,12 @@ class _Exported:
         module: torch.nn.Module,
         config: IPUConfig,
         source: Source,
-        batch_size: int | None,
+        plan: BatchPlan,
     ) -> None:
-        alone = dataclasses.replace(config, process_id=0, num_processes=1)
-        size, _ = rows_to_evaluate(alone, source, batch_size, None)
-        self.plan, options = inference_plan(module, alone, size)
+        self.plan = plan
         self._module = copy.deepcopy(module).eval()
-        options = options.clone()
-        _begin_blocks(self._module, alone.inference_config, options)
+        options = config.build_inference_options(plan).clone()
+        _begin_blocks(self._module, config.inference_config, options)
         compute_in_types(self._module, config)
         is_half = config.types.is_half
         rows = self.plan.samples_per_call
@@ -192,9 +96,12 @@ class _Exported:
         self._outputs = seen[-1]
 
     def write(
-        self, target: Path, num_updates: int, *, with_module: bool
+        self, path: PathLike, num_updates: int, *, with_module: bool
     ) -> dict[str, Any]:
         """Write the file and its description, and free the IPUs."""
+        target = Path(path)
+        if target.is_dir():
+            target /= _NAME_IN_FOLDER
         about = self._description(num_updates, with_module=with_module)
         try:
             with file_errors("can't be written", target):

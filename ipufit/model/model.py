@@ -1,42 +1,266 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class `IPUModel`: its parts, and the list of its methods.
-
-A method that is a function of another file has its signature, docstring and code there.
-"""
+"""The class `IPUModel`: Keras's methods, and the loop that trains."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from typing import Any, Mapping, TypeVar
+import dataclasses
+import io
+import itertools
+import math
+import pickle
+import signal
+import threading
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    TypeVar,
+    Union,
+)
 
 import torch
+from torch import Tensor
 
-from ipufit.callbacks import History
-from ipufit.config import IPUConfig
-from ipufit.distributed import Processes, configure, get_process_info
-from ipufit.engine import Executors, in_own_types
-from ipufit.errors import ConfigError
-from ipufit.optimizers import WeightAverage
-
-from . import (
-    batches,
-    benchmarking,
-    building,
-    checking,
-    compiling,
-    copying,
-    exporting,
-    fitting,
-    inference,
-    inspecting,
-    planning,
-    saving,
-    splitting,
-    weights,
+from ipufit import _env
+from ipufit import checkpoint as files
+from ipufit._failures import do_all
+from ipufit._poptorch import poptorch
+from ipufit._spans import awaited
+from ipufit._tree import tree_map
+from ipufit.batching import (
+    DEFAULT_BATCH_SIZE,
+    BatchPlan,
+    check_count,
+    check_positive,
 )
-from .parts import CompileSettings, PastData, Runs
+from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
+from ipufit.callbacks.base import CallbackLike
+from ipufit.callbacks.messages import say
+from ipufit.config import IPUConfig, forward_stages, with_stages
+from ipufit.data import (
+    Call,
+    Epochs,
+    HostRandomState,
+    InferenceBatches,
+    Loading,
+    Position,
+    Source,
+    StreamSource,
+    TrainingBatches,
+    as_batch,
+    as_source,
+    column_names,
+    example_of,
+    fit_sources,
+    generated_like,
+    generators_of,
+    is_stream,
+    num_trained_on,
+    set_random_state,
+    validation_source,
+)
+from ipufit.distributed import (
+    Processes,
+    configure,
+    exchanges_off,
+    get_process_info,
+)
+from ipufit.engine import (
+    Counterparts,
+    Evaluation,
+    Executors,
+    Figures,
+    Inferred,
+    NoForwardError,
+    Objective,
+    OutputSize,
+    ProcessSync,
+    StepFunction,
+    Steps,
+    Training,
+    WatchedGradients,
+    bytes_of,
+    check_shapes,
+    checked_step,
+    describe_coverage,
+    figure_bytes,
+    give_shapes,
+    in_own_types,
+    in_passes,
+    joined,
+    lazy_layers,
+    num_weights,
+    output_size,
+    predictions,
+    remark_on_passes,
+    resolve_objective,
+    surveyed,
+)
+from ipufit.errors import (
+    ConfigError,
+    CoverageWarning,
+    DataError,
+    DataRanOutWarning,
+    DroppedRowsWarning,
+    EmptyUpdatesWarning,
+    IpufitError,
+    NonFiniteLossWarning,
+    NotCompiledError,
+    UnsupportedError,
+)
+from ipufit.losses import LossLike, check_smoothing
+from ipufit.metrics import MetricLike
+from ipufit.mixing import Mixing
+from ipufit.optimizers import (
+    Optimization,
+    OptimizerLike,
+    ScheduleLike,
+    SchedulesLike,
+    WeightAverage,
+    check_covers,
+    resolve_optimization,
+)
+from ipufit.placement import own_stages
+from ipufit.planning.choices import (
+    MOST_CALL_BYTES,
+    MOST_LOADED_PASSES,
+    MOST_PASSES,
+    MOST_UNKNOWN_PASSES,
+    MOST_WORK,
+    Choice,
+    Limit,
+    chosen_device_iterations,
+    chosen_inference_iterations,
+    nearest_batch_sizes,
+)
+from ipufit.planning.schedule import EpochPlan
+from ipufit.resume import (
+    Snapshot,
+    TrainedState,
+    calls_done,
+    check_same_run,
+    compiled_settings,
+    described,
+    find_checkpoint,
+    groups_of_module,
+    numeric_settings,
+    position_of,
+)
+from ipufit.state import EVICTED, RunState
+from ipufit.types import Logs, PathLike, Verbose
+
+if TYPE_CHECKING:
+    from ipufit.planning.memory import Device
+    from ipufit.planning.plan import ModelPlan
+    from ipufit.summary import Summary
+
+    from .benchmarking import BenchmarkResult, Subject
+    from .building import Build
+    from .checking import CheckReport
 
 ModelT = TypeVar("ModelT", bound="IPUModel")
+PerOutput = Union[Sequence[Any], Dict[str, Any]]
+MetricsLike = Union[MetricLike, PerOutput, None]
+"""A list of metrics; or one for each output, in a list or in a dict by name."""
+
+_FIGURE_BYTES = 4096
+"""Bytes for the figures of a micro-batch but for large ones: losses, means, scalars.
+
+A program that is traced makes known how many there are.
+"""
+
+_LEAST_CALLS = 16
+"""Calls of a pass over samples that are loaded: some are loaded while others train."""
+
+_OF_KERAS = {
+    "train_step": "training_step(self, batch), which returns the loss. Gradients and "
+    "the update are the device's",
+    "test_step": "validation_step(self, batch), which returns the loss",
+    "compute_loss": "training_step(self, batch), which returns the loss",
+    "compute_metrics": "training_step(self, batch), which returns figures beside the "
+    "loss, {'loss': loss, 'error': error}",
+}
+"""Methods that Keras's users override, and what stands in their place."""
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """The settings that `compile` has made of its arguments.
+
+    Attributes:
+        objective: Losses and metrics.
+        optimization: The optimiser and its schedule.
+        training_figures: Figures of `fit`.
+        test_figures: Figures of `evaluate` and of validations.
+        average: The running average of the weights; None for none.
+        mixing: How samples are mixed in training; None if they aren't.
+        in_words: Each setting as text, which a resumed run compares.
+        arguments: The arguments of `compile` by name, of which copies are made.
+    """
+
+    objective: Objective
+    optimization: Optimization
+    training_figures: Figures
+    test_figures: Figures
+    average: WeightAverage | None
+    mixing: Mixing | None
+    in_words: dict[str, str]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FitArguments:
+    """Arguments of `fit` on which the program of the training and its calls depend.
+
+    Attributes:
+        updates: Updates of a call, if they were chosen before; None to choose them.
+        checkpoint: Checkpoint of the run to go on with; None for a new run.
+    """
+
+    batch_size: int | None = None
+    callbacks: CallbackLike = None
+    shuffle: bool = True
+    class_weight: Mapping[int, float] | None = None
+    drop_last: bool | str = True
+    validation_split: float = 0.0
+    steps_per_epoch: int | None = None
+    validation_updates: int | None = None
+    updates: Choice | None = None
+    checkpoint: files.Checkpoint | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> FitArguments:
+        """Take those among all arguments of a `fit`, by name."""
+        names = {one.name for one in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in given.items() if name in names})
+
+
+class InferencePlan(NamedTuple):
+    """The calls of an inference program.
+
+    Attributes:
+        inferred: The computation of the program.
+        plan: The factors of a call.
+        options: PopTorch's options.
+        batches: The calls that cover each sample once.
+        choice: The passes of a call, if they were left open and chosen.
+    """
+
+    inferred: Inferred
+    plan: BatchPlan
+    options: poptorch.Options
+    batches: InferenceBatches
+    choice: Choice | None
 
 
 class IPUModel:
@@ -82,6 +306,27 @@ class IPUModel:
         torch.Size([64, 3])
     """
 
+    module: torch.nn.Module
+    config: IPUConfig
+    processes: Processes
+    history: History | None
+    _given_config: IPUConfig
+    _counterparts: Counterparts
+    _executors: Executors
+    _settings: CompileSettings | None
+    # Runs under way, and the last fit. An evaluation in a callback of `fit` is the
+    # innermost run then.
+    _fit_run: RunState
+    _innermost_run: RunState
+    _run_hooks: CallbackList | None
+    _snapshot: Snapshot | None
+    _batch_loop: Optimization | None  # None if a fit came since: schedules begin anew
+    _output_sizes: list[tuple[Any, OutputSize | None]]
+    # Facts about the data of the last runs.
+    _last_source: Source | None
+    _target_columns: Sequence[str]
+    _num_passes: int  # over training data, so that no fit repeats an order
+
     def __init__(
         self,
         module: torch.nn.Module,
@@ -97,50 +342,1388 @@ class IPUModel:
         self.module, self._counterparts = in_own_types(
             module, self.config, in_place=in_place
         )
-        self.history: History | None = None
+        self.history = None
         process = self.config.process
         if process != get_process_info():
             configure(process)  # for datasets that ask, and files
         self.processes = Processes(process)
         self._executors = Executors(self.module, self.config, self.processes)
-        self._settings: CompileSettings | None = None
-        self._runs = Runs()
-        self._data = PastData()
+        self._settings = None
+        self._fit_run = self._innermost_run = RunState()
+        self._run_hooks = self._snapshot = self._batch_loop = None
+        self._output_sizes = []
+        self._last_source = None
+        self._target_columns = ()
+        self._num_passes = 0
 
-    # Keras's methods.
-    compile = compiling.compile
-    fit = fitting.fit
-    evaluate = inference.evaluate
-    predict = inference.predict
-    train_on_batch = batches.train_on_batch
-    test_on_batch = batches.test_on_batch
-    predict_on_batch = batches.predict_on_batch
-    batch_plan = planning.batch_plan
-    plan = planning.plan
-    build = building.build
-    check = checking.check
-    benchmark = benchmarking.benchmark
-    summary = inspecting.summary
-    reset_metrics = compiling.reset_metrics
+    # Keras's methods ------------------------------------------------------------------
 
-    # Weights.
-    get_weights = weights.get_weights
-    copied_weights = weights.copied_weights
-    set_weights = weights.set_weights
-    save_weights = weights.save_weights
-    load_weights = weights.load_weights
-    swap_weights = compiling.swap_weights
+    def compile(
+        self,
+        optimizer: OptimizerLike = "rmsprop",
+        loss: LossLike | PerOutput | None = None,
+        loss_weights: float | PerOutput | None = None,
+        metrics: MetricsLike = None,
+        weighted_metrics: MetricsLike = None,
+        steps_per_execution: int | None = None,
+        *,
+        lr_schedule: ScheduleLike = None,
+        schedules: SchedulesLike = None,
+        augment: Mixing | None = None,
+        label_smoothing: float = 0.0,
+        step: StepFunction | None = None,
+        validation_step: StepFunction | None = None,
+        predict_step: StepFunction | None = None,
+    ) -> None:
+        """Say how to train and what to report.
+
+        Nothing is compiled for a device yet: that happens when the first data shows
+        the shapes.
+
+        With several outputs, `loss`, `loss_weights`, `metrics` and `weighted_metrics`
+        take a list in their order or a dict by their names: the keys of a dict, and
+        `output_1`, `output_2` of a tuple. One name or torch loss is then taken for
+        each of them; a function of yours gets all outputs and targets as they nest.
+
+        Args:
+            optimizer: A name ("sgd", "adam", "adamw", "rmsprop", "lamb"), an
+                `ipufit.Optimizer`, a `torch.optim` SGD, Adam, AdamW or RMSprop of this
+                module's parameters, or an optimizer of `poptorch.optim`.
+            loss: A name such as "cross_entropy" or "mse", a torch loss module, or a
+                function of outputs and targets. It is reported as the mean over
+                samples; one with `reduction="sum"` as the sum divided by them. None
+                if the module returns its own, the mean over a micro-batch: as "loss"
+                in a dict or an object, as the result of `poptorch.identity_loss`, or as
+                a scalar that is all there is or that a tuple begins or ends with, as in
+                `(output, loss)`. What it computes it from must be among the inputs.
+            loss_weights: Factor of each output's loss in the total; 1 by default.
+            metrics: Names such as "accuracy" or "AUC", `ipufit.Metric` objects, ones
+                of torchmetrics or a `MetricCollection`, or functions of outputs and
+                targets with one value per sample. Sample weights don't count in them.
+            weighted_metrics: The same, and sample weights count.
+            steps_per_execution: Weight updates per call: `IPUConfig`'s
+                `device_iterations` under Keras's name; `fit` chooses by default.
+            lr_schedule: A name ("cosine", "linear", ...), an `ipufit.Schedule`, a
+                scheduler of `torch.optim.lr_scheduler` for the optimizer given, or a
+                function that makes one from an optimizer. Counted in weight updates;
+                `ipufit.PerEpoch` has a scheduler of torch stepped per epoch.
+            schedules: Schedules of other values of parameter groups by name, as in
+                `{"weight_decay": ipufit.Schedule("cosine")}`: "momentum", "eps",
+                "alpha", and "beta1" and "beta2", the parts of `betas`. They are
+                factors, too.
+            augment: `ipufit.Mixing(mixup=0.2, cutmix=1.0)` mixes the images that it is
+                trained on, on the device. Metrics of training then count the target
+                that has the larger share of an image.
+            label_smoothing: Part of each target that all classes share in training, 0.1
+                for example. `evaluate` and validations report the loss without it, so
+                that models are compared by the same loss.
+            step: A step of your own in the place of the module and a loss: a function
+                of the module and a batch, which is traced as one program. The batch
+                nests as the data do: inputs, `(inputs, targets)` or `(inputs, targets,
+                weights)`. It returns the mean loss over the samples; or `(loss,
+                outputs)`; or a dict of "loss", "outputs" for metrics, and further
+                scalars to report. A subclass has a method `training_step(self, batch)`
+                instead.
+            validation_step: The same for `evaluate` and validations, in eval mode; by
+                default `step`, or the method `validation_step(self, batch)`.
+            predict_step: A function of the module and inputs for `predict`; by default
+                the module is called, or the method `predict_step(self, inputs)`.
+
+        Raises:
+            ConfigError: Something of an unusable type, or settings that contradict
+                each other.
+            UnknownNameError: A name that stands for nothing; the nearest is suggested.
+            UnsupportedError: An optimizer or a setting that IPUs don't have; or samples
+                can't be mixed, or labels smoothed, in the loss.
+        """
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        config = _with_steps(self._given_config, steps_per_execution)
+        steps = self._resolved_steps(step, validation_step, predict_step)
+        for name in ("loss", "loss_weights"):
+            if steps is not None and arguments[name] is not None:
+                raise ConfigError(
+                    f"{name}={arguments[name]!r} was given, and the model has a step "
+                    "of its own, which computes the loss: leave one of them out."
+                )
+        objective = resolve_objective(
+            loss, loss_weights, metrics, weighted_metrics, steps
+        )
+        _check_augmentation(objective, augment, label_smoothing)
+        optimization = resolve_optimization(
+            optimizer,
+            lr_schedule,
+            self.module,
+            schedules,
+            own=self._counterparts.own,
+            is_half=config.types.is_half,
+        )
+        momentum = optimization.ema_momentum
+        trained = objective.smoothed(label_smoothing)
+        self._settings = CompileSettings(
+            objective=objective,
+            optimization=optimization,
+            training_figures=Figures(trained.fresh(), self.processes),
+            test_figures=Figures(objective.fresh(), self.processes),
+            average=None if momentum is None else WeightAverage(self.module, momentum),
+            in_words={
+                **compiled_settings(objective, optimization),
+                "augment": described(augment),
+                "label_smoothing": described(label_smoothing),
+                "step": described(None if steps is None else steps.training),
+            },
+            mixing=augment,
+            arguments=arguments,
+        )
+        self.config = config
+        self._executors.drop_incomplete()
+        self._output_sizes.clear()
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Verbose = "auto",
+        callbacks: CallbackLike = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+        *,
+        validation_updates: int | None = None,
+        drop_last: bool | str = True,
+        resume: PathLike | None = None,
+    ) -> History:
+        """Train on data, epoch after epoch.
+
+        Args:
+            x: Inputs: tensors, NumPy arrays or pandas frames, nested in tuples, lists
+                or dicts if there are several. Or samples `(input, target)` or
+                `(input, target, weight)`: a map-style dataset, a Hugging Face dataset,
+                an `IterableDataset`. Or batches of such: a `DataLoader` (with its own
+                sampler, batch sampler, collate function and workers), a
+                `poptorch.DataLoader`, a generator or another iterable; they are
+                batched anew for the calls.
+            y: Targets, if `x` is arrays; or the names of the columns that are targets,
+                if `x` has columns.
+            batch_size: Samples of one weight update, over all replicas: the product of
+                micro-batch, gradient accumulation and replicas. What the config
+                leaves open is derived. By default a loader's own, unless the config
+                has a micro-batch size.
+            epochs: Index of the last epoch, plus one.
+            verbose: 0 nothing; 1 bars, or lines where they can't be redrawn: in a pipe
+                or file, and in a notebook without ipywidgets; 2 lines; "auto" 1 on a
+                terminal, else 2.
+            callbacks: `ipufit.Callback`s.
+            validation_split: Share of the samples, at the end, to validate on.
+            validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`.
+            shuffle: Draw a new order every epoch; batches come as they are.
+            class_weight: Weights of samples in the loss by their class: index to
+                weight, 1 for classes left out. Training only, as in Keras.
+            sample_weight: Weight of each sample in the loss, if `x` is arrays. The
+                weighted loss is divided by the number of samples, as in Keras.
+            initial_epoch: Index of the first epoch.
+            steps_per_epoch: Updates per epoch. The next one goes on where this ended,
+                and anew from the beginning at the end of the data.
+            validation_steps: Batches per validation, of `validation_batch_size`, of the
+                loader's own size, or of `batch_size`: always the first ones, but of a
+                generator the next ones.
+            validation_batch_size: Samples of one validation pass over all replicas. By
+                default the micro-batch of the training on each of them.
+            validation_freq: Validate every so many epochs, or after these (1-based).
+            validation_updates: Validate within epochs too, after every so many updates
+                of each. The epoch's row of `History` has the figures of its last
+                validation.
+            drop_last: Leave out the samples that don't fill a call; they are counted
+                and reported. `"pad"`, or False, fills the call with rows that count
+                nothing, so that the loss of the last update is the mean over its real
+                samples. (Layers that mix samples, such as batch norm, see the filling.)
+            resume: A checkpoint that was saved while `fit` ran, or a directory of such:
+                the run goes on from there, bit by bit as if it hadn't been
+                interrupted, if everything else is the same. `"auto"`: the newest whole
+                one of the checkpoint callbacks, if there is any.
+                `BackupAndRestore` does so by itself. (Streams are gone through again
+                from the beginning of their pass, and must give the same batches.)
+
+        Returns:
+            The history; its `history` has the exact figures of each epoch, over every
+            sample trained on. Ctrl-C ends the run in order before it is raised again:
+            `model.history` keeps the epochs that were complete, `on_train_end` is
+            called, the weights come back and the IPUs are free.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            ConfigError: The batch size is not made of its factors, or too small for
+                the pipeline; or the optimizer lacks a trainable parameter.
+            DataError: Data that can't be used, or too little for one call.
+            CheckpointError: The checkpoint of `resume` can't be read, is damaged
+                (`DamagedCheckpointError`), or isn't there (`MissingCheckpointError`).
+            UnsupportedError: Weights or padding for a loss without values per sample.
+            Error: PopTorch refuses something (`ipufit.poptorch.Error`).
+        """
+        # The arguments, and the data.
+        settings = self._compiled
+        to_come = _epochs(initial_epoch, epochs, validation_freq)
+        source, validated = fit_sources(
+            x, y, sample_weight, validation_split, validation_data, **self._of_data
+        )
+        self._target_columns = column_names(y) or ()
+        given = FitArguments(
+            batch_size=batch_size,
+            callbacks=callbacks,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            drop_last=drop_last,
+            steps_per_epoch=steps_per_epoch,
+            validation_updates=validation_updates,
+            checkpoint=find_checkpoint(resume, callbacks),
+        )
+        checkpoint = given.checkpoint
+
+        # The plan of a call, of an epoch, and of the validation.
+        training, batches = self._training(
+            source, given, CallbackList(callbacks).watched_gradients(self.module)
+        )
+        plan, optimization = training.plan, training.optimization
+        updates = plan.device_iterations
+        calls = Epochs(
+            batches, plan, steps_per_epoch, len(to_come), calls_done(checkpoint)
+        )
+        per_epoch = None if calls.num_calls is None else calls.num_calls * updates
+        total = None if per_epoch is None else per_epoch * len(to_come)
+        between = _calls_between(validation_updates, updates, validated)
+        validation = None
+        if validated is not None:
+            _check_repeats(
+                validated, validation_steps, sum(to_come.values()) + 2 * bool(between)
+            )
+            size, max_rows = _rows_to_evaluate(
+                self.config, validated, validation_batch_size, validation_steps, plan
+            )
+            validation = self._evaluation(
+                validated,
+                size,
+                max_rows=max_rows,
+                callbacks=callbacks,
+                words=("validation_data", "validate"),
+            )
+        of_run = {
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "class_weight": class_weight,
+            "steps_per_epoch": steps_per_epoch,
+            "validation_updates": validation_updates,
+            **numeric_settings(self.config),
+            "samples seeded one by one": batches.is_seeded,
+            "updates of the schedule": total if optimization.needs_total else None,
+            "updates of an epoch": per_epoch if optimization.needs_epochs else None,
+        }
+        in_words = {**settings.in_words, **{n: described(v) for n, v in of_run.items()}}
+        check_same_run(checkpoint, training, source.num_samples, in_words)
+        left_out = batches.num_dropped, batches.num_empty_updates
+        self._warn_of_tail(batches, plan)
+        coverage = {"": _warn_of_coverage(training.options, plan, "fit")}
+        if validation is not None:
+            coverage["validation "] = _warn_of_coverage(
+                validation.options, validation.plan, "fit's validation"
+            )
+        if _env.compile_only() is not None:
+            return self._compiled_fit(training, batches, validation, to_come)
+
+        # The run: programs, then epochs of calls.
+        history, self._batch_loop = History(), None
+        run = RunState(
+            coverage=", ".join(of + text for of, text in coverage.items() if text),
+            params={
+                "verbose": verbose,
+                "epochs": epochs,
+                "steps": per_epoch,
+                "calls": calls.num_calls,
+                "dropped_samples": batches.num_dropped or 0,
+            },
+        )
+        with self._running(run, callbacks, verbose, history) as (hooks, display):
+            self._last_source = source
+            snapshot = Snapshot(training, batches, hooks, run, validated, in_words)
+            if checkpoint is not None:
+                snapshot.check(checkpoint)
+            optimization.begin_fit(total, updates, len(to_come), plan.batch_size)
+            if checkpoint is not None:
+                snapshot.trained.put_back(checkpoint)
+            try:
+                for line in optimization.news():
+                    display.noted(line)
+                if validation is not None:
+                    validation.prepare(display)
+                    run.directions.update(validation.figures.directions)
+                training.prepare(batches, display)
+                run.directions.update(training.figures.directions)
+                if validation is not None:
+                    _refuse_names_of_validation(training.figures.names)
+                self.history, self._snapshot = history, snapshot
+                hooks.on_train_begin({})
+                with _ended_in_order(training, hooks, run):
+                    sync = ProcessSync(
+                        run.processes,
+                        hooks,
+                        run,
+                        "on_train_batch_end",
+                        "on_batch_end",
+                        facts=optimization.numbers,
+                    )
+                    if checkpoint is not None:
+                        snapshot.put_back(checkpoint)
+                        if run.calls:
+                            display.on_epoch_begin(run.epoch, {})
+                        to_come = {
+                            epoch: is_validated
+                            for epoch, is_validated in to_come.items()
+                            if epoch >= run.epoch and not run.is_stopping
+                        }
+                    for epoch, is_validated in to_come.items():
+                        if not run.calls:  # else it began before the interruption
+                            run.begin_epoch(epoch)
+                            training.figures.reset()
+                            hooks.on_epoch_begin(epoch, {})
+                        elif between and run.calls % between == 0:
+                            _validate(validation, calls, hooks, run, display)
+                        for call in awaited(calls):
+                            first = run.calls * updates
+                            hooks.on_train_batch_begin(first, {})
+                            training.run(call)
+                            run.count_call(updates, call.num_real_of_all)
+                            _warn_if_not_finite(training, run, first)
+                            logs = sync.running(training.figures)
+                            hooks.on_train_batch_end(first + updates - 1, logs)
+                            if _has_ended(run, sync.sync):
+                                break
+                            # Before the next call is taken from the data: a run that
+                            # is saved meanwhile goes on with the validation.
+                            if between and run.calls % between == 0:
+                                _validate(validation, calls, hooks, run, display)
+                        _check_length(calls, training, run)
+                        if is_validated:
+                            _validate(validation, calls, hooks, run, display)
+                        # An eviction before this saves each process's own figures.
+                        training.figures.gather()
+                        figures = training.figures.logs()
+                        for name, value in run.validated.items():
+                            figures[f"val_{name}"] = value
+                        figures = dict(sorted(figures.items()))
+                        hooks.on_epoch_end(epoch, dict(figures))
+                        run.end_epoch(figures)
+                        optimization.end_epoch()
+                        if _has_ended(run, sync.sync_now):
+                            break
+                training.finish()
+                if run.processes.are_several:
+                    self._executors.share_buffers()
+                hooks.on_train_end(dict(run.logs))
+            finally:
+                number, done = batches.position
+                self._num_passes = number + (done > 0)
+                self._snapshot = None
+                batches.close()
+                if validation is not None:
+                    validation.batches.close()
+        if (batches.num_dropped, batches.num_empty_updates) != left_out:
+            # Only the end of a stream tells how many samples don't fill a call.
+            history.dropped_samples = batches.num_dropped or 0
+            self._warn_of_tail(batches, plan)
+        return history
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: CallbackLike = None,
+        return_dict: bool = True,
+    ) -> Logs | float | list[float]:
+        """Loss and metrics over every sample, once each.
+
+        Args:
+            x: As for `fit`.
+            y: As for `fit`.
+            batch_size: Samples of one pass over all replicas; it changes no figure. By
+                default the config's `micro_batch_size`, or else 32, on each replica.
+            verbose: As for `fit`.
+            sample_weight: As for `fit`.
+            steps: Batches to evaluate, from the beginning; None for all.
+            callbacks: As for `fit`.
+            return_dict: False for Keras's list: loss, losses of outputs, metrics; or
+                the loss alone if there is nothing else.
+
+        Returns:
+            The figures by name.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            DataError: Data that can't be used, or without targets.
+            ConfigError: The own inference options return sums of outputs.
+        """
+        self._require_compiled()
+        source = as_source(x, y, sample_weight, **self._of_data)
+        self._target_columns = column_names(y) or ()
+        size, max_rows = _rows_to_evaluate(self.config, source, batch_size, steps)
+        test = self._evaluation(source, size, max_rows=max_rows, callbacks=callbacks)
+        if _env.compile_only() is not None:
+            return self._compiled_test(test, return_dict)
+        run = RunState(params={"verbose": verbose, **_params(test.batches)})
+        run.coverage = _warn_of_coverage(test.options, test.plan, "evaluate")
+        with self._running(run, callbacks, verbose) as (hooks, display):
+            self._last_source = source
+            try:
+                test.prepare(display)
+                test.run(hooks, run)
+            finally:
+                test.batches.close()
+        return _as_asked(test.figures, return_dict)
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        steps: int | None = None,
+        callbacks: CallbackLike = None,
+        *,
+        y: str | Sequence[str] | None = None,
+        stream: bool = False,
+    ) -> Any:
+        """The module's outputs, one row per sample, in order.
+
+        Args:
+            x: Inputs, or samples; their targets, if any, are left alone. So are columns
+                that the last `fit` or `evaluate` had as targets.
+            batch_size: As for `evaluate`.
+            verbose: As for `fit`.
+            steps: Batches to predict, from the beginning; None for all.
+            callbacks: As for `fit`.
+            y: The names of other columns to leave alone, if `x` has columns.
+            stream: Give an iterator over the outputs of each call, in constant
+                memory, instead of all at once.
+
+        Returns:
+            Tensors, nested as the module returns them.
+
+        Raises:
+            DataError: Data that can't be used.
+            ConfigError: The own inference options don't return every row.
+        """
+        columns = column_names(y)
+        if y is not None and columns is None:
+            raise DataError(
+                f"y={y!r:.80} names no columns: predict() needs no targets, only the "
+                "names of columns that it is to leave alone."
+            )
+        source = self._inputs(x, columns or ())
+        size, max_rows = _rows_to_evaluate(self.config, source, batch_size, steps)
+        plan = self._prediction(
+            source, size, max_rows=max_rows, callbacks=callbacks, is_open=not stream
+        )
+        parts = self._predicted(plan, callbacks, verbose)
+        if not stream:
+            return self._whole_outputs(plan, parts)
+        if not self.processes.are_several:
+            return parts
+        rows = plan.plan.samples_per_update
+        return (
+            _in_order(self.processes.gathered(_plain(part)), rows) for part in parts
+        )
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: bool = True,
+    ) -> Logs | float | list[float]:
+        """Train on one batch, in one call: `device_iterations` updates, 1 by default.
+
+        With several processes each of them gives the whole batch, and takes its share.
+
+        No hooks are called. Batches of another size are compiled for anew, because the
+        shapes of a program are fixed.
+
+        The weights stay on the device; `get_weights`, `save_weights`, `evaluate` and
+        `predict` bring them back, and so does touching them. They may be changed in
+        between, in place or by `set_weights`.
+
+        Args:
+            x: Inputs: arrays, as for `fit`.
+            y: Targets.
+            sample_weight: As for `fit`.
+            class_weight: As for `fit`.
+            return_dict: As for `evaluate`.
+
+        Returns:
+            The figures of this batch.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            DataError: Data that can't be used, or that doesn't make whole updates.
+            ConfigError: The batch is not made of the config's factors.
+
+        Example:
+            >>> import torch
+            >>> from ipufit import IPUModel
+            >>> model = IPUModel(torch.nn.Linear(2, 1))
+            >>> model.compile("sgd", "mse")
+            >>> list(model.train_on_batch(torch.zeros(4, 2), torch.zeros(4, 1)))
+            ['loss']
+        """
+        optimization = self._compiled.optimization
+        source = as_batch(x, y, sample_weight)
+        own = self.config.training_options
+        updates = self.config.device_iterations or 1
+        if own is not None:
+            updates = own.device_iterations
+        size, rest = divmod(source.rows_of_first, updates)
+        if rest or not size:
+            raise DataError(
+                f"A batch of {source.rows_of_first} samples doesn't make the {updates} "
+                "updates of a call (device_iterations): pass a multiple of it."
+            )
+        given = FitArguments(
+            size, shuffle=False, class_weight=class_weight, updates=Choice(updates)
+        )
+        # Passes are numbered by updates, so that no batch draws alike.
+        training, batches = self._training(
+            source, given, num_passes=optimization.num_updates
+        )
+        if _env.compile_only() is not None:
+            self._compiled_training(training, batches)
+            return self._unknown(training.figures, return_dict)
+        self._require_ipus()
+        if self._batch_loop is optimization:
+            optimization.scale_to(size)  # each batch may have another size
+        else:
+            optimization.begin_fit(None, updates, batch_size=size)
+            self._batch_loop = optimization
+        training.prepare(batches, make_progress(0))
+        training.figures.reset()
+        for call in batches:
+            training.run(call)
+        training.figures.gather()
+        self._last_source = source
+        return _as_asked(training.figures, return_dict)
+
+    def test_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        return_dict: bool = True,
+    ) -> Logs | float | list[float]:
+        """The figures of one batch, without training, in one call.
+
+        A `micro_batch_size` of the config counts, and then it may take several calls.
+
+        Args:
+            x: As for `train_on_batch`.
+            y: As for `train_on_batch`.
+            sample_weight: As for `fit`.
+            return_dict: As for `evaluate`.
+
+        Returns:
+            The figures of this batch.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            DataError: Data that can't be used.
+        """
+        self._require_compiled()
+        source = as_batch(x, y, sample_weight)
+        size, rows = _default_batch_size(self.config), source.rows_of_first
+        test = self._evaluation(source, size, rows_in_one_call=rows)
+        if _env.compile_only() is not None:
+            return self._compiled_test(test, return_dict)
+        self._require_ipus()
+        test.prepare(make_progress(0))
+        test.run(CallbackList(None), RunState(processes=self.processes))
+        return _as_asked(test.figures, return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """The outputs for one batch, in calls as those of `test_on_batch`.
+
+        Args:
+            x: As for `train_on_batch`.
+
+        Returns:
+            Tensors, nested as the module returns them, one row per sample.
+
+        Raises:
+            DataError: Data that can't be used.
+        """
+        source = as_batch(x, left_out=self._target_columns)
+        size, rows = _default_batch_size(self.config), source.rows_of_first
+        plan = self._prediction(source, size, rows_in_one_call=rows, is_open=False)
+        return self._whole_outputs(plan, self._predicted(plan))
+
+    def batch_plan(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        *,
+        callbacks: CallbackLike = None,
+        validation_split: float = 0.0,
+        steps_per_epoch: int | None = None,
+        drop_last: bool | str = True,
+    ) -> EpochPlan:
+        """Say how `fit` with these arguments would divide the data, and run nothing.
+
+        Only lazy layers get their shapes, as they do in `fit`.
+
+        Args:
+            x: Data as for `fit`.
+            y: Targets, as for `fit`.
+            batch_size: As for `fit`.
+            callbacks: Callbacks of the `fit` to come: those that hear each update ask
+                for calls of one.
+            validation_split: As for `fit`.
+            steps_per_epoch: As for `fit`.
+            drop_last: As for `fit`.
+
+        Returns:
+            Every factor, calls and updates of an epoch, the samples left over, and the
+            nearest batch sizes that leave none. Printed, it is a few lines.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            ConfigError: The batch size is not made of its factors; the error names the
+                nearest that are.
+            DataError: Data that can't be used, or a generator, which would lose its
+                first batch.
+
+        Example:
+            >>> import torch
+            >>> from ipufit import IPUConfig, IPUModel
+            >>> model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=8))
+            >>> model.compile("adamw", "cross_entropy")
+            >>> x, y = torch.rand(1000, 4), torch.randint(0, 3, (1000,))
+            >>> plan = model.batch_plan(x, y, batch_size=48)
+            >>> plan.updates, plan.dropped_samples, plan.nearest_batch_sizes
+            (20, 40, (8, 40, 200, 1000))
+        """
+        return self._epoch_of_fit(locals())[1]
+
+    def plan(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        *,
+        device: str | Device = "mk2",
+        callbacks: CallbackLike = None,
+        validation_split: float = 0.0,
+        steps_per_epoch: int | None = None,
+        drop_last: bool | str = True,
+    ) -> ModelPlan:
+        """Say what training takes of each IPU and how its pipeline runs; run nothing.
+
+        The module is called once, with tensors that have shapes and no values: this
+        takes seconds, little memory and no IPU. Parameters, buffers, the optimiser's
+        state and accumulators are exact; activations and gradients are estimates with
+        bounds. Code and temporary data aren't counted, so only a compilation shows
+        whether a model fits.
+
+        Args:
+            x: Data as for `fit`.
+            y: Targets, as for `fit`. They may be left out if a step of your own doesn't
+                need them: only what the host sends depends on them. The plan says if
+                `fit` would refuse the data then.
+            batch_size: As for `fit`.
+            device: Kind of IPU: "mk1", "mk2" or "bow"; or an `ipufit.Device` with
+                figures of your own.
+            callbacks: As for `batch_plan`.
+            validation_split: As for `fit`.
+            steps_per_epoch: As for `fit`.
+            drop_last: As for `fit`.
+
+        Returns:
+            Numbers for each stage and each IPU, and a table of choices. Printed, it is
+            a text.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            ConfigError: The batch size is not made of its factors, or the module can't
+                be copied.
+            DataError: Data that can't be used, or not by the module.
+            UnknownNameError: There is no such kind of IPU.
+            UnsupportedError: `forward` computes with values, or makes dynamic shapes.
+
+        Example:
+            >>> import torch
+            >>> from ipufit import IPUConfig, IPUModel
+            >>> first, last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+            >>> layers = torch.nn.Sequential(first, last)
+            >>> model = IPUModel(layers, IPUConfig(4, pipeline=["0", "1"]))
+            >>> model.compile("adamw", "cross_entropy")
+            >>> x, y = torch.rand(1000, 4), torch.randint(0, 3, (1000,))
+            >>> plan = model.plan(x, y, batch_size=40)
+            >>> [memory.exact for memory in plan.memory], plan.num_ipus, plan.bubble
+            ([648, 440], 2, 0.16666666666666666)
+        """
+        return self._plan_of_fit(locals(), device)
+
+    def build(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        callbacks: CallbackLike = None,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        validation_batch_size: int | None = None,
+        *,
+        drop_last: bool | str = True,
+        validation_split: float = 0.0,
+        steps_per_epoch: int | None = None,
+        validation_updates: int | None = None,
+        validation_data: Any = None,
+    ) -> Build:
+        """Have the programs of the next runs compiled, before any data is gone through.
+
+        Compiling takes minutes on IPUs, and it is here that a module fails which an IPU
+        can't run. The next `fit`, `evaluate` and `predict` with the same arguments
+        compile nothing. The weights, the optimizer and the random states stay as they
+        are.
+
+        The training program is built if `compile` was called and there are targets, or
+        the module returns its own loss. The inference program is built for validation
+        in `fit`, and for `evaluate` and `predict` without a `batch_size`. These are one
+        program if the config has a `micro_batch_size`, and may be two if it hasn't.
+
+        Where the config leaves `device_iterations` open, the training program is that
+        of `fit` with the same data and arguments. Of a sample or batch alone it has one
+        update per call, and a line says so: then set `device_iterations`, or pass the
+        data. So it is with `inference_iterations`: the inference programs are those for
+        as many samples as `validation_data` or `validation_split` give, or else `x`.
+
+        Args:
+            x: Data as for `fit`; only its first sample is read, or the first batch of a
+                loader. Or a batch; or tensors with shapes and types alone, such as
+                `torch.empty(1, 3, 224, 224, device="meta")`. Dim 0 counts samples, and
+                one is enough.
+            y: Targets, as for `fit`.
+            batch_size: As for `fit`; without a training program as for `predict`.
+            verbose: 0 for nothing, else a line for each program.
+            callbacks: Callbacks of the `fit` to come. One that watches gradients makes
+                another program.
+            class_weight: As for `fit`.
+            sample_weight: As for `fit`.
+            validation_batch_size: As for `fit`.
+            drop_last: As for `fit`. To pad counts only if the samples don't fill their
+                calls, so `x` must have as many samples as the data then.
+            validation_split: As for `fit`; it counts where `device_iterations` is open.
+            steps_per_epoch: As for `fit`, likewise.
+            validation_updates: As for `fit`, likewise.
+            validation_data: As for `fit`, where `inference_iterations` is open; only
+                the number of samples and the first one count.
+
+        Returns:
+            The programs, with the seconds that each took, and whether it came from the
+            cache of executables.
+
+        Raises:
+            DataError: Data that can't be used, or a generator, which would lose its
+                first batch.
+            ConfigError: The batch size is not made of its factors.
+            Error: PopTorch refuses something (`ipufit.poptorch.Error`).
+
+        Example:
+            >>> import torch
+            >>> from ipufit import IPUConfig, IPUModel
+            >>> model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=8))
+            >>> model.compile("adamw", "cross_entropy")
+            >>> x = torch.empty(1, 4, device="meta")
+            >>> y = torch.empty(1, dtype=torch.int64, device="meta")
+            >>> built = model.build(x, y, batch_size=32, verbose=0)
+            >>> [program.name for program in built.programs]
+            ['inference', 'training']
+        """
+        from .building import Build, Watch  # few processes ask for it
+
+        given = FitArguments.of(locals())
+        is_whole = drop_last is not True
+        source = example_of(x, y, sample_weight, is_whole=is_whole, **self._of_data)
+        self._settle(source)
+        settings, before = self._settings, HostRandomState()
+        display = make_progress(verbose if self.processes.is_first else 0)
+        try:
+            trained = None
+            if settings is not None and (
+                settings.objective.owns_loss or source.structure.has_targets
+            ):
+                watched = CallbackList(callbacks).watched_gradients(self.module)
+                trained = self._training(source, given, watched)
+            tested, num_tested = source, None
+            if validation_data is not None:
+                tested = validation_source(validation_data, y, **self._of_data)
+            elif source.num_certain is not None and validation_split:
+                count = source.num_certain
+                num_tested = count - num_trained_on(count, validation_split)
+            programs = []
+            plans = self._inference_plans(
+                tested,
+                num_tested,
+                given,
+                validation_batch_size,
+                None if trained is None else trained[0],
+            )
+            for planned in plans:
+                watch = Watch(display, planned.options)
+                try:
+                    self._prepare_inference(planned, watch)
+                except NoForwardError:
+                    if trained is None or planned.inferred.step is not None:
+                        raise
+                    continue  # only its steps are used
+                remark = remark_on_passes(planned.choice)
+                programs.append(watch.built("inference", planned.plan, remark))
+            if trained is not None:
+                training, batches = trained
+                watch = Watch(display, training.options)
+                training.prepare(batches, watch)
+                programs.append(watch.built("training", training.plan, training.remark))
+            return Build(tuple(programs))
+        except BaseException:
+            with exchanges_off():  # other processes are elsewhere
+                do_all([self._executors.detach], is_failing=True)
+            raise
+        finally:
+            before.put_back()
+
+    def check(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        *,
+        callbacks: CallbackLike = None,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        validation_split: float = 0.0,
+        steps_per_epoch: int | None = None,
+        validation_updates: int | None = None,
+        drop_last: bool | str = True,
+    ) -> CheckReport:
+        """Say at once all that PopTorch would refuse in a `fit`, or compute otherwise.
+
+        The program that `fit` would run is traced on one micro-batch, by the rules of
+        the emulator, and each refusal is noted where a compilation would end at the
+        first one. Nothing is compiled or trained, and the model stays as it is. After a
+        refusal code goes on with torch's result for the first sample, so what is found
+        behind it may depend on that sample.
+
+        Args:
+            x: Data as for `fit`.
+            y: Targets, as for `fit`.
+            batch_size: As for `fit`.
+            callbacks: Callbacks of the `fit` to come.
+            class_weight: As for `fit`.
+            sample_weight: As for `fit`.
+            validation_split: As for `fit`.
+            steps_per_epoch: As for `fit`.
+            validation_updates: As for `fit`.
+            drop_last: As for `fit`.
+
+        Returns:
+            The findings. `print()` shows them as a table; `is_refused` says whether
+            `fit` would fail.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            DataError: `x` is a generator, which would lose its first batch.
+            UnsupportedError: This process runs on PopTorch itself: `ipufit check`
+                starts one of its own.
+
+        Example:
+            >>> import torch
+            >>> from ipufit import IPUConfig, IPUModel
+            >>> class Net(torch.nn.Linear):
+            ...     def forward(self, x):
+            ...         return super().forward(x) * (2 if x.sum() > 0 else 1)
+            >>> model = IPUModel(Net(4, 3), IPUConfig(micro_batch_size=8))
+            >>> model.compile("adamw", "cross_entropy")
+            >>> x, y = torch.rand(100, 4), torch.randint(0, 3, (100,))
+            >>> report = model.check(x, y, batch_size=16)
+            >>> [(one.severity, one.topic) for one in report.findings]
+            [('refused', 'control flow'), ('good to know', 'data'), ...]
+        """
+        if hasattr(x, "__next__"):
+            raise DataError(
+                "`x` is a generator, which can be gone through once: a check would "
+                "take its first batch away. Pass one batch, or tensors of its shapes."
+            )
+        return self._check_of_fit(locals())
+
+    def benchmark(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        *,
+        mode: str = "training",
+        data: str = "real",
+        calls: int = 10,
+        repeats: int = 2,
+        warmup: int = 2,
+        verbose: int = 1,
+    ) -> BenchmarkResult:
+        """Measure samples per second and latency, and print them.
+
+        Compilation and the first calls are left out. A copy of the model is measured,
+        and this one stays as it is: weights, the optimizer's state, random states and
+        the number of updates. It gives its IPUs back, as the copy needs them, and takes
+        them again for its next call. The learning rate stays as it is now.
+
+        Args:
+            x: Data, as for `fit`.
+            y: As for `fit`.
+            batch_size: As for `fit`, or in inference as for `predict`.
+            mode: `"training"`, or `"inference"` for the calls of `predict`.
+            data: `"real"` takes the samples of `x` from their loader. `"generated"`
+                takes random inputs of the same shapes and types from the memory of the
+                host, where nothing has to be loaded or decoded; targets are the first
+                sample's. `"synthetic"` has the devices make their inputs and send
+                nothing back, so that there is no input or output at all
+                (`poptorch.Options.enableSyntheticData`).
+            calls: Calls of a repeat.
+            repeats: Number of times that the calls are measured; a line is printed for
+                each. Benchmark files with `skip: 1` leave out the slowest line, so they
+                need two or more.
+            warmup: Calls that come first and don't count.
+            verbose: 0 prints nothing.
+
+        Returns:
+            The figures, of all processes together.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called, and the mode is training.
+            UnknownNameError: `mode` or `data` is another word.
+            ConfigError: A number of calls is not a whole number, or the batch size is
+                not made of its factors.
+            DataError: Data that can't be used, or a generator that ends too early.
+            UnsupportedError: The model can't be copied.
+
+        Example:
+            >>> import torch
+            >>> import ipufit
+            >>> model = ipufit.IPUModel(torch.nn.Linear(4, 3))
+            >>> model.compile("sgd", "cross_entropy")
+            >>> x, y = torch.randn(64, 4), torch.randint(3, (64,))
+            >>> result = model.benchmark(x, y, batch_size=16, calls=3, verbose=0)
+            >>> result.samples_per_call, result.samples_per_second > 0
+            (64, True)
+            >>> model.num_updates
+            0
+        """
+        from . import benchmarking  # few processes ask for it
+
+        benchmarking.check_arguments(mode, data, calls, repeats, warmup)
+        is_training = mode == benchmarking.TRAINING
+        if is_training:
+            self._require_compiled()
+        before = HostRandomState(generators_of(x) if is_stream(x) else ())
+        try:
+            if is_training:
+                source = as_source(x, y, **self._of_data)
+            else:
+                source = self._inputs(x, column_names(y) or ())
+            copied = self._independent_copy("benchmark()")
+            subject = copied._benchmarked(source, batch_size, mode, data)
+            with copied._running(RunState(), None, 0):
+                try:
+                    times = benchmarking.measured(subject, data, warmup, calls, repeats)
+                finally:
+                    subject.batches.close()
+            copied.detach()
+            every = copied.processes.gathered(times)
+            result = benchmarking.result_of(every, mode, data, subject.plan, calls)
+        finally:
+            before.put_back()
+        if verbose and self.processes.is_first:
+            say(str(result))
+        return result
+
+    def summary(self, x: Any = None) -> Summary:
+        """Show the layers: shapes, parameters, and the stage and IPU of each.
+
+        Nothing is compiled for it.
+
+        Args:
+            x: Inputs to show shapes for, and the blocks that `forward` begins itself;
+                by default the inputs of the last run. One sample of them is run through
+                the module on the host.
+
+        Returns:
+            The summary, with `total_parameters` and `num_ipus`, the IPUs of all
+            replicas; a notebook prints it once more.
+
+        Example:
+            >>> from ipufit import IPUConfig, IPUModel
+            >>> layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+            >>> model = IPUModel(layers, IPUConfig(pipeline=("0", "1"), replicas=2))
+            >>> model.summary(torch.zeros(1, 2)).num_ipus  # doctest: +ELLIPSIS
+                        Sequential...
+            4
+        """
+        source = self._last_source if x is None else as_source(x)
+        self._executors.fetch_weights()
+        example = None
+        if source is None:
+            check_shapes(self.module)
+        else:
+            self._settle(source)
+            leaves = source.example(1, inputs_only=True)
+            example = source.structure.inputs.rebuild(leaves)
+        from ipufit.summary import summarize  # few processes ask for it
+
+        summary = summarize(self.module, self.config, example)
+        summary.print()
+        return summary
+
+    def reset_metrics(self) -> None:
+        """Forget the figures so far; every epoch and evaluation does so itself."""
+        self._compiled.training_figures.reset()
+        self._compiled.test_figures.reset()
+
+    # Weights --------------------------------------------------------------------------
+
+    def get_weights(self) -> list[Any]:
+        """Copies of the weights and buffers, as NumPy arrays in `state_dict`'s order.
+
+        Example:
+            >>> from ipufit import IPUModel
+            >>> [w.shape for w in IPUModel(torch.nn.Linear(2, 3)).get_weights()]
+            [(3, 2), (3,)]
+        """
+        return [t.detach().numpy().copy() for t in self._fetched_state().values()]
+
+    def copied_weights(self) -> dict[str, Tensor]:
+        """Copies of the weights and buffers by name, in any dtype.
+
+        Returns:
+            Tensors on the host; names that are tied share a copy.
+
+        Example:
+            >>> from ipufit import IPUModel
+            >>> list(IPUModel(torch.nn.Linear(2, 3)).copied_weights())
+            ['weight', 'bias']
+        """
+        return files.copied_tensors(self._fetched_state())
+
+    def set_weights(self, weights: Sequence[Any] | Mapping[str, Any]) -> None:
+        """Set the weights and buffers, on the device too.
+
+        Args:
+            weights: Arrays as from `get_weights`; or a state dict, such as the one that
+                `average_checkpoints` gives.
+
+        Raises:
+            DataError: The weights aren't arrays, or their number, a name or a shape is
+                wrong.
+        """
+        check_shapes(self.module)
+        state = self.module.state_dict()
+        if isinstance(weights, Mapping) and not weights and _env.compile_only():
+            return  # an average of checkpoints that weren't written
+        if isinstance(weights, Mapping):
+            odd = sorted(str(name) for name in {*state} ^ {*weights})
+            if odd:
+                raise DataError(
+                    f"These weights are of another module: {', '.join(odd)} are only "
+                    "in one of the two."
+                )
+            weights = [weights[name] for name in state]
+        if not isinstance(weights, (tuple, list)):
+            raise DataError(
+                "set_weights() takes a list of arrays, in the order of state_dict(), "
+                f"or a state dict, and got a {type(weights).__name__}."
+            )
+        if len(weights) != len(state):
+            raise DataError(
+                f"There are {len(weights)} arrays for {len(state)} weights: "
+                f"{', '.join(state)}."
+            )
+        given = {n: _as_weight(n, w) for n, w in zip(state, weights)}
+        for name, tensor in state.items():
+            if given[name].shape != tensor.shape:
+                raise DataError(
+                    f"The array for {name} has shape {tuple(given[name].shape)}, and "
+                    f"the weight has {tuple(tensor.shape)}."
+                )
+        self._set_state(given)
+
+    def save_weights(
+        self, path: PathLike, *, moment: files.SavedAt | None = None
+    ) -> None:
+        """Write the weights to a safetensors file, under the module's own names.
+
+        Args:
+            path: A file whose name ends in `.safetensors`.
+            moment: When in a run they are saved, and the figure that they have then, as
+                `ModelCheckpoint` tells it for `average_checkpoints`.
+
+        Raises:
+            ConfigError: The name ends in something else.
+            FileError: The file can't be written; a file that was there before is whole.
+        """
+        if _env.compile_only() is not None:  # trained ones may be there
+            return
+        weights = self._fetched_state()
+
+        def write() -> str:
+            files.save_weights(weights, path, moment=moment)
+            return str(path)
+
+        files.written_by_one(write)
+
+    def load_weights(self, path: PathLike) -> None:
+        """Take the weights from a file, on the device too.
+
+        Args:
+            path: A file of safetensors (`.safetensors`) or a state dict of torch
+                (`.pt`, `.pth`, `.bin`), which is read with `weights_only=True`.
+
+        Raises:
+            ConfigError: The name ends in something else.
+            DataError: The file is damaged, or has other weights.
+            MissingCheckpointError: There is no such file.
+            FileError: The file can't be read.
+        """
+        check_shapes(self.module)
+        given: dict[str, Tensor] | None = None
+        with files.missing_allowed():
+            given = files.load_weights(path)
+        if given is None:
+            return
+        state = self.module.state_dict()
+        odd = files.names_that_differ(state, given, "shape")
+        if odd:
+            raise DataError(
+                f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
+                "are only in one of the two, or have other shapes."
+            )
+        for name, tensor in state.items():
+            if not torch.can_cast(given[name].dtype, tensor.dtype):
+                raise DataError(
+                    f"{str(path)!r} has {name} in {given[name].dtype}, and the weight "
+                    f"is {tensor.dtype}, which can't hold it."
+                )
+        self._set_state(given)
+
+    def swap_weights(self, *, is_average: bool, is_joint: bool = False) -> None:
+        """Put the running average in the place of the weights, or the weights back.
+
+        Training on would average the averages: have the weights back before.
+
+        Args:
+            is_average: True for the average, False for the weights.
+            is_joint: Whether all processes of a run call it together. Then all get the
+                averages that process 0 has of buffers, as it is with buffers in an
+                evaluation.
+
+        Raises:
+            ConfigError: There is no average: `compile` got no `ema_momentum`.
+        """
+        average = self.weight_average
+        if average is None:
+            raise ConfigError(
+                "There is no running average of the weights: compile with an optimizer "
+                "that keeps one, Optimizer('adamw', ema_momentum=0.999)."
+            )
+        if is_average == average.is_swapped:
+            return
+        self._executors.fetch_weights()
+        if is_average:
+            self._executors.common.take_back()
+            average.swap_in()
+            if is_joint:
+                self._executors.share_buffers()
+        else:
+            average.swap_out()
+        self._executors.send_weights()
 
     # Checkpoints: weights and the optimiser's state, and in a callback the whole run.
-    checkpoint = saving.checkpoint
-    save = saving.save
-    load = saving.load
 
-    # A program for others.
-    export = exporting.export
+    def checkpoint(self) -> files.Checkpoint:
+        """The state now: of the model and, while `fit` runs, of the whole run.
 
-    # For callbacks of a run.
-    gradients = inspecting.gradients
+        Returns:
+            Weights, the optimiser's state, averages; in a callback also everything
+            that `fit(resume=...)` needs. In `run.after_hooks` it has the state of all
+            callbacks after the event.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+        """
+        if self._snapshot is not None:
+            return self._snapshot.take()
+        check_shapes(self.module)
+        return self._trained_state().take()
+
+    def save(self, path: PathLike) -> None:
+        """Write a checkpoint: a directory of safetensors and JSON.
+
+        The directory is written beside `path` and renamed: a whole checkpoint is there
+        at any time, the old one or the new. In several processes of torch.distributed
+        all of them call `save`, as `save_weights`: the first one writes, the others
+        wait and hear of a failure.
+
+        Args:
+            path: A directory, which is made; a checkpoint there is replaced.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            CheckpointError: The checkpoint can't be written.
+        """
+        if _env.compile_only() is not None:  # a trained model may be there
+            return
+        taken = self.checkpoint()
+
+        def write() -> str:
+            files.write_checkpoint(path, taken)
+            return str(path)
+
+        files.written_by_one(write)
+
+    def load(self, path: PathLike) -> None:
+        """Take weights, the optimiser's state and averages from a checkpoint.
+
+        To go on with a run use `fit(resume=path)`.
+
+        Args:
+            path: A checkpoint of the same module and optimizer.
+
+        Raises:
+            NotCompiledError: `compile` wasn't called.
+            CheckpointError: The checkpoint can't be read, is damaged
+                (`DamagedCheckpointError`), or isn't there (`MissingCheckpointError`).
+            ConfigError: The checkpoint is of another module or optimizer.
+        """
+        check_shapes(self.module)
+        with files.missing_allowed():
+            self._trained_state().put_back(files.load_checkpoint(path))
+
+    def export(
+        self,
+        path: PathLike,
+        x: Any = None,
+        batch_size: int | None = None,
+        *,
+        with_module: bool = True,
+    ) -> dict[str, Any]:
+        """Write the compiled inference program, with the present weights, to a file.
+
+        `poptorch.load(path)` gives an executor that runs it without ipufit: it takes
+        what `forward` takes, with the rows of a call, and returns what `forward`
+        returns in eval mode. Graphcore's back end for the Triton server runs the file,
+        too.
+
+        The module is compiled by itself, in eval mode, with the options that `predict`
+        has, for one process. The model gives its IPUs back first, as by
+        `model.detach()`. With `IPUConfig(offline=True)` no IPUs are needed.
+
+        A description is written beside the file, with `.json` at its end. Both are
+        written under another name first, so that a file is whole or isn't there. With
+        several processes all of them call `export`; the first one writes.
+
+        Args:
+            path: The file; of a directory that exists, the file `executable.popef` in
+            it.
+            x: Inputs to compile for, as for `build`: a batch, data, or tensors of
+                shapes and types only. None takes those of the last run.
+            batch_size: As for `predict`.
+            with_module: Pickle the module into the file, which `poptorch.load` needs. A
+                Triton server doesn't. Load only such files as you trust.
+
+        Returns:
+            The description: names, shapes and types of inputs and outputs in a call,
+            samples per call and the factors that make it, versions, size and SHA-256.
+
+        Raises:
+            DataError: The data can't be used; or `x` is None, and the model hasn't run
+            yet.
+            ConfigError: The path ends in `.pt2` or `.onnx`, which torch writes.
+            UnsupportedError: The module can't be pickled.
+            FileError: The file can't be written.
+            Error: PopTorch refuses something (`ipufit.poptorch.Error`).
+
+        Example:
+            >>> import tempfile, torch
+            >>> from ipufit import IPUConfig, IPUModel, poptorch
+            >>> model = IPUModel(torch.nn.Linear(4, 3), IPUConfig(micro_batch_size=8))
+            >>> x = torch.randn(8, 4)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     about = model.export(f"{folder}/linear.popef", x)
+            ...     loaded = poptorch.load(f"{folder}/linear.popef")
+            >>> torch.equal(loaded(x), model.predict(x, verbose=0))
+            True
+            >>> about["inputs"]
+            [{'name': 'input', 'shape': [8, 4], 'dtype': 'float32'}]
+        """
+        from . import exporting  # few processes ask for it
+
+        exporting.check_path(path)
+        source = self._last_source
+        if x is not None:
+            source = example_of(x, inputs_only=True, **self._of_data)
+        elif source is None:
+            raise DataError(
+                "export() needs to know the inputs' shapes: pass x, a batch or tensors "
+                'on the device "meta". (After a run of the model x may be left out.)'
+            )
+        self._settle(source)
+        self._executors.fetch_weights()
+        self._executors.share_buffers()
+        self._executors.detach()
+        alone = replace(self.config, process_id=0, num_processes=1)
+        size, _ = _rows_to_evaluate(alone, source, batch_size, None)
+
+        def write() -> dict[str, Any]:
+            before = HostRandomState()
+            try:
+                plan = _plan_of_pass(self.module, alone, size)
+                program = exporting.Exported(self.module, alone, source, plan)
+                return program.write(path, self.num_updates, with_module=with_module)
+            finally:
+                before.put_back()
+
+        return files.written_by_one(write)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients of the last call, in a callback that watches them.
+
+        Returns:
+            For each parameter that a callback names in `watched_gradients` the mean of
+            the gradients of the call's updates: float32, of the parameter's shape,
+            without loss scaling and before clipping.
+
+        Raises:
+            ConfigError: It isn't called while `fit` runs, or before the first call.
+        """
+        if self._snapshot is None:
+            raise ConfigError(
+                "gradients() is for callbacks while fit() runs: there is no training "
+                "program now. GradientMonitor shows how."
+            )
+        return self._snapshot.training.gradients()
 
     def detach(self) -> None:
         """Give the IPUs back; the weights stay in `module`, the programs compiled."""
@@ -172,60 +1755,1629 @@ class IPUModel:
     @property
     def stop_training(self) -> bool:
         """Keras's flag: a callback sets it to end `fit` after this call."""
-        return self._runs.fit.is_stopping
+        return self._fit_run.is_stopping
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         if value:
-            self._runs.fit.stop("model.stop_training was set")
+            self._fit_run.stop("model.stop_training was set")
         else:
-            self._runs.fit.stop_reason = None
+            self._fit_run.stop_reason = None
 
     @property
     def stop_evaluating(self) -> bool:
         """Keras's flag: a callback sets it to end the evaluation after this call."""
-        return self._runs.innermost.stop_evaluating
+        return self._innermost_run.stop_evaluating
 
     @stop_evaluating.setter
     def stop_evaluating(self, value: bool) -> None:
-        self._runs.innermost.stop_evaluating = value
+        self._innermost_run.stop_evaluating = value
 
     @property
     def stop_predicting(self) -> bool:
         """Keras's flag: a callback sets it to end `predict` after this call."""
-        return self._runs.innermost.stop_predicting
+        return self._innermost_run.stop_predicting
 
     @stop_predicting.setter
     def stop_predicting(self, value: bool) -> None:
-        self._runs.innermost.stop_predicting = value
+        self._innermost_run.stop_predicting = value
 
     def __repr__(self) -> str:
         """Module, layout, and the settings of `compile`."""
-        return inspecting.described(self)
+        settings, compiled = self._settings, "not compiled"
+        if settings is not None:
+            objective = settings.objective
+            losses = ", ".join(loss.name for _, loss in objective.losses)
+            metrics = ", ".join(measure.full_name for measure in objective.measures)
+            own = "of the module" if objective.steps is None else "of its own step"
+            compiled = (
+                f"compiled with {type(settings.optimization.optimizer).__name__}, "
+                f"loss {losses or own}, metrics {metrics or 'none'}"
+            )
+        module = type(self.module).__name__
+        return f"<{type(self).__name__}: {module} on {self.config}, {compiled}>"
 
-    # For `IPUConfig.resolved`.
-    _resolved = splitting.resolved
+    # help() lists methods in the order of these names, and the others after them.
+    _fields = tuple(name for name in vars() if not name.startswith("_"))
 
-    # Copies: a model is made anew from what `copying` takes of this one.
+    # Copies: a model is made anew of the module as it is on the host, the config and
+    # the arguments of `compile`. Then it is given what training has changed beyond the
+    # weights. It has no programs and no device yet.
 
     def __copy__(self: ModelT) -> ModelT:
         other = type(self).__new__(type(self))
-        IPUModel.__setstate__(other, {**copying.state_of(self), "trained": None})
+        IPUModel.__setstate__(other, {**self._copied_state(), "trained": None})
         return other
 
     def __deepcopy__(self: ModelT, memo: dict[int, Any]) -> ModelT:
         other = memo[id(self)] = type(self).__new__(type(self))
-        IPUModel.__setstate__(other, copy.deepcopy(copying.state_of(self), memo))
+        IPUModel.__setstate__(other, copy.deepcopy(self._copied_state(), memo))
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        state = copying.state_of(self)
-        copying.check_picklable(state)
+        state = self._copied_state()
+        parts = {
+            "module": state["module"],
+            "config": state["config"],
+            **{f"compile({n}=...)": v for n, v in (state["arguments"] or {}).items()},
+            **state["attributes"],
+        }
+        for name, part in parts.items():
+            try:
+                _WithoutTensors(io.BytesIO()).dump(part)
+            except Exception as error:  # a user's object may raise anything
+                raise UnsupportedError(
+                    f"This model can't be pickled because of {name}: {error}. "
+                    "Functions and classes have to be defined at the top of a module, "
+                    "so that they are found by their names. copy.deepcopy(model) takes "
+                    "any, and model.save(path) keeps what was learnt."
+                ) from error
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         IPUModel.__init__(self, state["module"], state["config"])
-        copying.restore(self, state)
+        self._target_columns, self._num_passes = state["data"]
+        vars(self).update(state["attributes"])
+        self._counterparts = Counterparts(state["counterparts"])
+        if state["arguments"] is None:
+            return
+        self.compile(**state["arguments"])
+        trained = state["trained"]
+        if trained is None:
+            return
+        tensors = {**groups_of_module(self.module), **trained.tensors}
+        self._trained_state().put_back(files.Checkpoint(tensors, trained.state))
+        if state["is_swapped"]:
+            self.swap_weights(is_average=True)
 
-    # help() lists methods in the order of these names, and the others after them.
-    _fields = tuple(name for name in vars() if not name.startswith("_"))
+    def _copied_state(self) -> dict[str, Any]:
+        """Take the state that a copy is made of, with the newest weights.
+
+        Its module, config, arguments and attributes are the model's own.
+        """
+        self._executors.fetch_weights()
+        settings, average = self._settings, self.weight_average
+        is_swapped = average is not None and average.is_swapped
+        trained = None
+        if settings is not None and not lazy_layers(self.module):
+            trained = self._trained_state().take()
+            if not is_swapped:  # the module has the weights
+                own = groups_of_module(self.module)
+                others = {n: t for n, t in trained.tensors.items() if n not in own}
+                trained = files.Checkpoint(others, trained.state)
+        # The parameters of the module that was given which the optimizer given has.
+        optimizer = None if settings is None else settings.arguments["optimizer"]
+        groups: Sequence[Any] = ()
+        if isinstance(optimizer, torch.optim.Optimizer):
+            groups = optimizer.param_groups
+        given = [one for group in groups for one in group["params"]]
+        own_names = IPUModel.__annotations__
+        return {
+            "module": self.module,
+            "config": self._given_config,
+            "arguments": None if settings is None else dict(settings.arguments),
+            "counterparts": self._counterparts.among(given),
+            "trained": trained,
+            "is_swapped": is_swapped,
+            "data": (self._target_columns, self._num_passes),
+            "attributes": {n: v for n, v in vars(self).items() if n not in own_names},
+        }
+
+    def _independent_copy(self: ModelT, purpose: str) -> ModelT:
+        """Make a copy for a run that leaves this model as it is, but for its IPUs.
+
+        Args:
+            purpose: The run, to begin an error message with.
+
+        Raises:
+            UnsupportedError: The model can't be copied.
+        """
+        self._executors.detach()  # the copy needs them
+        state = self._copied_state()
+        attributes = state.pop("attributes")  # a step of its own reads them
+        try:
+            state = copy.deepcopy(state)
+        except Exception as error:  # a user's object may raise anything
+            raise UnsupportedError(
+                f"{purpose} runs on a copy of the model, so that nothing of it "
+                f"changes, and it can't be copied: {error}. Leave out of the module, "
+                "and of what compile() got, what copy.deepcopy refuses, such as open "
+                "files and locks."
+            ) from error
+        other = type(self).__new__(type(self))
+        other.__setstate__({**state, "attributes": attributes})
+        return other
+
+    # The model as a whole -------------------------------------------------------------
+
+    def _require_compiled(self) -> None:
+        """Refuse a model that isn't compiled."""
+        if self._settings is None:
+            raise NotCompiledError(
+                "You must call compile() before using the model: "
+                "model.compile(optimizer='adamw', loss='cross_entropy')."
+            )
+
+    @property
+    def _compiled(self) -> CompileSettings:
+        """The settings of `compile`, which must have been called."""
+        self._require_compiled()
+        assert self._settings is not None  # noqa: S101 - as was just seen
+        return self._settings
+
+    @property
+    def _predicted_by(self) -> Inferred:
+        """The computation of a program for `predict`, also before `compile`."""
+        settings = self._settings
+        return Inferred(False) if settings is None else settings.objective.predicted
+
+    @property
+    def _of_data(self) -> dict[str, Any]:
+        """Arguments that all forms of data take."""
+        return {"num_workers": self.config.num_workers, "processes": self.processes}
+
+    def _inputs(self, x: Any, left_out: Sequence[str]) -> Source:
+        """Take data without targets."""
+        left_out = (*self._target_columns, *left_out)
+        return as_source(x, inputs_only=True, left_out=left_out, **self._of_data)
+
+    def _require_ipus(self) -> None:
+        """Refuse to run programs that are compiled for IPUs which aren't there.
+
+        Raises:
+            ConfigError: The config is offline, or programs are only compiled.
+        """
+        if _env.compile_only() is not None:
+            raise ConfigError(
+                f"{_env.COMPILE_ONLY} is set, so that fit, evaluate and predict "
+                "compile their programs. Nothing else can be run."
+            )
+        if self.config.offline:
+            raise ConfigError(
+                "The config has offline=True, so that programs are compiled and can't "
+                "be run. model.build(x, y) compiles them here, and cache_dir= keeps "
+                "them; run where the IPUs are, with offline=False."
+            )
+
+    def _fetched_state(self) -> dict[str, Tensor]:
+        """The state dict of the module, with the newest weights of the device."""
+        check_shapes(self.module)
+        self._executors.fetch_weights()
+        state: dict[str, Tensor] = self.module.state_dict()
+        return state
+
+    def _set_state(self, given: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in self.module.state_dict().items():
+                tensor.copy_(given[name])
+        self._executors.send_weights()
+
+    def _trained_state(self) -> TrainedState:
+        """The parts of a compiled model that training changes."""
+        settings = self._compiled
+        return TrainedState(self._executors, settings.optimization, settings.average)
+
+    def _settle(self, source: Source) -> None:
+        """Find out what depends on shapes of samples: lazy weights, and stages.
+
+        Stages that `pipeline="auto"` leaves open depend on the module, the shapes, the
+        config and the optimizer alone, so all processes choose the same, and so do a
+        resumed run, `build` and `ipufit compile`.
+
+        Raises:
+            ConfigError: Some weights still have no shapes, or there is no such split.
+            DataError: `forward` can't take such a sample.
+        """
+        give_shapes(self.module, source)
+        if not self.config.has_open_stages:
+            return
+        names, in_words = self._split(self.config, source)
+        now = with_stages(self._given_config, names)
+        if now.pipeline != self._executors.config.pipeline:
+            self._executors.place(now, in_words)
+        self.config = with_stages(self.config, names)
+
+    def _resolved(self, config: IPUConfig, x: Any = None) -> IPUConfig:
+        """Name the stages that a config leaves open, for `config.resolved`."""
+        given = self._given_config
+        is_chosen = given.has_open_stages and not self.config.has_open_stages
+        if x is None and is_chosen and given.ipus == config.ipus:
+            return with_stages(config, self.config.pipeline or ())
+        source = self._last_source if x is None else as_source(x)
+        if source is None:
+            raise ConfigError(
+                "pipeline='auto' needs the shapes of samples, and this model has seen "
+                "none: give data, config.resolved(model, x), or call fit() before."
+            )
+        give_shapes(self.module, source)
+        return with_stages(config, self._split(config, source)[0])
+
+    def _split(self, config: IPUConfig, source: Source) -> tuple[tuple[str, ...], str]:
+        from .costs import split_of_module  # few processes need it
+
+        settings = self._settings
+        optimizer = steps = None
+        if settings is not None:
+            optimizer = settings.optimization.optimizer
+            steps = settings.objective.steps
+        return split_of_module(self.module, config, source, optimizer, steps)
+
+    def _resolved_steps(
+        self,
+        step: StepFunction | None,
+        validation_step: StepFunction | None,
+        predict_step: StepFunction | None,
+    ) -> Steps | None:
+        """Find the steps: those given, else methods of a subclass; None for no step.
+
+        Raises:
+            ConfigError: Something is no function, or the class has a method of Keras's.
+        """
+        checked_step("step", step)
+        checked_step("validation_step", validation_step)
+        checked_step("predict_step", predict_step)
+        for name, instead in _OF_KERAS.items():
+            if hasattr(type(self), name):
+                raise ConfigError(
+                    f"{type(self).__name__} has Keras's method {name}(), which nothing "
+                    f"calls: write {instead}."
+                )
+
+        def method(name: str) -> StepFunction | None:
+            own = getattr(self, name, None)
+            if own is None:
+                return None
+            checked_step(name, own, is_method=True)
+            return MethodStep(own)
+
+        training = step or method("training_step")
+        validation = validation_step or method("validation_step") or training
+        prediction = predict_step or method("predict_step")
+        if validation is None and prediction is None:
+            return None
+        if training is None or validation is None:
+            raise ConfigError(
+                "There is a validation_step or predict_step, and no step for training: "
+                "give compile(step=...), or the class a training_step."
+            )
+        return Steps(training, validation, prediction)
+
+    # The plan of training, which `fit`, `build`, `check` and `plan` share -------------
+
+    def _training(
+        self,
+        source: Source,
+        given: FitArguments,
+        watched: Sequence[str] = (),
+        num_passes: int | None = None,
+    ) -> tuple[Training, TrainingBatches]:
+        """Plan the training of the compiled model on data, and the calls of a pass.
+
+        Args:
+            source: The data.
+            given: Arguments of `fit`.
+            watched: Names of parameters whose gradients come back.
+            num_passes: Number of the next pass over the data; None for that of the
+                model.
+
+        Raises:
+            ConfigError: The optimiser lacks a weight, or the batch size a factor.
+            DataError: Targets are missing.
+            UnsupportedError: The loss can't take weights or padding, or gradients are
+                watched that the device scales as it likes.
+        """
+        if not isinstance(given.shuffle, bool):
+            raise ConfigError(f"shuffle={given.shuffle!r} is neither True nor False.")
+        settings, checkpoint = self._compiled, given.checkpoint
+        optimization, objective = settings.optimization, settings.objective
+        check_covers(optimization.optimizer, self.module)
+        _require_targets(source, objective, "x", "train")
+        _check_weighting(objective, given)
+        plan, choice = self._training_plan(source, given)
+        self._check_processes(plan)
+        seed = self.config.seed
+        start = Position(self._num_passes if num_passes is None else num_passes)
+        if checkpoint is not None:
+            seed, start = checkpoint.state["data"]["seed"], position_of(checkpoint)
+        if watched and optimization.automatic_loss_scaling:
+            raise UnsupportedError(
+                "Gradients are watched, and the loss scaling is automatic: only the "
+                "device knows what it has multiplied them by. Use a fixed loss_scaling."
+            )
+        gradients = WatchedGradients.of(self.module, watched)
+        options = self._training_options(plan, gradients)
+        batches = TrainingBatches(
+            source,
+            plan,
+            options,
+            shuffle=given.shuffle,
+            seed=seed,
+            drop_last=given.drop_last,
+            class_weight=given.class_weight,
+            mixing=settings.mixing,
+            loading=Loading(self.config.num_workers, self.config.loader_mode),
+            start=start,
+            processes=self.processes,
+        )
+        training = Training(
+            self._executors,
+            plan,
+            options,
+            optimization,
+            batches.structure,
+            settings.training_figures,
+            settings.average,
+            gradients,
+            choice,
+        )
+        return training, batches
+
+    def _training_plan(
+        self, source: Source, given: FitArguments
+    ) -> tuple[BatchPlan, Choice | None]:
+        """Plan a call of training, and choose its updates if they are left open.
+
+        Returns:
+            The factors of a call; the updates that were chosen, and why not more, or
+            None if the config or its own options say how many.
+
+        Raises:
+            ConfigError: The batch size is not made of its factors.
+        """
+        self._settle(source)
+        config, batch_size = self.config, given.batch_size
+        if batch_size is None and config.micro_batch_size is None:
+            batch_size = source.batch_size
+        plan = config.training_plan(batch_size, own_stages(self.module, config))
+        choice = given.updates
+        is_open = config.device_iterations is None and config.training_options is None
+        if choice is None and is_open:
+            choice = self._updates_per_call(source, plan, given)
+        if choice is not None:
+            plan = replace(plan, device_iterations=choice.value)
+        return plan, choice
+
+    def _training_options(
+        self, plan: BatchPlan, gradients: WatchedGradients
+    ) -> poptorch.Options:
+        settings, optimization = self._compiled, self._compiled.optimization
+        return self.config.build_training_options(
+            plan,
+            own_stages=own_stages(self.module, self.config),
+            sums_gradients=settings.objective.is_sum,
+            returns_outputs=settings.objective.is_streamed,
+            scales_automatically=optimization.automatic_loss_scaling,
+            divides_early=optimization.needs_running_mean,
+            anchors=gradients.anchors,
+        )
+
+    def _updates_per_call(
+        self, source: Source, plan: BatchPlan, given: FitArguments
+    ) -> Choice:
+        """Choose the updates of a call so that a `fit` is the same as with one of them.
+
+        The choice is the same in all processes, and depends on the arguments alone.
+        """
+        if given.checkpoint is not None:
+            begun = int(given.checkpoint.state["plan"]["device_iterations"])
+            return Choice(begun, "the run was begun with so many")
+        objective = self._compiled.objective
+        multiples: list[Limit] = []
+        most: list[Limit] = []
+
+        # Callbacks of all processes.
+        listening = CallbackList(given.callbacks)
+        heard = (
+            listening.call_ends(),
+            bool(listening.watched_gradients(self.module)),
+        )
+        everyone = [heard]
+        if self.processes.are_several:
+            everyone = self.processes.gathered(heard)
+        for every, name in dict.fromkeys(end for ends, _ in everyone for end in ends):
+            if every > 1:
+                limit = Limit(every, f"the {every} updates that {name} counts")
+                multiples.append(limit)
+            else:
+                most.append(Limit(1, f"{name} hears each update"))
+        if any(is_watching for _, is_watching in everyone):
+            most.append(Limit(1, "gradients are watched"))
+
+        # Settings with which something happens after each update.
+        moves = self._compiled.optimization.moves_per_update
+        if moves:
+            most.append(Limit(1, moves))
+        if objective.is_streamed:
+            reason = "outputs come back for a streamed metric, and may be large"
+            most.append(Limit(1, reason))
+        if self.config.customize is not None:
+            # Larger calls would give figures of fewer samples, or sums that the device
+            # rounds.
+            options = self._training_options(plan, WatchedGradients())
+            mode = poptorch.OutputMode(options.output_mode)
+            if mode != poptorch.OutputMode.All:
+                most.append(Limit(1, f"customize asks for {mode.name}"))
+
+        # Whole epochs.
+        count, updates = source.num_certain, 0
+        if count is None:
+            reason = "the data doesn't say for certain how many samples come"
+            most.append(Limit(1, reason))
+        else:
+            if given.validation_split:
+                count = num_trained_on(count, given.validation_split)
+            updates = count // plan.batch_size
+            if given.drop_last in ("pad", False):
+                updates = -(-count // plan.batch_size)
+            if not updates:
+                return Choice(1, "these data have fewer samples than an update")
+            span = "an epoch" if given.steps_per_epoch is None else "a pass"
+            words = "one update" if updates == 1 else f"{updates} updates"
+            multiples.insert(0, Limit(updates, f"the {words} of {span}"))
+        for name in ("steps_per_epoch", "validation_updates"):
+            value = getattr(given, name)
+            if isinstance(value, int) and value > 0:  # others are refused later
+                multiples.append(Limit(value, f"{name}={value}"))
+
+        # What a call holds, and how long it takes.
+        rows, weights = plan.samples_per_update, num_weights(self.module)
+        large = figure_bytes(
+            self.module, objective, source.structure, source.example(1)
+        )
+        figures = (_FIGURE_BYTES + large) * plan.micro_batches_per_call
+        held = rows * bytes_of(source.first()) + figures
+        most += [
+            Limit(
+                max(1, MOST_CALL_BYTES // held),
+                "a call's samples and figures take "
+                f"{MOST_CALL_BYTES >> 20} MiB of host memory at most",
+            ),
+            Limit(
+                max(1, MOST_WORK // max(1, rows * weights)),
+                f"a larger call would take long, with {rows} samples and {weights} "
+                "weights per update",
+            ),
+        ]
+        if not source.is_in_memory:  # some samples are loaded while others train
+            least = max(_LEAST_CALLS, 4 * self.config.num_workers)
+            reason = f"{least} calls or more share the data"
+            most.append(Limit(max(1, updates // least), reason))
+            if source.num_ahead is not None:
+                ahead = max(1, source.num_ahead // (2 * plan.batch_size))
+                reason = f"workers load {source.num_ahead} samples ahead"
+                most.append(Limit(ahead, reason))
+        return chosen_device_iterations(multiples, most)
+
+    def _epoch_of_fit(
+        self, arguments: Mapping[str, Any], *, is_spare: bool = False
+    ) -> tuple[Source, EpochPlan]:
+        """Look at the data of a `fit`, and divide them into calls.
+
+        Args:
+            arguments: Arguments of `fit` by name, of which `x` is needed.
+            is_spare: Whether that `fit` won't run, so that a generator may lose its
+                first batch.
+        """
+        given = FitArguments.of(arguments)
+        data = arguments["x"], arguments.get("y"), arguments.get("sample_weight")
+        source = example_of(*data, is_whole=True, is_spare=is_spare, **self._of_data)
+        plan, choice = self._training_plan(source, given)
+        config, own = self.config, own_stages(self.module, self.config)
+        stages = 1
+        if config.is_pipelined and config.training_options is None:
+            stages = max(forward_stages(config), own)
+        count, steps = source.num_samples, given.steps_per_epoch
+        if count is not None and given.validation_split:
+            count = num_trained_on(count, given.validation_split)
+        is_enough = count is None or count >= plan.samples_per_call * plan.processes
+        if isinstance(steps, int) and steps > 0 and is_enough:  # others, fit refuses
+            count = steps * plan.batch_size
+        is_padding = given.drop_last is not True
+        nearest: tuple[int, ...] = ()
+        if count is not None and not is_padding:
+            one = plan if choice is None else replace(plan, device_iterations=1)
+            derive = partial(config.training_plan, own_stages=own)
+            nearest = nearest_batch_sizes(count, one, derive)
+        reason = "" if choice is None else choice.reason
+        return source, EpochPlan(plan, count, is_padding, stages, nearest, reason)
+
+    def _plan_of_fit(
+        self,
+        arguments: Mapping[str, Any],
+        device: str | Device,
+        *,
+        is_spare: bool = False,
+    ) -> ModelPlan:
+        """Plan the IPUs of a `fit`; arguments as for `_epoch_of_fit`, and `plan`."""
+        # Few processes ask for a plan, so the others don't import what makes it.
+        from ipufit.planning.memory import device_named
+
+        from .costs import plan_of_module
+
+        settings, kind = self._compiled, device_named(device)
+        source, epoch = self._epoch_of_fit(arguments, is_spare=is_spare)
+        plan = plan_of_module(
+            self.module,
+            self.config,
+            settings.optimization.optimizer,
+            settings.objective.steps,
+            source,
+            epoch,
+            kind,
+        )
+        try:
+            _require_targets(source, settings.objective, "x", "train")
+        except IpufitError as error:  # what is planned doesn't depend on targets
+            return replace(plan, refusal=str(error))
+        return plan
+
+    def _check_of_fit(self, arguments: Mapping[str, Any]) -> CheckReport:
+        """Check a `fit` with arguments by name; a generator loses its first batch.
+
+        Data that is too little for a call is refused, and the program checked all the
+        same.
+        """
+        from . import checking  # few processes ask for it
+
+        self._require_compiled()
+        self._executors.fetch_weights()
+        before = HostRandomState(generators_of(arguments.get("x")))
+        given = replace(FitArguments.of(arguments), shuffle=False)
+        data = (arguments.get("x"), arguments.get("y"), arguments.get("sample_weight"))
+        findings, planned = [], None
+        title = type(self.module).__name__
+        try:
+            try:
+                source, _ = fit_sources(
+                    *data,
+                    given.validation_split,
+                    arguments.get("validation_data"),
+                    **self._of_data,
+                )
+                self._target_columns = column_names(data[1]) or ()
+                planned = self._training(source, replace(given, validation_split=0.0))
+            except DataError as error:
+                findings.append(checking.finding_of(error, "data"))
+                with contextlib.suppress(IpufitError):  # of which the first is known
+                    source = example_of(*data, **self._of_data)
+                    planned = self._training(source, given)
+            except IpufitError as error:
+                findings.append(checking.finding_of(error, "config"))
+            if planned is not None:
+                training, batches = planned
+                title += f", {training.plan.samples_per_call} samples per call"
+                findings += checking.findings_of_calls(training, batches)
+                with torch.no_grad():
+                    seen = surveyed(
+                        self.module,
+                        self.config,
+                        batches.structure,
+                        training.figures.objective,
+                        training.options,
+                        training.plan,
+                        batches.example(),
+                    )
+                findings += checking.findings_of_program(
+                    self.module, training.plan, batches.structure, seen
+                )
+        finally:
+            before.put_back()
+        return checking.report_of(title, findings)
+
+    def _warn_of_tail(self, batches: TrainingBatches, plan: BatchPlan) -> None:
+        """Warn of samples that are left out, and of updates without any; for `fit`."""
+        if not self.processes.is_first:
+            return
+        if batches.num_dropped:
+            total = batches.source.num_samples
+            of = "" if total is None else f" of {total}"
+            whole = plan.describe_unfilled(batches.num_dropped)
+            warnings.warn(
+                f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
+                f"because they don't fill {whole}. Choose factors that divide the "
+                "number of samples to use them all, or drop_last='pad'.",
+                DroppedRowsWarning,
+                stacklevel=3,
+            )
+        if batches.num_empty_updates:
+            warnings.warn(
+                f"{batches.num_empty_updates} of the {plan.device_iterations} updates "
+                "of the last call have padding only. Their gradients are zero, but "
+                "momentum and weight decay go on. Fewer device_iterations avoid it.",
+                EmptyUpdatesWarning,
+                stacklevel=3,
+            )
+
+    def _check_processes(self, plan: BatchPlan) -> None:
+        """Refuse other processes than the model was made with.
+
+        Raises:
+            ConfigError: A process group was made, or a launcher's variables were set,
+                after the model.
+        """
+        if plan.processes != self.processes.count:
+            raise ConfigError(
+                f"There are {plan.processes} processes now, and there were "
+                f"{self.processes.count} when the model was made. Make the process "
+                "group (torch.distributed.init_process_group) before "
+                "ipufit.IPUModel(...)."
+            )
+
+    # The plan of inference ------------------------------------------------------------
+
+    def _inference_plan(
+        self,
+        source: Source,
+        batch_size: int,
+        inferred: Inferred,
+        kind: str,
+        *,
+        max_rows: int | None = None,
+        rows_in_one_call: int | None = None,
+        callbacks: CallbackLike = None,
+        is_open: bool = True,
+    ) -> InferencePlan:
+        """Plan the calls of a run, and choose their passes if they are left open.
+
+        Args:
+            source: The data.
+            batch_size: Samples of one pass over all replicas.
+            inferred: The computation of the program.
+            kind: "test" or "predict", as in the names of the hooks.
+            max_rows: Samples to go through, from the beginning; None for all.
+            rows_in_one_call: Samples that one call takes, if the config leaves the
+                micro-batch open; None to go by the batch size.
+            callbacks: Callbacks of the run.
+            is_open: Whether passes may be chosen, if the config leaves them open.
+
+        Raises:
+            ConfigError: The replicas don't divide the batch size.
+        """
+        self._settle(source)
+        config, choice = self.config, None
+        plan = _plan_of_pass(self.module, config, batch_size)
+        is_set = config.inference_iterations or config.inference_options
+        if is_open and is_set is None:
+            least = _plan_of_pass(self.module, config, batch_size, 1)
+            # Of other output modes the number of passes says which rows come back.
+            all_rows = poptorch.OutputMode.All.value
+            if (
+                config.customize is None
+                or config.build_inference_options(least).output_mode == all_rows
+            ):
+                choice = self._passes_per_call(
+                    source, least, max_rows, inferred, callbacks, kind
+                )
+        if choice is not None:
+            plan = _plan_of_pass(self.module, config, batch_size, choice.value)
+        if rows_in_one_call is not None and config.micro_batch_size is None:
+            num_micro_batches = plan.micro_batches_per_call * plan.processes
+            size = -(-rows_in_one_call // num_micro_batches)
+            plan = replace(plan, micro_batch_size=size)
+        options = config.build_inference_options(plan)
+        self._check_processes(plan)
+        batches = InferenceBatches(
+            source,
+            plan,
+            options,
+            max_rows=max_rows,
+            loading=Loading(config.num_workers, config.loader_mode),
+            seed=config.seed,
+            processes=self.processes,
+        )
+        return InferencePlan(inferred, plan, options, batches, choice)
+
+    def _prepare_inference(self, plan: InferencePlan, display: ProgressDisplay) -> None:
+        """Have an inference program attached, with the newest weights."""
+        self._executors.prepare_inference(
+            plan.batches,
+            plan.plan,
+            plan.options,
+            display,
+            plan.inferred,
+            remark_on_passes(plan.choice),
+        )
+
+    def _evaluation(
+        self,
+        source: Source,
+        batch_size: int,
+        *,
+        words: tuple[str, str] = ("x", "evaluate"),
+        max_rows: int | None = None,
+        rows_in_one_call: int | None = None,
+        callbacks: CallbackLike = None,
+    ) -> Evaluation:
+        """Plan an evaluation of the compiled model.
+
+        Args:
+            source: The data.
+            batch_size: Samples of one pass over all replicas.
+            words: The argument that gave the data, and the use of targets.
+            max_rows: As for `_inference_plan`.
+            rows_in_one_call: As for `_inference_plan`; passes aren't chosen then.
+            callbacks: Callbacks of the run.
+
+        Raises:
+            DataError: Targets are missing.
+            ConfigError: The own inference options return sums of outputs.
+        """
+        settings = self._compiled
+        _require_targets(source, settings.objective, *words)
+        plan = self._inference_plan(
+            source,
+            batch_size,
+            settings.objective.evaluated,
+            "test",
+            max_rows=max_rows,
+            rows_in_one_call=rows_in_one_call,
+            callbacks=callbacks,
+            is_open=rows_in_one_call is None,
+        )
+        if plan.options.output_mode == poptorch.OutputMode.Sum.value:
+            raise ConfigError(
+                "inference_options or customize ask for OutputMode.Sum, which adds "
+                "outputs of different samples: nothing can be evaluated from that. Use "
+                "OutputMode.All, or leave the mode at its default."
+            )
+        return Evaluation(
+            self._executors,
+            plan.batches,
+            plan.plan,
+            plan.options,
+            settings.test_figures,
+            plan.choice,
+        )
+
+    def _prediction(self, source: Source, batch_size: int, **how: Any) -> InferencePlan:
+        """Plan a prediction; further arguments as for `_inference_plan`.
+
+        Raises:
+            ConfigError: The own inference options don't return every row.
+        """
+        plan = self._inference_plan(
+            source, batch_size, self._predicted_by, "predict", **how
+        )
+        mode = poptorch.OutputMode(plan.options.output_mode)
+        if mode != poptorch.OutputMode.All:
+            raise ConfigError(
+                "predict() needs every row, and inference_options ask for OutputMode."
+                f"{mode.name}. Use OutputMode.All, or leave the mode at its default."
+            )
+        if _env.compile_only() is not None:
+            from . import building
+
+            prepare = partial(self._prepare_inference, plan)
+            self._compile_only("inference", plan.plan, plan.options, prepare)
+            building.end_script()
+        return plan
+
+    def _predicted(
+        self, plan: InferencePlan, callbacks: CallbackLike = None, verbose: Verbose = 0
+    ) -> Iterator[Any]:
+        """Run a prediction, and yield the outputs of this process call by call."""
+        batches = plan.batches
+        run = RunState(params={"verbose": verbose, **_params(batches)})
+        with self._running(run, callbacks, verbose) as (hooks, display):
+            self._last_source = batches.source
+            try:
+                self._prepare_inference(plan, display)
+                yield from predictions(self._executors, batches, hooks, run)
+            finally:
+                batches.close()
+
+    def _whole_outputs(self, plan: InferencePlan, parts: Iterator[Any]) -> Any:
+        """Join the outputs of all calls and processes, in the order of the samples."""
+        if not self.processes.are_several:
+            return joined(parts)
+        of_processes = self.processes.gathered([_plain(part) for part in parts])
+        rows = plan.plan.samples_per_update
+        return joined(_in_order(call, rows) for call in zip(*of_processes))
+
+    def _inference_plans(
+        self,
+        source: Source,
+        max_rows: int | None,
+        given: FitArguments,
+        validation_batch_size: int | None,
+        training: Training | None,
+    ) -> list[InferencePlan]:
+        """Plan the inference programs of the next runs, each once.
+
+        Args:
+            source: The data to validate on, or to predict.
+            max_rows: Number of samples to validate on; None for all.
+            given: Arguments of the `fit` to come.
+            validation_batch_size: As for `fit`.
+            training: The training; None if there is none.
+        """
+        config = self.config
+        size = partial(_rows_to_evaluate, config, source, steps=None)
+        plans = []
+        if training is None:
+            of_predict, _ = size(given.batch_size)
+        else:
+            evaluated = training.figures.objective.evaluated
+            validation, _ = size(validation_batch_size, training=training.plan)
+            of_predict, _ = size(None)
+            plans = [
+                self._inference_plan(
+                    source,
+                    validation,
+                    evaluated,
+                    "test",
+                    max_rows=max_rows,
+                    callbacks=given.callbacks,
+                ),
+                self._inference_plan(source, of_predict, evaluated, "test"),
+            ]
+        predicted = self._predicted_by
+        plans.append(self._inference_plan(source, of_predict, predicted, "predict"))
+        found: dict[object, InferencePlan] = {}
+        for plan in plans:
+            found.setdefault((plan.inferred, plan.plan), plan)
+        return list(found.values())
+
+    def _passes_per_call(
+        self,
+        source: Source,
+        plan: BatchPlan,
+        max_rows: int | None,
+        inferred: Inferred,
+        callbacks: CallbackLike,
+        kind: str,
+    ) -> Choice | None:
+        """Choose the passes of a call, from those of a plan with the least of them.
+
+        All processes choose the same: what process 0 sees counts, and a callback of
+        any. None if a callback hears each batch, which then comes by itself.
+        """
+        hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
+        is_heard = CallbackList(callbacks).hears(*hooks)
+        choice = None
+        if not is_heard:
+            choice = self._chosen_passes(source, plan, max_rows, inferred)
+        if self.processes.are_several:
+            everyone = self.processes.gathered((is_heard, choice))
+            is_heard = any(heard for heard, _ in everyone)
+            choice = everyone[0][1]
+        return None if is_heard else choice
+
+    def _chosen_passes(
+        self, source: Source, plan: BatchPlan, max_rows: int | None, inferred: Inferred
+    ) -> Choice:
+        least, num_workers = plan.device_iterations, self.config.num_workers
+        known = source.num_certain
+        known = source.num_samples if known is None else known
+        counts = [count for count in (known, max_rows) if count is not None]
+        if counts and min(counts) <= plan.batch_size * least:
+            return Choice(least)
+
+        # Bytes of inputs, labels and outputs of a pass in one process, if they can be
+        # known. The module was asked before for data of the same shapes, perhaps.
+        example = source.example(plan.micro_batch_size)
+        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
+        key = inferred, source.structure, shapes
+        if all(one != key for one, _ in self._output_sizes):
+            found = output_size(self.module, inferred, source.structure, example)
+            self._output_sizes.append((key, found))
+        size = next(found for one, found in self._output_sizes if one == key)
+        num_bytes = None
+        if size is not None:
+            num_bytes = plan.replicas * (bytes_of(example) + size.num_bytes)
+            if size.moves_buffers:
+                reason = "the module changes a buffer, and would in padding, too"
+                return Choice(least, reason)
+
+        passes = []
+        if counts:
+            count = min(counts)
+            passes.append(-(-count // plan.batch_size))
+            single_rows = count % plan.micro_batch_size
+            if single_rows and (size is None or size.has_scalars):
+                copies = plan.batch_size // plan.micro_batch_size
+                passes.append(-(-single_rows // copies))
+        most = MOST_PASSES
+        if not source.is_in_memory:  # some samples are loaded while others are computed
+            most = MOST_LOADED_PASSES if passes else MOST_UNKNOWN_PASSES
+            if passes and source.num_ahead is not None:
+                most = min(most, source.num_ahead // (2 * plan.batch_size))
+            elif passes and num_workers:  # each loads whole calls
+                most = min(most, sum(passes) // (4 * num_workers))
+        work = plan.samples_per_update * num_weights(self.module)
+        return chosen_inference_iterations(passes, num_bytes, least, max(1, most), work)
+
+    # Runs -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _running(
+        self,
+        run: RunState,
+        callbacks: CallbackLike,
+        verbose: Verbose,
+        history: History | None = None,
+    ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
+        """Begin a run with hooks in Keras's order, and fetch the weights at its end.
+
+        After an error the IPUs are free too: nobody may come back to free them.
+
+        Args:
+            run: State of the run.
+            callbacks: The user's; a display among them shows instead of ours, as in
+                Keras.
+            verbose: As for `fit`.
+            history: History of a `fit`, whose hooks come after those of the user.
+
+        Yields:
+            All callbacks, and the display among them.
+
+        Raises:
+            ConfigError: The config is offline.
+
+        Warns:
+            CopiedModuleWarning: The module that was given has changed, and isn't what
+                runs.
+        """
+        self._require_ipus()
+        self._counterparts.warn_of_changes()
+        given = CallbackList(callbacks).callbacks
+        run.processes = self.processes
+        own_display = make_progress(verbose if run.processes.is_first else 0)
+        displays = [one for one in given if isinstance(one, ProgressDisplay)]
+        last = [] if displays else [own_display]
+        hooks = CallbackList([given, [] if history is None else history, last])
+        hooks.set_model(self)
+        hooks.set_run(run)
+        outer_run, outer_hooks = self._innermost_run, self._run_hooks
+        self._innermost_run, self._run_hooks = run, hooks
+        if history is not None:
+            self._fit_run = run
+        is_failing = False
+        try:
+            is_shown = displays and run.processes.is_first
+            yield hooks, displays[0] if is_shown else own_display
+        except GeneratorExit:  # somebody doesn't want the rest of a stream
+            raise
+        except BaseException:
+            is_failing = True
+            with exchanges_off():  # other processes are elsewhere
+                do_all([self._executors.detach], is_failing=True)
+            raise
+        finally:
+            self._innermost_run, self._run_hooks = outer_run, outer_hooks
+            with exchanges_off() if is_failing else contextlib.nullcontext():
+                do_all(
+                    [
+                        lambda: hooks.end(outer_hooks, is_failing=is_failing),
+                        self._executors.fetch_weights,
+                    ],
+                    is_failing=is_failing,
+                )
+        run.act()  # for what was asked for in on_train_end: all has ended well
+
+    def _benchmarked(
+        self, source: Source, batch_size: int | None, mode: str, data: str
+    ) -> Subject:
+        """Plan the program that a benchmark measures; this model is a copy."""
+        from .benchmarking import REAL, SYNTHETIC, TRAINING, Subject
+
+        executors, is_training = self._executors, mode == TRAINING
+        if is_training:
+            given = FitArguments(batch_size)
+            if data != REAL:  # as many samples as a call of the real ones takes
+                plan, choice = self._training_plan(source, given)
+                rows = plan.batch_size * plan.device_iterations
+                source = generated_like(source, rows)
+                given = FitArguments(plan.batch_size, updates=choice)
+            training, batches = self._training(source, given)
+            training.figures.reset()
+            if data == SYNTHETIC:
+                training.options.enableSyntheticData(True)
+
+            def run(call: Call) -> None:
+                if data == SYNTHETIC:  # nothing is written to what comes back
+                    executors.train(call.batch)
+                else:
+                    training.run(call, is_scheduled=False)
+
+            return Subject(
+                training.plan,
+                batches,
+                lambda: training.prepare(batches, make_progress(0)),
+                run,
+                lambda: executors.latency(is_training=True),
+            )
+        self._settle(source)
+        size, _ = _rows_to_evaluate(self.config, source, batch_size, None)
+        if data != REAL:
+            plan = _plan_of_pass(self.module, self.config, size)
+            source = generated_like(source, plan.samples_per_call * plan.processes)
+        planned = self._inference_plan(
+            source, size, self._predicted_by, "predict", is_open=False
+        )
+        if data == SYNTHETIC:
+            planned.options.enableSyntheticData(True)
+        return Subject(
+            planned.plan,
+            planned.batches,
+            lambda: self._prepare_inference(planned, make_progress(0)),
+            lambda call: executors.infer(call.batch),
+            lambda: executors.latency(is_training=False),
+        )
+
+    # Runs that only compile, as `ipufit compile` asks for -----------------------------
+
+    def _compile_only(
+        self,
+        name: str,
+        plan: BatchPlan,
+        options: poptorch.Options,
+        prepare: Callable[[ProgressDisplay], None],
+    ) -> None:
+        from .building import compile_only
+
+        module, is_first = type(self.module).__name__, self.processes.is_first
+        compile_only(name, module, plan, options, prepare, is_first=is_first)
+
+    def _compiled_training(self, training: Training, batches: TrainingBatches) -> None:
+        prepare = partial(training.prepare, batches)
+        self._compile_only("training", training.plan, training.options, prepare)
+
+    def _compiled_test(
+        self, test: Evaluation, return_dict: bool
+    ) -> Logs | float | list[float]:
+        self._compile_only("inference", test.plan, test.options, test.prepare)
+        return self._unknown(test.figures, return_dict)
+
+    def _unknown(
+        self, figures: Figures, return_dict: bool
+    ) -> Logs | float | list[float]:
+        """Figures of a run that wasn't made, as `_as_asked` gives those of one."""
+        unknown = _unknown_figures(figures)
+        if return_dict:
+            return unknown
+        return list(unknown.values()) if len(unknown) > 1 else math.nan
+
+    def _compiled_fit(
+        self,
+        training: Training,
+        batches: TrainingBatches,
+        validation: Evaluation | None,
+        epochs: Mapping[int, bool],
+    ) -> History:
+        """Compile what a `fit` would run; its history has NaN for each figure."""
+        names = set()
+        if validation is not None:
+            self._compiled_test(validation, return_dict=True)
+            names = {f"val_{name}" for name in _unknown_figures(validation.figures)}
+        self._compiled_training(training, batches)
+        training.figures.reset()
+        names.update(training.figures.logs(), _unknown_figures(training.figures))
+        history = self.history = History()
+        history.epoch = list(epochs)
+        history.history = {name: [math.nan] * len(epochs) for name in sorted(names)}
+        return history
+
+
+class MethodStep:
+    """A method of a model in the place of a function of the module.
+
+    Args:
+        method: Method of one argument, of the model that is trained.
+
+    Example:
+        >>> class Model:
+        ...     def training_step(self, batch):
+        ...         return batch
+        >>> MethodStep(Model().training_step)(None, 3)
+        3
+    """
+
+    def __init__(self, method: Callable[[Any], Any]) -> None:
+        self.method = method
+        self.__qualname__ = str(getattr(method, "__qualname__", method))
+
+    def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
+        """Call the method with a batch; `self.module` is the module meanwhile."""
+        owner: Any = getattr(self.method, "__self__", None)
+        own = getattr(owner, "module", module)
+        if own is module:
+            return self.method(batch)
+        owner.module = module
+        try:
+            return self.method(batch)
+        finally:
+            owner.module = own
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same method of the same model."""
+        return isinstance(other, MethodStep) and self.method == other.method
+
+    def __hash__(self) -> int:
+        return hash(self.method)
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Goes through an object as pickle does, but not through the values of tensors."""
+
+    def persistent_id(self, part: Any) -> str | None:
+        """A name that stands for a tensor; None for all other parts."""
+        return "tensor" if isinstance(part, torch.Tensor) else None
+
+
+# Arguments ----------------------------------------------------------------------------
+
+
+def _with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
+    if steps_per_execution is None:
+        return config
+    check_positive("steps_per_execution", steps_per_execution)
+    own = config.training_options
+    now = config.device_iterations if own is None else own.device_iterations
+    if now not in (None, steps_per_execution):
+        raise ConfigError(
+            f"steps_per_execution={steps_per_execution}, but the config has "
+            f"device_iterations={now}, which is the same thing. Give one of them."
+        )
+    return replace(config, device_iterations=steps_per_execution)
+
+
+def _check_augmentation(
+    objective: Objective, mixing: Mixing | None, label_smoothing: float
+) -> None:
+    """Refuse to mix samples, or to smooth labels, where the loss can't take it.
+
+    Raises:
+        ConfigError: `augment` or `label_smoothing` is of an unusable type or number.
+        UnsupportedError: The module returns its own loss, or the loss has no classes.
+    """
+    if mixing is not None and not isinstance(mixing, Mixing):
+        raise ConfigError(
+            f"augment={mixing!r} is no ipufit.Mixing: pass Mixing(mixup=0.2, "
+            "cutmix=1.0), or one of its two numbers."
+        )
+    check_smoothing(label_smoothing)
+    for what, is_given in (
+        (f"augment={mixing!r}", mixing is not None),
+        (f"label_smoothing={label_smoothing!r}", label_smoothing > 0),
+    ):
+        if is_given and objective.steps is not None:
+            raise UnsupportedError(
+                f"{what} was given, but the model has a step of its own, which "
+                "computes the loss. Do it there, or leave it out."
+            )
+        if is_given and objective.owns_loss:
+            raise UnsupportedError(
+                f"{what} was given, but the module returns its own loss, of whose "
+                "targets nothing is known: compile() got none. Pass "
+                "loss='cross_entropy' or the like, or leave it out."
+            )
+
+
+def _epochs(
+    initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
+) -> dict[int, bool]:
+    """The epochs to come, 0-based, and whether each is validated."""
+    check_count("epochs", epochs)
+    check_count("initial_epoch", initial_epoch)
+    to_come = range(initial_epoch, epochs)
+    if isinstance(validation_freq, Sequence) and not isinstance(validation_freq, str):
+        for epoch in validation_freq:
+            check_positive("validation_freq", epoch)
+        return {epoch: epoch + 1 in validation_freq for epoch in to_come}
+    check_positive("validation_freq", validation_freq)
+    return {epoch: (epoch + 1) % validation_freq == 0 for epoch in to_come}
+
+
+def _calls_between(
+    updates: int | None, per_call: int, source: Source | None
+) -> int | None:
+    """Calls from one validation within an epoch to the next; None for none.
+
+    Raises:
+        ConfigError: There is no data for it, or a call ends in between.
+    """
+    if updates is None:
+        return None
+    check_positive("validation_updates", updates)
+    calls, rest = divmod(updates, per_call)
+    if rest:
+        raise ConfigError(
+            f"validation_updates={updates} is no multiple of the {per_call} updates "
+            "that a call makes (device_iterations), and a validation comes between "
+            "calls. Choose a multiple."
+        )
+    if source is None:
+        raise ConfigError(
+            f"validation_updates={updates} was given, and there is nothing to validate "
+            "on. Pass validation_data, or leave it out."
+        )
+    return calls
+
+
+def _check_repeats(source: Source, steps: int | None, num_validations: int) -> None:
+    """Refuse to go through a generator several times.
+
+    Raises:
+        DataError: The data is a generator, and there are several validations.
+    """
+    is_one_shot = isinstance(source, StreamSource) and source.is_one_shot
+    if steps is None and is_one_shot and num_validations > 1:
+        raise DataError(
+            "`validation_data` is a generator, which can be gone through once, and "
+            "there are several validations. Pass a loader or a dataset, "
+            "which can be begun anew."
+        )
+
+
+def _check_weighting(objective: Objective, given: FitArguments) -> None:
+    """Refuse weights of classes, or padding, that a loss can't take.
+
+    Raises:
+        ConfigError: `drop_last` is something else.
+        UnsupportedError: The module returns its own loss.
+    """
+    drop_last, class_weight = given.drop_last, given.class_weight
+    if not isinstance(drop_last, bool) and drop_last != "pad":
+        raise ConfigError(
+            f"drop_last={drop_last!r} is neither True nor 'pad': samples that don't "
+            "fill a call are left out, or the call is padded."
+        )
+    if not objective.owns_loss or (class_weight is None and drop_last is True):
+        return
+    what = f"drop_last={drop_last!r}" if class_weight is None else "class_weight"
+    whose, instead = "the module returns its own loss", "compile() with a loss"
+    if objective.steps is not None:
+        whose = "the model's step returns the mean loss"
+        instead = "Pass sample_weight to fit(), which the step gets"
+        if class_weight is None:
+            instead = "Choose factors that divide the number of samples"
+    raise UnsupportedError(
+        f"{what} was given, but {whose}, in which samples can't be told apart. "
+        f"{instead}, or leave it out."
+    )
+
+
+def _require_targets(
+    source: Source, objective: Objective, name: str, purpose: str
+) -> None:
+    """Refuse samples without targets if a loss or metric needs them.
+
+    Raises:
+        DataError: Targets are missing.
+        UnsupportedError: There are weights, and the module returns its own loss.
+    """
+    if not objective.owns_loss:
+        source.require_targets(name, purpose)
+    elif objective.measures:
+        source.require_targets(name, "compute metrics")
+    is_of_module = objective.owns_loss and objective.steps is None
+    if is_of_module and source.structure.has_weights:
+        raise UnsupportedError(
+            f"`{name}` has sample weights, but the module returns its own loss, in "
+            "which samples can't be told apart. Give the weights to the module as an "
+            "input, or compile() with a loss."
+        )
+
+
+def _refuse_names_of_validation(names: Sequence[str]) -> None:
+    """Refuse figures of the training that History would take for the validation's.
+
+    Raises:
+        ConfigError: The name of one begins with `val_`.
+    """
+    for name in names:
+        if name.startswith("val_"):
+            raise ConfigError(
+                f"The training reports {name!r}, and fit() puts val_ in front of the "
+                "figures of validation_data. Give the scalar or metric another name."
+            )
+
+
+def _as_weight(name: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"What is given for {name} is no array of numbers: {error}."
+        ) from error
+
+
+# Sizes --------------------------------------------------------------------------------
+
+
+def _plan_of_pass(
+    module: torch.nn.Module,
+    config: IPUConfig,
+    batch_size: int,
+    inference_iterations: int | None = None,
+) -> BatchPlan:
+    """The factors of a call that evaluates or predicts.
+
+    Args:
+        module: The user's module, which may begin stages itself.
+        config: The layout.
+        batch_size: Samples of one pass over all replicas.
+        inference_iterations: Passes of a call, if the config leaves them open.
+
+    Raises:
+        ConfigError: The replicas don't divide the batch size.
+    """
+    count = config.process.count
+    stages = own_stages(module, config.inference_config)
+    size = -(-batch_size // count) * count
+    return config.inference_plan(size, stages, inference_iterations)
+
+
+def _default_batch_size(config: IPUConfig, micro_batch_size: int | None = None) -> int:
+    """Samples of a pass over all replicas, where the user gives no `batch_size`.
+
+    Args:
+        config: Its `micro_batch_size` counts, if it has one.
+        micro_batch_size: The one to take else; None for Keras's 32.
+
+    Example:
+        >>> _default_batch_size(IPUConfig(replicas=2))
+        64
+        >>> _default_batch_size(IPUConfig(replicas=2, micro_batch_size=4))
+        8
+    """
+    copies = config.num_inference_replicas * config.process.count
+    micro = config.micro_batch_size or micro_batch_size or DEFAULT_BATCH_SIZE
+    return micro * copies
+
+
+def _rows_to_evaluate(
+    config: IPUConfig,
+    source: Source,
+    batch_size: int | None,
+    steps: int | None,
+    training: BatchPlan | None = None,
+) -> tuple[int, int | None]:
+    """Samples of one pass over all replicas, and of all `steps`.
+
+    Args:
+        config: The layout.
+        source: The data; steps are batches of its loader, if it has one.
+        batch_size: Samples of a pass, and of a step; None for the default.
+        steps: Number of steps; None for all samples.
+        training: Plan of the training that is validated; None outside `fit`.
+
+    Raises:
+        ConfigError: `steps` is no positive whole number.
+    """
+    micro = None if training is None else training.micro_batch_size
+    size = _default_batch_size(config, micro) if batch_size is None else batch_size
+    if steps is None:
+        return size, None
+    check_positive("steps" if training is None else "validation_steps", steps)
+    own = size if training is None else training.batch_size
+    return size, steps * (batch_size or source.batch_size or own)
+
+
+# Figures and outputs ------------------------------------------------------------------
+
+
+def _as_asked(figures: Figures, return_dict: bool) -> Logs | float | list[float]:
+    """The figures by name; or as Keras's list, or the loss if there is only that."""
+    if return_dict:
+        return figures.logs()
+    values = list(figures.in_order().values())
+    return values[0] if len(values) == 1 else values
+
+
+def _unknown_figures(figures: Figures) -> Logs:
+    """Figures of a run that wasn't made: NaN, by their names."""
+    measured = [measure.full_name for measure in figures.objective.measures]
+    return dict.fromkeys(sorted({"loss", *measured}), math.nan)
+
+
+def _params(batches: InferenceBatches) -> dict[str, Any]:
+    """Calls and steps of a run, as Keras's callbacks see them."""
+    rows = batches.num_samples
+    steps = None if rows is None else batches.num_passes(rows)
+    return {"calls": batches.num_calls, "steps": steps}
+
+
+def _plain(outputs: Any) -> Any:
+    """Outputs that can be pickled: PopTorch's own tensors refuse."""
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
+
+
+def _in_order(of_processes: Sequence[Any], rows_per_pass: int) -> Any:
+    """Join the outputs of a call of all processes: they divide each pass."""
+    cut_up = [in_passes(part, rows_per_pass) for part in of_processes]
+    of_passes = itertools.zip_longest(*cut_up)
+    return joined(part for one in of_passes for part in one if part is not None)
+
+
+def _warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -> str:
+    """Warn if figures are about a part of the samples; called by a public method.
+
+    Returns:
+        Which samples; empty for all.
+    """
+    coverage = describe_coverage(options, plan)
+    if coverage:
+        warnings.warn(
+            f"{method}() reports figures of a part of the samples, as the own options "
+            f"ask: {coverage}. For exact figures leave the output mode at its default.",
+            CoverageWarning,
+            stacklevel=3,
+        )
+    return coverage
+
+
+# The loop -----------------------------------------------------------------------------
+
+
+def _validate(
+    validation: Evaluation | None,
+    calls: Epochs,
+    hooks: CallbackList,
+    run: RunState,
+    display: ProgressDisplay,
+) -> None:
+    """Validate, unless the run was resumed after the validation.
+
+    If the run is evicted meanwhile, random states are those from before: the process
+    that goes on validates anew.
+
+    Raises:
+        EvictedError: The process was told to end.
+    """
+    if validation is None or run.validated_calls == run.calls:
+        return
+    generators = calls.generators
+    before = HostRandomState(generators) if run.heeds_eviction else None
+    validation.prepare(display)
+    figures = validation.run(hooks, run)
+    if before is not None and run.is_evicted:
+        set_random_state(before.tensors(), generators)
+        run.heed_eviction()
+        raise EvictedError
+    run.directions.update(validation.figures.directions)
+    run.validated, run.validated_calls = figures, run.calls
+
+
+class EvictedError(Exception):
+    """The process was told to end: the epoch under way goes on in another one."""
+
+
+@contextlib.contextmanager
+def _ended_in_order(
+    training: Training, hooks: CallbackList, run: RunState
+) -> Iterator[None]:
+    """End the loop in this context in order, if it is interrupted.
+
+    On Ctrl-C `on_train_end` hears the figures of the last complete epoch and the IPUs
+    are free; then the interrupt goes on. On an eviction the loop ends, and no more.
+
+    Args:
+        training: The training of the loop, whose IPUs are freed.
+        hooks: Callbacks of the run.
+        run: State of the run.
+    """
+    try:
+        with _heard_eviction(run):
+            yield
+    except EvictedError:
+        pass
+    except KeyboardInterrupt:
+        run.stop("interrupted")
+        with exchanges_off():  # other processes are elsewhere
+            hooks.on_train_end(dict(run.logs))
+            training.executors.detach()
+        raise
+
+
+def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
+    """Save a run if asked, after a call or an epoch, and return whether it ends.
+
+    Args:
+        run: State of the run.
+        sync: Makes a request of one process count for all.
+
+    Raises:
+        EvictedError: The process was told to end, and the run was saved.
+    """
+    run.act()
+    sync()
+    run.heed_eviction()
+    if run.stop_reason == EVICTED:
+        raise EvictedError
+    return run.is_ending
+
+
+@contextlib.contextmanager
+def _heard_eviction(run: RunState) -> Iterator[None]:
+    """Tell a run of SIGTERM instead of dying, if a callback saves then.
+
+    Python hears signals in the main thread alone: in others nothing is done.
+
+    Args:
+        run: State of the run, which is told.
+
+    Example:
+        >>> import os
+        >>> run = RunState()
+        >>> run.on_eviction(lambda: None)
+        >>> with _heard_eviction(run):
+        ...     os.kill(os.getpid(), signal.SIGTERM)
+        >>> run.is_evicted
+        True
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not run.heeds_eviction or not is_main:
+        yield
+        return
+
+    def hear(_number: int, _frame: Any) -> None:
+        run.tell_to_end()
+
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield
+    finally:
+        # None is a handler that wasn't installed from Python.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
+    """Warn if the data ran out in the epoch; refuse an epoch without a call."""
+    if calls.ran_out:
+        updates = run.calls * training.plan.device_iterations
+        ending = "Training ends." if calls.is_spent else "The next begins anew."
+        if run.processes.is_first:
+            warnings.warn(
+                f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
+                f"fewer than steps_per_epoch asks for. {ending}",
+                DataRanOutWarning,
+                stacklevel=3,
+            )
+        if calls.is_spent:
+            run.stop("the data ran out")
+    elif not run.calls:
+        raise DataError(
+            f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
+            f"{training.plan.describe()}. Lower one of these, pass more data, or pad "
+            "with fit(drop_last='pad')."
+        )
+
+
+def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
+    """Warn once if the loss of the call that has begun with an update isn't finite."""
+    if math.isfinite(training.figures.loss) or not run.is_finite:
+        return
+    run.is_finite = False  # once is enough
+    losses = training.losses_of_call()
+    at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
+    is_known = len(losses) == training.plan.device_iterations
+    where = f"{first + at}" if is_known else f"{first} or one of its call"
+    warnings.warn(
+        f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
+        f"{where}. The weights are probably lost: lower the learning rate or look for "
+        "infinite values in the data.",
+        NonFiniteLossWarning,
+        stacklevel=3,
+    )

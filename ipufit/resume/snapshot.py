@@ -18,7 +18,7 @@ import hashlib
 import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from ipufit._kinds import (
 )
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
-from ipufit.callbacks import CallbackList, ProgressDisplay
+from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.data import (
     HostRandomState,
@@ -499,35 +499,6 @@ def position_of(checkpoint: files.Checkpoint) -> Position:
 def calls_done(checkpoint: files.Checkpoint | None) -> int:
     """The calls that an interrupted run has made of its epoch; 0 for a new run."""
     return 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
-
-
-def epochs_to_go(
-    epochs: Mapping[int, bool],
-    snapshot: Snapshot,
-    checkpoint: files.Checkpoint | None,
-    display: ProgressDisplay,
-) -> Iterator[tuple[int, bool]]:
-    """Give the epochs that a run has to go; of a resumed run, only those left.
-
-    The state of the interrupted run is put back when the first is asked for. Inside an
-    epoch `on_epoch_begin` isn't called again, except for the display.
-
-    Args:
-        epochs: Epochs of the whole run, and whether each is validated.
-        snapshot: Holds the state of the run that goes on.
-        checkpoint: Checkpoint of the interrupted run; None for a new run.
-        display: Shows the epoch under way.
-    """
-    run = snapshot.run
-    if checkpoint is not None:
-        snapshot.put_back(checkpoint)
-        if run.calls:
-            display.on_epoch_begin(run.epoch, {})
-        if run.is_stopping:
-            return
-    for epoch, is_validated in epochs.items():
-        if checkpoint is None or epoch >= run.epoch:
-            yield epoch, is_validated
 
 
 class _ProcessState(NamedTuple):

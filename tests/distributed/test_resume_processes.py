@@ -165,7 +165,7 @@ def train(
         "average": model.checkpoint().tensors["average"],
         "random": random_state(),
         "device": model._executors.device_random_state(),
-        "samples": model._runs.fit.samples,
+        "samples": model._fit_run.samples,
         "warnings": [
             str(one.message) for one in caught if one.category is OtherLayoutWarning
         ],

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from ipufit.model import measuring
+from ipufit.model import costs
 from tests.distributed.runs import CLASSES, FEATURES, Network, fitted
 from tests.distributed.test_scale import require_equal_everywhere, require_same
 
@@ -35,7 +35,7 @@ NAMES = ["first.0", "first.3"]
 
 def small_fitted(capacity, **arguments):
     """A run on IPUs that have so many bytes each."""
-    with mock.patch.object(measuring, "CAPACITY", capacity):
+    with mock.patch.object(costs, "CAPACITY", capacity):
         return fitted(network=Deep, pipeline="auto", **arguments)
 
 

@@ -16,7 +16,7 @@ from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
 from ipufit.data import SampleStructure, Source
-from ipufit.engine import NoForwardError, call_module, call_step
+from ipufit.engine import NoForwardError, Steps, call_module, call_step
 from ipufit.engine.sizes import block_costs, device_bytes, stage_costs, weight_cost
 from ipufit.errors import ConfigError
 from ipufit.optimizers import weight_states
@@ -33,8 +33,6 @@ from ipufit.planning.split import (
 )
 from ipufit.scalars import collected
 
-from .parts import Model, settings_of
-
 CAPACITY = DEVICES["mk2"].num_bytes
 """Bytes of one IPU, of Mk2 and of Bow."""
 
@@ -45,13 +43,22 @@ share of each block in the whole is the same for any number."""
 _MOST_NAMES = 8
 
 
-def plan_of_model(
-    model: Model, source: Source, epoch: EpochPlan, device: Device
+def plan_of_module(
+    module: torch.nn.Module,
+    config: IPUConfig,
+    optimizer: torch.optim.Optimizer,
+    steps: Steps | None,
+    source: Source,
+    epoch: EpochPlan,
+    device: Device,
 ) -> ModelPlan:
-    """Measure a model's stages, and join them with what is known of its calls.
+    """Measure a module's stages, and join them with what is known of its calls.
 
     Args:
-        model: The model, compiled.
+        module: The user's module.
+        config: The layout.
+        optimizer: The optimizer, whose state counts.
+        steps: Steps of the model's own; None to call the module.
         source: The data, of which one sample is looked at.
         epoch: The factors of a training call.
         device: The kind of IPU.
@@ -60,17 +67,15 @@ def plan_of_model(
         ConfigError: The module can't be copied.
         DataError: The module can't be called with such data.
     """
-    settings, config = settings_of(model), model.config
     batch = epoch.batch
     example = source.example(batch.micro_batch_size)
-    trained = [p for p in model.module.parameters() if p.requires_grad]
-    optimizer = settings.optimization.optimizer
+    trained = [p for p in module.parameters() if p.requires_grad]
     cost = stage_costs(
-        model.module,
+        module,
         example,
         config,
         weight_states(optimizer, trained),
-        _measured_call(model, source.structure, is_fit=True),
+        _measured_call(steps, source.structure, is_fit=True),
     )
     num_stages = max(epoch.stages, len(cost.stages))
     is_pipelined = _is_pipelined(config) and len(cost.stages) > 1
@@ -79,7 +84,7 @@ def plan_of_model(
         own_stages=num_stages if is_pipelined else 1,
     )
     return ModelPlan(
-        title=type(model.module).__name__,
+        title=type(module).__name__,
         optimizer=type(optimizer).__name__,
         device=device,
         epoch=replace(epoch, stages=num_stages) if is_pipelined else epoch,
@@ -170,15 +175,21 @@ def _traffic(
 # Stages that are left open -----------------------------------------------------------
 
 
-def split_of_model(
-    model: Model, config: IPUConfig, source: Source
+def split_of_module(
+    module: torch.nn.Module,
+    config: IPUConfig,
+    source: Source,
+    optimizer: torch.optim.Optimizer | None,
+    steps: Steps | None,
 ) -> tuple[tuple[str, ...], str]:
-    """Choose the stages of a model.
+    """Choose the stages of a module.
 
     Args:
-        model: The model, compiled or not. The state of its optimiser counts.
+        module: The user's module.
         config: Leaves its stages open.
         source: Source of samples, of which one is looked at.
+        optimizer: The optimizer, whose state counts; None if there is none yet.
+        steps: Steps of the model's own; None to call the module.
 
     Returns:
         Names of the submodules that begin the stages; and the stages in a line.
@@ -187,12 +198,12 @@ def split_of_model(
         ConfigError: There is no such split, or the model begins blocks itself.
         DataError: `forward` can't take such a sample.
     """
-    _refuse_blocks(model.module)
+    _refuse_blocks(module)
     example = source.example(config.micro_batch_size or _ROWS)
-    call = _measured_call(model, source.structure, is_fit=False)
+    call = _measured_call(steps, source.structure, is_fit=False)
     with collected():
-        costs = block_costs(model.module, example, config, call)
-    held = list(_held_bytes(model, config, costs))
+        costs = block_costs(module, example, config, call)
+    held = list(_held_bytes(module, optimizer, config, costs))
     if isinstance(config.ipus, int):
         split = best_split(costs, config.ipus, held, CAPACITY)
         refuse_idle_stages(costs, config.ipus)
@@ -236,15 +247,15 @@ def _refuse_blocks(module: torch.nn.Module) -> None:
 
 
 def _held_bytes(
-    model: Model, config: IPUConfig, costs: Sequence[BlockCost]
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    config: IPUConfig,
+    costs: Sequence[BlockCost],
 ) -> Iterator[int]:
     """Bytes that each block holds all the time: weights, state and accumulators."""
-    settings = model._settings
-    parameters = dict(model.module.named_parameters())
+    parameters = dict(module.named_parameters())
     trained = [one for one in parameters.values() if one.requires_grad]
-    states = {}
-    if settings is not None:
-        states = weight_states(settings.optimization.optimizer, trained)
+    states = {} if optimizer is None else weight_states(optimizer, trained)
     shares = config.num_replicas * config.process.count if config.shard_optimizer else 1
     placed = MemorySettings(is_off_chip=config.offload_optimizer, num_shards=shares)
     seen: set[str] = set()
@@ -261,14 +272,14 @@ def _held_bytes(
 
 
 def _measured_call(
-    model: Model, structure: SampleStructure, *, is_fit: bool
+    steps: Steps | None, structure: SampleStructure, *, is_fit: bool
 ) -> Callable[[torch.nn.Module, Sequence[Tensor]], Any]:
-    """A function that calls the model's module by itself, or in a step.
+    """Make a function that calls a module by itself, or in a step.
 
     It takes a copy of the module, and the tensors of a micro-batch.
 
     Args:
-        model: The model, compiled or not.
+        steps: Steps of the model's own; None to call the module.
         structure: Nesting of the data.
         is_fit: Whether the data are those of a `fit`. If not, data without targets may
             be those of `predict`, too: then the step of `predict` is called if there is
@@ -276,16 +287,12 @@ def _measured_call(
             `forward`.
 
     Example:
-        >>> from ipufit import IPUModel
         >>> from ipufit.data import as_source
-        >>> model = IPUModel(torch.nn.Linear(2, 3))
         >>> x = torch.zeros(4, 2)
-        >>> call = _measured_call(model, as_source(x).structure, is_fit=False)
-        >>> call(model.module, [x]).shape
+        >>> call = _measured_call(None, as_source(x).structure, is_fit=False)
+        >>> call(torch.nn.Linear(2, 3), [x]).shape
         torch.Size([4, 3])
     """
-    settings = model._settings
-    steps = None if settings is None else settings.objective.steps
 
     def call(module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any:
         inputs, _ = structure.split(tensors)
