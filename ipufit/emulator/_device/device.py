@@ -169,6 +169,7 @@ class Gradients:
         options: The executor's options.
         layout: The factors G and R.
         weights: The device's weights.
+        optimizer: Updates the weights.
         sums: Adds up gradients over processes; None for a single process.
 
     Attributes:
@@ -180,8 +181,10 @@ class Gradients:
         options: Options,
         layout: Layout,
         weights: DeviceWeights,
+        optimizer: DeviceOptimizer,
         sums: GradientSums | None,
     ) -> None:
+        self.optimizer = optimizer
         training = options.Training
         strategy = training.meanAccumulationAndReplicationReductionStrategy
         reduction = training.accumulation_and_replication_reduction_type
@@ -204,14 +207,13 @@ class Gradients:
         self._seed = torch.empty(())
         self._seed_key: tuple[object, ...] = ()
 
-    def begin(self, settings: OptimizerSettings) -> None:
+    def begin(self) -> None:
         """Begin a call, and drop the gradients of a call that failed.
 
-        Args:
-            settings: The optimizer's settings. Their loss scaling multiplies the
-                losses, and the optimizer divides it out. float16 gradients are added up
-                in their `accum_type`.
+        The loss scaling of the optimizer multiplies the losses, and the optimizer
+        divides it out. float16 gradients are added up in its `accum_type`.
         """
+        settings = self.optimizer.settings
         if settings is not self._settings:
             self._settings = settings
             self._scale = settings.loss_scaling.value / self.share
@@ -220,20 +222,20 @@ class Gradients:
         for tensor in self._trained.values():
             tensor.grad = None
 
-    def add(self, results: Results, factor: float) -> Results:
+    def add(self, results: Results) -> Results:
         """Back-propagate the loss, and return the other results of the program.
 
         Args:
             results: Results of a program, the loss last: one micro-batch's, or one for
                 each micro-batch of a fold.
-            factor: Multiplies the loss, besides the loss scaling.
         """
         *others, loss = results
         if not loss.requires_grad:  # nothing is trained
             return tuple(others)
-        key = self._scale * factor, loss.dtype, loss.shape
+        scale = self._scale * self.optimizer.loss_scale_factor
+        key = scale, loss.dtype, loss.shape
         if key != self._seed_key:
-            self._seed, self._seed_key = torch.full_like(loss, key[0]), key
+            self._seed, self._seed_key = torch.full_like(loss, scale), key
         self._backward(loss, self._seed)
         # torch would add them up in float16; a device does as `accum_type` says.
         for name in self._halves:
@@ -395,7 +397,6 @@ class Call:
     """A call while it runs.
 
     Attributes:
-        optimizer: Updates the weights; None for inference.
         gradients: Gradients of the current update; None for inference.
         watch: Collects anchored gradients, and tensors after updates; None if no such
             tensor is anchored.
@@ -406,9 +407,8 @@ class Call:
     layout: Layout
     inputs: Inputs
     outputs: Outputs
-    optimizer: DeviceOptimizer | None = None
-    gradients: Gradients | None = None
-    watch: Watch | None = None
+    gradients: Gradients | None
+    watch: Watch | None
 
     def collect(self, index: int, results: Results) -> None:
         """Store the results of a micro-batch; called in the order of indices."""
@@ -428,17 +428,17 @@ class Runner:
         replicas, reduces them, and steps the optimizer once (PopART,
         `popprograms.cpp`).
         """
-        optimizer, gradients, layout = call.optimizer, call.gradients, call.layout
-        if optimizer is None or gradients is None:
+        gradients, layout = call.gradients, call.layout
+        if gradients is None:
             self.run_micro_batches(call, layout.micro_batches, call.collect)
             return
         size, replicas = layout.micro_batches_per_update, layout.replicas
         for first in layout.micro_batches[::size]:
             self.run_micro_batches(call, range(first, first + size), call.collect)
-            optimizer.step(gradients.take())
+            gradients.optimizer.step(gradients.take())
             if call.watch is not None:
                 steps = range(first // replicas, (first + size) // replicas)
-                call.watch.saw_update(steps, optimizer)
+                call.watch.saw_update(steps, gradients.optimizer)
 
     def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
         """Run the micro-batches of an update, or of an inference call.
@@ -449,7 +449,7 @@ class Runner:
             collect: Called after each micro-batch.
         """
         replicas, run = call.layout.replicas, call.program.run
-        optimizer, gradients = call.optimizer, call.gradients
+        gradients = call.gradients
         records = torch.is_grad_enabled()
         try:
             for index in indices:
@@ -460,10 +460,10 @@ class Runner:
                     else call.weights.arguments[index % replicas]
                 )
                 # Each time: the program may leave it otherwise.
-                _set_grad_enabled(optimizer is not None)
+                _set_grad_enabled(gradients is not None)
                 results = run(*weights, *rows)
-                if optimizer is not None and gradients is not None:
-                    results = gradients.add(results, optimizer.loss_scale_factor)
+                if gradients is not None:
+                    results = gradients.add(results)
                 collect(index, results)
         finally:
             _set_grad_enabled(records)
@@ -648,6 +648,7 @@ class Device:
         self._num_inputs = program.num_inputs
         self._num_outputs = program.num_results + self._num_watched
         self._draws = program.is_random or settings.rounds_at_random
+        self._gradients: Gradients | None = None
         logger.debug("Writing weights from host to IPU memory")
         try:
             with torch.inference_mode(False):
@@ -658,16 +659,18 @@ class Device:
                     executable.replica_groups,
                 )
                 if optimizer is not None:
-                    self._device_optimizer = optimizer.attach(
+                    updates = optimizer.attach(
                         self._weights.trained, executable.replica_groups
                     )
                     if processes is not None and settings.rounds_at_random:
-                        self._device_optimizer.random = CommonRandom(processes)
+                        updates.random = CommonRandom(processes)
+                    sums = None if processes is None else GradientSums(processes)
+                    self._gradients = Gradients(
+                        options, layout, self._weights, updates, sums
+                    )
         except Exception:
             lease()
             raise
-        sums = None if processes is None else GradientSums(processes)
-        self._gradients = Gradients(options, layout, self._weights, sums)
 
     def release(self) -> None:
         """Save the optimizer's state on the host, and release the IPUs."""
@@ -706,12 +709,9 @@ class Device:
         if is_synthetic:
             tensors = synthetic_inputs(tensors)
         call = self._begin(tensors)
-        with self._drawing() if self._draws else contextlib.nullcontext():
-            if call.watch is None:
-                self._executable.runner.run(call)
-            else:
-                with call.watch:
-                    self._executable.runner.run(call)
+        nothing = contextlib.nullcontext()
+        with self._drawing() if self._draws else nothing, call.watch or nothing:
+            self._executable.runner.run(call)
         ran = perf_counter()
         results = call.outputs.tensors()
         num_outputs = len(results) - len(self._executable.anchors.results)
@@ -742,31 +742,21 @@ class Device:
         return done
 
     def _begin(self, tensors: list[Tensor]) -> Call:
-        program, layout = self._executable.program, self._layout
+        program, layout, weights = self._executable.program, self._layout, self._weights
         inputs = Inputs(layout, tensors, program.written_inputs)
         outputs = Outputs(self._mode, self._returned)
-        if self._optimizer is None:
-            return Call(program, self._weights, layout, inputs, outputs)
-        self._gradients.begin(self._optimizer.settings)
-        watch, anchors = None, self._executable.anchors
-        if self._num_watched:
-            watch = Watch(
-                anchors,
-                self._weights,
-                self._mode,
-                self._returned,
-                self._gradients.share,
-            )
-        return Call(
-            program,
-            self._weights,
-            layout,
-            inputs,
-            outputs,
-            self._device_optimizer,
-            self._gradients,
-            watch,
-        )
+        gradients, watch = self._gradients, None
+        if gradients is not None:
+            gradients.begin()
+            if self._num_watched:
+                watch = Watch(
+                    self._executable.anchors,
+                    weights,
+                    self._mode,
+                    self._returned,
+                    gradients.share,
+                )
+        return Call(program, weights, layout, inputs, outputs, gradients, watch)
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:

@@ -520,15 +520,14 @@ class FoldRunner(Runner):
             rows = [row.contiguous() for row in call.inputs.joined(first, size)]
             replica = first % call.layout.replicas
             arguments = [*call.weights.arguments[replica], *rows]
-            with torch.set_grad_enabled(call.optimizer is not None):
+            with torch.set_grad_enabled(call.gradients is not None):
                 if size not in self._folds:
                     module: Any = self._program.run
                     count = len(self._program.weight_names)
                     self._folds[size] = fold(module.__self__, arguments, count, size)
                 results = self._folds[size](*arguments)
-            if call.optimizer is not None and call.gradients is not None:
-                factor = call.optimizer.loss_scale_factor
-                results = call.gradients.add(results, factor)
+            if call.gradients is not None:
+                results = call.gradients.add(results)
             call.inputs.note_fold(started, size)
             yield first, tuple(result.detach() for result in results)
             first += size

@@ -63,7 +63,7 @@ class DeviceOptimizer:
         group_index: Mapping[str, int | None],
         options: Settings,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._options = options
         self._weights = weights
         indices = {name: group_index.get(name) for name in weights}
@@ -92,7 +92,7 @@ class DeviceOptimizer:
         Weights keep the groups they were compiled with.
         """
         self._forget_groups()
-        self._settings = settings
+        self.settings = settings
         for rule in set(self._rules.values()):
             rule.take(settings)
 
@@ -127,7 +127,7 @@ class DeviceOptimizer:
             if self.loss_scale_factor != 1.0:
                 values = list(torch._foreach_mul(values, 1.0 / self.loss_scale_factor))
             directions.append(group.rule.direction(group, values))
-        largest = self._settings.max_grad_norm
+        largest = self.settings.max_grad_norm
         if directions and not math.isinf(largest):
             directions = _clip(directions, largest)
         for group, values in zip(self._groups, directions):
@@ -149,7 +149,7 @@ class DeviceOptimizer:
                 members,
                 [self._weights[name] for name in members],
                 [self._states[name] for name in members],
-                is_clipped=not math.isinf(self._settings.max_grad_norm),
+                is_clipped=not math.isinf(self.settings.max_grad_norm),
             )
             for members in together.values()
         ]
@@ -186,7 +186,7 @@ class DeviceOptimizer:
         factor = self.loss_scale_factor
         if num_large > options.loss_scaling_proportion * num_elements:
             self.loss_scale_factor *= 0.5
-        elif factor * self._settings.loss_scaling.value * 2 <= _LARGEST_SCALE:
+        elif factor * self.settings.loss_scaling.value * 2 <= _LARGEST_SCALE:
             self.loss_scale_factor *= 2.0
 
     def _state_of(self, name: str) -> State:
@@ -217,8 +217,8 @@ class DeviceOptimizer:
         for name in self._weights:
             state.update({n: t.clone() for n, t in self._state_of(name).items()})
             values.update(self._values_of(name, with_constants=False))
-        if not self._settings.loss_scaling.is_const:
-            values[_LOSS_SCALING] = _as_tensor(self._settings.loss_scaling.value)
+        if not self.settings.loss_scaling.is_const:
+            values[_LOSS_SCALING] = _as_tensor(self.settings.loss_scaling.value)
         if self._options.scales_loss:
             state[_UPDATE_FACTOR] = _as_tensor(self.loss_scale_factor)
         return {"ipu_state": state, "ipu_param": values}
@@ -233,7 +233,7 @@ class DeviceOptimizer:
         for name in self._weights:
             tensors.update(self._state_of(name))
             tensors.update(self._values_of(name, with_constants=True))
-        scaling = self._settings.loss_scaling.value
+        scaling = self.settings.loss_scaling.value
         tensors[_LOSS_SCALING] = _as_tensor(scaling)
         if self._options.scales_loss:
             tensors[_UPDATE_FACTOR] = _as_tensor(self.loss_scale_factor)
@@ -274,7 +274,7 @@ class DeviceOptimizer:
                 tensor.copy_(state[key])
             for key in self._values_of(name, with_constants=False):
                 _is_missing("parameter", key, values)
-        if not self._settings.loss_scaling.is_const:
+        if not self.settings.loss_scaling.is_const:
             _is_missing("parameter", _LOSS_SCALING, values)
         if not self._options.scales_loss:
             return
