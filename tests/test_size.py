@@ -33,7 +33,7 @@ ROOMS = {
     "data": (Size(8, 2588, 20153), "data"),
     "metrics and losses": (Size(21, 1876, 16176), "metrics losses"),
     "optimizers": (Size(8, 1662, 12618), "optimizers"),
-    "callbacks": (Size(30, 2119, 16981), "callbacks"),
+    "callbacks": (Size(12, 1930, 15757), "callbacks"),
     "checkpoint and resume": (Size(7, 2089, 16116), "checkpoint resume"),
     "config, placement, batching": (
         Size(4, 1273, 9624),
@@ -44,7 +44,7 @@ ROOMS = {
         "planning",
     ),
     "command lines, distributed, Lightning, ground": (
-        Size(22, 2933, 20013),
+        Size(22, 2932, 20006),
         "__init__ cli __main__ _env _failures _files _kinds _lazy _optional _poptorch "
         "_spans _tree _version distributed doctor errors "
         "integrations scalars state summary types",

@@ -11,26 +11,17 @@ from typing import TYPE_CHECKING
 from ipufit._lazy import imported_at_first_use
 
 if TYPE_CHECKING:
-    from .backup_and_restore import BackupAndRestore
-    from .base import Callback
-    from .callback_list import CallbackList
-    from .csv_logger import CSVLogger
-    from .early_stopping import EarlyStopping
+    from .base import Callback, CallbackList, LambdaCallback
+    from .checkpoints import BackupAndRestore, ModelCheckpoint
     from .gradient_monitor import GradientMonitor
     from .history import History
-    from .lambda_callback import LambdaCallback
-    from .learning_rate_scheduler import LearningRateScheduler
-    from .mlflow_logger import MLflowLogger
-    from .model_checkpoint import ModelCheckpoint
+    from .learning_rate import LearningRateScheduler, ReduceLROnPlateau
+    from .loggers import CSVLogger, MLflowLogger, TensorBoard, WandbLogger
     from .profiler import Profiler
-    from .progress import ProgressDisplay, make_progress
-    from .progress_bar import ProgressBar
-    from .reduce_lr_on_plateau import ReduceLROnPlateau
+    from .progress import ProgressBar, ProgressDisplay, make_progress
+    from .stopping import EarlyStopping, TerminateOnNaN
     from .swap_ema_weights import SwapEMAWeights
-    from .tensorboard import TensorBoard
-    from .terminate_on_nan import TerminateOnNaN
     from .throughput import Throughput
-    from .wandb_logger import WandbLogger
 
 __all__ = [
     "BackupAndRestore",
@@ -57,26 +48,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "backup_and_restore": ("BackupAndRestore",),
-    "base": ("Callback",),
-    "callback_list": ("CallbackList",),
-    "csv_logger": ("CSVLogger",),
-    "early_stopping": ("EarlyStopping",),
+    "base": ("Callback", "CallbackList", "LambdaCallback"),
+    "checkpoints": ("BackupAndRestore", "ModelCheckpoint"),
     "gradient_monitor": ("GradientMonitor",),
     "history": ("History",),
-    "lambda_callback": ("LambdaCallback",),
-    "learning_rate_scheduler": ("LearningRateScheduler",),
-    "mlflow_logger": ("MLflowLogger",),
-    "model_checkpoint": ("ModelCheckpoint",),
+    "learning_rate": ("LearningRateScheduler", "ReduceLROnPlateau"),
+    "loggers": ("CSVLogger", "MLflowLogger", "TensorBoard", "WandbLogger"),
     "profiler": ("Profiler",),
-    "progress": ("ProgressDisplay", "make_progress"),
-    "progress_bar": ("ProgressBar",),
-    "reduce_lr_on_plateau": ("ReduceLROnPlateau",),
+    "progress": ("ProgressBar", "ProgressDisplay", "make_progress"),
+    "stopping": ("EarlyStopping", "TerminateOnNaN"),
     "swap_ema_weights": ("SwapEMAWeights",),
-    "tensorboard": ("TensorBoard",),
-    "terminate_on_nan": ("TerminateOnNaN",),
     "throughput": ("Throughput",),
-    "wandb_logger": ("WandbLogger",),
 }
 
 if not TYPE_CHECKING:

@@ -1,19 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras's hooks, called in Keras's order."""
+"""Keras's hooks, called in Keras's order for one callback and for a list of them."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Iterable, Mapping, Sequence, Union
+import difflib
+import sys
+from functools import cached_property, partial
+from typing import (
+    Any,
+    Callable,
+    ClassVar,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Optional,
+    Sequence,
+    Union,
+)
 
+import numpy as np
 import torch
 
-from ipufit._kinds import Kind
+from ipufit._failures import do_all
+from ipufit._kinds import fields
+from ipufit._spans import span
+from ipufit.errors import ConfigError, DamagedCheckpointError
 from ipufit.state import RunState
-
-from .saved_state import check_keys, check_kinds, copied
 
 CallbackLike = Union["Callback", Iterable[Any], None]
 """A callback, or nested sequences of them."""
+
+Hook = Optional[Callable[..., Any]]
 
 
 class Callback:
@@ -24,16 +42,13 @@ class Callback:
 
     Attributes:
         model: The `IPUModel` that runs.
-        run: State of the run; `run.stop("why")` ends it in order.
         params: Keras's parameters: `verbose`, `epochs`, `steps`.
         saved_attributes: Names of attributes that are saved in checkpoints, and
-            restored in a resumed run. See `state_dict`.
-        saved_kinds: Kinds of saved attributes by name; a checkpoint in which one is of
-            another kind is refused.
+            restored in a resumed run. See `state_dict`. A dict maps each name to a
+            check: a function of a saved value and its name, which returns what is
+            wrong with the value, or None.
         is_saved: False if a run may be resumed without this callback, such as a
             display.
-        is_display: Whether this callback only shows calls to people, who needn't see
-            every call.
         writes_for_all: Whether it prints or writes files for all processes of a run, so
             that only process 0 calls its hooks.
         reads_batch_logs: False if its hooks of calls don't read their `logs`, which
@@ -49,19 +64,25 @@ class Callback:
         ...             self.run.stop("accuracy above 99%")
     """
 
-    saved_attributes: ClassVar[tuple[str, ...]] = ()
-    saved_kinds: ClassVar[Mapping[str, Kind]] = {}
+    saved_attributes: ClassVar[Collection[str]] = ()
     is_saved: ClassVar[bool] = True
-    is_display: ClassVar[bool] = False
     writes_for_all: ClassVar[bool] = False
     reads_batch_logs: bool = True
     model: Any = None
-    run: RunState = RunState()
+
+    @cached_property
+    def run(self) -> RunState:
+        """State of the run; `run.stop("why")` ends it in order."""
+        return RunState()
 
     @property
     def is_due(self) -> bool:
-        """Whether a display shows metrics after the present call."""
-        return True
+        """Whether a display shows metrics after the present call.
+
+        A callback that overrides it is a display: it only shows calls to people, who
+        needn't see every one.
+        """
+        return False
 
     @property
     def hears_every(self) -> int | None:
@@ -188,8 +209,28 @@ class Callback:
             DamagedCheckpointError: A value is of another kind.
         """
         if type(self).state_dict is Callback.state_dict:  # else it has keys of its own
-            check_keys(type(self).__name__, state, self.saved_attributes)
-        check_kinds(type(self).__name__, state, self.saved_kinds)
+            self._check_keys(state)
+        if not isinstance(self.saved_attributes, Mapping):
+            return
+        kinds = {n: kind for n, kind in self.saved_attributes.items() if n in state}
+        fault = fields(kinds)(state, "state")
+        if fault is not None:
+            raise DamagedCheckpointError(
+                f"The state of {type(self).__name__} isn't one that it has saved: "
+                f"{fault}. Use another checkpoint."
+            )
+
+    def _check_keys(self, state: Mapping[str, Any]) -> None:
+        unknown = sorted(set(state).difference(self.saved_attributes))
+        missing = [name for name in self.saved_attributes if name not in state]
+        faults = [f"has {', '.join(unknown)}, which it doesn't know"] if unknown else []
+        if missing:
+            faults.append(f"lacks {', '.join(missing)}")
+        if faults:
+            raise ConfigError(
+                f"The state of {type(self).__name__} {', and '.join(faults)}. It was "
+                "saved by another version of it, or by another callback."
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; called after `on_train_begin`.
@@ -201,7 +242,363 @@ class Callback:
 
         Raises:
             ConfigError: A key is unknown or missing.
+            DamagedCheckpointError: A value is of another kind.
         """
-        check_keys(type(self).__name__, state, self.saved_attributes)
+        self._check_keys(state)
+        self.check_state(state)
         for name in self.saved_attributes:
             setattr(self, name, copied(state[name]))
+
+
+_HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+_TRAINING_CALLS = (
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_batch_begin",
+    "on_batch_end",
+)
+
+
+class LambdaCallback(Callback):
+    """Callback made of functions, each of which serves as a hook.
+
+    As in Keras. A function takes the arguments of its hook: `(epoch, logs)`,
+    `(batch, logs)` or `(logs)`. It may change `logs`.
+
+    Args:
+        on_epoch_begin: Called with `(epoch, logs)` before an epoch.
+        on_epoch_end: Called with `(epoch, logs)` after an epoch.
+        on_train_begin: Called with `(logs)` before the first epoch.
+        on_train_end: Called with `(logs)` after the last epoch.
+        on_train_batch_begin: Called with `(batch, logs)` before a call.
+        on_train_batch_end: Called with `(batch, logs)` after a call.
+        **hooks: Functions for other hooks, such as `on_test_end`.
+
+    Raises:
+        ConfigError: If there is no such hook, or a value isn't callable.
+
+    Example:
+        >>> callback = LambdaCallback(
+        ...     on_epoch_end=lambda epoch, logs: print(epoch, logs["loss"]),
+        ...     on_predict_end=lambda logs: print("predicted"),
+        ... )
+        >>> callback.on_epoch_end(0, {"loss": 0.5})
+        0 0.5
+        >>> LambdaCallback(on_epoch_stop=print)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: LambdaCallback knows no hook on_epoch_stop...
+    """
+
+    def __init__(
+        self,
+        on_epoch_begin: Hook = None,
+        on_epoch_end: Hook = None,
+        on_train_begin: Hook = None,
+        on_train_end: Hook = None,
+        on_train_batch_begin: Hook = None,
+        on_train_batch_end: Hook = None,
+        **hooks: Hook,
+    ) -> None:
+        hooks = {
+            "on_epoch_begin": on_epoch_begin,
+            "on_epoch_end": on_epoch_end,
+            "on_train_begin": on_train_begin,
+            "on_train_end": on_train_end,
+            "on_train_batch_begin": on_train_batch_begin,
+            "on_train_batch_end": on_train_batch_end,
+            **hooks,
+        }
+        for name, function in hooks.items():
+            if name not in _HOOKS:
+                raise ConfigError(
+                    f"LambdaCallback knows no hook {name}. Hooks are: "
+                    f"{', '.join(_HOOKS)}."
+                )
+            if function is None:
+                continue
+            if not callable(function):
+                raise ConfigError(f"{name}={function!r} is no function.")
+            setattr(self, name, function)
+
+
+class CallbackList(Callback):
+    """A list of callbacks, called one after the other.
+
+    Args:
+        callbacks: Callbacks in order; nested sequences are flattened.
+
+    Raises:
+        ConfigError: An element is no callback.
+    """
+
+    def __init__(self, callbacks: CallbackLike) -> None:
+        self.callbacks: list[Callback] = list(_flatten(callbacks))
+        self._called = self.callbacks
+
+    def set_model(self, model: Any) -> None:
+        """Pass the model to each callback."""
+        for callback in self.callbacks:
+            callback.set_model(model)
+
+    def set_run(self, run: RunState) -> None:
+        """Pass the state of the run, and its parameters, to each callback."""
+        self.run = run
+        is_first = run.processes.is_first
+        self._called = [c for c in self.callbacks if is_first or not c.writes_for_all]
+        for callback in self.callbacks:
+            callback.set_run(run)
+            callback.set_params(run.params)
+
+    def are_displays_due(self) -> bool:
+        """Whether a display shows metrics after the present call."""
+        return any(callback.is_due for callback in self._called)
+
+    def hears(self, *hooks: str) -> bool:
+        """Return whether a callback overrides one of these hooks, and reads its logs.
+
+        Displays don't count: `is_due` tells when they read logs.
+
+        Example:
+            >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
+            >>> CallbackList([EarlyStopping()]).hears("on_train_batch_end")
+            False
+            >>> CallbackList([TerminateOnNaN()]).hears("on_train_batch_end")
+            True
+        """
+        return any(
+            name in vars(callback)
+            or getattr(type(callback), name) is not getattr(Callback, name)
+            for callback in self._called
+            if not _is_display(callback) and callback.reads_batch_logs
+            for name in hooks
+        )
+
+    def call_ends(self) -> list[tuple[int, str]]:
+        """Return after how many updates calls have to end, and for which callbacks.
+
+        Displays don't count.
+
+        Example:
+            >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
+            >>> CallbackList([EarlyStopping(), TerminateOnNaN()]).call_ends()
+            [(1, 'TerminateOnNaN')]
+        """
+        ends = [(_hears_every(c), type(c).__name__) for c in self.callbacks]
+        return [(every, name) for every, name in ends if every is not None]
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Call `on_train_end` of each callback, even if one of them fails.
+
+        After an interrupt, which is raised again, failures become warnings.
+        """
+        do_all(
+            [partial(callback.on_train_end, logs) for callback in self._called],
+            is_failing=self.run.stop_reason == "interrupted",
+        )
+
+    def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
+        """Return the names of parameters whose gradients a callback needs."""
+        wanted = [
+            name
+            for callback in self.callbacks
+            for name in callback.watched_gradients(module)
+        ]
+        return list(dict.fromkeys(wanted))
+
+    def end(self, around: CallbackList | None, *, is_failing: bool) -> None:
+        """Close each callback, except those that an outer run still uses.
+
+        Args:
+            around: Callbacks of the outer run, if this run was started in one of their
+                hooks; else None.
+            is_failing: Whether the run ends with an error. That error is raised; errors
+                of `close` become warnings.
+        """
+        shared = set() if around is None else {id(c) for c in around.callbacks}
+        own = [callback for callback in self._called if id(callback) not in shared]
+        try:
+            do_all([callback.close for callback in own], is_failing=is_failing)
+        finally:
+            for callback in self.callbacks:
+                if around is not None and id(callback) in shared:
+                    callback.set_run(around.run)
+
+    def close(self) -> None:
+        """Close each callback in order, even if one of them fails."""
+        do_all([callback.close for callback in self._called])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the callbacks, by position and `state_name`.
+
+        Displays have no state and no position, so a resumed run may have another
+        `verbose`.
+
+        Example:
+            >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
+            >>> list(CallbackList([TerminateOnNaN(), EarlyStopping()]).state_dict())
+            ['0:TerminateOnNaN', '1:EarlyStopping(val_loss)']
+        """
+        return {key: callback.state_dict() for key, callback in self._saved().items()}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse states that the callbacks can't take, and load nothing.
+
+        Args:
+            state: From `state_dict` of a list of the same callbacks.
+
+        Raises:
+            ConfigError: The callbacks differ, or a state has other keys.
+            DamagedCheckpointError: A value of a state is of another kind.
+        """
+        for key, callback in self._saved(state).items():
+            callback.check_state(state[key])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of each callback.
+
+        Args:
+            state: From `state_dict` of a list of the same callbacks.
+
+        Raises:
+            ConfigError: The callbacks differ, or a state has other keys.
+        """
+        for key, callback in self._saved(state).items():
+            callback.load_state_dict(state[key])
+
+    def _saved(self, state: Mapping[str, Any] | None = None) -> dict[str, Callback]:
+        """Return the callbacks that have a state, by its key, if the state has these.
+
+        Raises:
+            ConfigError: A callback was added, removed, or moved to another position.
+        """
+        counting = [callback for callback in self.callbacks if callback.is_saved]
+        saved = {f"{i}:{c.state_name}": c for i, c in enumerate(counting)}
+        if state is not None and set(state) != set(saved):
+            _refuse_callbacks(state, [callback.state_name for callback in counting])
+        return saved
+
+
+def _call_each(hook: str) -> Callable[..., None]:
+    """Return a hook that calls this hook of each callback in a list."""
+
+    def call(self: CallbackList, *arguments: Any) -> None:
+        for callback in self._called:
+            with span(type(callback).__name__, hook):
+                getattr(callback, hook)(*arguments)
+
+    call.__name__ = hook
+    call.__doc__ = f"Call `{hook}` of each callback."
+    return call
+
+
+for _hook in _HOOKS:
+    # The old names are called by the new ones.
+    if _hook not in ("on_train_end", "on_batch_begin", "on_batch_end"):
+        setattr(CallbackList, _hook, _call_each(_hook))
+
+
+def _is_display(callback: Callback) -> bool:
+    return type(callback).is_due is not Callback.is_due
+
+
+def _refuse_callbacks(state: Mapping[str, Any], now: list[str]) -> None:
+    """Refuse a state of other callbacks than those of the run, if it is one.
+
+    Args:
+        state: States by "position:name", in any order.
+        now: Names of the callbacks of the run.
+    """
+    parts = [key.partition(":") for key in state]
+    for position, colon, name in parts:
+        if not position.isdecimal():
+            raise ConfigError(
+                f"{position + colon + name!r} is no key of a callback's state, such as "
+                "'0:History'."
+            )
+    before = [name for _, _, name in sorted(parts, key=lambda part: int(part[0]))]
+    missing: list[str] = []
+    new: list[str] = []
+    changes = difflib.SequenceMatcher(None, before, now, autojunk=False).get_opcodes()
+    for change, begin, end, new_begin, new_end in changes:
+        if change != "equal":
+            missing += [f"{before[i]} (number {i})" for i in range(begin, end)]
+            new += [f"{now[i]} (number {i})" for i in range(new_begin, new_end)]
+    faults = [
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}"
+        for names, what in ((missing, "missing"), (new, "new"))
+        if names
+    ]
+    raise ConfigError(
+        f"The state was saved with other callbacks: {', and '.join(faults)}. Pass the "
+        "callbacks of the interrupted run, in its order."
+    )
+
+
+def _hears_every(callback: Callback) -> int | None:
+    """Return the number of updates after which calls end for a callback; None for any.
+
+    The first of its classes that overrides `hears_every` or a hook of training calls
+    decides: by the value of `hears_every`, or by 1 for a hook.
+    """
+    if _is_display(callback):
+        return None
+    if any(hook in vars(callback) for hook in _TRAINING_CALLS):
+        return 1
+    for kind in type(callback).__mro__:
+        if kind is Callback:
+            break
+        if "hears_every" in vars(kind):
+            return callback.hears_every
+        if any(hook in vars(kind) for hook in _TRAINING_CALLS):
+            return 1
+    return None
+
+
+def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:
+    if callbacks is None:
+        return
+    if isinstance(callbacks, Callback):
+        yield callbacks
+        return
+    if isinstance(callbacks, (str, type)) or not isinstance(callbacks, Iterable):
+        raise ConfigError(
+            f"callbacks contains {callbacks!r}: use ipufit.Callback objects, nested in "
+            "lists if you like."
+        )
+    for callback in callbacks:
+        yield from _flatten(callback)
+
+
+def copied(value: Any) -> Any:
+    """Copy a value of a state, with new lists and dicts.
+
+    Args:
+        value: Tensors and arrays in it stay the same objects; NumPy's scalars become
+            Python's, which JSON can take.
+
+    Example:
+        >>> history = {"loss": [np.float32(0.5)]}
+        >>> kept = copied(history)
+        >>> history["loss"].append(0.25)
+        >>> kept
+        {'loss': [0.5]}
+    """
+    if isinstance(value, dict):
+        return {key: copied(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [copied(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def say(message: str) -> None:
+    """Write a line to standard output, and flush it.
+
+    While a progress bar is on the screen, `sys.stdout` is rich's, which prints the line
+    above the bar. So it is looked up each time.
+
+    Example:
+        >>> say("Epoch 3: early stopping")
+        Epoch 3: early stopping
+    """
+    sys.stdout.write(f"{message}\n")
+    sys.stdout.flush()

@@ -62,8 +62,7 @@ class GradientMonitor(Callback):
         [2.0]
     """
 
-    saved_attributes = ("sums", "largest", "calls")
-    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
         "sums": dict_of(number),
         "largest": number,
         "calls": count,

@@ -3,13 +3,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Mapping, Sequence
 
 from ipufit._kinds import Kind, anything, count, dict_of, list_of, text
+from ipufit._optional import need
 from ipufit.errors import ConfigError, UnknownNameError
 
 from .base import Callback
-from .plots import Axes, Figure, axes_for, draw_curve
+
+Axes = Any
+"""`matplotlib.axes.Axes`, which needn't be installed."""
+
+Figure = Any
+"""`matplotlib.figure.Figure`."""
 
 
 class History(Callback):
@@ -30,14 +37,7 @@ class History(Callback):
         {'loss': [0.5]}
     """
 
-    saved_attributes = (
-        "epoch",
-        "history",
-        "epochs_of",
-        "dropped_samples",
-        "coverage",
-    )
-    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
         "epoch": list_of(count),
         "history": dict_of(list_of(anything)),
         "epochs_of": dict_of(list_of(count)),
@@ -116,13 +116,14 @@ class History(Callback):
             True
         """
         shown = self._names_to_draw(names)
-        figure, every = axes_for("History.plot()", len(shown), axes)
+        figure, every = _axes_for("History.plot()", len(shown), axes)
         for name, part in zip(shown, every):
             for key in (name, f"val_{name}"):
                 if key in self.history:
                     epochs = [epoch + 1 for epoch in self.epochs_of[key]]
                     label = "validation" if key.startswith("val_") else "training"
-                    draw_curve(part, epochs, self.history[key], label)
+                    marker = "." if len(epochs) < 50 else None  # points, if few
+                    part.plot(epochs, self.history[key], label=label, marker=marker)
             part.set_xlabel("epoch")
             part.set_ylabel(name)
             part.xaxis.get_major_locator().set_params(integer=True)
@@ -144,3 +145,46 @@ class History(Callback):
             if name not in self.history and f"val_{name}" not in self.history:
                 raise UnknownNameError("figure", name, self.history)
         return asked
+
+
+def _axes_for(
+    who: str, count: int, given: Axes | Sequence[Axes] | None
+) -> tuple[Figure, list[Axes]]:
+    """Return the axes to draw in; new ones in a new figure if none are given.
+
+    Args:
+        who: Function that draws, for messages.
+        count: Number of axes needed.
+        given: Axes of the user, one or several; None for new ones.
+
+    Returns:
+        The figure, and `count` axes.
+
+    Raises:
+        ConfigError: matplotlib isn't installed, or `given` has another number of axes.
+    """
+    pyplot = need("matplotlib.pyplot", who, "ipufit[plot]")
+    if given is not None:
+        flat: Any = getattr(given, "flat", given)  # `subplots` gives an array
+        every: list[Axes] = [given] if hasattr(given, "plot") else list(flat)
+        if len(every) != count:
+            raise ConfigError(
+                f"{who} draws {count} figures, and got {len(every)} axes. Pass one for "
+                "each, or choose with names=[...]."
+            )
+        return every[0].figure, every
+    columns = min(count, 3)
+    rows = math.ceil(count / columns)
+    figure, grid = pyplot.subplots(
+        rows,
+        columns,
+        figsize=(columns * 4.5, rows * 3.4),  # inches
+        layout="constrained",
+        squeeze=False,
+    )
+    every = list(grid.flat)
+    for unused in every[count:]:
+        unused.remove()
+    if "inline" in pyplot.get_backend():  # a notebook shows what a cell returns, too
+        pyplot.close(figure)
+    return figure, every[:count]

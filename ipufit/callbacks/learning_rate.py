@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and set the learning rate in a callback."""
+"""Callbacks that set the learning rate."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+import inspect
+from typing import Any, Callable, ClassVar, Mapping, Sequence
 
-from ipufit._kinds import list_of, number
+import numpy as np
+
+from ipufit._kinds import Kind, count, list_of, number, optional, whole
 from ipufit.errors import ConfigError
 
-from .base import Callback
-from .saved_state import check_keys, check_kinds
+from .base import Callback, say
+from .stopping import MonitorCallback, warn_unavailable
 
 
 def set_learning_rate(
@@ -58,23 +61,21 @@ def learning_rate(optimizer: Any) -> float:
 
 
 class RateCallback(Callback):
-    """Base of callbacks that set the learning rate; their state includes the rates."""
+    """Base of callbacks that set the learning rate; their state has the `rates`."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the saved attributes, and the `rates` of the parameter groups."""
-        rates = [float(group["lr"]) for group in self.model.optimizer.param_groups]
-        return {**super().state_dict(), "rates": rates}
+    @property
+    def rates(self) -> list[float]:
+        """Learning rates of the optimizer's parameter groups."""
+        return [float(group["lr"]) for group in self.model.optimizer.param_groups]
+
+    @rates.setter
+    def rates(self, rates: list[float]) -> None:
+        for group, rate in zip(self.model.optimizer.param_groups, rates):
+            group["lr"] = rate
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state that `load_state_dict` can't load.
-
-        Raises:
-            ConfigError: If it has other keys, or rates for more or fewer groups.
-            DamagedCheckpointError: If a value is of another kind.
-        """
-        check_keys(type(self).__name__, state, (*self.saved_attributes, "rates"))
-        kinds = {**self.saved_kinds, "rates": list_of(number)}
-        check_kinds(type(self).__name__, state, kinds)
+        """Refuse other keys and kinds, and rates for more or fewer groups."""
+        super().check_state(state)
         groups, rates = self.model.optimizer.param_groups, state["rates"]
         if len(rates) != len(groups):
             raise ConfigError(
@@ -82,17 +83,6 @@ class RateCallback(Callback):
                 f"parameter groups, and the optimizer has {len(groups)}. Compile with "
                 "the optimizer of the interrupted run."
             )
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the saved attributes, and set the optimizer's rates.
-
-        Raises:
-            ConfigError: If the state has other keys, or rates for more or fewer groups.
-        """
-        self.check_state(state)
-        super().load_state_dict({n: one for n, one in state.items() if n != "rates"})
-        for group, rate in zip(self.model.optimizer.param_groups, state["rates"]):
-            group["lr"] = rate
 
 
 def refuse_schedule(model: Any, who: str) -> None:
@@ -110,3 +100,189 @@ def refuse_schedule(model: Any, who: str) -> None:
             f"{who} sets the learning rate, and so does the schedule that compile() "
             "got. Use one of the two."
         )
+
+
+class LearningRateScheduler(RateCallback):
+    """Set the learning rate of every epoch by a function.
+
+    As in Keras. The rate is that of the first parameter group, and in the logs as
+    `learning_rate`; the other groups keep their ratio to it.
+
+    Args:
+        schedule: `schedule(epoch, learning_rate)`, or just `schedule(epoch)`, with a
+            0-based epoch. It returns the new rate, a float.
+        verbose: 1 prints the rate of every epoch.
+
+    Raises:
+        ConfigError: If `schedule` isn't a function of one or two arguments, or returns
+            no float. When `fit` begins, if the model was compiled with a schedule.
+
+    Example:
+        >>> halving = LearningRateScheduler(lambda epoch, rate: rate / 2)
+        >>> halving = LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
+    """
+
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
+        "group_ratios": list_of(number),
+        "rates": list_of(number),
+    }
+
+    def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
+        self.schedule = schedule
+        self.verbose = verbose
+        self._takes_rate = _takes_two(schedule)
+        self.group_ratios: list[float] = []
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Refuse a model whose schedule sets the rate too."""
+        refuse_schedule(self.model, "LearningRateScheduler")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Set the rate of the epoch."""
+        optimizer = self.model.optimizer
+        before = (learning_rate(optimizer),) if self._takes_rate else ()
+        rate = self.schedule(epoch, *before)
+        if not isinstance(rate, (float, np.float32)):  # np.float64 is a float
+            raise ConfigError(
+                "The output of the `schedule` function should be a float. Got: "
+                f"{rate!r}"
+            )
+        self.group_ratios = set_learning_rate(optimizer, float(rate), self.group_ratios)
+        if self.verbose > 0:
+            say(
+                f"\nEpoch {epoch + 1}: LearningRateScheduler setting learning rate to "
+                f"{rate}."
+            )
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Add the rate to the logs."""
+        logs["learning_rate"] = learning_rate(self.model.optimizer)
+
+
+def _takes_two(schedule: Any) -> bool:
+    """Return whether a schedule takes the rate besides the epoch."""
+    if not callable(schedule):
+        raise ConfigError(
+            f"schedule={schedule!r} is no function schedule(epoch, learning_rate)."
+        )
+    try:
+        signature = inspect.signature(schedule)
+    except ValueError:  # some functions written in C have none
+        return True
+    for arguments in ((0, 0.0), (0,)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise ConfigError(
+        f"schedule{signature} takes neither (epoch, learning_rate) nor (epoch)."
+    )
+
+
+class ReduceLROnPlateau(RateCallback, MonitorCallback):
+    """Reduce the learning rate when a figure hasn't improved for some epochs.
+
+    As in Keras. The rate is that of the first parameter group, and in the logs of each
+    epoch as `learning_rate`; all groups are reduced by the same ratio.
+
+    Args:
+        monitor: Name of the figure in the logs.
+        factor: Factor of each reduction, below 1.
+        patience: Number of epochs without improvement after which to reduce.
+        verbose: 1 prints a line for each reduction.
+        mode: `"min"`, `"max"`, or `"auto"`.
+        min_delta: Smallest change that counts as an improvement.
+        cooldown: Number of epochs to pause after a reduction.
+        min_lr: Lower bound of the rate.
+
+    Attributes:
+        best: Best value of this run.
+        wait: Number of epochs since the last improvement.
+        cooldown_counter: Number of epochs left of the pause.
+
+    Raises:
+        ConfigError: If `factor` is 1 or more. When `fit` begins, if the model was
+            compiled with a schedule. At the figure's first value, if `mode="auto"` and
+            no metric has its direction.
+
+    Example:
+        >>> ReduceLROnPlateau("loss", factor=2.0)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: ReduceLROnPlateau does not support a factor >= 1...
+    """
+
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
+        "best": optional(number),
+        "wait": count,
+        "cooldown_counter": whole,
+        "rates": list_of(number),
+    }
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        verbose: int = 0,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta, verbose)
+        if factor >= 1.0:
+            raise ConfigError(
+                "ReduceLROnPlateau does not support a factor >= 1.0. Received "
+                f"factor={factor}"
+            )
+        self.factor = factor
+        self.patience = patience
+        self.cooldown = cooldown
+        self.min_lr = min_lr
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best = None
+        self.wait = 0
+        self.cooldown_counter = 0
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Reset the values of an earlier run."""
+        refuse_schedule(self.model, "ReduceLROnPlateau")
+        self._reset()
+        self.begin_monitoring()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Add the rate to the logs, and reduce it after `patience` epochs."""
+        logs["learning_rate"] = learning_rate(self.model.optimizer)
+        if logs.get(self.monitor) is None:
+            warn_unavailable(
+                f"Learning rate reduction is conditioned on metric `{self.monitor}`",
+                logs,
+                end=".",
+            )
+            return
+        value = float(logs[self.monitor])
+        if self.cooldown_counter > 0:
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self.improves(value, self.best):
+            self.best = value
+            self.wait = 0
+        elif self.cooldown_counter <= 0:
+            self.wait += 1
+            if self.wait >= self.patience:
+                self._reduce(epoch)
+
+    def _reduce(self, epoch: int) -> None:
+        old = learning_rate(self.model.optimizer)
+        if np.float32(old) <= np.float32(self.min_lr):  # equal but for rounding
+            return
+        new = max(old * self.factor, self.min_lr)
+        set_learning_rate(self.model.optimizer, new)
+        self.say(
+            f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to {new}."
+        )
+        self.cooldown_counter = self.cooldown
+        self.wait = 0

@@ -15,8 +15,7 @@ from ipufit._spans import is_recorded
 from ipufit.batching import check_count, check_positive
 from ipufit.errors import ConfigError
 
-from .base import Callback
-from .messages import say
+from .base import Callback, say
 
 _ROWS = 15  # of the table
 

@@ -7,16 +7,15 @@ import math
 import time
 from importlib.util import find_spec
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from ipufit.errors import ConfigError
 from ipufit.types import Verbose
 
 from .base import Callback
-from .figure_text import format_duration, format_logs, in_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
 
 Clock = Callable[[], float]
@@ -34,7 +33,7 @@ class ProgressDisplay(Callback):
     """
 
     is_saved = False
-    is_display = writes_for_all = True
+    writes_for_all = True
 
     def __init__(
         self, console: Console | None = None, clock: Clock = time.perf_counter
@@ -214,10 +213,8 @@ class BarProgress(LineProgress):
         if not can_redraw(self._console):
             super()._begin(title)
             return
-        from .bars import figures_bar
-
         total = self.params.get("steps")  # None for a stream of unknown length
-        self._bar = figures_bar(self._console, self._clock, title, total)
+        self._bar = _bar_with_figures(self._console, self._clock, title, total)
         self._bar.start()
         self._task = self._bar.add_task(title, total=total, figures="")
         self._steps_done = self._steps_before() if self._is_fit else 0
@@ -318,3 +315,111 @@ def _standard_output() -> Console:
         # Else each line would be a page of HTML. Kernels ask for a terminal's colours.
         return Console(force_jupyter=False, force_terminal=False)
     return console
+
+
+class ProgressBar(BarProgress):
+    """Show the bars of `verbose=1`, or lines where no bar can be redrawn.
+
+    It replaces the display that `verbose` chooses, and shows figures that earlier
+    callbacks add to the logs.
+
+    Args:
+        console: Console to write to; standard output by default.
+        clock: Returns the time in seconds, from any origin.
+
+    Example:
+        >>> import sys
+        >>> from rich.console import Console
+        >>> bar = ProgressBar(Console(file=sys.stderr))
+    """
+
+
+def in_lines(figures: str, width: int) -> str:
+    """Break a line of metrics at `width`, between metrics where possible.
+
+    Example:
+        >>> print(in_lines("2/2 - accuracy: 0.9877 - loss: 0.2500", 24))
+        2/2 - accuracy: 0.9877
+        loss: 0.2500
+    """
+    first, *others = figures.split(" - ")
+    lines = [first]
+    for figure in others:
+        longer = f"{lines[-1]} - {figure}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(figure)
+    return "\n".join(lines)
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as Keras does: in whole s, ms or us.
+
+    Example:
+        >>> format_duration(2.4), format_duration(0.0024), format_duration(2.4e-6)
+        ('2s', '2ms', '2us')
+    """
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:.0f}s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.0f}ms"
+    return f"{seconds * 1e6:.0f}us"
+
+
+def format_logs(logs: dict[str, Any]) -> str:
+    """Format metrics as Keras does: four decimals, or an exponent if they are small.
+
+    Example:
+        >>> format_logs({"accuracy": 0.98765, "loss": -0.00012})
+        'accuracy: 0.9877 - loss: -1.2000e-04'
+    """
+    return " - ".join(
+        f"{name}: {value:.4f}" if abs(value) > 1e-3 else f"{name}: {value:.4e}"
+        for name, value in logs.items()
+    )
+
+
+def _bar_with_figures(
+    console: Console, clock: Clock, title: str, total: int | None
+) -> Progress:
+    """Return a bar, not started yet, that fits its numbers on one line.
+
+    Figures are beside it, or below it if the terminal is too narrow.
+
+    Args:
+        console: Console to write to.
+        clock: Returns the time in seconds, from any origin.
+        title: Text in front of the bar, such as "Epoch 1/3".
+        total: Number of updates or batches to come; None if unknown.
+    """
+    from rich import progress
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    class FiguresBar(progress.Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            """Yield the bar and its figures for rich to draw."""
+            bar = self.make_tasks_table(self.tasks)
+            figures = self.tasks[0].fields["figures"] if self.tasks else ""
+            taken = Measurement.get(console, console.options, bar).maximum
+            if figures and taken + 1 + len(figures) <= console.width:
+                row = Table.grid(padding=(0, 1))
+                row.add_row(bar, Text(figures))
+                yield row
+            else:
+                yield bar
+                if figures:
+                    yield Text(in_lines(figures, console.width))
+
+    counts = 2 * len(str(total or 9999)) + 1
+    room = console.width - len(title) - counts - len("0:00:00") - 3
+    columns: list[progress.ProgressColumn] = [
+        progress.TextColumn("{task.description}"),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+    ]
+    if room >= 4:
+        columns.insert(1, progress.BarColumn(bar_width=min(20, room)))
+    return FiguresBar(*columns, console=console, get_time=clock, refresh_per_second=10)

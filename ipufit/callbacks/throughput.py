@@ -10,8 +10,7 @@ from ipufit._kinds import Kind, count, dict_of, number
 from ipufit.errors import ConfigError
 from ipufit.types import Verbose
 
-from .base import Callback
-from .messages import say
+from .base import Callback, say
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 
@@ -77,8 +76,7 @@ class Throughput(Callback):
     """
 
     reads_batch_logs = False
-    saved_attributes = ("epoch_seconds", "epoch_samples", "latencies_ms", "calls")
-    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
         "epoch_seconds": number,
         "epoch_samples": count,
         "latencies_ms": dict_of(number),

@@ -1028,8 +1028,7 @@ class SteppedByFigure(Callback):
         ConfigError: When an epoch ends without the figure.
     """
 
-    saved_attributes = ("scheduler_state", "rates")
-    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
         "scheduler_state": anything,
         "rates": list_of(number),
     }

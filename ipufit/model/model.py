@@ -44,8 +44,7 @@ from ipufit.batching import (
     check_positive,
 )
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
-from ipufit.callbacks.base import CallbackLike
-from ipufit.callbacks.messages import say
+from ipufit.callbacks.base import CallbackLike, say
 from ipufit.config import IPUConfig, forward_stages, with_stages
 from ipufit.data import (
     Call,

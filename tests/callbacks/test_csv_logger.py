@@ -72,13 +72,6 @@ def test_an_old_file_is_kept_until_there_is_something_new(file):
     assert rows(file) == ["epoch,q,val_q", "0,1.0,NA"]
 
 
-def test_every_run_begins_anew_unless_it_appends(file):
-    logger = CSVLogger(file)
-    play(logger, [1.0, 2.0])
-    play(logger, [{"p": 3.0}])
-    assert rows(file) == ["epoch,p,val_p", "0,3.0,NA"]
-
-
 def test_appending_keeps_rows_and_columns(file):
     play(CSVLogger(file), [{"b": 1.0, "a": 2.0, "val_a": 5.0}])
     logger = CSVLogger(file, append=True)
@@ -136,12 +129,6 @@ def test_separators_are_one_character(separator):
 def interrupted(file, done, **arguments):
     """The state after so many of three epochs; the file has all of them."""
     return play(CSVLogger(file, **arguments), [1.0, 2.0, 3.0]).states[done - 1]
-
-
-def test_rows_of_epochs_that_are_trained_anew_are_cut_away(file):
-    state = interrupted(file, 1)
-    play(CSVLogger(file), [5.0], begin=1, state=state)
-    assert rows(file) == ["epoch,q,val_q", "0,1.0,NA", "1,5.0,NA"]
 
 
 def test_a_state_from_before_the_epoch_s_row_loses_no_row(file):

@@ -61,16 +61,6 @@ def test_the_best_weights_come_back_whether_or_not_it_stopped(epochs, capsys):
     )
 
 
-def test_weights_stay_where_nothing_was_ever_a_number():
-    model = ScriptedModel()
-    play(
-        EarlyStopping("q", mode="min", restore_best_weights=True),
-        [NAN, NAN],
-        model=model,
-    )
-    assert model.weights == [1]
-
-
 def test_it_is_silent_and_fetches_no_weights_unless_asked(capsys):
     class NoWeights(ScriptedModel):
         def get_weights(self):
@@ -86,15 +76,6 @@ def test_a_figure_that_is_missing_warns_and_counts_nothing():
         played = play(stopping, [1, {"loss": 1.0, "mae": 2.0}, 0.5])
     assert len(played.epochs) == 3
     assert stopping.wait == 0
-
-
-def test_every_run_begins_anew():
-    stopping = EarlyStopping("q", mode="min", restore_best_weights=True)
-    play(stopping, [1, 2])
-    assert stopping.stopped_epoch == 1
-    model = ScriptedModel()
-    assert len(play(stopping, [5, 4, 3], model=model).epochs) == 3
-    assert (stopping.stopped_epoch, stopping.best, model.weights) == (0, 3, [2])
 
 
 def test_later_epochs_count_from_where_fit_began():

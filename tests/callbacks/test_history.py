@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`History`: one row per epoch."""
+"""`History`: one row per epoch; and its plot with matplotlib, without a screen."""
 
 from __future__ import annotations
 
-from ipufit import History
+import sys
+
+import pytest
+import torch
+
+from ipufit import ConfigError, History, IPUModel, UnknownNameError
 from ipufit.state import RunState
 
 
@@ -38,3 +43,117 @@ def test_the_model_is_not_kept():
     history = History()
     history.set_model(object())
     assert history.model is None
+
+
+# Plots ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pyplot(monkeypatch):
+    pytest.importorskip("matplotlib").use("Agg")
+    import matplotlib.pyplot as plt
+
+    yield plt
+    plt.close("all")
+
+
+def history_of(rows):
+    history = History()
+    for epoch, figures in rows.items():
+        history.on_epoch_end(epoch, figures)
+    return history
+
+
+ROWS = {
+    0: {"loss": 3.0, "mae": 9.0},
+    1: {"loss": 2.0, "mae": 8.0, "val_loss": 2.5, "val_mae": 8.5},
+    2: {"loss": 1.0, "mae": 7.0},
+    3: {"loss": 0.5, "mae": 6.0, "val_loss": 1.5, "val_mae": 7.5},
+}
+BOTH = ["training", "validation"]
+
+
+def curves(axes):
+    """Label to points, of each curve."""
+    return {line.get_label(): list(zip(*line.get_data())) for line in axes.get_lines()}
+
+
+def test_training_and_validation_of_a_figure_share_axes(pyplot):
+    figure = history_of(ROWS).plot()
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "mae"]
+    assert {axes.get_xlabel() for axes in figure.axes} == {"epoch"}
+    assert curves(figure.axes[0]) == {
+        "training": [(1, 3.0), (2, 2.0), (3, 1.0), (4, 0.5)],
+        "validation": [(2, 2.5), (4, 1.5)],  # at the epochs that were validated
+    }
+    legend = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert legend == BOTH
+
+
+@pytest.mark.parametrize(
+    ("names", "drawn"),
+    [
+        ("mae", {"mae": BOTH}),
+        (["val_mae", "loss"], {"val_mae": ["validation"], "loss": BOTH}),
+    ],
+)
+def test_names_choose(pyplot, names, drawn):
+    figure = history_of(ROWS).plot(names)
+    assert {axes.get_ylabel(): list(curves(axes)) for axes in figure.axes} == drawn
+
+
+def test_a_figure_of_validations_alone_is_labelled_so(pyplot):
+    history = history_of({0: {"loss": 1.0, "val_auc": 0.5}})
+    figure = history.plot("val_auc")
+    assert list(curves(figure.axes[0])) == ["validation"]
+    assert [axes.get_ylabel() for axes in history.plot().axes] == ["loss", "val_auc"]
+    assert list(curves(history.plot("auc").axes[0])) == ["validation"]
+
+
+def test_it_draws_in_the_user_s_axes(pyplot):
+    figure, grid = pyplot.subplots(1, 2)
+    assert history_of(ROWS).plot(axes=grid) is figure
+    assert history_of(ROWS).plot("loss", axes=grid[0]) is figure
+    assert len(grid[0].get_lines()) == 4
+    assert pyplot.get_fignums() == [figure.number]
+    with pytest.raises(ConfigError, match=r"draws 2 figures, and got 1 axes"):
+        history_of(ROWS).plot(axes=grid[0])
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_every_figure_has_axes_and_no_others_are_left(pyplot, count):
+    names = [f"m{number}" for number in range(count)]
+    figure = history_of({0: dict.fromkeys(names, 0.5)}).plot()
+    assert [axes.get_ylabel() for axes in figure.axes] == names
+
+
+def test_a_fit_draws_itself_into_a_file(pyplot, tmp_path):
+    x, y = torch.rand(16, 3), torch.rand(16, 1)
+    model = IPUModel(torch.nn.Linear(3, 1))
+    model.compile("sgd", "mse")
+    history = model.fit(
+        x, y, 4, epochs=4, validation_data=(x, y), validation_freq=2, verbose=0
+    )
+    assert history.epochs_of == {"loss": [0, 1, 2, 3], "val_loss": [1, 3]}
+    history.plot().savefig(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_notebook_shows_the_figure_once(pyplot, monkeypatch):
+    monkeypatch.setattr(pyplot, "get_backend", lambda: "inline")
+    figure = history_of(ROWS).plot()
+    assert pyplot.get_fignums() == []
+    assert len(figure.axes) == 2
+
+
+def test_what_is_not_there_is_named():
+    with pytest.raises(UnknownNameError, match=r"figure 'los'.*'loss'"):
+        history_of(ROWS).plot(["los"])
+    with pytest.raises(ConfigError, match=r"nothing to draw.*after fit"):
+        History().plot()
+
+
+def test_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ConfigError, match=r"History.plot.*pip install ipufit\[plot\]"):
+        history_of(ROWS).plot()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 
 import pytest
 import torch
@@ -13,9 +14,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
-from ipufit.callbacks import make_progress, progress
-from ipufit.callbacks.figure_text import format_duration, format_logs, in_lines
-from ipufit.callbacks.progress import BarProgress, LineProgress, ProgressDisplay
+from ipufit.callbacks import (
+    LambdaCallback,
+    ProgressBar,
+    TerminateOnNaN,
+    make_progress,
+    progress,
+)
+from ipufit.callbacks.progress import (
+    BarProgress,
+    LineProgress,
+    ProgressDisplay,
+    format_duration,
+    format_logs,
+    in_lines,
+)
 from ipufit.state import RunState
 from tests.reference import AtEpochEnd
 
@@ -423,3 +436,67 @@ def test_a_failed_compilation_leaves_nothing_on_the_screen_but_its_phase(capsys)
     with pytest.raises(poptorch.Error):
         model.fit(*DATA, batch_size=4, verbose=2)
     assert capsys.readouterr().out == ""
+
+
+def test_what_callbacks_say_goes_above_the_bar(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    display = make_progress(1, Console(file=screen, force_terminal=True, width=100))
+    display.set_run(RunState(params={"calls": 2}))
+    stopping = TerminateOnNaN()
+    display.on_predict_begin({})
+    stopping.on_train_batch_end(7, {"loss": float("nan")})
+    display.on_predict_end({})
+    text = screen.getvalue()
+    said = text.index("Batch 7: Invalid loss, terminating training\n")
+    assert said < text.rindex("Predicting")
+
+
+# `ProgressBar`, in the place of the display that `verbose` asks for ----------------
+
+
+def bar_and_text():
+    text = io.StringIO()
+    return ProgressBar(
+        Console(file=text, width=120, force_terminal=True), clock=lambda: 0.0
+    ), text
+
+
+def fitted(callbacks, verbose):
+    model = IPUModel(torch.nn.Linear(1, 1))
+    model.compile("sgd", "mse")
+    x = torch.ones(4, 1)
+    model.fit(x, x, batch_size=2, callbacks=callbacks, verbose=verbose)
+    return model, x
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_it_shows_whatever_verbose_says_and_alone(verbose, capsys):
+    bar, text = bar_and_text()
+    fitted([bar], verbose)
+    assert "Compiled the training program" in text.getvalue()
+    assert "Epoch 1/1" in text.getvalue()
+    assert "loss: " in text.getvalue()
+    assert capsys.readouterr().out == ""
+
+
+def test_it_can_be_used_again_for_other_runs():
+    bar, text = bar_and_text()
+    model, x = fitted([[bar]], 0)
+    model.evaluate(x, x, callbacks=bar, verbose=0)
+    model.predict(x, callbacks=bar, verbose=0)
+    assert "Evaluating" in text.getvalue()
+    assert "Predicting" in text.getvalue()
+
+
+def test_it_leaves_the_terminal_after_an_error():
+    """A bar that were still there would be a thread that outlives the test."""
+    bar, _ = bar_and_text()
+    failing = LambdaCallback(on_train_batch_end=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fitted([bar, failing], 0)
+
+
+def test_standard_output_is_its_default(capsys):
+    fitted(ProgressBar(), 0)
+    assert "2/2 - " in capsys.readouterr().out  # lines, where no bar can be redrawn

@@ -40,9 +40,9 @@ store = ipufit.CheckpointStore("store", keep_last=1)
 paths = [store.save(Checkpoint({}, {"rank": rank}), epoch=0, update=n) for n in (1, 2)]
 assert os.path.isdir(paths[-1]) and store.all() == [paths[-1]], store.all()
 
-from ipufit.callbacks import model_checkpoint
+from ipufit.callbacks import checkpoints
 if rank:  # writes nothing
-    model_checkpoint.write_checkpoint = model_checkpoint.save_weights = None
+    checkpoints.write_checkpoint = checkpoints.save_weights = None
 def fit(*callbacks):
     x = torch.ones(4, 1)
     model.fit(x, x, 2, epochs=2, verbose=0, callbacks=list(callbacks))

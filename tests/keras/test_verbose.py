@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipufit.callbacks.figure_text import format_duration
+from ipufit.callbacks.progress import format_duration
 from tests.keras.twins import compiled, data, networks, without_times
 
 

@@ -89,18 +89,6 @@ def test_updates_that_share_a_rate_are_warned_of(module):
         resolve_optimization("adam", None, module).begin_fit(100, 10)
 
 
-def test_updates_that_share_a_rate_have_that_of_the_first(module):
-    optimization = resolve_optimization(Optimizer("sgd", 1.0), "linear", module)
-    with pytest.warns(SharedRateWarning):
-        optimization.begin_fit(8, 4)
-    rates = []
-    for _ in range(2):
-        optimization.before_call()
-        rates.append(optimization.optimizer.param_groups[0]["lr"])
-        optimization.after_call(4)
-    assert rates == [1.0, 0.5]
-
-
 def test_data_of_unknown_length_need_a_total(module):
     optimization = resolve_optimization("adam", "cosine", module)
     with pytest.raises(ConfigError, match=r"length of the data is unk.*total_updates"):
@@ -111,15 +99,6 @@ def test_data_of_unknown_length_need_a_total(module):
         None, 1
     )
     resolve_optimization("adam", "inverse_sqrt", module).begin_fit(None, 1)
-
-
-def test_a_warm_up_must_fit_into_the_fit(module):
-    optimization = resolve_optimization(
-        "adam", Schedule("cosine", warmup_updates=9), module
-    )
-    optimization.begin_fit(10, 1)
-    with pytest.raises(ConfigError, match="warms up for 9 updates, but there are 9"):
-        optimization.begin_fit(9, 1)
 
 
 def test_calls_outside_a_fit_go_on_counting(module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from ipufit import ConfigError, UnknownNameError, UnsupportedError, poptorch
+from ipufit import ConfigError, UnsupportedError, poptorch
 from ipufit.errors import SharedRateWarning
 from ipufit.optimizers import Optimizer, Schedule, resolve_optimization
 
@@ -238,11 +238,6 @@ def test_a_scheduler_of_another_optimizer_is_refused(module):
 def test_what_is_no_schedule_is_refused(module, schedule, message):
     with pytest.raises(ConfigError, match=message):
         resolve_optimization("sgd", schedule, module)
-
-
-def test_an_unknown_name_gets_a_suggestion(module):
-    with pytest.raises(UnknownNameError, match=r"schedule 'cosin'.*'cosine'"):
-        resolve_optimization("sgd", "cosin", module)
 
 
 # Schedules ---------------------------------------------------------------------------

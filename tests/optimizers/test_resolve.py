@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit import ConfigError, UnknownNameError, UnsupportedError, poptorch
+from ipufit import ConfigError, UnsupportedError, poptorch
 from ipufit.optimizers import (
-    Optimizer,
     check_covers,
     hyper_parameters,
     resolve_optimizer,
@@ -75,18 +74,6 @@ def test_parameter_groups_keep_their_own_settings(module):
     assert [len(group["params"]) for group in groups] == [2, 2]
 
 
-def test_every_group_may_have_a_learning_rate_without_a_common_one(module):
-    first, second = module
-    given = torch.optim.SGD(
-        [
-            {"params": first.parameters(), "lr": 0.5},
-            {"params": second.parameters(), "lr": 0.25},
-        ],
-    )
-    groups = resolve_optimizer(given, module).param_groups
-    assert [group["lr"] for group in groups] == [0.5, 0.25]
-
-
 def test_a_learning_rate_may_be_a_tensor(module):
     given = torch.optim.Adam(module.parameters(), lr=torch.tensor(0.25))
     lr = resolve_optimizer(given, module).param_groups[0]["lr"]
@@ -97,11 +84,6 @@ def test_a_learning_rate_may_be_a_tensor(module):
 def test_an_optimizer_of_poptorch_is_used_as_it_is(module):
     given = poptorch.optim.Adam(module.parameters(), lr=0.1)
     assert resolve_optimizer(given, module) is given
-
-
-def test_an_unknown_name_gets_a_suggestion(module):
-    with pytest.raises(UnknownNameError, match=r"optimizer 'adamm'.*'adam"):
-        resolve_optimizer("adamm", module)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +135,6 @@ def test_a_trainable_parameter_that_the_optimizer_lacks_is_refused(module):
     check_covers(optimizer, module)
 
 
-def test_an_ipufit_optimizer_gets_the_modules_parameters(module):
-    optimizer = resolve_optimizer(Optimizer("adam", 0.25), module)
-    assert type(optimizer) is poptorch.optim.Adam
-    check_covers(optimizer, module)
-    assert optimizer.param_groups[0]["lr"] == 0.25
-
-
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop])
 def test_without_momentum_there_is_no_velocity(module, make):
     optimizer = resolve_optimizer(make(module.parameters(), lr=0.1), module)
@@ -206,10 +181,3 @@ def test_hooks_around_steps_are_refused(kind):
     getattr(given, f"register_step_{kind}_hook")(lambda *_: None)
     with pytest.raises(UnsupportedError, match=f"SGD has a step {kind}-hook"):
         resolve_optimizer(given, module)
-
-
-def test_what_comes_nearest_is_said_of_an_optimizer_of_torch_too():
-    module = torch.nn.Linear(2, 1)
-    adagrad = torch.optim.Adagrad(module.parameters())
-    with pytest.raises(UnsupportedError, match=r"Adagrad can't run.*'rmsprop' is near"):
-        resolve_optimizer(adagrad, module)

@@ -157,12 +157,6 @@ def test_inverse_sqrt_has_a_timescale():
     assert Schedule("inverse_sqrt").factor(30_000) == 0.5
 
 
-def test_noams_peak_is_at_the_end_of_the_warm_up():
-    schedule = Schedule("inverse_sqrt", warmup_updates=100)
-    noam = [min((k or 1) ** -0.5, k * 100**-1.5) * 10 for k in range(400)]
-    assert ours(schedule, 400) == pytest.approx(noam)
-
-
 # Properties --------------------------------------------------------------------------
 
 
@@ -322,10 +316,6 @@ def test_bad_settings_of_a_schedule_are_refused(name, settings, message):
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(UnknownNameError, match=r"Unknown schedule .*Known: constant"):
         Schedule(name)
-
-
-def test_a_name_may_be_written_in_capitals():
-    assert Schedule("Cosine") == Schedule("cosine")
 
 
 @pytest.mark.parametrize(

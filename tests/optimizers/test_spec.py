@@ -94,14 +94,6 @@ def test_no_decay_of_another_type_is_refused(wrong):
         Optimizer("adamw", no_decay=wrong)
 
 
-def test_no_decay_makes_a_second_group(module):
-    optimizer = Optimizer("adamw", weight_decay=0.5, no_decay=("bias", "norm"))
-    first, second = optimizer.bind(module).param_groups
-    assert (first["weight_decay"], second["weight_decay"]) == (0.5, 0.0)
-    assert [id(p) for p in first["params"]] == [id(module[0].weight)]
-    assert len(second["params"]) == 3
-
-
 @pytest.mark.parametrize(
     ("given", "first", "is_automatic", "constant"),
     [
@@ -301,7 +293,3 @@ def test_only_lamb_has_a_trust_ratio_to_leave_out():
         Optimizer("adamw", no_trust_ratio="bias")
     with pytest.raises(ConfigError, match="has 1 in no_trust_ratio"):
         Optimizer("lamb", no_trust_ratio=[1])
-
-
-def test_a_word_stands_for_biases_and_norms():
-    assert Optimizer("adamw", no_decay="bias_and_norm").no_decay == ("bias", "norm")

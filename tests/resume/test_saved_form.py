@@ -193,7 +193,9 @@ class Watched:
             model.checkpoint(),
             random_state(),
             model._executors.device_random_state(),
-            repr([[getattr(o, n) for n in o.saved_attributes] for o in self.callbacks]),
+            repr(
+                [[vars(o).get(n) for n in o.saved_attributes] for o in self.callbacks]
+            ),
         )
 
     def is_unchanged(self):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelCheckpoint`: weights or whole checkpoints, saved during `fit`."""
+"""Callbacks that save weights or whole checkpoints during `fit`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import re
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from string import Formatter
@@ -25,11 +26,16 @@ from ipufit.checkpoint import (
     write_checkpoint,
     written_by_one,
 )
-from ipufit.errors import ConfigError, IpufitWarning, UnsupportedError
+from ipufit.errors import (
+    CheckpointWarning,
+    ConfigError,
+    IpufitWarning,
+    UnsupportedError,
+)
+from ipufit.state import EVICTED
 
-from .messages import warn_of_unsaved_eviction
-from .monitor import MonitorCallback, direction_of
-from .saved_state import copied
+from .base import Callback, copied
+from .stopping import MonitorCallback, direction_of
 
 SUFFIX = ".safetensors"
 _OTHER_SUFFIX = re.compile(r"[^.{}/]\.[A-Za-z][A-Za-z0-9]*/?$")
@@ -95,8 +101,7 @@ class ModelCheckpoint(MonitorCallback):
         ipufit.errors.ConfigError: filepath='best.h5': it must end in .safetensors...
     """
 
-    saved_attributes = ("best", "updates_since_save", "last_update")
-    saved_kinds: ClassVar[Mapping[str, Kind]] = {
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
         "best": optional(number),
         "updates_since_save": count,
         "last_update": whole,
@@ -225,18 +230,19 @@ class ModelCheckpoint(MonitorCallback):
         path = self._path({**fields, "epoch": epoch + 1})
         if not self._is_due(epoch, logs, path):
             return
-        if self.save_weights_only:
-            with file_errors("can't be written", path):
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._write_weights(epoch, path, self._moment(logs))
-        elif self.store is None:
-            moment = self._moment(logs)
-            self.run.after_hooks(partial(self._write, epoch, path, moment))
-        else:
-            value = logs.get(self.monitor)
-            if value is not None:
+        moment = self._moment(logs)
+        if not self.save_weights_only:
+            if self.store is not None and moment.value is not None:
                 self.store.mode = self.known_direction()
-            self.run.after_hooks(partial(self._keep, self.store, epoch, value))
+            self.run.after_hooks(partial(self._write, epoch, path, moment))
+            return
+        with file_errors("can't be written", path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        if self._writer is not None:
+            self._write(epoch, path, moment)
+        else:
+            self.model.save_weights(path, moment=moment)
+            self._say_finished(epoch, path)
 
     def _save_evicted(self) -> None:
         if self._writer is None:
@@ -247,70 +253,42 @@ class ModelCheckpoint(MonitorCallback):
     def _write_evicted(self) -> None:
         epoch = self.run.epoch
         try:
-            if self.store is not None:
-                self._keep(self.store, epoch, None)
-            else:
-                fields = {"epoch": epoch + 1, "batch": self.last_update + 1}
-                self._write(epoch, self._path(fields), self._moment({}))
+            path = self._path({"epoch": epoch + 1, "batch": self.last_update + 1})
+            self._write(epoch, path, self._moment({}))
         except (ConfigError, UnsupportedError) as error:
-            warn_of_unsaved_eviction(error)
+            _warn_of_unsaved_eviction(error)
 
     def _moment(self, logs: dict[str, Any]) -> SavedAt:
         """Return update, epoch and metric of a checkpoint, to find the best later."""
         value = logs.get(self.monitor)
         if value is None:
-            return SavedAt(self.run.updates)
+            return SavedAt(self.run.updates, self.monitor if self.store else None)
         mode = direction_of(self.monitor, self.run.directions)
         mode = mode if self.mode == "auto" else self.mode
         return SavedAt(self.run.updates, self.monitor, float(value), mode)
 
-    def _write_weights(self, epoch: int, path: str, moment: SavedAt) -> None:
-        if self._writer is None:
-            self.model.save_weights(path, moment=moment)
-            self._say_finished(epoch, path)
-        else:
-            model = self.model
-            self._do(
-                epoch,
-                lambda: partial(_write_weights, path, moment, model.copied_weights()),
-            )
-
     def _write(self, epoch: int, path: str, moment: SavedAt) -> None:
-        self._do(epoch, lambda: partial(_write_whole, path, moment, self._checkpoint()))
-
-    def _keep(self, store: CheckpointStore, epoch: int, value: float | None) -> None:
-        self._do(
-            epoch,
-            lambda: partial(
-                store.save_here,
-                self._checkpoint(),
-                SavedAt(
-                    self.run.updates,
-                    self.monitor,
-                    value,
-                    epoch=self.run.epoch + self.run.is_epoch_done,
-                ),
-            ),
-        )
-
-    def _checkpoint(self) -> Checkpoint:
-        """Copy the state of the run, for a writer beside the training."""
-        checkpoint: Checkpoint = self.model.checkpoint()
-        return Checkpoint(checkpoint.tensors, copied(checkpoint.state))
-
-    def _do(self, epoch: int, take: Callable[[], Callable[[], Any]]) -> None:
-        """Copy the state, and let process 0 write it, now or in the background.
-
-        Args:
-            epoch: Index of the epoch.
-            take: Copies the state, and returns a function that writes the copy and
-                returns its path.
-        """
+        """Copy the state, and let process 0 write it, now or in the background."""
         finished = partial(self._say_finished, epoch)
         if self._writer is None:
-            finished(written_by_one(take()))
+            finished(written_by_one(self._copied_state(path, moment)))
         else:
-            self._writer.write(take, finished)
+            self._writer.write(partial(self._copied_state, path, moment), finished)
+
+    def _copied_state(self, path: str, moment: SavedAt) -> Callable[[], str | Path]:
+        """Copy the state, and return a function that writes the copy.
+
+        It returns the path. Training doesn't change the copy.
+        """
+        if self.save_weights_only:
+            weights = self.model.copied_weights()
+            return partial(_write_to, path, save_weights, weights, path, moment=moment)
+        now: Checkpoint = self.model.checkpoint()
+        copy = Checkpoint(now.tensors, copied(now.state))
+        if self.store is not None:
+            complete = self.run.epoch + self.run.is_epoch_done
+            return partial(self.store.save_here, copy, replace(moment, epoch=complete))
+        return partial(_write_to, path, write_checkpoint, path, copy, moment=moment)
 
     def _say_finished(self, epoch: int, path: str | Path) -> None:
         self.say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
@@ -346,13 +324,141 @@ class ModelCheckpoint(MonitorCallback):
         return True
 
 
-def _write_weights(path: str, moment: SavedAt, weights: dict[str, Any]) -> str:
-    save_weights(weights, path, moment=moment)
-    return path
+class BackupAndRestore(Callback):
+    """Save the whole run, and continue the saved run when `fit` is called again.
+
+    As in Keras, but exactly: a run that was killed and started again by the same script
+    ends with the same weights, optimiser, History and callbacks as one that wasn't. On
+    SIGTERM, with which schedulers evict, it saves after the present call and ends the
+    run in order. Of several processes the first writes and all read; SIGTERM in any of
+    them ends all.
+
+    Args:
+        backup_dir: Directory of the checkpoints, and of nothing else.
+        save_freq: `"epoch"`, or a number of weight updates.
+        delete_checkpoint: Delete the directory when the run is complete and every
+            callback has ended without an error.
+        keep_last: Number of checkpoints to keep. More than one lets a run continue if
+            the
+            newest is damaged.
+
+    Attributes:
+        store: The checkpoints.
+
+    Raises:
+        ConfigError: `save_freq` is neither `"epoch"` nor a positive number.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from ipufit import IPUModel
+        >>> model = IPUModel(torch.nn.Linear(2, 1))
+        >>> model.compile("sgd", "mse")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     backup = BackupAndRestore(folder + "/run", delete_checkpoint=False)
+        ...     x, y = torch.zeros(8, 2), torch.ones(8, 1)
+        ...     history = model.fit(x, y, batch_size=4, verbose=0, callbacks=backup)
+        ...     len(backup.store.all())
+        1
+    """
+
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {"updates_since_save": count}
+    resumes = True
+    reads_batch_logs = False
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: int | str = "epoch",
+        *,
+        delete_checkpoint: bool = True,
+        keep_last: int = 2,
+    ) -> None:
+        if save_freq != "epoch" and not _is_positive(save_freq):
+            raise ConfigError(
+                f"save_freq={save_freq!r} is neither 'epoch' nor a number of updates, "
+                "1 or more."
+            )
+        self.store = CheckpointStore(backup_dir, keep_last=keep_last)
+        self.save_freq = save_freq
+        self.delete_checkpoint = delete_checkpoint
+        self.updates_since_save = 0
+        self._updates_counted = 0
+        self._saved: tuple[int, bool] | None = None
+
+    @property
+    def hears_every(self) -> int | None:
+        """Return `save_freq` if it is a number, so that calls end where it saves."""
+        return None if self.save_freq == "epoch" else int(self.save_freq)
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Register a save for when the process is evicted."""
+        self.updates_since_save = self._updates_counted = 0
+        self._saved = None
+        self.run.on_eviction(self._save_if_possible)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Save if enough updates were made."""
+        self.updates_since_save += self.run.updates - self._updates_counted
+        self._updates_counted = self.run.updates
+        if self.save_freq != "epoch" and self.updates_since_save >= int(self.save_freq):
+            self.updates_since_save = 0
+            self.run.after_hooks(self._save)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Save if `save_freq` is `"epoch"`."""
+        if self.save_freq == "epoch":
+            self.updates_since_save = 0
+            self.run.after_hooks(self._save)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue counting from the interrupted run's updates."""
+        super().load_state_dict(state)
+        self._updates_counted = self.run.updates
+
+    def _save(self) -> None:
+        run = self.run
+        self._saved = run.updates, run.is_epoch_done
+        complete = run.epoch + run.is_epoch_done
+        self.store.save(self.model.checkpoint(), epoch=complete, update=run.updates)
+
+    def _save_if_possible(self) -> None:
+        if self._saved == (self.run.updates, self.run.is_epoch_done):
+            return
+        try:
+            self._save()
+        except UnsupportedError as error:
+            _warn_of_unsaved_eviction(error)
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Delete the backup after a complete run, if `delete_checkpoint`.
+
+        It stays if SIGTERM came too late to be heeded: the script may be killed before
+        it uses the result.
+        """
+        run = self.run
+        is_cut = run.is_evicted or run.stop_reason in (EVICTED, "interrupted")
+        if not is_cut and run.processes.are_several:
+            is_cut = any(run.processes.gathered(run.was_told_to_end))
+        if self.delete_checkpoint and not is_cut:
+            run.after_hooks(self._clear)
+
+    def _clear(self) -> None:
+        self.run.processes.barrier()  # every process has ended well
+        self.store.clear()
 
 
-def _write_whole(path: str, moment: SavedAt, checkpoint: Checkpoint) -> str:
-    write_checkpoint(path, checkpoint, moment=moment)
+def _warn_of_unsaved_eviction(error: Exception) -> None:
+    """Warn that a run couldn't be saved when SIGTERM ended it, with the reason."""
+    warnings.warn(
+        f"SIGTERM came, and the run couldn't be saved: {error} It will go on from the "
+        "checkpoint before, if there is one.",
+        CheckpointWarning,
+        stacklevel=2,
+    )
+
+
+def _write_to(path: str, write: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    write(*args, **kwargs)
     return path
 
 

@@ -1,0 +1,581 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that write metrics to files, and to services that track runs."""
+
+from __future__ import annotations
+
+import abc
+import csv
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar, Iterable, Iterator, Mapping
+
+import numpy as np
+
+from ipufit._files import file_errors
+from ipufit._kinds import Kind, count, list_of, optional, text
+from ipufit._optional import need
+from ipufit.batching import check_count
+from ipufit.errors import ConfigError, IpufitWarning
+
+from .base import Callback
+from .learning_rate import learning_rate
+
+
+class FigureLogger(Callback, abc.ABC):
+    """Base of callbacks that log the metrics of epochs, and of calls on request.
+
+    Args:
+        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
+            the epoch so far too, after each call that makes an n-th update. `"batch"`
+            is the same as 1.
+
+    Attributes:
+        updates: Number of updates since `fit` began.
+
+    Raises:
+        ConfigError: If `update_freq` has another value.
+    """
+
+    writes_for_all = True
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {"updates": count}
+
+    def __init__(self, update_freq: int | str) -> None:
+        every = 1 if update_freq == "batch" else update_freq
+        is_number = isinstance(every, int) and not isinstance(every, bool)
+        if every != "epoch" and not (is_number and every > 0):  # type: ignore[operator]
+            raise ConfigError(
+                f"update_freq={update_freq!r} is none of 'epoch', 'batch' and a number "
+                "of updates, 1 or more."
+            )
+        self.update_freq = update_freq
+        self.updates = 0
+        self._every = every if isinstance(every, int) else None
+        self.reads_batch_logs = self._every is not None
+        self._first_update = 0
+
+    @property
+    def hears_every(self) -> int | None:
+        """Return the updates between two logs, at which calls end."""
+        return self._every
+
+    @abc.abstractmethod
+    def open(self) -> None:
+        """Connect to the service; called before each epoch and call."""
+
+    @abc.abstractmethod
+    def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Log the metrics of an epoch (0-based)."""
+
+    @abc.abstractmethod
+    def write_updates(self, logs: dict[str, Any]) -> None:
+        """Log the metrics of the epoch so far, at the number `updates`."""
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Set the count of updates to 0."""
+        self.updates = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Connect to the service; a resumed run has its state by now."""
+        self.open()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """Connect to the service, for a run resumed inside an epoch."""
+        self.open()
+        self._first_update = batch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count the call's updates, and log metrics every `update_freq` updates."""
+        before = self.updates
+        self.updates += batch - self._first_update + 1
+        if self._every and self.updates // self._every > before // self._every:
+            self.write_updates(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Log the metrics of the epoch."""
+        self.write_epoch(epoch, logs)
+
+
+class RunLogger(FigureLogger):
+    """Base of loggers for services with runs: join the active run, or begin one.
+
+    A run that the logger begins ends with `fit`, as failed if `fit` raised. A resumed
+    `fit` continues it.
+
+    Args:
+        arguments: Arguments for the service's function that begins a run.
+
+    Attributes:
+        run_id: Id of the run that the logger began; None if it began none.
+    """
+
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
+        "updates": count,
+        "run_id": optional(text),
+    }
+
+    def __init__(self, update_freq: int | str, arguments: dict[str, Any]) -> None:
+        super().__init__(update_freq)
+        self.arguments = arguments
+        self.run_id: str | None = None
+        self._active: Any = None
+        self._is_own = False
+
+    @abc.abstractmethod
+    def active_run(self) -> Any:
+        """Return the service's active run, or None."""
+
+    @abc.abstractmethod
+    def begin_run(self) -> Any:
+        """Begin a run, or continue the run of `run_id`, and return the run."""
+
+    @abc.abstractmethod
+    def end_run(self, *, is_failed: bool) -> None:
+        """End the run that `begin_run` began."""
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Forget the run that an earlier `fit` began."""
+        super().on_train_begin(logs)
+        self.run_id = None
+
+    def open(self) -> None:
+        """Join the active run, or begin one."""
+        if self._active is None:
+            self._active = self.active_run()
+            self._is_own = self._active is None
+            if self._is_own:
+                self._active = self.begin_run()
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """End the run, if the logger began it."""
+        self._leave(is_failed=False)
+
+    def close(self) -> None:
+        """End the run as failed, if an error prevented `on_train_end`."""
+        self._leave(is_failed=True)
+
+    def _leave(self, *, is_failed: bool) -> None:
+        if self._is_own:
+            self.end_run(is_failed=is_failed)
+        self._active, self._is_own = None, False
+
+
+class CSVLogger(Callback):
+    """Write the figures of every epoch into a CSV file.
+
+    As in Keras, the columns are `epoch` (0-based) and the figures of the first epoch by
+    name. If that epoch wasn't validated, each figure has a `val_` column too. A figure
+    that is missing later is `NA`; lists and arrays are quoted, `"[1.0, 2.0]"`.
+
+    Each row is written at once and the file closed again, so a process that is killed
+    leaves the rows of all its epochs. A resumed run continues its file, without the
+    rows of epochs that are trained again.
+
+    Args:
+        filename: Path of the file; missing folders are made.
+        separator: Character between the values of a row.
+        append: If True, keep the rows and columns of an existing file. If False, they
+            are deleted when the first row is written.
+
+    Raises:
+        ConfigError: If `separator` isn't one character. When `fit` begins, with
+            `append`: if the file has no header of a `CSVLogger`.
+        FileError: If the file can't be written, when `fit` begins or at a later epoch.
+
+    Example:
+        >>> logger = CSVLogger("log.csv", separator=";", append=True)
+    """
+
+    writes_for_all = True
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
+        "columns": optional(list_of(text)),
+        "begin": count,
+    }
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str],
+        separator: str = ",",
+        append: bool = False,
+    ) -> None:
+        if not isinstance(separator, str) or len(separator) != 1:
+            raise ConfigError(f"separator={separator!r} is not one character.")
+        self.filename = os.fspath(filename)
+        self.separator = separator
+        self.append = append
+        self.columns: list[str] | None = None
+        self.begin = 0  # size in bytes of the rows of earlier runs
+        self._is_open = self._is_resumed = False
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Check that the file can be written, and read its columns with `append`."""
+        path = Path(self.filename)
+        with file_errors("can't be written", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                size = file.tell()
+        self._is_open = self._is_resumed = False
+        self.columns, self.begin = None, 0
+        if self.append and size:
+            self.columns, self.begin = self._read_columns(), size
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the file of the interrupted run."""
+        super().load_state_dict(state)
+        self._is_resumed = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Write the row of the epoch."""
+        with file_errors("can't be written", self.filename):
+            self._write(epoch, logs)
+
+    def _write(self, epoch: int, logs: dict[str, Any]) -> None:
+        rows: list[list[Any]] = []
+        if not self._is_open:
+            is_empty = self._cut(epoch) == 0
+            if self.columns is None:
+                self.columns = _columns(logs) if is_empty else self._read_columns()
+            if is_empty:
+                rows.append(["epoch", *self.columns])
+            self._is_open = True
+        columns = self.columns or []
+        others = [name for name in logs if name not in columns]
+        if others:
+            warnings.warn(
+                f"CSVLogger leaves out {', '.join(others)}: there is no such column in "
+                f"{self.filename!r}. Columns are those of its first epoch.",
+                IpufitWarning,
+                stacklevel=3,
+            )
+        rows.append([epoch, *(_cell(logs.get(name, "NA")) for name in columns)])
+        text = io.StringIO(newline="")
+        csv.writer(text, delimiter=self.separator).writerows(rows)
+        with open(self.filename, "ab") as file:
+            file.write(text.getvalue().encode())
+
+    def _read_columns(self) -> list[str]:
+        """Read the columns of the existing file."""
+        with open(self.filename, newline="", encoding="utf-8") as file:
+            header = next(csv.reader(file, delimiter=self.separator))
+        if header[:1] != ["epoch"]:
+            raise ConfigError(
+                f"{self.filename!r} doesn't begin with the header of a CSVLogger with "
+                f"separator={self.separator!r}, so nothing can be appended. Take "
+                "another file, or append=False."
+            )
+        return header[1:]
+
+    def _cut(self, epoch: int) -> int:
+        """Cut the file to the whole rows that stay, and return its size in bytes."""
+        path = Path(self.filename)
+        is_kept = path.exists() and (self.begin or self._is_resumed)
+        written = path.read_bytes() if is_kept else b""
+        size = min(self.begin, len(written))
+        # A resumed run keeps its header and the whole rows of the epochs before.
+        own = written[size:].splitlines(keepends=True) if self._is_resumed else []
+        for line in own:
+            first = line.decode(errors="replace").split(self.separator)[0].strip()
+            is_over = first.isdecimal() and int(first) >= epoch
+            if is_over or not line.endswith(b"\n"):
+                break
+            size += len(line)
+        with path.open("ab") as file:
+            file.truncate(size)
+            if size and written[size - 1 : size] != b"\n":
+                size += file.write(b"\r\n")
+        return size
+
+
+def _columns(logs: dict[str, Any]) -> list[str]:
+    names = sorted(logs)
+    if any(name.startswith("val_") for name in names):
+        return names
+    return names + [f"val_{name}" for name in names]
+
+
+def _cell(value: Any) -> Any:
+    is_scalar = getattr(value, "ndim", 1) == 0  # an array of one number
+    if isinstance(value, str) or not isinstance(value, Iterable) or is_scalar:
+        return value
+    return f'"[{", ".join(map(str, value))}]"'
+
+
+class TensorBoard(FigureLogger):
+    """Write figures for TensorBoard, in Keras's folders and under Keras's tags.
+
+    In `train`: `epoch_<name>` and `epoch_learning_rate` (of the first parameter group)
+    for every epoch, 0-based, and `batch_<name>` for updates, with `update_freq`. In
+    `validation`: `epoch_<name>` without `val_`, and for every `evaluate` and validation
+    `evaluation_<name>_vs_iterations`, at the number of updates since `compile`.
+    With `histogram_freq` also, in `train`, a histogram of each weight and buffer of
+    floats, under its name with `/` for `.`, so that TensorBoard groups them by module.
+
+    Show them with `tensorboard --logdir logs`.
+
+    Args:
+        log_dir: Directory to write to.
+        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
+            the epoch so far too, after each call that makes an n-th update. `"batch"`
+            is the same as 1.
+        histogram_freq: Number of epochs from one histogram of the weights to the next,
+            from the first epoch on; 0 for none. Each brings all weights to the host,
+            and leaves out values that aren't finite.
+
+    Raises:
+        ConfigError: If `update_freq` or `histogram_freq` has another value, or
+            tensorboard isn't installed.
+
+    Example:
+        >>> from ipufit import ConfigError
+        >>> try:
+        ...     callback = TensorBoard("logs", update_freq=100)
+        ... except ConfigError as error:
+        ...     "pip install ipufit[tensorboard]" in str(error)
+        ... else:
+        ...     callback.update_freq == 100
+        True
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] = "logs",
+        update_freq: int | str = "epoch",
+        histogram_freq: int = 0,
+    ) -> None:
+        super().__init__(update_freq)
+        check_count("histogram_freq", histogram_freq)
+        self.histogram_freq = histogram_freq
+        self.log_dir = os.fspath(log_dir)
+        module = need("torch.utils.tensorboard", "TensorBoard", "ipufit[tensorboard]")
+        self._make_writer = module.SummaryWriter
+        self._writers: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Do nothing: the first metric creates the file."""
+
+    def write_updates(self, logs: dict[str, Any]) -> None:
+        """Write the metrics so far as `batch_<name>`."""
+        self._write("train", "batch_{}", logs, self.updates)
+
+    def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Write the metrics of an epoch as `epoch_<name>`, and flush the files."""
+        training, validation = {}, {}
+        for name, value in logs.items():
+            if name.startswith("val_"):
+                validation[name[len("val_") :]] = value
+            else:
+                training[name] = value
+        training["learning_rate"] = learning_rate(self.model.optimizer)
+        self._write("train", "epoch_{}", training, epoch)
+        self._write("validation", "epoch_{}", validation, epoch)
+        if is_histogram_due(self.histogram_freq, epoch):
+            writer = self._writer("train")
+            for name, values in histogram_values(self.model):
+                writer.add_histogram(name.replace(".", "/"), values, epoch)
+        self._flush()
+
+    def on_test_end(self, logs: dict[str, Any]) -> None:
+        """Write the metrics of an evaluation as `evaluation_<name>_vs_iterations`."""
+        updates = self.model.num_updates
+        self._write("validation", "evaluation_{}_vs_iterations", logs, updates)
+        self._flush()
+
+    def close(self) -> None:
+        """Close the files, also after an error."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _write(self, folder: str, tag: str, logs: dict[str, Any], step: int) -> None:
+        if not logs:
+            return
+        writer = self._writer(folder)
+        for name, value in logs.items():
+            writer.add_scalar(tag.format(name), value, step)
+
+    def _writer(self, folder: str) -> Any:
+        if folder not in self._writers:
+            path = os.path.join(self.log_dir, folder)
+            with file_errors("can't be written", path):
+                self._writers[folder] = self._make_writer(path)
+        return self._writers[folder]
+
+    def _flush(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
+
+
+class WandbLogger(RunLogger):
+    """Log figures to Weights & Biases.
+
+    Figures of epochs are `epoch/<name>`, with `epoch/epoch` (0-based). Figures of calls
+    are `batch/<name>`, with `batch/updates`. Histograms of weights are `weights/<name>`
+    and come with the figures of their epoch. They go to the active run, `wandb.run`.
+    If there is none, one is begun with the first epoch and finished with `fit`, as
+    failed if `fit` raised. A resumed `fit` continues its run.
+
+    Args:
+        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
+            the epoch so far too, after each call that makes an n-th update. `"batch"`
+            is the same as 1.
+        histogram_freq: Number of epochs from one histogram of the weights to the next,
+            from the first epoch on; 0 for none. Each brings all weights to the host,
+            and leaves out values that aren't finite.
+        **arguments: Arguments of `wandb.init`, such as `project`, `name` or `config`.
+
+    Attributes:
+        run_id: Id of the run that the logger began; None if it began none.
+
+    Raises:
+        ConfigError: If `update_freq` or `histogram_freq` has another value, or wandb
+            isn't installed.
+
+    Example:
+        >>> from ipufit import ConfigError
+        >>> try:
+        ...     callback = WandbLogger(project="mnist")
+        ... except ConfigError as error:
+        ...     "pip install wandb" in str(error)
+        ... else:
+        ...     callback.run_id is None
+        True
+    """
+
+    def __init__(
+        self,
+        update_freq: int | str = "epoch",
+        *,
+        histogram_freq: int = 0,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(update_freq, arguments)
+        check_count("histogram_freq", histogram_freq)
+        self.histogram_freq = histogram_freq
+        self._wandb = need("wandb", "WandbLogger", "wandb")
+
+    def active_run(self) -> Any:
+        """Return `wandb.run`."""
+        return self._wandb.run
+
+    def begin_run(self) -> Any:
+        """Begin a run, or continue the run of `run_id`."""
+        known = {"id": self.run_id, "resume": "allow"} if self.run_id else {}
+        run = self._wandb.init(**{**self.arguments, **known})
+        self.run_id = run.id
+        return run
+
+    def end_run(self, *, is_failed: bool) -> None:
+        """Finish the run with exit code 1 if `fit` failed, else 0."""
+        self._active.finish(exit_code=int(is_failed))
+
+    def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Log the metrics of an epoch as `epoch/<name>`."""
+        histograms = {}
+        if is_histogram_due(self.histogram_freq, epoch):
+            histograms = {
+                f"weights/{name}": self._wandb.Histogram(values)
+                for name, values in histogram_values(self.model)
+            }
+        self._log("epoch", {"epoch": epoch, **logs}, histograms)
+
+    def write_updates(self, logs: dict[str, Any]) -> None:
+        """Log the metrics so far as `batch/<name>`."""
+        self._log("batch", {"updates": self.updates, **logs}, {})
+
+    def _log(self, group: str, figures: dict[str, Any], more: dict[str, Any]) -> None:
+        named = {f"{group}/{name}": value for name, value in figures.items()}
+        self._active.log({**named, **more})
+
+
+class MLflowLogger(RunLogger):
+    """Log figures to MLflow.
+
+    Figures of epochs keep their names, with the epoch (0-based) as their step. Figures
+    of calls are `batch_<name>`, with the number of updates as their step. They go to
+    the active run. If there is none, one is begun with the first epoch and ended with
+    `fit`, as `FAILED` if `fit` raised. A resumed `fit` continues its run.
+
+    Args:
+        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
+            the epoch so far too, after each call that makes an n-th update. `"batch"`
+            is the same as 1.
+        **arguments: Arguments of `mlflow.start_run`, such as `run_name` or `tags`.
+
+    Attributes:
+        run_id: Id of the run that the logger began; None if it began none.
+
+    Raises:
+        ConfigError: If `update_freq` has another value, or mlflow isn't installed.
+
+    Example:
+        >>> from ipufit import ConfigError
+        >>> try:
+        ...     callback = MLflowLogger(run_name="first")
+        ... except ConfigError as error:
+        ...     "pip install mlflow" in str(error)
+        ... else:
+        ...     callback.run_id is None
+        True
+    """
+
+    def __init__(self, update_freq: int | str = "epoch", **arguments: Any) -> None:
+        super().__init__(update_freq, arguments)
+        self._mlflow = need("mlflow", "MLflowLogger", "mlflow")
+
+    def active_run(self) -> Any:
+        """Return MLflow's active run, or None."""
+        return self._mlflow.active_run()
+
+    def begin_run(self) -> Any:
+        """Begin a run, or continue the run of `run_id`."""
+        known = {"run_id": self.run_id} if self.run_id else {}
+        run = self._mlflow.start_run(**{**self.arguments, **known})
+        self.run_id = run.info.run_id
+        return run
+
+    def end_run(self, *, is_failed: bool) -> None:
+        """End the run as `FINISHED` or `FAILED`."""
+        self._mlflow.end_run(status="FAILED" if is_failed else "FINISHED")
+
+    def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Log the metrics of an epoch."""
+        self._mlflow.log_metrics(dict(logs), step=epoch)
+
+    def write_updates(self, logs: dict[str, Any]) -> None:
+        """Log the metrics so far as `batch_<name>`."""
+        figures = {f"batch_{name}": value for name, value in logs.items()}
+        self._mlflow.log_metrics(figures, step=self.updates)
+
+
+def is_histogram_due(freq: int, epoch: int) -> bool:
+    """Return whether histograms are due: after the first epoch, then every `freq`.
+
+    Args:
+        freq: Number of epochs from one histogram to the next; 0 for none.
+        epoch: Index of the epoch, from 0.
+
+    Example:
+        >>> [epoch for epoch in range(6) if is_histogram_due(2, epoch)]
+        [0, 2, 4]
+    """
+    return freq > 0 and epoch % freq == 0
+
+
+def histogram_values(model: Any) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield the finite values of each weight and each floating-point buffer, by name.
+
+    All weights are copied to the host. A tensor without finite values is left out.
+
+    Args:
+        model: Model with `copied_weights`.
+
+    Yields:
+        Name in the state dict, and float32 values in one dimension.
+    """
+    for name, tensor in model.copied_weights().items():
+        if tensor.is_floating_point():
+            values: np.ndarray[Any, Any] = tensor.float().reshape(-1).numpy()
+            finite = values[np.isfinite(values)]
+            if finite.size:
+                yield name, finite

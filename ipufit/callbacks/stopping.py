@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that watch one metric, and those of them that end `fit`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, ClassVar, Mapping
+
+import numpy as np
+
+from ipufit._kinds import Kind, array, count, list_of, number, optional
+from ipufit.errors import ConfigError, DamagedCheckpointError, IpufitWarning
+
+from .base import Callback, say
+
+
+class MonitorCallback(Callback):
+    """Base of callbacks that monitor a metric in the logs.
+
+    Args:
+        monitor: Name of the metric, such as `"val_loss"`.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` asks the metrics. Any
+            other mode is taken as `"auto"`, with a warning, as in Keras.
+        min_delta: Change that an improvement must exceed; its sign doesn't matter.
+        verbose: 1 or more lets `say` print its messages.
+        best: Value that the first one must beat, if any.
+
+    Attributes:
+        best: Best value so far.
+        direction: `"min"` or `"max"`; None before the first value of a run.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        mode: str,
+        min_delta: float,
+        verbose: int,
+        best: float | None = None,
+    ) -> None:
+        if mode not in ("auto", "min", "max"):
+            warnings.warn(
+                f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto "
+                "mode.",
+                IpufitWarning,
+                stacklevel=3,
+            )
+            mode = "auto"
+        self.monitor = monitor
+        self.mode = mode
+        self.min_delta = abs(min_delta)
+        self.verbose = verbose
+        self.best = best
+        self.direction: str | None = None
+
+    def say(self, message: str) -> None:
+        """Print a line if `verbose` is set, in the first process only."""
+        if self.verbose > 0 and self.run.processes.is_first:
+            say(message)
+
+    @property
+    def state_name(self) -> str:
+        """Name in checkpoints: the class and the metric."""
+        return f"{type(self).__name__}({self.monitor})"
+
+    def begin_monitoring(self) -> None:
+        """Reset the direction, which depends on the new run's metrics."""
+        self.direction = None
+
+    def improves(self, value: float, reference: float | None) -> bool:
+        """Check that a value is better than another by more than `min_delta`.
+
+        Like Keras's, the test is strict and made in float32, so `0.7` is no improvement
+        over `0.8` by more than `0.1`, whatever float64 leaves in the last digit.
+
+        Args:
+            value: New value. NaN is never an improvement.
+            reference: Value to beat; every number beats None and NaN.
+
+        Raises:
+            ConfigError: If the mode is `"auto"`, and no metric has a direction.
+        """
+        is_less = self.known_direction() == "min"
+        if math.isnan(value):
+            return False
+        if reference is None or math.isnan(reference):
+            return True
+        delta = self.min_delta if is_less else -self.min_delta
+        with np.errstate(over="ignore"):  # beyond float32 is infinite
+            shifted, best = np.float32(value + delta), np.float32(reference)
+        return bool(shifted < best if is_less else shifted > best)
+
+    def known_direction(self) -> str:
+        """Return whether the metric's `"min"` or `"max"` is better.
+
+        Raises:
+            ConfigError: If the mode is `"auto"`, and no metric has a direction.
+        """
+        if self.direction is None and self.mode != "auto":
+            self.direction = self.mode
+        elif self.direction is None:
+            self.direction = direction_of(self.monitor, self.run.directions)
+        if self.direction is None:
+            known = ", ".join(sorted(self.run.directions)) or "none"
+            raise ConfigError(
+                f"{type(self).__name__}(monitor={self.monitor!r}) can't tell whether "
+                "more or less of it is better. Pass mode='min' or mode='max'. Figures "
+                f"whose direction is known: {known}; each also with val_ before it."
+            )
+        return self.direction
+
+
+def direction_of(monitor: str, directions: Mapping[str, str]) -> str | None:
+    """Return whether a metric's `"min"` or `"max"` is better; None if unknown.
+
+    The direction of a loss is always known.
+
+    Args:
+        monitor: Name in the logs, with or without `val_`.
+        directions: `"min"` or `"max"` by name, without `val_`.
+
+    Example:
+        >>> direction_of("val_accuracy", {"accuracy": "max"})
+        'max'
+        >>> direction_of("val_depth_loss", {})
+        'min'
+    """
+    name = monitor[len("val_") :] if monitor.startswith("val_") else monitor
+    if name in directions:
+        return directions[name]
+    return "min" if name == "loss" or name.endswith("_loss") else None
+
+
+def warn_unavailable(what: str, logs: Mapping[str, Any], end: str = "") -> None:
+    """Warn that a metric isn't in the logs.
+
+    Args:
+        what: Beginning of the message.
+        logs: Figures that are there.
+        end: End of the message.
+    """
+    warnings.warn(
+        f"{what} which is not available. Available metrics are: {','.join(logs)}{end}",
+        IpufitWarning,
+        stacklevel=3,
+    )
+
+
+class EarlyStopping(MonitorCallback):
+    """Stop when a figure hasn't improved for some epochs.
+
+    As in Keras, but a NaN never becomes the best value, and `"auto"` knows the figures
+    of several outputs.
+
+    Args:
+        monitor: Name of the figure in the logs.
+        min_delta: Smallest change that counts as an improvement.
+        patience: Number of epochs without improvement after which to stop; 0 and 1 both
+            stop at the first such epoch, as in Keras.
+        verbose: 1 prints a line when it stops or restores weights.
+        mode: `"min"`, `"max"`, or `"auto"`.
+        baseline: Value that must be beaten too before an improvement resets `wait`.
+        restore_best_weights: If True, the run ends with the weights of its best epoch,
+            stopped or not. Every improvement fetches the weights from the device.
+        start_from_epoch: Index of the first epoch that counts.
+
+    Attributes:
+        best: Best value of this run.
+        best_epoch: Index of the best epoch.
+        best_weights: Weights of the best epoch, if they are to be restored.
+        stopped_epoch: Index of the epoch that stopped the run; 0 if none did.
+        wait: Number of epochs since the last improvement.
+
+    Raises:
+        ConfigError: At the figure's first value, if `mode="auto"` and no metric has its
+            direction.
+
+    Example:
+        >>> from ipufit.state import RunState
+        >>> stopping = EarlyStopping("loss", patience=2)
+        >>> stopping.set_run(RunState())
+        >>> stopping.on_train_begin({})
+        >>> for epoch, loss in enumerate([3.0, 2.0, 2.5, 2.2]):
+        ...     stopping.on_epoch_end(epoch, {"loss": loss})
+        >>> stopping.stopped_epoch, stopping.best
+        (3, 2.0)
+    """
+
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
+        "wait": count,
+        "best": optional(number),
+        "best_epoch": count,
+        "stopped_epoch": count,
+        "best_weights": optional(list_of(array)),
+    }
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta, verbose)
+        self.patience = patience
+        self.baseline = baseline
+        self.restore_best_weights = restore_best_weights
+        self.start_from_epoch = start_from_epoch
+        self._reset()
+
+    def _reset(self) -> None:
+        self.wait = 0
+        self.best = None
+        self.best_epoch = 0
+        self.best_weights: list[Any] | None = None
+        self.stopped_epoch = 0
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state with other keys, other kinds or weights of another module."""
+        super().check_state(state)
+        if state["best_weights"] is None:
+            return
+        own = [tuple(one.shape) for one in self.model.get_weights()]
+        if [tuple(one.shape) for one in state["best_weights"]] != own:
+            raise DamagedCheckpointError(
+                "The state of EarlyStopping has best_weights of another module. Use "
+                "another checkpoint."
+            )
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Reset the values of an earlier run."""
+        self._reset()
+        self.begin_monitoring()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Compare the metric with the best value, and stop after `patience` epochs."""
+        if logs.get(self.monitor) is None:
+            warn_unavailable(
+                f"Early stopping conditioned on metric `{self.monitor}`", logs
+            )
+            return
+        if epoch < self.start_from_epoch:
+            return
+        value = float(logs[self.monitor])
+        self.wait += 1
+        if self.improves(value, self.best):
+            self._keep(epoch, value)
+        elif self.wait >= self.patience and epoch > 0:
+            self.stopped_epoch = epoch
+            self.run.stop(
+                f"{self.monitor} hasn't improved for {self.wait} epochs (EarlyStopping)"
+            )
+
+    def _keep(self, epoch: int, value: float) -> None:
+        self.best = value
+        self.best_epoch = epoch
+        if self.restore_best_weights:
+            self.best_weights = self.model.get_weights()
+        if self.baseline is None or self.improves(value, self.baseline):
+            self.wait = 0
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Restore the best weights if `restore_best_weights` is set."""
+        if self.stopped_epoch > 0:
+            self.say(f"Epoch {self.stopped_epoch + 1}: early stopping")
+        if self.best_weights is not None:
+            self.say(
+                "Restoring model weights from the end of the best epoch: "
+                f"{self.best_epoch + 1}."
+            )
+            self.model.set_weights(self.best_weights)
+
+
+class TerminateOnNaN(Callback):
+    """Stop when the training loss of the epoch so far becomes NaN or infinite.
+
+    As in Keras. The loss is checked after every call. ipufit warns of such a loss in
+    any case (`NonFiniteLossWarning`).
+
+    Args:
+        raise_error: If True, raise an error instead of ending the run in order.
+            `on_train_end` isn't called then, so no callback uses the lost weights.
+
+    Raises:
+        RuntimeError: With `raise_error`, when the loss becomes NaN or infinite.
+
+    Example:
+        >>> from ipufit.state import RunState
+        >>> terminate = TerminateOnNaN()
+        >>> terminate.set_run(RunState())
+        >>> terminate.on_train_batch_end(7, {"loss": float("nan")})
+        Batch 7: Invalid loss, terminating training
+        >>> terminate.run.stop_reason
+        'the loss is nan (TerminateOnNaN)'
+    """
+
+    def __init__(self, raise_error: bool = False) -> None:
+        self.raise_error = raise_error
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Stop the run if the loss isn't finite."""
+        loss = logs.get("loss")
+        if loss is None or math.isfinite(loss):
+            return
+        if self.raise_error:
+            raise RuntimeError(
+                f"NaN or Inf loss: it is {loss} at batch {batch} of epoch "
+                f"{self.run.epoch + 1}. The weights are probably lost."
+            )
+        say(f"Batch {batch}: Invalid loss, terminating training")
+        self.run.stop(f"the loss is {loss} (TerminateOnNaN)")

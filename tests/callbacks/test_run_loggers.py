@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`WandbLogger` and `MLflowLogger` on doubles of their services."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ipufit import ConfigError
+from ipufit.callbacks import CallbackList, LambdaCallback, MLflowLogger, WandbLogger
+from tests.callbacks.driving import play
+from tests.callbacks.trackers import MLflowDouble, WandbDouble
+
+
+class Wandb:
+    """The service, and what its double has noted, in words of both."""
+
+    logger, module, ends = WandbLogger, "wandb", (0, 1)
+
+    def __init__(self):
+        self.resumed = {"id": "id0", "resume": "allow"}
+        self.double = WandbDouble()
+        self.begin = self.double.init
+
+    def active(self):
+        return self.double.run
+
+    def end_of(self, run):
+        return run.exit_code
+
+    def logged(self, run):
+        return [tuple(one.values()) for one in run.logged]
+
+
+class MLflow:
+    logger, module, ends = MLflowLogger, "mlflow", ("FINISHED", "FAILED")
+
+    def __init__(self):
+        self.resumed = {"run_id": "id0"}
+        self.double = MLflowDouble()
+        self.begin = self.double.start_run
+
+    def active(self):
+        return self.double.active
+
+    def end_of(self, run):
+        return run.status
+
+    def logged(self, run):
+        return [(step, *figures.values()) for step, figures in run.logged]
+
+
+@pytest.fixture(params=[Wandb, MLflow])
+def service(request, monkeypatch):
+    service = request.param()
+    monkeypatch.setitem(sys.modules, service.module, service.double)
+    return service
+
+
+def test_it_begins_and_ends_a_run(service):
+    play(service.logger(name="n"), [{"loss": 2.0}, {"loss": 1.0}])
+    (run,) = service.double.runs
+    assert run.arguments == {"name": "n"}
+    assert service.logged(run) == [(0, 2.0), (1, 1.0)]
+    assert service.end_of(run) == service.ends[0]
+    assert service.active() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch", "batch"),
+    [
+        ("wandb", {"epoch/epoch": 0, "epoch/q": 2.0}, {"batch/updates": 2}),
+        ("mlflow", (0, {"q": 2.0}), (2, {"batch_q": 2.0})),
+    ],
+)
+def test_figures_have_the_names_of_their_service(monkeypatch, name, epoch, batch):
+    service = {"wandb": Wandb, "mlflow": MLflow}[name]()
+    monkeypatch.setitem(sys.modules, name, service.double)
+    play(service.logger(2), [2.0], batches=2)
+    if name == "wandb":
+        batch = {**batch, "batch/q": 2.0}
+    assert service.double.runs[0].logged == [batch, epoch]
+
+
+def test_the_user_s_own_run_is_used_and_left_open(service):
+    own = service.begin(name="mine")
+    logger = service.logger(name="n")
+    for _ in range(2):
+        play(logger, [{"loss": 2.0}])
+    assert service.double.runs == [own]
+    assert len(own.logged) == 2
+    assert service.active() is own
+    assert logger.run_id is None
+
+
+def test_every_fit_has_its_own_run_and_a_resumed_one_goes_on_with_its_run(service):
+    logger = service.logger(name="n")
+    states = play(logger, [1.0, 2.0]).states
+    play(logger, [1.0])
+    play(service.logger(name="n"), [2.0], begin=1, state=states[0])
+    arguments = [run.arguments for run in service.double.runs]
+    assert arguments == [{"name": "n"}] * 2 + [{"name": "n", **service.resumed}]
+
+
+def test_a_fit_that_failed_is_a_run_that_failed(service):
+    failing = LambdaCallback(on_epoch_end=lambda *_: 1 / 0)
+    hooks = CallbackList([service.logger(), failing])
+    hooks.on_train_begin({})
+    hooks.on_epoch_begin(0, {})
+    with pytest.raises(ZeroDivisionError):
+        hooks.on_epoch_end(0, {})
+    hooks.close()
+    assert service.end_of(service.double.runs[0]) == service.ends[1]
+
+
+def test_evaluations_alone_begin_nothing(service):
+    hooks = CallbackList(service.logger())
+    hooks.on_test_begin({})
+    hooks.on_test_end({"loss": 1.0})
+    hooks.close()
+    assert service.double.runs == []
+
+
+def test_it_says_what_to_install(service, monkeypatch):
+    monkeypatch.setitem(sys.modules, service.module, None)
+    name = service.logger.__name__
+    with pytest.raises(
+        ConfigError, match=rf"{name} needs .* pip install {service.module}"
+    ):
+        service.logger()
+
+
+# Which calls are written ------------------------------------------------------------
+
+
+def updates_written(service, update_freq, updates_per_call=1, epochs=2, state=None):
+    """The numbers of updates at which figures of calls were written."""
+    logger = service.logger(update_freq)
+    hooks = CallbackList(logger)
+    hooks.on_train_begin({})
+    if state is not None:
+        hooks.load_state_dict(state)
+    for epoch in range(epochs):
+        hooks.on_epoch_begin(epoch, {})
+        for first in range(0, 4 * updates_per_call, updates_per_call):
+            hooks.on_train_batch_begin(first, {})
+            hooks.on_train_batch_end(first + updates_per_call - 1, {"loss": 9.0})
+        hooks.on_epoch_end(epoch, {"loss": -1.0})
+    logged = service.logged(service.double.runs[0])
+    assert [step for step, loss in logged if loss < 0] == list(range(epochs))
+    return [step for step, loss in logged if loss > 0]
+
+
+@pytest.mark.parametrize(
+    ("update_freq", "updates_per_call", "expected"),
+    [
+        ("epoch", 1, []),
+        ("batch", 1, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (1, 1, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (3, 1, [3, 6]),  # counted over epochs
+        (1, 2, [2, 4, 6, 8, 10, 12, 14, 16]),
+        (4, 2, [4, 8, 12, 16]),
+        (5, 2, [6, 10, 16]),  # after the call that reaches it
+        (100, 2, []),
+    ],
+)
+def test_every_so_many_updates(service, update_freq, updates_per_call, expected):
+    assert updates_written(service, update_freq, updates_per_call) == expected
+
+
+def test_counting_goes_on_in_a_resumed_run(service):
+    state = {f"0:{service.logger.__name__}": {"updates": 7, "run_id": None}}
+    assert updates_written(service, 5, epochs=1, state=state) == [10]
+
+
+@pytest.mark.parametrize("update_freq", [0, -1, 1.5, True, "epochs", None])
+def test_other_frequencies_are_refused(service, update_freq):
+    with pytest.raises(ConfigError, match="is none of 'epoch', 'batch' and a number"):
+        service.logger(update_freq)
