@@ -195,5 +195,5 @@ if not TYPE_CHECKING:  # who would take any name for one of ours
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """List the public names."""
     return list(__all__)

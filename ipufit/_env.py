@@ -31,13 +31,13 @@ IPU_VERSIONS = (1, 2, 21)
 
 
 def backend() -> str:
-    """The PopTorch that was asked for.
+    """Return the PopTorch that `IPUFIT_BACKEND` asks for.
 
     Returns:
         One of `BACKENDS`.
 
     Raises:
-        ConfigError: `IPUFIT_BACKEND` is none of them.
+        ConfigError: `IPUFIT_BACKEND` has another value.
 
     Example:
         >>> backend() in BACKENDS
@@ -53,7 +53,7 @@ def backend() -> str:
 
 
 def waits_for_ipus() -> bool:
-    """Whether PopTorch waits for busy IPUs instead of raising.
+    """Return whether PopTorch waits for busy IPUs instead of raising.
 
     Example:
         >>> waits_for_ipus()
@@ -63,7 +63,7 @@ def waits_for_ipus() -> bool:
 
 
 def total_replicas() -> int | None:
-    """The replicas of all processes that a launcher asked for; None if it didn't.
+    """Return the number of replicas that a launcher asked for; None without.
 
     Raises:
         ConfigError: `IPUFIT_REPLICAS` is no whole number of 1 or more.
@@ -81,10 +81,10 @@ def total_replicas() -> int | None:
 
 
 def process_of_parent() -> tuple[int, int, str] | None:
-    """Which process this one loads samples for; None if that one didn't say.
+    """Return the process that this data worker loads samples for; None if unset.
 
     Returns:
-        Its index, the number of processes, and what its launcher's variables said.
+        Its index, the number of processes, and its launcher's index and count as text.
 
     Raises:
         ConfigError: `IPUFIT_PROCESS` was set by something else than ipufit.
@@ -104,7 +104,7 @@ def process_of_parent() -> tuple[int, int, str] | None:
 
 
 def process_timeout() -> float:
-    """Seconds that a process waits for others before it gives up.
+    """Return the seconds that a process waits for others before it gives up.
 
     Raises:
         ConfigError: `IPUFIT_PROCESS_TIMEOUT` is no positive number.
@@ -126,7 +126,7 @@ def process_timeout() -> float:
 
 
 def compile_only() -> str | None:
-    """The directory for descriptions of programs, if they are only to be compiled.
+    """Return the directory for descriptions of programs to compile only, or None.
 
     Example:
         >>> compile_only() is None
@@ -136,10 +136,10 @@ def compile_only() -> str | None:
 
 
 def compile_for() -> int:
-    """The version of the IPUs that programs are compiled for without any.
+    """Return the version of the IPUs that programs are compiled for without any.
 
     Raises:
-        ConfigError: `IPUFIT_COMPILE_FOR` is none of `IPU_VERSIONS`.
+        ConfigError: `IPUFIT_COMPILE_FOR` has another value than `IPU_VERSIONS`.
 
     Example:
         >>> compile_for()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls all of several actions, though some of them fail."""
+"""Call all of several actions, even if some of them fail."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .errors import CheckpointError, CheckpointWarning, IpufitWarning
 
 
 def do_all(actions: Iterable[Callable[[], Any]], *, is_failing: bool = False) -> None:
-    """Call all actions, whatever happens; then raise the first error.
+    """Call all actions, even if some fail; then raise the first error.
 
     Args:
         actions: Functions to call, one after the other.
-        is_failing: If True, an earlier error is about to be raised, so that errors of
+        is_failing: If True, an earlier error is about to be raised, so errors of
             actions become warnings.
 
     Raises:
-        BaseException: The error of the first action that failed, unless `is_failing`.
-            A KeyboardInterrupt or a SystemExit goes before errors, and is raised in
-            any case.
+        BaseException: The error of the first action that failed, unless `is_failing`. A
+            KeyboardInterrupt or a SystemExit takes precedence, and is raised in any
+            case.
 
     Warns:
         IpufitWarning: An error that is not raised; a CheckpointWarning if it is about a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files: errors with the path and with advice, whole files, their digests."""
+"""Files: errors with path and advice, files written whole, and checksums."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of the file system into one of ours, with the path and with advice.
+    """Convert errors of the file system to a FileError with path and advice.
 
     Args:
         what: Predicate of the message, such as "can't be written".
         path: File or folder that the message names.
 
     Raises:
-        FileError: In the place of an OSError, with the same `errno`.
+        FileError: In place of an OSError, with the same `errno`.
 
     Example:
         >>> with file_errors("can't be read", "/dev/null/x"):
@@ -55,7 +55,7 @@ def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def written_beside(target: Path, write: Callable[[Path], Any]) -> Path:
-    """Write a file under another name, in the folder of its own, and have it synced."""
+    """Write a file under a temporary name in its own folder, and sync it."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         write(partial)
@@ -69,7 +69,7 @@ def written_beside(target: Path, write: Callable[[Path], Any]) -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):

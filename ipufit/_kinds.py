@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of values in states from files, which are checked before any of them is used.
+"""Kinds: checks of values from saved states, made before any value is used.
 
-A kind is a function of a value and its name. It returns what is wrong, or None.
+A kind is a function of a value and its name. It returns a description of what is wrong,
+or None.
 """
 
 from __future__ import annotations
@@ -18,51 +19,51 @@ _LARGEST = 2**63
 
 
 def anything(value: Any, where: str) -> str | None:
-    """Any value."""
+    """Accept any value."""
     return None
 
 
 def count(value: Any, where: str) -> str | None:
-    """A whole number, 0 or more, of 63 bits."""
+    """Accept a whole number from 0 on, of 63 bits."""
     is_count = type(value) is int and 0 <= value < _LARGEST
     return None if is_count else _wrong(value, where, "a count")
 
 
 def whole(value: Any, where: str) -> str | None:
-    """A whole number of 64 bits."""
+    """Accept a whole number of 64 bits."""
     is_whole = type(value) is int and -_LARGEST <= value < 2 * _LARGEST
     return None if is_whole else _wrong(value, where, "a whole number")
 
 
 def number(value: Any, where: str) -> str | None:
-    """A number that a float can hold, NaN and infinity too."""
+    """Accept a number that a float can hold, with NaN and infinity."""
     is_number = type(value) is float or (type(value) is int and abs(value) < 2**1000)
     return None if is_number else _wrong(value, where, "a number")
 
 
 def text(value: Any, where: str) -> str | None:
-    """A str."""
+    """Accept a str."""
     return None if isinstance(value, str) else _wrong(value, where, "a str")
 
 
 def flag(value: Any, where: str) -> str | None:
-    """A bool."""
+    """Accept a bool."""
     return None if isinstance(value, bool) else _wrong(value, where, "a bool")
 
 
 def array(value: Any, where: str) -> str | None:
-    """A tensor or an array."""
+    """Accept a tensor or an array."""
     is_array = isinstance(value, (Tensor, np.ndarray))
     return None if is_array else _wrong(value, where, "a tensor")
 
 
 def optional(kind: Kind) -> Kind:
-    """A value of a kind, or None."""
+    """Return the kind of values that are None or of a kind."""
     return lambda value, where: None if value is None else kind(value, where)
 
 
 def list_of(kind: Kind, length: int | None = None) -> Kind:
-    """A list of values of one kind.
+    """Return the kind of lists whose elements are of one kind.
 
     Args:
         length: Number of elements; None for any.
@@ -79,7 +80,7 @@ def list_of(kind: Kind, length: int | None = None) -> Kind:
 
 
 def dict_of(kind: Kind) -> Kind:
-    """A dict with any str keys, and values of one kind."""
+    """Return the kind of dicts with any str keys, and values of one kind."""
 
     def check(value: Any, where: str) -> str | None:
         if not _is_object(value):
@@ -90,11 +91,11 @@ def dict_of(kind: Kind) -> Kind:
 
 
 def fields(kinds: Mapping[str, Any], *, is_closed: bool = False) -> Kind:
-    """A dict with these keys.
+    """Return the kind of dicts with these keys.
 
     Args:
         kinds: Kind of each value, by its key; a dict of kinds for a dict of values.
-        is_closed: If True, other keys are refused; else they don't matter.
+        is_closed: If True, other keys are refused; else they are ignored.
 
     Example:
         >>> kind = fields({"epoch": count, "reason": optional(text)})
@@ -123,10 +124,10 @@ def fields(kinds: Mapping[str, Any], *, is_closed: bool = False) -> Kind:
 
 
 def like(example: Any) -> Kind:
-    """Values like an example: the same keys and lengths, and types alike.
+    """Return the kind of values like an example: equal keys and lengths, similar types.
 
-    Whole numbers and floats are alike. A list stands for a tuple, an empty list for any
-    list, and None for numbers too.
+    Whole numbers and floats are similar. A list stands for a tuple, an empty list for
+    any list, and None for numbers too.
 
     Example:
         >>> like({"rates": (0.5, 1)})({"rates": [1, 0.25]}, "state")
@@ -145,7 +146,7 @@ def like(example: Any) -> Kind:
 
 
 def each_of(kinds: Sequence[Kind]) -> Kind:
-    """A list of one value of each kind; any list if there is no kind."""
+    """Return the kind of lists with one value of each kind; any list without kinds."""
 
     def check(value: Any, where: str) -> str | None:
         fault = list_of(anything, len(kinds) or None)(value, where)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages whose names are imported when they are first used."""
+"""Import names of a package when they are first used."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Callable, Mapping, Sequence
 def imported_at_first_use(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the functions with which a package imports its names later (PEP 562).
+    """Return `__getattr__` and `__dir__` of a package that imports later (PEP 562).
 
-    The package also imports them `if TYPE_CHECKING`, for type checkers.
+    The package also imports its names `if TYPE_CHECKING`, for type checkers.
 
     Args:
-        homes: Modules of the package, and the names that each has.
+        homes: Modules of the package, and the names in each.
 
     Returns:
         The package's `__getattr__` and `__dir__`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that only some functions need."""
+"""Imports of packages that only some functions need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import ConfigError
 
 
 def need(module: str, who: str, install: str) -> Any:
-    """Import a module of an optional package.
+    """Import a module of an optional package, or say how to install it.
 
     Args:
         module: Name of the module.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam: the only module that decides which PopTorch there is.
+"""The seam: the only module that chooses between PopTorch and the emulator.
 
-The installed PopTorch if there is one, else `ipufit.emulator`, which keeps the same
-contract; `IPUFIT_BACKEND` can insist on either. A PopTorch that is installed but
-broken raises its own error: nobody who asked for IPUs is emulated silently.
+It takes the installed PopTorch if there is one, else `ipufit.emulator`, which keeps the
+same contract; `IPUFIT_BACKEND` can insist on either. An installed PopTorch that is
+broken raises its own error: no script that needs IPUs is emulated silently.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ else:
 
 @functools.lru_cache(maxsize=None)
 def popdist() -> Any:
-    """PopDist, initialised: that of the SDK beside PopTorch, or the emulated one.
+    """Return PopDist, initialised: the SDK's beside PopTorch, or the emulated one.
 
-    It is imported for processes that PopRun has started, and not before.
+    It is imported only in processes that PopRun has started.
 
     Raises:
         ConfigError: PopTorch is installed without PopDist.
@@ -71,11 +71,11 @@ def popdist() -> Any:
 
 
 def survey() -> Any:
-    """The emulator's `survey`: what PopTorch refuses in a program, all at once.
+    """Return the emulator's `survey`, which finds all refusals of a program at once.
 
-    It is the emulator's by nature: PopTorch ends a trace at the first refusal, and
-    compiles for minutes what it doesn't refuse. A program has the functions of the back
-    end that its process has chosen, so where that is PopTorch it can't be surveyed.
+    PopTorch has no such function: it ends a trace at the first refusal, and compiles
+    for minutes if there is none. A traced program calls the functions of the backend
+    that its process has chosen, so a process that runs on PopTorch can't survey it.
 
     Raises:
         UnsupportedError: This process runs on PopTorch itself.
@@ -90,10 +90,10 @@ def survey() -> Any:
 
 
 def emulate_everywhere() -> None:
-    """Have `import poptorch` find the emulator too, in this process and its children.
+    """Make `import poptorch` find the emulator, in this process and its children.
 
-    A command that surveys a script does so, because the script may import PopTorch
-    itself, whose functions the emulator wouldn't see.
+    A command that surveys a script needs it: the script may import PopTorch itself,
+    whose functions the emulator wouldn't see.
     """
     importlib.import_module("ipufit.emulator").install()
 

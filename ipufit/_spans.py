@@ -15,12 +15,12 @@ _NOTHING: ContextManager[None] = contextlib.nullcontext()
 
 
 def is_recorded() -> bool:
-    """Whether a profiler of torch records this thread."""
+    """Return whether a profiler of torch records this thread."""
     return bool(_profiler_enabled())
 
 
 def span(*name: str) -> ContextManager[None]:
-    """Name what happens in a context, if a profiler of torch records it.
+    """Name the operations inside the context, if a profiler of torch records them.
 
     Args:
         *name: Parts of the name, which are joined by dots.
@@ -38,7 +38,7 @@ def span(*name: str) -> ContextManager[None]:
 
 
 def awaited(items: Iterable[T]) -> Iterator[T]:
-    """Give items, with a span for each wait.
+    """Yield items, with a span around each wait.
 
     Example:
         >>> list(awaited([1, 2]))

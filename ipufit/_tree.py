@@ -2,11 +2,12 @@
 """Nested tuples, lists, dicts and objects of tensors: flatten, rebuild, map.
 
 Samples, inputs and outputs may nest; loaders and executors pass flat lists. None and
-strings can be no tensors. They are no leaves but parts of the structure: a program has
-them baked in, so they must not change.
+strings are not leaves but parts of the structure: a program has them compiled in, so
+they must not change.
 
 Outputs may nest in objects too: data classes, classes of attrs, `SimpleNamespace` and
-subclasses of dict are rebuilt as such. Those of samples become tuples, lists and dicts.
+subclasses of dict are rebuilt as such. Samples are rebuilt from tuples, lists and dicts
+only.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ CONSTANT = "constant"
 
 
 class ConstantChangedError(TypeError):
-    """A constant has another value than before."""
+    """Raised if a constant of a structure has changed."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The shape of a nesting, without its leaves.
+    """The nesting of a value, without its leaves.
 
     Example:
         >>> structure = Structure.of({"a": 1, "b": (2, 3)})
@@ -46,15 +47,16 @@ class Structure:
 
     @classmethod
     def of(cls, value: Any) -> Structure:
-        """The structure of a value: tuples, lists and mappings nest, others are leaves.
+        """Return the structure of a value.
 
-        None and strings are constants of the structure. Mappings become dicts.
+        Tuples, lists and mappings nest, other values are leaves. None and strings are
+        constants of the structure. Mappings become dicts.
         """
         return cls._of(value, cls.of)
 
     @classmethod
     def of_outputs(cls, value: Any) -> Structure:
-        """The structure of the outputs of a module, which may nest in objects too.
+        """Return the structure of a module's outputs, which may nest in objects too.
 
         Example:
             >>> from collections import OrderedDict
@@ -99,7 +101,7 @@ class Structure:
         return sum(child.num_leaves for child in self.children)
 
     def paths(self, path: str = "") -> list[str]:
-        """The path of each leaf, as Python writes it.
+        """Return the path of each leaf, as Python writes it.
 
         Args:
             path: Name to begin the paths with, such as `outputs` in `outputs[0]`.
@@ -117,13 +119,13 @@ class Structure:
         ]
 
     def _steps(self) -> list[str]:
-        """The key or the attribute of each child, as Python writes it: `[0]`, `.a`."""
+        """Return the key or the attribute of each child: `[0]`, `.a`."""
         names = [f".{name}" for name in self.attributes]
         keys = self.keys or range(len(self.children) - len(names))
         return [*(f"[{key!r}]" for key in keys), *names]
 
     def flatten(self, value: Any, path: str = "") -> list[Any]:
-        """The leaves of `value` in the order of this structure.
+        """Return the leaves of `value` in the order of this structure.
 
         Args:
             value: A value of this structure.
@@ -131,7 +133,7 @@ class Structure:
 
         Raises:
             TypeError: `value` nests differently.
-            ConstantChangedError: A constant has another value.
+            ConstantChangedError: A constant has changed.
         """
         if self.kind is None:
             return [value]
@@ -166,7 +168,7 @@ class Structure:
         return value
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
-        """A value of this structure with `leaves` in it."""
+        """Return a value of this structure with these leaves."""
         return self._rebuild(iter(leaves))
 
     def _rebuild(self, leaves: Iterator[Any]) -> Any:
@@ -184,7 +186,7 @@ class Structure:
         return self.kind(elements)
 
     def _refilled(self, elements: Sequence[Any]) -> Any:
-        """Copy the template with other elements in it; none of its code runs."""
+        """Copy the template with other elements, without running its code."""
         new = self.kind.__new__(self.kind)
         own = dict(getattr(self.template, "__dict__", {}))
         if isinstance(new, defaultdict):
@@ -201,13 +203,13 @@ class Structure:
 
 
 def is_record(value: Any) -> bool:
-    """Whether a value is a data class, a class of attrs or a `SimpleNamespace`."""
+    """Return whether a value is of a data class, attrs or `SimpleNamespace`."""
     is_one = is_dataclass(value) or hasattr(type(value), "__attrs_attrs__")
     return (is_one and not isinstance(value, type)) or type(value) is SimpleNamespace
 
 
 def attribute_names(value: Any) -> list[str]:
-    """Names of the attributes that an object has itself, in slots too."""
+    """Return the names of an object's own attributes, with those in slots."""
     names = list(getattr(value, "__dict__", ()))
     for base in type(value).__mro__:
         slots = getattr(base, "__slots__", ())
@@ -218,7 +220,7 @@ def attribute_names(value: Any) -> list[str]:
 
 
 def parts_of(value: Any) -> dict[Any, Any]:
-    """The elements of a dict, or the attributes of an object.
+    """Return the elements of a dict, or the attributes of an object.
 
     Example:
         >>> parts_of(SimpleNamespace(a=1)), parts_of({"b": 2})

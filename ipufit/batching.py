@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`batch_size` and its factors: give what you care about, the rest is derived.
+"""`batch_size` and its factors: some are given, the others are derived.
 
     batch_size = micro_batch_size * gradient_accumulation * replicas * processes
 
-It is Keras's batch size: the samples of one weight update. A call of the executor
-makes `device_iterations` updates.
+It is Keras's batch size: the samples of one weight update. A call of the executor makes
+`device_iterations` updates.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ DEFAULT_BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The factors of a call, decided once.
+    """The factors of a call.
 
     Attributes:
         micro_batch_size: Samples of one forward pass on one replica.
-        gradient_accumulation: Micro-batches that a replica sees per update.
+        gradient_accumulation: Micro-batches of each replica per update.
         replicas: Copies of the model on the devices of one process.
-        processes: Processes that train together, each with such replicas.
+        processes: Processes that train together, each with these replicas.
         device_iterations: Updates per call; in inference, forward passes.
 
     Example:
@@ -42,17 +42,17 @@ class BatchPlan:
 
     @property
     def batch_size(self) -> int:
-        """Samples of one weight update, over all processes."""
+        """Number of samples of one weight update, over all processes."""
         return self.samples_per_update * self.processes
 
     @property
     def samples_per_update(self) -> int:
-        """Samples of one weight update in one process."""
+        """Number of samples of one weight update in one process."""
         return self.micro_batch_size * self.gradient_accumulation * self.replicas
 
     @property
     def samples_per_call(self) -> int:
-        """Samples one call consumes in one process.
+        """Number of samples of one call in one process.
 
         PopTorch calls it the combined batch size (user guide, "Efficient data
         batching").
@@ -61,11 +61,11 @@ class BatchPlan:
 
     @property
     def micro_batches_per_call(self) -> int:
-        """Forward passes of one call, over the replicas of one process."""
+        """Number of forward passes of one call, over the replicas of one process."""
         return self.samples_per_call // self.micro_batch_size
 
     def describe(self) -> str:
-        """The factors of a call, for messages.
+        """Return the factors of a call as text, for messages.
 
         Example:
             >>> print(BatchPlan(4, 5, replicas=2).describe())
@@ -79,10 +79,10 @@ class BatchPlan:
         )
 
     def describe_unfilled(self, num_samples: int) -> str:
-        """The update that samples left over don't fill, else the call, for messages.
+        """Describe the update, or the call, that remaining samples don't fill.
 
         Args:
-            num_samples: Number of samples left over.
+            num_samples: Number of remaining samples.
 
         Example:
             >>> print(BatchPlan(4, 5, device_iterations=3).describe_unfilled(10))
@@ -103,12 +103,12 @@ def derive_plan(
     device_iterations: int,
     stages: int = 1,
 ) -> BatchPlan:
-    """Fill in the factors that were left open.
+    """Derive the factors that were left open.
 
     Args:
-        batch_size: Samples per update; None to take the product of the factors given.
+        batch_size: Samples per update; None for the product of the given factors.
         micro_batch_size: None to derive it.
-        gradient_accumulation: None to derive it: the smallest that is legal.
+        gradient_accumulation: None to derive it: the smallest that is allowed.
         replicas: Replicas in one process.
         processes: Processes that train together.
         device_iterations: Updates per call.
@@ -165,7 +165,7 @@ def derive_plan(
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuse values that are no whole numbers of 0 or more.
+    """Refuse a value that isn't a whole number of 0 or more.
 
     Raises:
         ConfigError: The value is something else.
@@ -180,7 +180,7 @@ def check_count(name: str, value: object) -> None:
 
 
 def check_positive(name: str, value: object) -> None:
-    """Refuse values that are no positive whole numbers.
+    """Refuse a value that isn't a whole number of 1 or more.
 
     Raises:
         ConfigError: The value is something else.
@@ -201,7 +201,7 @@ def _divide(
     copies: int,
     least: int,
 ) -> tuple[int, int]:
-    """Find micro-batch size and accumulation that multiply with `copies` to the batch.
+    """Return micro-batch size and accumulation for a batch size and `copies`.
 
     Where both are open, the accumulation is the smallest one that a pipeline allows.
     """

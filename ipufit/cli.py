@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `ipufit`: check, compile, launch and plan scripts; `doctor` has its own.
 
-What these commands run needs torch, which takes a while to be imported: `--help` and
-`launch` do without it.
+Most commands need torch, which takes a while to import: `--help` and `launch` do
+without it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Print everything that a check of a script's model finds.
+    """Print all findings of a check of a script's model.
 
     Raises:
         SystemExit: Always: with 1 if the model is refused, 2 if there is none.
@@ -153,7 +153,7 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def plan(arguments: Sequence[str]) -> None:
-    """Run a script to its first fit, and print the plan of that.
+    """Run a script to its first fit, and print the plan of that fit.
 
     Raises:
         SystemExit: Always: with 1 if there is no plan.
@@ -201,10 +201,10 @@ def plan(arguments: Sequence[str]) -> None:
 
 
 def compile_(arguments: Sequence[str]) -> None:
-    """Run a script so that its programs are compiled only, and say which.
+    """Run a script so that its programs are compiled only, and list them.
 
     Raises:
-        SystemExit: With the script's own status; with 1 if it has compiled nothing.
+        SystemExit: With the script's own status; with 1 if it compiled nothing.
     """
     parser = _parser(
         "compile",
@@ -253,7 +253,7 @@ def compile_(arguments: Sequence[str]) -> None:
 
 
 def as_data(plan: ModelPlan) -> dict[str, Any]:
-    """A plan for programs: dicts, lists, numbers and texts."""
+    """Convert a plan to dicts, lists, numbers and texts, for programs."""
     names = "num_ipus bubble slowest_stage imbalance ideal_speedup"
     return {
         **_plain(vars(plan)),
@@ -278,7 +278,7 @@ def _plain(value: Any) -> Any:
 def _parser(
     command: str, usage: str, description: str, epilog: str
 ) -> argparse.ArgumentParser:
-    """A parser of a command line that ends with a script and its arguments."""
+    """Return a parser for a command line that ends with a script and its arguments."""
     parser = argparse.ArgumentParser(
         prog=f"ipufit {command}",
         usage=f"%(prog)s {usage}",
@@ -307,7 +307,7 @@ def _parser_of_model(
 def _arguments_of_fit(
     of_fit: Mapping[str, Any], given: argparse.Namespace
 ) -> dict[str, Any]:
-    """The arguments of a `fit`, with the batch size of the command line."""
+    """Return the arguments of a `fit`, with the batch size of the command line."""
     if "x" not in of_fit:
         raise ConfigError(
             f"{given.script} gives a model and no data: shapes of a batch and the "
@@ -331,14 +331,14 @@ def _add_module(parser: argparse.ArgumentParser) -> None:
 
 
 class FirstFit(BaseException):
-    """Ends a script at its first `fit`.
+    """Raised to end a script at its first `fit`.
 
-    It is no `Exception`, so a script that catches errors of `fit` lets it through.
+    It is no `Exception`, so a script that catches errors of `fit` doesn't catch it.
     """
 
 
 def run_script(script: str, arguments: Sequence[str], *, is_module: bool) -> str | int:
-    """Run a script as Python would, and give its exit status."""
+    """Run a script as Python would, and return its exit status."""
     before = sys.argv, sys.path[:]
     sys.argv = [script, *arguments]
     try:
@@ -365,22 +365,22 @@ def look_at_model(
     *,
     is_module: bool = False,
 ) -> ResultT:
-    """Run a program up to its first `fit`, and give the model to `look` there.
+    """Run a program up to its first `fit`, and pass the model to `look`.
 
-    `look` is called while the program waits, so its temporary files are still there.
-    What the program prints goes to the standard error output. No bytecode of the
-    modules that it imports is written.
+    `look` is called while the program waits, so its temporary files still exist. The
+    program's standard output goes to standard error. No bytecode of the modules that it
+    imports is written.
 
     Args:
         program: A script's path, a module's name, or `module:function`. The function
             returns a model, `(model, x)` or `(model, x, y)`.
-        arguments: The arguments that a script gets.
-        look: Gets the model, and the arguments of its `fit`: all of them if a script
-            has called it, `x` and `y` if a function returns them.
+        arguments: The arguments of the script.
+        look: Called with the model, and the arguments of its `fit`: all of them for a
+            script, `x` and `y` for a function that returns them.
         is_module: Whether `program` is the name of a module that is run as a script.
 
     Returns:
-        The result of `look`; its errors come through.
+        The result of `look`; its errors are raised.
 
     Raises:
         ConfigError: There is no such program, it fails before it calls `fit`, or it
@@ -404,7 +404,7 @@ def look_at_model(
 
 @contextlib.contextmanager
 def _stopping_at_fit(look: Look[ResultT], outcome: Future[ResultT]) -> Iterator[None]:
-    """Have `IPUModel.fit` end its caller, and keep what the first one looks like."""
+    """Let `IPUModel.fit` end the script, and store the result of `look`."""
     from .model import IPUModel
 
     fit = IPUModel.fit
@@ -443,7 +443,7 @@ def _run_to_fit(program: str, arguments: Sequence[str], *, is_module: bool) -> N
 
 
 def _made_by(name: str, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """The model that a function makes, and its data."""
+    """Return the model that a function makes, and its data."""
     from .model import IPUModel
 
     if arguments:
@@ -538,7 +538,7 @@ _OUTPUT = {"--redirects", "-r", "--tee", "-t", "--local-ranks-filter"}
 
 
 def launch(arguments: Sequence[str]) -> None:
-    """Run a script in several processes; the launcher takes this process's place."""
+    """Run a script in several processes; the launcher replaces this process."""
     parser, valued = _parser_of_launch()
     own, program = _split(arguments, valued)
     given = parser.parse_args(own)
@@ -582,7 +582,7 @@ def launch(arguments: Sequence[str]) -> None:
 def _split(
     arguments: Sequence[str], valued: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Part the options of `launch` from the program and its arguments.
+    """Split the options of `launch` from the program and its arguments.
 
     argparse would read a value that begins with a dash, such as `--host=a,b` for
     `--options`, as another option, and drop a `--` of the program's.
@@ -604,7 +604,7 @@ def _split(
 
 
 def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
-    """Make the parser, and name its options that take a value."""
+    """Return the parser, and the names of its options that take a value."""
     parser = argparse.ArgumentParser(
         prog="ipufit launch",
         usage="%(prog)s [-h] --processes P [--replicas N] [--ipus-per-replica I]\n"
@@ -687,9 +687,9 @@ def _require_shares(option: str, number: int, sharers: int, word: str) -> None:
 
 
 def _chosen_launcher() -> tuple[str, str]:
-    """Choose PopRun where PopTorch runs the models; with a remark for the user.
+    """Choose PopRun if PopTorch runs the models, else torchrun; with a remark.
 
-    PopTorch is looked for and not imported, because that may take IPUs.
+    PopTorch is looked for and not imported, because an import may take IPUs.
     """
     if _env.backend() == "emulator" or importlib.util.find_spec("poptorch") is None:
         return "torchrun", ""
@@ -704,7 +704,7 @@ def _chosen_launcher() -> tuple[str, str]:
 def _poprun_line(
     given: argparse.Namespace, program: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Make the arguments of PopRun, and the variables to set."""
+    """Return the arguments of PopRun, and the variables to set."""
     _refuse_option(given, "--num-instances", by="--processes")
     _refuse_option(given, "--num-replicas", by="--replicas")
     by = "`ipufit launch --ipus-per-replica`"
@@ -725,7 +725,7 @@ def _poprun_line(
 def _torchrun_line(
     given: argparse.Namespace, program: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Make the arguments of torchrun on this host, and the variables to set."""
+    """Return the arguments of torchrun on this host, and the variables to set."""
     _refuse_option(given, "--nproc-per-node", by="--processes")
     here = given.processes // _num_hosts(given)
     command = [sys.executable, "-m", "torch.distributed.run"]
@@ -776,7 +776,7 @@ def _num_hosts(given: argparse.Namespace) -> int:
 
 
 def _name(option: str) -> str:
-    """An option's name in one spelling: torchrun takes `_` for `-`."""
+    """Return an option's name in one spelling: torchrun takes `_` for `-`."""
     return option.partition("=")[0].replace("_", "-")
 
 
@@ -790,7 +790,7 @@ def _is_set(given: argparse.Namespace, name: str) -> bool:
 
 
 def _variable(name: str) -> str:
-    """The variable that torchrun reads where an option isn't given."""
+    """Return the variable that torchrun reads where an option isn't given."""
     return "PET_" + name[2:].replace("-", "_").upper()
 
 

@@ -61,8 +61,8 @@ class Precision(NamedTuple):
     """The types that a program computes in.
 
     Attributes:
-        activations: Type of inputs, and of all that is computed from them.
-        weights: Type in which weights are kept and updated.
+        activations: Type of inputs, and of all results computed from them.
+        weights: Type in which weights are stored and updated.
     """
 
     activations: torch.dtype
@@ -70,7 +70,7 @@ class Precision(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The name that checkpoints have: the same for two names of one precision.
+        """Name of the precision in checkpoints: one word for both of its names.
 
         Example:
             >>> precision_of("16.16").word, precision_of("16.32").word
@@ -96,7 +96,7 @@ _PRECISIONS = {
 
 
 def precision_of(word: str) -> Precision:
-    """The types that a name of a precision stands for.
+    """Return the types that a name of a precision stands for.
 
     Example:
         >>> precision_of("16.32")
@@ -120,10 +120,10 @@ class IPUConfig:
             nothing happens after each update, within 64 updates and 64 MiB of host
             memory. That changes no number. Elsewhere it is 1 then.
         inference_iterations: Forward passes per call of `evaluate`, `predict` and
-            validation. More of them make fewer, larger calls, which changes no figure;
-            the last call is padded to as many. By default ipufit chooses them: as many
-            as the data has, within 64 MiB of host memory and little padding, and fewer
-            for large models. Where a callback hears each batch they are
+            validation. A larger number makes fewer, larger calls, which changes no
+            result; the last call is padded. By default ipufit chooses it: as many
+            passes as the data has, within 64 MiB of host memory and little padding,
+            and fewer for large models. Where a callback hears each batch it is
             `device_iterations`.
         pipeline: The stages of the model, in the order of the data, one IPU each:
             names of its submodules, or patterns of them as in `fnmatch`
@@ -133,48 +133,49 @@ class IPUConfig:
             leaves it to ipufit to cut the model into stages of even work.
         layers_per_ipu: Stages by the number of layers on each IPU, instead: `[0, 4, 4,
             4]` for the 12 layers of a `ModuleList` or `Sequential`, the only one of
-            that length. What comes before them is on the first IPU, what comes after
-            on the last. -1 stands for the rest. Several lists, or another, by name:
-            `{"encoder.layer": [0, 4, 4, 4]}`.
+            that length. Modules before the layers are on the first IPU, those after
+            them on the last. -1 stands for the rest. If there are several lists, their
+            names: `{"encoder.layer": [0, 4, 4, 4]}`.
         ipus: Number of IPUs that `pipeline="auto"` divides each replica over. `"auto"`,
             the default, takes the smallest power of two whose memory holds parameters,
             the optimiser's state and accumulators.
-        execution: `"pipelined"` keeps all stages busy, `"sharded"` runs one after
+        execution: `"pipelined"` keeps all stages busy, `"sharded"` runs one stage after
             the other.
-        loss_block: The block that the loss joins, and all else that ipufit adds. By
-            default the last of `pipeline`, or the last block that the model begins
+        loss_block: The block of the loss and of all other operations that ipufit adds.
+            By default the last of `pipeline`, or the last block that the model begins
             with `poptorch.Block`.
-        precision: Bits of activations, then of weights. `"16.16"`, or `"float16"`:
-            both are float16. `"16.32"`: activations are float16, and float32 weights
-            are rounded where they are used. `"32.32"`, or `"float32"`, the default.
-            Losses and figures of `compile` are float32 in each.
-        float32_modules: Names or patterns of submodules that compute in float32 all the
-            same, and keep float32 weights; `"norm"` for normalisation layers, and
+        precision: Bits of activations, then of weights. `"16.16"`, or `"float16"`: both
+            are float16. `"16.32"`: activations are float16, and float32 weights are
+            rounded where they are used. `"32.32"`, or `"float32"`, the default. Losses
+            and metrics of `compile` are float32 in each.
+        float32_modules: Names or patterns of submodules that compute in float32
+            nevertheless, with float32 weights; `"norm"` for normalisation layers, and
             `"loss"` for torch's losses.
         stochastic_rounding: Round float16 results of training up or down at random,
-            unbiased; by default if weights are float16. `evaluate` and `predict`
-            round to the nearest unless `inference` says otherwise.
+            unbiased; by default if weights are float16. `evaluate` and `predict` round
+            to the nearest unless `inference` says otherwise.
         partials: Type of the sums in convolutions and matrix products: `"half"` or
             `"float"`; PopTorch's default otherwise.
         offload_optimizer: Keep the optimiser's state off the chip.
         shard_optimizer: Divide the optimiser's state among the replicas (replicated
             tensor sharding).
-        recompute: Activations that are computed again for the backward pass instead of
-            kept: `"auto"` lets PopART choose, `"off"` keeps all, and names or patterns
-            of submodules (`"encoder.layer.*"`) keep only their outputs. By default
+        recompute: Activations that are recomputed for the backward pass and not kept:
+            `"auto"` lets PopART choose, `"off"` keeps all, and names or patterns of
+            submodules (`"encoder.layer.*"`) keep only their outputs. By default
             pipelines recompute and other models don't.
         available_memory_proportion: Share of each IPU's memory, 0 to 1, for the
             temporary data of convolutions and matrix products: one number for all, or
             one per IPU.
-        num_io_tiles: Tiles of each IPU that load and store only: even, 32 to 192.
+        num_io_tiles: Number of tiles of each IPU that only load and store: even, 32 to
+            192.
         overlap_io: Load and store while computing, on these tiles: `"accumulation"`
             for each micro-batch, or `"device_iterations"` for each update.
-        prefetch_depth: Calls' worth of data that the host prepares ahead for a device
+        prefetch_depth: Number of calls whose data the host prepares ahead for a device
             (PopART's `defaultPrefetchBufferingDepth`).
-        seed: Seed of the devices' random numbers and of shuffling. Several processes
-            without one shuffle by a seed that process 0 draws.
-        process_id: Number of this process, from 0, where no launcher that ipufit
-            knows has set it; with `num_processes`.
+        seed: Seed of the devices' random numbers and of shuffling. Without it, process
+            0 draws the seed by which all processes shuffle.
+        process_id: Index of this process, from 0, for launchers that ipufit doesn't
+            know; with `num_processes`.
         num_processes: Number of processes that train together.
         num_workers: Processes that load map-style and iterable data; 0 for none.
         loader_mode: `"sync"` loads in this process, `"async"` in one beside it while
@@ -187,10 +188,11 @@ class IPUConfig:
         offline: Compile for IPUs that aren't there: programs are built, not run.
         inference: Other values of fields for `evaluate`, `predict` and validation, by
             name, such as `{"execution": "sharded", "replicas": 1}`.
-        customize: A function that changes the options which this config makes, on top
-            of everything: it gets them, and whether they train. It may return others.
-        training_options: Your own options for training, cloned and taken whole: fields
-            that they are made of stay at their defaults.
+        customize: A function that changes the options which this config makes, after
+            all other settings: it gets them, and whether they are for training. It may
+            return other options.
+        training_options: Your own options for training, cloned and used unchanged:
+            fields that set the same options stay at their defaults.
         inference_options: Your own options for `evaluate` and `predict`, likewise.
 
     Raises:
@@ -253,7 +255,7 @@ class IPUConfig:
             self._for_inference  # noqa: B018 - checks its fields, too
 
     def __repr__(self) -> str:
-        """The class, and the fields that aren't at their defaults."""
+        """Show the class, and the fields that aren't at their defaults."""
         shown = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)
@@ -268,7 +270,7 @@ class IPUConfig:
 
     @property
     def process(self) -> ProcessInfo:
-        """This process: by own fields, own `training_options`, or the launcher."""
+        """This process: from own fields, own `training_options`, or the launcher."""
         # It is kept: reading all launchers' variables takes as long as a small call. A
         # process group that is made later counts.
         known = self.__dict__.get("_process")
@@ -279,7 +281,7 @@ class IPUConfig:
 
     @property
     def own_replicas(self) -> int:
-        """Replicas of this process, whatever own options say."""
+        """Number of replicas of this process, without regard to own options."""
         process = self.process
         if self.replicas is None:
             return process.replicas or 1
@@ -294,13 +296,13 @@ class IPUConfig:
 
     @property
     def num_replicas(self) -> int:
-        """Replicas of this process; `training_options` win if there are any."""
+        """Number of replicas of this process, by `training_options` if given."""
         own = self.training_options
         return self.own_replicas if own is None else int(own.replication_factor)
 
     @property
     def num_inference_replicas(self) -> int:
-        """Replicas of this process in `evaluate` and `predict`."""
+        """Number of replicas of this process in `evaluate` and `predict`."""
         own = self.inference_options
         if own is not None:
             return int(own.replication_factor)
@@ -308,7 +310,7 @@ class IPUConfig:
 
     @property
     def num_ipus(self) -> int:
-        """IPUs of all replicas, as far as `pipeline` names stages.
+        """Number of IPUs of all replicas, as far as `pipeline` names stages.
 
         `IPUModel.summary(x).num_ipus` counts those of the model's own blocks, too.
 
@@ -322,7 +324,7 @@ class IPUConfig:
 
     @property
     def placement(self) -> Any:
-        """Stages, or a strategy of PopTorch: `pipeline`, or what stands for it.
+        """Stages, or a strategy of PopTorch: `pipeline`, or another field that sets it.
 
         Example:
             >>> IPUConfig(layers_per_ipu=[0, 4]).placement
@@ -364,12 +366,12 @@ class IPUConfig:
 
     @property
     def num_stages(self) -> int:
-        """Forward stages, as far as `pipeline` names them."""
+        """Number of forward stages, as far as `pipeline` names them."""
         return max(1, len(self.stage_ipus))
 
     @property
     def has_open_stages(self) -> bool:
-        """Whether stages are left to ipufit, which chooses them when data come.
+        """Whether ipufit will choose the stages, once there is data.
 
         Example:
             >>> IPUConfig(pipeline="auto", ipus=4).has_open_stages
@@ -378,15 +380,15 @@ class IPUConfig:
         return isinstance(self.pipeline, str) and self.pipeline == _AUTO
 
     def resolved(self, model: Any, x: Any = None) -> IPUConfig:
-        """This config with the names of the stages that `pipeline="auto"` stands for.
+        """Return this config with the stages that `pipeline="auto"` stands for.
 
-        They are those that `fit`, `evaluate` and `predict` of the model choose. So a
-        config can be printed, kept and changed by hand. Nothing is compiled for it.
+        They are the stages that `fit`, `evaluate` and `predict` of the model choose. So
+        a config can be printed, stored and edited. Nothing is compiled.
 
         Args:
             model: A compiled `IPUModel`; the optimizer's state counts for the memory.
-            x: Data as for `fit`, of which shapes count; by default those of the model's
-                last run.
+            x: Data as for `fit`, of which only shapes matter; by default those of the
+                model's last run.
 
         Returns:
             An equal config with `pipeline=[names]`, or without stages if there is one;
@@ -409,16 +411,16 @@ class IPUConfig:
 
     @property
     def first_block(self) -> str | None:
-        """The block that operations before the module join, if `pipeline` names it.
+        """The block for operations before the module, if `pipeline` names it.
 
-        Outside of it they would be on IPU 0, and PopTorch refuses a first stage on
-        another IPU then.
+        Outside of a block they would be on IPU 0, and PopTorch would refuse a first
+        stage on another IPU.
         """
         return self.stages[0][0] if self.stages else None
 
     @property
     def last_block(self) -> str | None:
-        """The block that the loss joins, if `loss_block` or `pipeline` names it."""
+        """The block of the loss, if `loss_block` or `pipeline` names it."""
         if self.loss_block is not None:
             return self.loss_block
         return self.stages[-1][-1] if self.stages else None
@@ -437,7 +439,7 @@ class IPUConfig:
 
     @property
     def rounds_at_random(self) -> bool | None:
-        """Whether training rounds at random; None for PopTorch's default, which is no.
+        """Whether training rounds stochastically; None for PopTorch's default, no.
 
         Example:
             >>> IPUConfig(precision="16.16").rounds_at_random
@@ -475,7 +477,7 @@ class IPUConfig:
 
     @property
     def inference_config(self) -> IPUConfig:
-        """The config of `evaluate` and `predict`: this one, with what `inference` says.
+        """The config of `evaluate` and `predict`, with the changes of `inference`.
 
         Example:
             >>> IPUConfig(replicas=4, inference={"replicas": 2}).inference_config
@@ -518,10 +520,10 @@ class IPUConfig:
         """Derive the factors of a training call.
 
         Args:
-            batch_size: Samples per weight update; None to take the product of the
-                factors given, or 32 if none is.
-            own_stages: Stages of blocks that the model begins itself: they count where
-                gradient accumulation is left open.
+            batch_size: Samples per weight update; None for the product of the given
+                factors, or 32 if none is given.
+            own_stages: Number of stages of blocks that the model begins itself, for a
+                gradient accumulation that is left open.
             device_iterations: Updates per call, if the config leaves them open; 1 by
                 default.
 
@@ -556,11 +558,11 @@ class IPUConfig:
         own_stages: int = 1,
         inference_iterations: int | None = None,
     ) -> BatchPlan:
-        """Derive the factors of an inference call, with iterations for all stages.
+        """Derive the factors of an inference call, with enough passes for all stages.
 
         Args:
             batch_size: Samples of one forward pass on every replica.
-            own_stages: Stages of blocks that the model begins itself.
+            own_stages: Number of stages of blocks that the model begins itself.
             inference_iterations: Forward passes per call, if the config leaves them
                 open; its `device_iterations` by default, or else 1.
 
@@ -602,13 +604,13 @@ class IPUConfig:
             own_stages: As for `training_plan`.
             sums_gradients: If True, the gradients of an update are added and not
                 averaged: for losses that are sums themselves.
-            returns_outputs: If True, the outputs of every micro-batch come back
-                besides figures.
+            returns_outputs: If True, the outputs of every micro-batch come back besides
+                metrics.
             scales_automatically: If True, automatic loss scaling is on.
             divides_early: If True, the gradients of an update are divided while they
                 are added up, so that their mean is clipped.
             anchors: PopART's names of tensors that every call sends to the host, by
-                ours.
+                ipufit's names.
 
         Returns:
             New options. Figures come back under `OutputMode.All`, unless the user's own
@@ -666,10 +668,10 @@ class IPUConfig:
 
 
 def with_stages(config: IPUConfig, names: Sequence[str]) -> IPUConfig:
-    """Name the stages that were chosen, as if a user had.
+    """Return a config with the stages that were chosen, as if a user had named them.
 
     Args:
-        config: Leaves its stages open.
+        config: A config whose stages are left open.
         names: Name of the submodule that begins each stage. A single stage needs none.
 
     Example:
@@ -683,7 +685,7 @@ def with_stages(config: IPUConfig, names: Sequence[str]) -> IPUConfig:
 def forward_stages(config: IPUConfig) -> int:
     """Count forward stages as PopTorch does (`CompilerImpl.cpp`).
 
-    They begin on IPU 0: a first stage elsewhere makes one more.
+    The count begins on IPU 0: a first stage on another IPU makes one more.
     """
     return config.num_stages + (config.stage_ipus[:1] not in ((), (0,)))
 
@@ -891,15 +893,15 @@ def _check_layers(config: IPUConfig) -> None:
 
 
 def layer_lists(given: Any) -> dict[str | None, Sequence[int]]:
-    """Numbers of layers per IPU, by the name of their list; None if it isn't named."""
+    """Return the numbers of layers per IPU, by the name of their list or None."""
     return dict(given) if isinstance(given, Mapping) else {None: given}
 
 
 def check_filled(given: Any, lists: Sequence[Sequence[int]]) -> None:
     """Refuse an IPU in the middle that has no layers.
 
-    The first may have none: it has what comes before them. So may the last, which has
-    what comes after them.
+    The first may have none: modules before the layers are on it. So may the last, which
+    has the modules after them.
 
     Args:
         given: The user's value, for messages.
@@ -953,10 +955,10 @@ def _check_ipus(config: IPUConfig) -> None:
 
 
 def _memory_proportions(config: IPUConfig) -> dict[str, float]:
-    """Give the share of memory for temporary data of each IPU.
+    """Return the memory share for temporary data of each IPU.
 
-    A model that begins blocks itself may have any number of IPUs, so that one number is
-    given to as many as there can be: PopTorch looks the share up by IPU.
+    A model that begins blocks itself may have any number of IPUs. So one number is set
+    for as many IPUs as there can be: PopTorch looks up the share by IPU.
     """
     given: Any = config.available_memory_proportion
     if given is None:
@@ -1006,7 +1008,7 @@ def _check_memory(config: IPUConfig) -> None:
 
 
 def _is_ready_pipeline(config: IPUConfig) -> bool:
-    """Whether it is PopTorch's pipelined strategy, which its sharded one inherits."""
+    """Return whether it is PopTorch's pipelined strategy, and not its sharded one."""
     is_sharded = isinstance(config.pipeline, poptorch.ShardedExecution)
     return isinstance(config.pipeline, poptorch.PipelinedExecution) and not is_sharded
 
@@ -1067,7 +1069,7 @@ def _derived_for_inference(
 def _derived(
     config: IPUConfig, plan: BatchPlan, *, is_short: bool = False, own_stages: int = 1
 ) -> poptorch.Options:
-    """Make the options that training and inference share."""
+    """Build the options that training and inference share."""
     if config.process.launcher == "poprun":
         # PopDist has set replicas and process in its own, and refuses to be told.
         options: poptorch.Options = popdist().poptorch.Options()
@@ -1100,7 +1102,7 @@ def _strategy_of(config: IPUConfig, *, is_short: bool) -> Any:
     """Choose the strategy that runs the stages; None for PopTorch's default.
 
     Args:
-        config: Has the stages.
+        config: The config with the stages.
         is_short: Whether a call has too few micro-batches to pipeline the blocks of a
             model without a pipeline.
     """
@@ -1152,9 +1154,9 @@ _NO_RECOMPUTATION, _STANDARD, _PIPELINE, _RECOMPUTE_ALL = 0, 1, 3, 4
 def _recomputation(config: IPUConfig, own_stages: int) -> int | None:
     """Choose PopART's kind of recomputation; None for PopTorch's choice.
 
-    PopTorch recomputes in pipelines of several IPUs (`Compiler.cpp`), and nowhere else.
-    PopART has one kind for these, and refuses it on one IPU; the others do nothing in a
-    pipeline (`ir.cpp`, `recompute.cpp`).
+    PopTorch recomputes in pipelines over several IPUs only (`Compiler.cpp`). PopART has
+    one kind for pipelines, and refuses it on one IPU; the other kinds have no effect in
+    a pipeline (`ir.cpp`, `recompute.cpp`).
     """
     if config.recompute is None:
         return None
@@ -1169,14 +1171,14 @@ def _recomputation(config: IPUConfig, own_stages: int) -> int | None:
 
 
 def _set_process(options: poptorch.Options, process: ProcessInfo) -> None:
-    """Name this process in options that don't; PopDist's do, and refuse to be told."""
+    """Set the index of this process in options, unless they are PopDist's."""
     given = options.Distributed
     if (given.processId, given.numProcesses) != (process.index, process.count):
         given.configureProcessId(process.index, process.count)
 
 
 def _set_seed(options: poptorch.Options, seed: int | None) -> None:
-    """Seed the device; torch's generator, which PopTorch seeds too, stays as it was."""
+    """Seed the device, and restore torch's generator, which PopTorch seeds too."""
     if seed is not None:
         with torch.random.fork_rng(devices=[]):
             options.randomSeed(seed)
@@ -1238,7 +1240,7 @@ _MERGED = ("engineOptions", "convolutionOptions", "matmulOptions")
 
 
 def _settings_of(options: poptorch.Options) -> dict[str, Any]:
-    """All settings of options, by PopTorch's names; it shows none without a mode."""
+    """Return all settings of options by PopTorch's names, with an output mode."""
     if options.defaultOutputMode():
         options = options.clone().outputMode(poptorch.OutputMode.All)
     settings: dict[str, Any] = options.toDict()
@@ -1246,7 +1248,7 @@ def _settings_of(options: poptorch.Options) -> dict[str, Any]:
 
 
 def _take_own_options(config: IPUConfig) -> None:
-    """Keep copies of a config's own options, unless they contradict a field."""
+    """Copy a config's own options, unless they contradict a field."""
     for name in ("training_options", "inference_options"):
         own = getattr(config, name)
         if own is None:
@@ -1288,7 +1290,7 @@ def _take_own_options(config: IPUConfig) -> None:
 
 
 def _holds(has: Any, asked: Any) -> bool:
-    """Whether options have what is asked for, and maybe more."""
+    """Return whether options contain all the settings asked for."""
     if isinstance(has, dict) and isinstance(asked, dict):
         return all(has.get(key) == value for key, value in asked.items())
     return bool(has == asked) or (has is None and not asked)
@@ -1307,10 +1309,10 @@ def _own_options(config: IPUConfig, own: poptorch.Options) -> poptorch.Options:
 def _customized(
     config: IPUConfig, options: poptorch.Options, *, is_training: bool
 ) -> poptorch.Options:
-    """Have the user change options, and make them offline where nothing is to run.
+    """Let the user change options; make them offline if programs are only compiled.
 
     Engine options, and those of convolutions and matrix products, are merged with the
-    ones that were there: PopTorch's setters replace all of them.
+    present ones: PopTorch's setters replace all of them.
     """
     if config.customize is not None:
         before = _settings_of(options)

@@ -2,8 +2,8 @@
 """`ipufit doctor`: what is installed, which PopTorch is used and why, what is missing.
 
 A machine that trains has a Python, a torch and a PopTorch that fit together, and IPUs
-that PopTorch can see. Each is looked at by itself, so that one that is broken doesn't
-hide the others.
+that PopTorch can see. Each is checked by itself, so that a broken one doesn't hide the
+others.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _HOW_TO_INSTALL = (
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        topic: The heading that it belongs to.
-        name: The thing.
-        value: The findings in words; `"missing"` for nothing.
-        advice: A remedy; empty if none is needed.
-        is_wrong: Whether models can't run as was asked because of it.
+        topic: The heading above it.
+        name: The thing that was checked.
+        value: The result in words; `"missing"` for nothing.
+        advice: A remedy; "" if none is needed.
+        is_wrong: Whether it prevents models from running as asked.
     """
 
     topic: str
@@ -72,7 +72,7 @@ Found = Tuple[Any, ...]
 
 
 def examine() -> tuple[Finding, ...]:
-    """Look at all that ipufit runs on. Nothing is changed, and nothing raises.
+    """Check all that ipufit runs on, without changes or errors.
 
     Example:
         >>> found = {finding.name: finding for finding in examine()}
@@ -93,7 +93,7 @@ def examine() -> tuple[Finding, ...]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print what was found, and end with 1 if something is wrong.
+    """Print the findings, and exit with 1 if something is wrong.
 
     Args:
         arguments: The command line, without `ipufit doctor`.
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def in_words(found: Sequence[Finding]) -> str:
-    """The findings as lines under their topics.
+    """Format findings as lines under their topics.
 
     Example:
         >>> print(in_words([Finding("Versions", "torch", "2.0.1")]), end="")
@@ -164,7 +164,7 @@ def _back_end() -> Iterator[Found]:
 
 
 def _trial() -> Found:
-    """Whether a model runs on the emulator, with what variables say of it."""
+    """Check that a model runs on the emulator, and report its variables."""
     logger = logging.getLogger("ipufit")
     was_disabled, logger.disabled = logger.disabled, True
     try:
@@ -253,7 +253,7 @@ def _variables() -> Iterator[Found]:
 
 
 def _real_poptorch() -> tuple[Any, Exception | None]:
-    """PopTorch if models run on it, and the error of its import if it has one."""
+    """Return PopTorch if models run on it, and the error of its import, if any."""
     if not _is_there("poptorch") or os.environ.get("IPUFIT_BACKEND") == "emulator":
         return None, None
     try:

@@ -42,35 +42,35 @@ class IpufitError(Exception):
 
 
 class FileError(IpufitError, OSError):
-    """A file that can't be written or read; `errno` is the system's."""
+    """Raised if a file can't be written or read; `errno` is the system's."""
 
 
 class CheckpointError(FileError):
-    """A checkpoint that can't be written or read; `errno` is the system's, if any."""
+    """Raised if a checkpoint can't be written or read; `errno` is the system's."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A file of a checkpoint is missing, cut, changed or no such file at all."""
+    """Raised if a file of a checkpoint is missing, cut, changed or foreign."""
 
 
 class MissingCheckpointError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint, or no file of weights, at a path."""
+    """Raised if there is no checkpoint, or no file of weights, at a path."""
 
 
 class ConfigError(IpufitError, ValueError):
-    """Options that contradict each other or PopTorch's rules."""
+    """Raised for options that contradict each other or PopTorch's rules."""
 
 
 class DataError(IpufitError, ValueError):
-    """Data that can't be fed as it is."""
+    """Raised for data that can't be fed as it is."""
 
 
 class UnknownNameError(IpufitError, ValueError):
-    """A name that stands for nothing.
+    """Raised for an unknown name, with a suggestion.
 
     Args:
         kind: Kind of thing that the name is for, such as "optimizer".
-        name: The name that nobody knows.
+        name: The unknown name.
         known: Names of all things of that kind.
 
     Example:
@@ -87,15 +87,15 @@ class UnknownNameError(IpufitError, ValueError):
 
 
 class NotCompiledError(IpufitError, ValueError):
-    """The model was used before `compile`."""
+    """Raised if the model is used before `compile`."""
 
 
 class ProcessError(IpufitError, RuntimeError):
-    """Another process of the run has ended, or doesn't come in time."""
+    """Raised if another process of the run has ended, or doesn't come in time."""
 
 
 class UnsupportedError(IpufitError, TypeError):
-    """Something that PopTorch, or ipufit on top of it, can't do."""
+    """Raised for something that PopTorch, or ipufit on top of it, can't do."""
 
 
 class IpufitWarning(UserWarning):
@@ -103,52 +103,52 @@ class IpufitWarning(UserWarning):
 
 
 class BakedInWarning(IpufitWarning):
-    """`forward` changes, or draws, a number that is fixed in its program."""
+    """Warns that `forward` changes, or draws, a number that is fixed in its program."""
 
 
 class CheckpointWarning(IpufitWarning):
-    """A damaged checkpoint was passed over, or an old one couldn't be deleted."""
+    """Warns of a damaged checkpoint that was skipped, or an old one not deleted."""
 
 
 class DroppedRowsWarning(IpufitWarning):
-    """Rows that don't fill a call were left out of an epoch."""
+    """Warns of rows that don't fill a call and were left out of an epoch."""
 
 
 class CopiedModuleWarning(IpufitWarning):
-    """A module was changed, and the model trains a copy of it in another precision."""
+    """Warns of a changed module, of which a copy in another precision is trained."""
 
 
 class CoverageWarning(IpufitWarning):
-    """Reported figures cover only a part of the samples."""
+    """Warns that reported metrics cover only a part of the samples."""
 
 
 class ConstantBuffersWarning(IpufitWarning):
-    """Buffers of whole numbers are compiled in, so what `forward` writes is lost."""
+    """Warns of integer buffers, which are compiled in: writes to them are lost."""
 
 
 class OtherLayoutWarning(IpufitWarning):
-    """A run goes on with other replicas, processes or micro-batches than it had."""
+    """Warns that a resumed run has other replicas, processes or micro-batches."""
 
 
 class NonFiniteLossWarning(IpufitWarning):
-    """The loss became NaN or infinite."""
+    """Warns that the loss became NaN or infinite."""
 
 
 class NonFiniteGradientWarning(IpufitWarning):
-    """A gradient became NaN or infinite."""
+    """Warns that a gradient became NaN or infinite."""
 
 
 class SharedRateWarning(IpufitWarning):
-    """A schedule changes the learning rate more often than it reaches the device."""
+    """Warns of a schedule that changes the rate more often than it is sent."""
 
 
 class EmptyUpdatesWarning(IpufitWarning):
-    """Padding left updates without any samples."""
+    """Warns that padding left updates without any samples."""
 
 
 class DataRanOutWarning(IpufitWarning):
-    """An epoch had fewer steps than `steps_per_epoch` asks for."""
+    """Warns of an epoch with fewer steps than `steps_per_epoch` asks for."""
 
 
 class WholeStreamWarning(IpufitWarning):
-    """Each of several processes reads all of a stream, and uses a part of it."""
+    """Warns that each of several processes reads a whole stream to use a part."""

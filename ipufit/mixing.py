@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixup and CutMix: each sample is mixed with another of its micro-batch.
 
-The host draws how much of each sample is kept, and which box is cut out. The device
-mixes the inputs, and the loss weighs the targets of both samples.
+The host draws the share of each sample to keep, and the box to cut out. The device
+mixes the inputs, and the loss weights the targets of both samples.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Mixing:
     def coefficients(
         self, seeds: Sequence[int], rows: int, size: tuple[int, int] | None = None
     ) -> Tensor:
-        """Draw how to mix the samples of some micro-batches.
+        """Draw the coefficients for mixing the samples of some micro-batches.
 
         Args:
             seeds: A seed for each micro-batch.
@@ -124,7 +124,7 @@ class Mixing:
         return result
 
     def _drawn(self, seeds: Sequence[int], rows: int) -> tuple[Any, Any, Any]:
-        """Draw the numbers of all samples.
+        """Draw the random numbers for all samples.
 
         Returns:
             `[4, samples]`, uniform from 0 to 1: of being mixed, of the kind, and of
@@ -144,10 +144,10 @@ class Mixing:
 
 
 class Coefficients(NamedTuple):
-    """How the samples of micro-batches are mixed, each `[rows]`.
+    """Coefficients for mixing the samples of micro-batches, each `[rows]`.
 
     Attributes:
-        share: Part of the loss that a sample's own target has.
+        share: Share of the sample's own target in the loss.
         blend: Weight of its own pixels outside the box; the same as `share` without
             CutMix.
         box: Top, bottom, left and right of the box, in pixels, with all pixels of the
@@ -160,7 +160,7 @@ class Coefficients(NamedTuple):
 
     @classmethod
     def of(cls, columns: Tensor) -> Coefficients:
-        """Take them from the tensor that `Mixing.coefficients` draws; traceable."""
+        """Split the tensor that `Mixing.coefficients` returns; traceable."""
         if columns.shape[1] == 1:
             return cls(columns[:, 0], columns[:, 0], None)
         share, blend, top, bottom, left, right = (columns[:, i] for i in range(6))
@@ -198,7 +198,7 @@ def mixed_inputs(inputs: Tensor, columns: Tensor) -> Tensor:
 
 
 def _inside(length: int, first: Tensor, end: Tensor) -> Tensor:
-    """Mark the places from `first` up to `end` by 1, others by 0; `[rows, length]`."""
+    """Return 1 for positions in `[first, end)`, 0 for others; `[rows, length]`."""
     places = torch.arange(length, dtype=torch.float32, device=first.device)
     is_after = places.reshape(1, -1).ge(first.reshape(-1, 1)).to(torch.float32)
     is_before = places.reshape(1, -1).lt(end.reshape(-1, 1)).to(torch.float32)
@@ -207,7 +207,7 @@ def _inside(length: int, first: Tensor, end: Tensor) -> Tensor:
 
 
 def rolled(values: Tensor, micro_batch_size: int | None = None) -> Tensor:
-    """Give each row the one before it in its micro-batch, the first the last.
+    """Replace each row by the one before it in its micro-batch, the first by the last.
 
     Args:
         values: `[rows, ...]`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the stages of a config begin in a module, and the blocks it begins itself."""
+"""Where the stages of a config begin in a module, and the module's own blocks."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Blocks = List[Begun]
 
 @contextlib.contextmanager
 def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
-    """List the blocks that a module starts, by `with Block(...)` or `Block.start`.
+    """Record the blocks that a module starts, by `with Block(...)` or `Block.start`.
 
-    Those of `BeginBlock` aren't listed: they are never closed, so they needn't be
+    Blocks of `BeginBlock` aren't recorded: they are never closed, so they needn't be
     entered again.
 
     Args:
@@ -73,7 +73,7 @@ def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
 
 
 def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:
-    """Find the blocks of `BeginBlock`, by the names of the submodules that begin them.
+    """Return the blocks of `BeginBlock`, by the names of their submodules.
 
     Example:
         >>> module = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
@@ -98,7 +98,7 @@ def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:
 
 
 class Beginnings(NamedTuple):
-    """Blocks that ipufit begins, by the names of the submodules where it does.
+    """Blocks that ipufit begins, by the names of their submodules.
 
     Attributes:
         before: Blocks that begin when a submodule is called.
@@ -112,9 +112,9 @@ class Beginnings(NamedTuple):
 def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
     """Find the submodules that begin the stages of a config.
 
-    A pattern is a block of its own name, which begins at each submodule that it
-    matches: at the first that is called, and where it runs already that makes no
-    difference. Names of the module's own blocks, which it begins itself, aren't found.
+    A pattern is a block of its own name, which begins at each submodule that matches.
+    It takes effect at the first that is called; beginning a running block again changes
+    nothing. Names of blocks that the module begins itself aren't found.
 
     Raises:
         UnknownNameError: A name is no submodule though others are, or a pattern
@@ -161,15 +161,15 @@ def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
 def blocks_begun(
     module: torch.nn.Module, config: IPUConfig
 ) -> tuple[dict[str, Begun], dict[str, Begun]]:
-    """Find the blocks that begin before and after submodules, by their names.
+    """Return the blocks that begin before and after submodules, by their names.
 
     Args:
         module: The user's module.
-        config: Names the stages.
+        config: The config that names the stages.
 
     Returns:
-        The blocks of `config` and those of `BeginBlock`. Others, which `forward`
-        begins, are known when it runs.
+        The blocks of `config` and of `BeginBlock`. Blocks that `forward` begins are
+        known when it runs.
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
@@ -184,7 +184,7 @@ def blocks_begun(
 
 
 def stage_and_ipu(block: Begun, config: IPUConfig) -> tuple[int | None, int | None]:
-    """Stage and IPU of a block; None where only a strategy of PopTorch knows it.
+    """Return stage and IPU of a block; None where a strategy of PopTorch decides.
 
     Example:
         >>> stage_and_ipu(("head", None), IPUConfig(pipeline=["body", "head"]))
@@ -202,13 +202,13 @@ def stage_and_ipu(block: Begun, config: IPUConfig) -> tuple[int | None, int | No
 
 
 def own_stages(module: torch.nn.Module, config: IPUConfig) -> int:
-    """Count the stages that a module's `BeginBlock`s make, if they make any.
+    """Count the stages of a module's `BeginBlock`s.
 
-    PopTorch's default puts each on the stage of its IPU. What is before the first is on
-    IPU 0. Blocks that `forward` begins are only known when it runs.
+    PopTorch's default puts each block on the stage of its IPU. Operations before the
+    first block are on IPU 0. Blocks that `forward` begins are only known when it runs.
 
     Args:
-        config: The program's config; stages that it has go before the module's.
+        config: The program's config; its stages take precedence over the module's.
 
     Returns:
         Forward stages; 1 without a pipeline of them.
@@ -228,9 +228,9 @@ def own_stages(module: torch.nn.Module, config: IPUConfig) -> int:
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
-    """Whether anything happens before a submodule: `BeginBlock` is such a hook.
+    """Return whether a submodule has a forward-pre-hook, as `BeginBlock` adds.
 
-    It is asked before each call on a batch, so it doesn't make names.
+    It is called before each call on a batch, so it avoids `named_modules`.
     """
     waiting = [module]
     while waiting:
@@ -242,7 +242,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _refuse_other_blocks(module: torch.nn.Module, config: IPUConfig) -> None:
-    """Refuse a `BeginBlock` that no stage has, as PopTorch would during a trace.
+    """Refuse a `BeginBlock` whose block is in no stage, as PopTorch would in a trace.
 
     PopTorch numbers blocks without a name: "0", "1", ...
     """
@@ -267,7 +267,7 @@ def _matches(given: str, names: Sequence[str]) -> list[str]:
 
 
 def _is_surely_pattern(name: str) -> bool:
-    """Whether it is a pattern, and not the name of a block such as `"layer[0]"`."""
+    """Return whether a name is a pattern, and not a block such as `"layer[0]"`."""
     return "*" in name or "?" in name
 
 
@@ -300,7 +300,7 @@ def _of_layers(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
 def _lists(
     module: torch.nn.Module, given: Any
 ) -> Iterator[tuple[str, Layers, Sequence[int]]]:
-    """The lists of layers of a module, and the numbers for each."""
+    """Yield the lists of layers of a module, and the numbers for each."""
     lists = {
         name: child
         for name, child in module.named_modules()
@@ -315,7 +315,7 @@ def _lists(
 
 
 def _fitting(lists: Mapping[str, Layers], given: Any, numbers: Sequence[int]) -> str:
-    """The list that numbers are for: of their length, or the longest for a rest."""
+    """Return the list with as many layers as numbers, or the longest for a rest."""
     count = sum(one for one in numbers if one != REST)
     lengths = {name: len(layers) for name, layers in lists.items()}
     wanted = max(lengths.values(), default=0) if REST in numbers else count
@@ -341,7 +341,7 @@ def _fitting(lists: Mapping[str, Layers], given: Any, numbers: Sequence[int]) ->
 
 
 def is_inside(name: str, other: str) -> bool:
-    """Whether a submodule is within another one, by their names.
+    """Return whether a submodule is within another one, by their names.
 
     Example:
         >>> is_inside("encoder.layer.0", "encoder"), is_inside("encoder", "encoder")
@@ -353,7 +353,7 @@ def is_inside(name: str, other: str) -> bool:
 def _expanded(
     given: Any, name: str, numbers: Sequence[int], count: int
 ) -> Sequence[int]:
-    """Numbers of layers with the rest divided evenly; the last IPUs get one more."""
+    """Replace -1 by an even division of the rest; the last IPUs get one more."""
     fixed = sum(one for one in numbers if one != REST)
     shares = [ipu for ipu, one in enumerate(numbers) if one == REST]
     if fixed > count or (fixed < count and not shares):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ipufit.log`: scalars that a module sends out of the program."""
+"""`ipufit.log`: scalars that a module reports from the program."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _collectors: list[Scalars] = []
 
 
 def log(name: str, value: Tensor) -> None:
-    """Report a scalar under `name` in logs, History and on the bar.
+    """Report a scalar under `name` in logs, History and on the progress bar.
 
     Call it in a module's `forward`, which Python runs once: the value is computed in
-    the program, for every micro-batch, and averaged over all samples. The validation's
-    has `val_` in front of its name. Outside of ipufit's runs `log` does nothing, so the
+    the program, for every micro-batch, and averaged over all samples. In a validation
+    the key begins with `val_`. Outside of ipufit's runs `log` does nothing, so the
     module works anywhere.
 
     Args:
-        name: Key in logs, which no other figure has.
+        name: Key in logs, which no metric has.
         value: A tensor of one element, such as a mean over the samples. Its gradient
-            stays as it is.
+            doesn't change.
 
     Raises:
         ConfigError: The value is no such tensor, or the name is taken.
@@ -69,7 +69,7 @@ def log(name: str, value: Tensor) -> None:
 
 @contextlib.contextmanager
 def collected() -> Iterator[Scalars]:
-    """Collect the scalars that are logged meanwhile.
+    """Collect the scalars that are logged inside the context.
 
     Example:
         >>> with collected() as scalars:

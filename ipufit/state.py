@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run, which callbacks read, and through which they end it."""
+"""The state of a run, which callbacks read, and by which they stop it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ class RunState:
     """The progress of one `fit`, `evaluate` or `predict`.
 
     Attributes:
-        epoch: 0-based.
-        updates: Weight updates so far, in this run.
-        samples: Samples trained on so far, in this run.
+        epoch: Index of the epoch, from 0.
+        updates: Number of weight updates in this run.
+        samples: Number of samples trained on in this run.
         stop_reason: Why the run stops early; None while it goes on.
-        coverage: Which samples the figures are about; empty if about all.
+        coverage: The samples that metrics cover, in words; "" if all.
         params: Keras's parameters: `verbose`, `epochs`, `steps`.
-        directions: `"max"` or `"min"` for figures of which more or less is better, by
-            name without `val_`; known once a program was traced.
+        directions: `"max"` or `"min"` by the name of a metric without `val_`: which of
+            it is better. Known once a program was traced.
         calls: Calls made in this epoch.
-        logs: Figures of the last complete epoch.
+        logs: Metrics of the last complete epoch.
         is_epoch_done: Whether the epoch's last hooks were called.
         is_finite: Whether the loss was finite so far.
-        stop_evaluating: Set it to end the evaluation under way after this call.
-        stop_predicting: Set it to end the prediction under way after this call.
-        is_evicted: Whether the run was told to end (SIGTERM), in all its processes.
-        was_told_to_end: Whether this process was; the others may not know yet.
-        processes: The processes that the run has.
-        validated: Figures of this epoch's last validation; empty before it.
-        validated_calls: Calls that this epoch had made then; 0 before.
+        stop_evaluating: Set it to end the present evaluation after this call.
+        stop_predicting: Set it to end the present prediction after this call.
+        is_evicted: Whether a process of the run was told to end (SIGTERM), and all
+            know.
+        was_told_to_end: Whether this process was told to end; the others may not know
+            yet.
+        processes: The processes of the run.
+        validated: Metrics of this epoch's last validation; empty before it.
+        validated_calls: Number of calls in this epoch before that validation; 0 before
+            it.
 
     Example:
         >>> run = RunState()
@@ -70,7 +73,7 @@ class RunState:
     _actions: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Count the calls of a new epoch."""
+        """Set the epoch, and its count of calls to 0."""
         self.epoch, self.is_epoch_done = epoch, False
         self.validated, self.validated_calls = {}, 0
 
@@ -81,7 +84,7 @@ class RunState:
         self.samples += samples
 
     def end_epoch(self, logs: Logs) -> None:
-        """Have an epoch complete, with its figures."""
+        """Mark an epoch as complete, with its metrics."""
         self.calls, self.is_epoch_done, self.logs = 0, True, logs
 
     def stop(self, reason: str) -> None:
@@ -90,38 +93,38 @@ class RunState:
             self.stop_reason = reason
 
     def end(self, reason: str) -> None:
-        """End after the call under way: all processes have agreed on it."""
+        """End the run after the present call; all processes have agreed on it."""
         self.stop_reason, self._is_ending = reason, True
 
     def tell_to_end(self) -> None:
-        """Note that this process was told to end; one without others ends its run."""
+        """Record that this process was told to end; a single process ends its run."""
         self.was_told_to_end = True
         self.is_evicted = self.is_evicted or not self.processes.are_several
 
     def after_hooks(self, action: Callable[[], None]) -> None:
-        """Have an action done once all callbacks have heard of the event under way.
+        """Call an action after all callbacks have handled the present event.
 
-        A checkpoint that it saves has every callback's state as of this event.
+        A checkpoint that it saves has every callback's state after this event.
         """
         self._actions.append(action)
 
     def act(self) -> None:
-        """Do the actions of `after_hooks`, though one fails; called by the loop."""
+        """Call the actions of `after_hooks`, even if some fail; called by the loop."""
         actions, self._actions = self._actions, []
         if actions:
             with span("save"):
                 do_all(actions)
 
     def on_eviction(self, action: Callable[[], None]) -> None:
-        """Have an action done, after the call under way, if the process is evicted.
+        """Register an action for after the present call, if the process is evicted.
 
-        The run ends then. Without such actions SIGTERM ends the process as usual.
+        The run then ends. Without such actions SIGTERM ends the process as usual.
         """
         self._on_eviction.append(action)
 
     @property
     def heeds_eviction(self) -> bool:
-        """Whether an eviction has actions to do."""
+        """Whether there are actions for an eviction."""
         return bool(self._on_eviction)
 
     def heed_eviction(self) -> None:
@@ -132,10 +135,10 @@ class RunState:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this process wants the run to end after the call under way."""
+        """Whether this process wants the run to end after the present call."""
         return self.stop_reason is not None
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run ends after the call under way, in all its processes."""
+        """Whether the run ends after the present call, in all its processes."""
         return self._is_ending if self.processes.are_several else self.is_stopping

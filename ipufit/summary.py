@@ -31,8 +31,8 @@ class Layer:
         name: Path in the user's module.
         kind: Name of its class.
         shape: Shape of its output for one sample, with `N` for rows; "?" if unknown.
-        parameters: Number of its own parameters' elements.
-        trainable: Number of those elements that are trained.
+        parameters: Number of elements in its own parameters.
+        trainable: Number of these elements that are trained.
         stage: Stage of the pipeline, from 0; None without a pipeline.
         ipu: IPU of that stage in a replica.
     """
@@ -52,13 +52,12 @@ class Summary:
 
     Attributes:
         title: Class of the module.
-        layers: Layers in the order of their calls if inputs were given, else in which
-            they were made.
-        total_parameters: Number of elements; of shared parameters once.
-        trainable_parameters: Number of those elements that are trained.
-        num_ipus: IPUs of a replica times replicas; None if unknown, because without
-            inputs nobody sees which blocks `forward` begins, and `pipeline` doesn't
-            name the stages.
+        layers: Layers in the order of their calls if inputs were given, else in that of
+            their creation.
+        total_parameters: Number of elements, where shared parameters count once.
+        trainable_parameters: Number of these elements that are trained.
+        num_ipus: IPUs of a replica times replicas; None if unknown: without inputs, and
+            without stages in `pipeline`, the blocks of `forward` aren't known.
         was_run: Whether inputs were given.
     """
 
@@ -70,12 +69,12 @@ class Summary:
     was_run: bool
 
     def __repr__(self) -> str:
-        """The totals: notebooks and consoles show it under the table."""
+        """Return the totals, which notebooks and consoles show under the table."""
         totals = f"{len(self.layers)} layers, {self.total_parameters:,} parameters"
         return f"<Summary: {self.title}, {totals}>"
 
     def table(self) -> Table:
-        """The table that is shown."""
+        """The table that `print` shows."""
         from rich.table import Column, Table
 
         table = Table(Column("Layer", overflow="fold"), "Type", "Output shape")
@@ -203,9 +202,9 @@ def _count(parameters: Any) -> int:
 def _calls(
     module: torch.nn.Module, config: IPUConfig, inputs: Any
 ) -> tuple[dict[str, Begun | None], dict[str, str]]:
-    """Find the block of each layer, in the order of their calls, and their shapes.
+    """Return the block of each layer, in the order of their calls, and their shapes.
 
-    Without inputs the layers are in the order in which they were made, without shapes.
+    Without inputs the layers are in the order of their creation, without shapes.
     """
     first = config.first_block
     now: Begun | None = None if first is None else (first, None)
@@ -255,7 +254,7 @@ def _calls(
 def _are_begun(
     config: IPUConfig, begins: dict[str, Begun], ends: dict[str, Begun]
 ) -> bool:
-    """Whether it is known where all stages begin."""
+    """Return whether it is known where all stages begin."""
     names = {name for stage in config.stages for name in stage}
     if config.layers_per_ipu is not None:
         return True
@@ -275,7 +274,7 @@ def _describe(output: Any) -> str:
 def _stages(
     called: dict[str, Begun | None], config: IPUConfig
 ) -> dict[str, tuple[int | None, int | None]]:
-    """Find stage and IPU of each layer, if any block begins at all.
+    """Return stage and IPU of each layer, if any block begins at all.
 
     Layers before the first block are on IPU 0.
     """
@@ -291,7 +290,7 @@ def _stages(
 def _num_ipus(
     called: dict[str, Begun | None], config: IPUConfig, *, was_run: bool
 ) -> int | None:
-    """IPUs of a replica times replicas; a replica has all IPUs up to its highest."""
+    """Return IPUs of a replica times replicas; a replica has all up to its highest."""
     if not was_run and not config.stages:
         return None
     ipus: list[int] = [0, *config.stage_ipus]

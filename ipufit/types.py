@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names for the types that cross module borders."""
+"""Names for types that several modules use."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ _LIBRARIES = ("lightning", "lightning_fabric", "pytorch_lightning", "torch")
 
 
 class LightningModel(IPUModel):
-    """An `IPUModel` of a LightningModule, as `from_lightning` makes it.
+    """An `IPUModel` of a LightningModule; `from_lightning` makes it.
 
-    `compile`, `fit`, `evaluate`, `predict` and all else are those of `IPUModel`.
-    Besides, they call the hooks of the module that come between epochs.
+    `compile`, `fit`, `evaluate`, `predict` and the rest are those of `IPUModel`. In
+    addition, they call the module's hooks between epochs.
     """
 
     _given: Mapping[str, Any] = {}
@@ -65,7 +65,7 @@ class LightningModel(IPUModel):
     def _with_hooks(
         self, method: Callable[..., Any], own: list[Callback], *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a method of `IPUModel` with the module's hooks among its callbacks."""
+        """Call a method of `IPUModel` with the module's hooks as a callback."""
         given = inspect.signature(method).bind(self, *args, **kwargs)
         callbacks = given.arguments.get("callbacks")
         hooks = _ModuleHooks(self.module, self._given, of_test=self._of_test)
@@ -113,7 +113,7 @@ def from_lightning(
     in_place: bool = False,
     **compile_arguments: Any,
 ) -> LightningModel:
-    """Make a compiled model of a LightningModule.
+    """Return a compiled model of a LightningModule.
 
     Lightning needn't be installed: any torch module with these methods will do.
 
@@ -140,7 +140,7 @@ def from_lightning(
         config: Layout on IPUs; one IPU by default.
         trainer: Values that the module reads from `self.trainer`, by name, as in
             `{"max_epochs": 10, "estimated_stepping_batches": 1000}`.
-        optimizer: Optimizer in the place of `configure_optimizers`, in any form that
+        optimizer: Optimizer in place of `configure_optimizers`, in any form that
             `IPUModel.compile` takes.
         lr_schedule: Its schedule, as for `IPUModel.compile`.
         in_place: As for `IPUModel`.
@@ -148,7 +148,7 @@ def from_lightning(
             `steps_per_execution`.
 
     Raises:
-        ConfigError: Something is of an unusable type; or there is no `training_step`.
+        ConfigError: An argument is of an unusable type; or there is no `training_step`.
         UnknownNameError: `configure_optimizers` returned a dict with an unknown key.
         UnsupportedError: The module needs several optimizers, optimizes by hand, or has
             methods that nothing would call.
@@ -221,7 +221,7 @@ def from_lightning(
 
 
 def _at_start(module: torch.nn.Module, given: Mapping[str, Any], hook: str) -> Any:
-    """The module as a hook sees it that is called before the first epoch."""
+    """Return the module as a hook sees it before the first epoch."""
     live = {"current_epoch": lambda: 0, "global_step": lambda: 0}
     return _view_of(module, _no_log(hook), _Trainer(given, _SETUP, live))
 
@@ -237,7 +237,7 @@ def _step(
 
 
 class _Step:
-    """A step of a LightningModule in the place of a function of module and batch."""
+    """A step of a LightningModule as a function of module and batch."""
 
     def __init__(
         self, module: torch.nn.Module, stage: str, given: Mapping[str, Any]
@@ -249,7 +249,7 @@ class _Step:
         self.__qualname__ = f"{type(module).__qualname__}.{self.name}"
 
     def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
-        """Call the step; what it logs is logged by ipufit."""
+        """Call the step; its logged values are logged by ipufit."""
         logged: dict[str, Tensor] = {}
         hear: Any = functools.partial(_hear, logged)
         if self.stage == _PREDICT:
@@ -304,11 +304,11 @@ class _Step:
         return {} if loss is None else {"loss": loss}
 
     def __repr__(self) -> str:
-        """The method's name with its class, as a run that goes on compares it."""
+        """Return the method's name with its class, which a resumed run compares."""
         return self.__qualname__
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same step of the same module, for the same program."""
+        """Return whether it is the same step of the same module."""
         return isinstance(other, _Step) and (
             (self.method, self.stage) == (other.method, other.stage)
             and self.given == other.given
@@ -325,7 +325,7 @@ def _kind(value: Any) -> str:
 
 
 def _takes_index(step: Callable[..., Any]) -> bool:
-    """Whether a step takes `batch_idx` after the batch."""
+    """Return whether a step takes `batch_idx` after the batch."""
     parameters = inspect.signature(step).parameters
     if "dataloader_iter" in parameters:
         raise UnsupportedError(
@@ -342,7 +342,7 @@ def _takes_index(step: Callable[..., Any]) -> bool:
 
 
 class _BatchIndex:
-    """Stands in the place of `batch_idx`: a step may pass it on, and not use it.
+    """Stands for `batch_idx`: a step may pass it on, but not use it.
 
     Example:
         >>> _BatchIndex() % 100
@@ -351,7 +351,7 @@ class _BatchIndex:
     """
 
     def __repr__(self) -> str:
-        """A name for messages."""
+        """Return a name for messages."""
         return "batch_idx (without a number: a step is compiled once)"
 
 
@@ -375,7 +375,7 @@ for _use in _USES:
 
 @contextlib.contextmanager
 def _metrics_refused(module: torch.nn.Module, name: str) -> Iterator[None]:
-    """Refuse to update objects of torchmetrics within."""
+    """Refuse updates of torchmetrics's objects inside the context."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise UnsupportedError(_metric_refusal(name))
@@ -411,7 +411,7 @@ def _metric_refusal(what: str) -> str:
 
 @contextlib.contextmanager
 def _lists_as_before(module: torch.nn.Module, name: str) -> Iterator[None]:
-    """Refuse a step that keeps something in a list or dict of its module."""
+    """Refuse a step that appends to a list or dict of its module."""
     before = _lengths(module)
     yield
     for attribute, length in _lengths(module).items():
@@ -445,10 +445,10 @@ _LOG_ARGUMENTS = (
 def _hear(
     values: dict[str, Tensor], name: str, value: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Take one value that a step logs, with the arguments of `LightningModule.log`.
+    """Record a value that a step logs, with the arguments of `LightningModule.log`.
 
-    Every value is averaged over all samples of an epoch, and shown on the bar. So
-    `reduce_fx` must be a mean, and the other arguments make no difference.
+    Every value is averaged over all samples of an epoch, and shown on the progress bar.
+    So `reduce_fx` must be a mean, and the other arguments have no effect.
     """
     reduced = {**dict(zip(_LOG_ARGUMENTS, args)), **kwargs}.get("reduce_fx", "mean")
     if reduced not in ("mean", torch.mean):
@@ -475,7 +475,7 @@ def _hear(
 
 
 def _no_log(where: str) -> Callable[..., NoReturn]:
-    """Refuse what is logged where there is no step."""
+    """Return a `log` that raises, for places outside of a step."""
 
     def refuse(name: str, value: Any, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(
@@ -488,9 +488,9 @@ def _no_log(where: str) -> Callable[..., NoReturn]:
 
 
 def _own_name(name: str) -> str:
-    """The name of a validation's figure, without what says that it is one.
+    """Remove the mark of a validation, such as `val_`, from a name.
 
-    ipufit puts `val_` in front of the names of a validation itself.
+    ipufit adds `val_` to the names of a validation itself.
 
     Example:
         >>> _own_name("val_loss"), _own_name("valid/acc"), _own_name("acc")
@@ -553,10 +553,10 @@ _STAGE_FLAGS = {
 def _view_of(
     module: torch.nn.Module, log: Callable[..., Any], trainer: _Trainer
 ) -> Any:
-    """The module under another class, which has `log`, `trainer` and the like.
+    """Return a view of the module under another class, with `log`, `trainer` and so on.
 
-    It has the module's own attributes: what is set in one is set in the other. Nothing
-    is changed in the module, so that it stays what it was for anyone else.
+    It shares the module's attributes: an attribute set in one is set in the other. The
+    module itself doesn't change for other code.
     """
     kind = type(module)
 
@@ -617,10 +617,10 @@ class _Trainer:
 
     Args:
         given: Values that the user has given, by name.
-        stage: The work that the module is asked for.
-        live: Functions that give the present value of what changes; None in a step,
-            where such a value would be fixed.
-        stop: Ends the run when `should_stop` is set; None where it can't be.
+        stage: The present task of the module.
+        live: Functions that return the present value of what changes; None in a step,
+            where such a value would be compiled in.
+        stop: Ends the run when `should_stop` is set; None where it can't be set.
     """
 
     def __init__(
@@ -633,7 +633,7 @@ class _Trainer:
         vars(self).update(_given=given, _stage=stage, _live=live, _stop=stop)
 
     def __getattr__(self, name: str) -> Any:
-        """A value that is known."""
+        """Return a known value, or refuse."""
         if name.startswith("__"):
             raise AttributeError(name)
         known = vars(self)
@@ -659,7 +659,7 @@ class _Trainer:
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Take `should_stop = True` in a hook, and nothing else."""
+        """Accept `should_stop = True` in a hook, and nothing else."""
         stop = vars(self)["_stop"]
         if name != "should_stop" or stop is None:
             raise UnsupportedError(
@@ -747,7 +747,7 @@ _REFUSED = {
 
 
 def _is_overridden(module: torch.nn.Module, name: str) -> bool:
-    """Whether a module has a method that isn't Lightning's own."""
+    """Return whether a module has a method that isn't Lightning's own."""
     if name in vars(module):
         return True
     for kind in type(module).__mro__:
@@ -757,7 +757,7 @@ def _is_overridden(module: torch.nn.Module, name: str) -> bool:
 
 
 def _refuse_hooks(module: torch.nn.Module) -> None:
-    """Refuse a module with methods that can't be honoured, all in one message."""
+    """Refuse a module with methods that can't be called, all in one message."""
     name = type(module).__name__
     if not getattr(module, "automatic_optimization", True):
         raise UnsupportedError(
@@ -777,7 +777,7 @@ def _refuse_hooks(module: torch.nn.Module) -> None:
 
 
 class _ModuleHooks(Callback):
-    """Calls the hooks of a module that come between epochs.
+    """Calls the hooks of a module between epochs.
 
     In a hook `self.trainer` has `current_epoch`, `global_step`, `callback_metrics` and
     `is_global_zero`, and `should_stop` may be set.
@@ -851,12 +851,12 @@ class _ModuleHooks(Callback):
 
 
 class _Configured(NamedTuple):
-    """The arguments of `compile` and `fit` that `configure_optimizers` stands for.
+    """The arguments of `compile` and `fit` that `configure_optimizers` determines.
 
     Attributes:
-        optimizer: The one optimizer.
+        optimizer: The optimizer.
         lr_schedule: Argument of `compile`; None for no schedule.
-        plateau: Makes the callback of each `fit` that steps a scheduler by a figure.
+        plateau: Creates the callback of each `fit` that steps a scheduler by a metric.
     """
 
     optimizer: Any
@@ -865,7 +865,7 @@ class _Configured(NamedTuple):
 
 
 def _read_optimizers(configured: Any) -> _Configured:
-    """Read what `configure_optimizers` has returned, in any form that Lightning takes.
+    """Convert the result of `configure_optimizers`, in any form that Lightning takes.
 
     It is an optimizer; a list with one; two lists, with an optimizer and with
     schedulers; a dict with `"optimizer"` and maybe `"lr_scheduler"` and `"monitor"`; or
@@ -917,7 +917,7 @@ def _read_optimizers(configured: Any) -> _Configured:
 
 
 def _split(configured: Any) -> tuple[list[Any], list[Any], str | None]:
-    """The optimizers, their schedulers, and the name of a figure to monitor."""
+    """Return the optimizers, their schedulers, and the name of a metric to monitor."""
     parts = list(configured) if isinstance(configured, (list, tuple)) else [configured]
     if len(parts) == 2 and isinstance(parts[0], (list, tuple)):
         several = isinstance(parts[1], (list, tuple))
@@ -957,7 +957,7 @@ _SCHEDULER_KEYS = (
 
 
 def _scheduler_settings(scheduler: Any, monitor: str | None) -> dict[str, Any]:
-    """Lightning's dict of a scheduler, with its defaults."""
+    """Return Lightning's dict of a scheduler, with its defaults."""
     given = scheduler if isinstance(scheduler, dict) else {"scheduler": scheduler}
     for name in given:
         if name not in _SCHEDULER_KEYS:
@@ -998,34 +998,34 @@ class Every(lr_scheduler.LRScheduler):
             self._schedulers[0].step()
 
     def get_last_lr(self) -> list[Any]:
-        """The rates of the parameter groups."""
+        """Return the rates of the parameter groups."""
         rates: list[Any] = self._schedulers[0].get_last_lr()
         return rates
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of steps so far, and the other scheduler's state."""
+        """Return the number of steps so far, and the other scheduler's state."""
         own = {"last_epoch": self.last_epoch, "frequency": self.frequency}
         return {**own, "scheduler": self._schedulers[0].state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         self.last_epoch = state_dict["last_epoch"]
         self._schedulers[0].load_state_dict(dict(state_dict["scheduler"]))
 
 
 class SteppedByFigure(Callback):
-    """Steps torch's `ReduceLROnPlateau` with a figure of each epoch.
+    """Steps torch's `ReduceLROnPlateau` with a metric of each epoch.
 
     ipufit takes over what the scheduler changes in the torch optimizer.
 
     Args:
         scheduler: The scheduler, which is bound to the optimizer that `compile` got.
-        monitor: Name of the figure, as in the logs or as the module logs it.
+        monitor: Name of the metric, as in the logs or as the module logs it.
         frequency: Number of epochs from one step to the next.
-        strict: If False, an epoch without the figure is passed over.
+        strict: If False, an epoch without the metric is skipped.
 
     Raises:
-        ConfigError: When an epoch ends without the figure.
+        ConfigError: When an epoch ends without the metric.
     """
 
     saved_attributes: ClassVar[Mapping[str, Kind]] = {
@@ -1040,7 +1040,7 @@ class SteppedByFigure(Callback):
         self.frequency, self.strict = frequency, strict
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Step the scheduler if it is time."""
+        """Step the scheduler every `frequency` epochs."""
         if (epoch + 1) % self.frequency:
             return
         own = _own_name(self.monitor)  # a validation's figure, under any name of it
@@ -1058,7 +1058,7 @@ class SteppedByFigure(Callback):
 
     @property
     def scheduler_state(self) -> dict[str, Any]:
-        """Plain values of the scheduler's state."""
+        """Return plain values of the scheduler's state."""
         plain = (bool, int, float, str, list, type(None))
         state: dict[str, Any] = self.scheduler.state_dict()
         return {name: one for name, one in state.items() if isinstance(one, plain)}
@@ -1069,7 +1069,7 @@ class SteppedByFigure(Callback):
 
     @property
     def rates(self) -> list[float]:
-        """The learning rate of each parameter group."""
+        """Return the learning rate of each parameter group."""
         return [float(group["lr"]) for group in self.scheduler.optimizer.param_groups]
 
     @rates.setter
