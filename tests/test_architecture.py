@@ -65,7 +65,6 @@ FLOORS = {
         "loop": 8,
         "processes": 7,
         "program": 6,
-        "device": 5.5,
         "host_calls": 5.5,
         "sizes": 5.5,
         "shapes_only": 5.4,

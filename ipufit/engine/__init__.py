@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from .device import WatchedGradients
 from .host_calls import (
     HostUpdate,
     OutputSize,
@@ -38,7 +37,7 @@ from .objective import (
 )
 from .precision import Counterparts, compute_in_types, in_own_types
 from .processes import ProcessSync
-from .program import Executors, Surveyed, surveyed
+from .program import Executors, Surveyed, WatchedGradients, surveyed
 from .step import (
     NoForwardError,
     arguments_of,

@@ -26,7 +26,7 @@ from ipufit.engine.objective import (
 )
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import call_module, call_step, total_loss
-from ipufit.engine.trace_checks import LossObserver, Observing
+from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import mode, unfetched
 from ipufit.errors import ConfigError
 from ipufit.losses import LossTerms
@@ -388,12 +388,12 @@ def host_outputs(module: torch.nn.Module, inputs: Any, predicted: Inferred) -> A
         inputs: As a sample's, with samples in dim 0.
         predicted: The computation of `predict`.
     """
-    losses = LossObserver()
-    with mode(module, training=False), torch.no_grad(), Observing(losses):
+    noted = ResultsNoted()
+    with mode(module, training=False), torch.no_grad(), noted:
         if predicted.step is not None:
             return call_step(predicted.step, module, inputs)
         outputs = call_module(module, inputs)
-    return split_own_loss(outputs, losses.marked)[1] if predicted.owns_loss else outputs
+    return split_own_loss(outputs, noted.marked)[1] if predicted.owns_loss else outputs
 
 
 def host_update(
@@ -452,8 +452,8 @@ def _terms(
 ) -> dict[str, tuple[LossTerms, float]]:
     inputs, labels = structure.split(tensors)
     rows = rows_of(tensors[0])
-    losses = LossObserver()
-    with Observing(losses):
+    noted = ResultsNoted()
+    with noted:
         if objective.steps is None:
             outputs = call_module(module, inputs)
         else:
@@ -462,9 +462,9 @@ def _terms(
     if not objective.owns_loss:
         return objective.loss_terms(outputs, labels, rows)
     if objective.steps is None:
-        own, _ = split_own_loss(outputs, losses.marked)
+        own, _ = split_own_loss(outputs, noted.marked)
     else:
-        own, _ = result_of_step(outputs, losses.marked)
+        own, _ = result_of_step(outputs, noted.marked)
     if own is None:
         raise ConfigError(
             "There is no loss to compare: compile() got none, and the module returns "

@@ -31,12 +31,11 @@ from ipufit.data import (
     SampleStructure,
     TrainingBatches,
 )
-from ipufit.engine.device import WatchedGradients
 from ipufit.engine.host_calls import bytes_of
 from ipufit.engine.metric_state import Figures, vector_of, widened_all
 from ipufit.engine.objective import OWN_LOSS, dominant_labels
 from ipufit.engine.processes import ProcessSync
-from ipufit.engine.program import Executors
+from ipufit.engine.program import Executors, WatchedGradients
 from ipufit.errors import (
     ConfigError,
     UnsupportedError,

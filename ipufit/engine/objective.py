@@ -25,7 +25,7 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, is_record, parts_of, tree_map, without
 from ipufit.data import Labels
-from ipufit.engine.trace_checks import ProbabilityObserver, divisions_refused
+from ipufit.engine.trace_checks import ResultsNoted, divisions_refused
 from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
 from ipufit.losses import Loss, LossTerms, resolve_loss, smoothed
 from ipufit.metrics import (
@@ -274,7 +274,7 @@ class Steps(NamedTuple):
 
 
 class Inferred(NamedTuple):
-    """The computation of an inference program.
+    """The computation of a program.
 
     Attributes:
         owns_loss: Whether a loss is among what is computed.
@@ -482,21 +482,19 @@ def _check_key(key: str, names: Sequence[Any]) -> None:
         )
 
 
-def probability_outputs(
-    outputs: Any, probabilities: ProbabilityObserver
-) -> dict[str, str]:
+def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
     """The outputs that are probabilities, and the functions that they come from.
 
     Args:
         outputs: Everything that the module returned.
-        probabilities: Observer of the module's operations.
+        noted: Results of the module's operations.
 
     Returns:
         "sigmoid" or "softmax" by the output's name, which is empty for a single
         output.
     """
     parts = named_outputs(outputs) or {"": only(outputs)}
-    functions = {name: probabilities.function_of(part) for name, part in parts.items()}
+    functions = {name: noted.function_of(part) for name, part in parts.items()}
     return {name: function for name, function in functions.items() if function}
 
 
@@ -593,6 +591,12 @@ class Objective:
     def owns_loss(self) -> bool:
         """Whether the module, or a step of the user's, returns its own loss."""
         return not self.losses
+
+    @property
+    def trained(self) -> Inferred:
+        """The computation of a program for `fit`."""
+        step = None if self.steps is None else self.steps.training
+        return Inferred(self.owns_loss, step, takes_labels=True)
 
     @property
     def evaluated(self) -> Inferred:

@@ -8,6 +8,8 @@ they are moved when somebody needs them elsewhere, and only if they differ.
 from __future__ import annotations
 
 import contextlib
+import gc
+import re
 import time
 import warnings
 import weakref
@@ -16,17 +18,21 @@ from functools import partial
 from typing import (
     Any,
     Callable,
-    ContextManager,
-    List,
+    Iterable,
+    Iterator,
+    Mapping,
     MutableMapping,
     NamedTuple,
     Sequence,
+    Tuple,
     TypeVar,
 )
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
+from ipufit import _env
 from ipufit._poptorch import poptorch, survey
 from ipufit._spans import span
 from ipufit.batching import BatchPlan
@@ -41,27 +47,12 @@ from ipufit.engine.constants import (
     changes_accepted,
     roots_of,
 )
-from ipufit.engine.device import (
-    CommonWeights,
-    HostWeights,
-    IPUs,
-    KeptPrograms,
-    Program,
-    ProgramT,
-    TrainingProgram,
-    bind_optimizer,
-    give_states,
-    ready,
-    send_changes,
-)
 from ipufit.engine.metric_state import Entry
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
-    InferenceHead,
-    Packing,
+    Findings,
     ShortPipelineError,
     Step,
-    TrainingHead,
     kept_submodules,
     recomputed_between,
     stage_blocks,
@@ -73,12 +64,16 @@ from ipufit.engine.trace_checks import (
     require_trained_weights,
 )
 from ipufit.engine.weights import (
+    MODULE,
     Counters,
+    ExactWeights,
+    Fingerprint,
     HostValue,
     MovedOnDeviceError,
     TrainedParts,
     Wrappers,
     check_values,
+    checksum,
     fingerprint,
     host_tensors,
     host_values_of,
@@ -87,176 +82,185 @@ from ipufit.engine.weights import (
     remember_classes,
     weights_of,
 )
-from ipufit.errors import IpufitError, IpufitWarning
+from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
 from ipufit.optimizers import Optimization, hyper_parameters
 from ipufit.placement import find_beginnings
 from ipufit.scalars import Scalars
 from ipufit.types import Batch
 
-Compile = Callable[[Any, List[Tensor]], None]
-"""Has PopTorch compile an executor, for the tensors at hand and the host's values."""
-
-T = TypeVar("T")
+KEPT_PROGRAMS = 4
+"""Programs of a kind that a model keeps: those that were used last."""
 
 
-@dataclass(frozen=True)
-class Builder:
-    """Builds programs of a module, and leaves the module as it was.
+@dataclass(eq=False)
+class Program:
+    """A compiled program of the user's module.
 
     Attributes:
-        config: Has its stages and precision.
-        moved: 0-d buffers that `forward` changes, as far as traces have shown.
+        executor: PopTorch's executor.
+        step: The module that was traced.
+        num_micro_batches: Micro-batches of a call, over all replicas.
+        baked_in: Values that its code has computed with.
+        on_device: Fingerprint of the weights that the device has; None if unknown.
+        must_compare: Whether the device's weights have to be compared with the host's
+            before the next call.
+        key: All that it was built for.
+    """
+
+    executor: poptorch.PoplarExecutor
+    step: Step
+    num_micro_batches: int
+    baked_in: BakedInValues
+    on_device: Fingerprint | None
+    must_compare: bool = field(default=True, init=False)
+    key: object = field(default=None, init=False)
+
+    @property
+    def findings(self) -> Findings:
+        """Everything that its trace has found out."""
+        return self.step.findings
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The host's tensors that its device has copies of, those of losses too."""
+        return self.step.weights
+
+    def run(self, batch: list[Tensor]) -> Any:
+        """Make one call, and give all that the program returns.
+
+        Args:
+            batch: Tensors of the batch; the host's values are added.
+
+        Raises:
+            DataError: The batch has an index that doesn't exist.
+        """
+        values = host_tensors(self.step.host_values, self.num_micro_batches)
+        try:
+            with span("device call"):
+                return self.executor(*batch, *values)
+        except (IndexError, RuntimeError) as error:
+            _refuse_index(error, self.step.module, batch)
+            raise
+
+
+@dataclass(eq=False)
+class TrainingProgram(Program):
+    """A compiled program that updates the weights.
+
+    Attributes:
+        wrappers: Classes that PopTorch has given to the weights.
+        optimizer: The one whose values and state the device has, or gets when it is
+            attached.
+        random_state: State of the device's generator when the program was compiled;
+            None if it has no seed.
+        sent: Values of the optimiser that were sent last; empty if the device may have
+            others.
+        counters: Buffers that the host counts up.
+        trained_parts: Parts of the module that it trains.
+    """
+
+    wrappers: Wrappers
+    optimizer: torch.optim.Optimizer
+    random_state: list[int] | None
+    sent: tuple[object, ...]
+    counters: Counters
+    trained_parts: TrainedParts
+
+
+ProgramT = TypeVar("ProgramT", bound=Program)
+
+_OUT_OF_RANGE = re.compile(r"out of (range|bounds)|index.* invalid|Class values must")
+
+
+def _refuse_index(
+    error: Exception, module: torch.nn.Module, batch: Sequence[Tensor]
+) -> None:
+    """Raise an error of torch's with the indices of the call, if one doesn't exist.
+
+    The first micro-batch fails when it is traced, with shapes; later ones in the call.
+
+    Raises:
+        DataError: torch refused an index.
+    """
+    is_own = isinstance(error, (IpufitError, poptorch.Error))
+    text = str(error).rstrip(".")
+    if is_own or not (isinstance(error, IndexError) or _OUT_OF_RANGE.search(text)):
+        return
+    ranges = ", ".join(
+        f"{str(t.dtype).replace('torch.', '')} {list(t.shape)} from {int(t.min())} to "
+        f"{int(t.max())}"
+        for t in batch
+        if not t.is_floating_point() and t.dtype != torch.bool and t.numel()
+    )
+    raise DataError(
+        f"{type(module).__name__} failed in a call: {text}. The integers of this call "
+        f"are {ranges or 'none'}: a class, or the row of an embedding, must be less "
+        "than their number, and 0 or more."
+    ) from error
+
+
+@dataclass
+class CommonWeights:
+    """Gives all processes the same weights, where they may have others.
+
+    Args:
+        module: The user's module.
+        processes: The processes that run it together.
     """
 
     module: torch.nn.Module
-    config: IPUConfig
-    moved: list[HostValue] = field(default_factory=list, init=False)
+    processes: Processes
+    _are_common: bool = field(default=False, init=False)
+    _lent: list[tuple[Tensor, int, Tensor]] = field(default_factory=list, init=False)
 
-    def __post_init__(self) -> None:
-        """Refuse names in the config that the module doesn't have."""
-        find_beginnings(self.module, self.config)
-        find_beginnings(self.module, self.config.inference_config)
-        kept_submodules(self.module, self.config.recompute_patterns)
+    def begin_alike(
+        self, fetch: Callable[[], None], more: Iterable[torch.nn.Module] = ()
+    ) -> None:
+        """Give all processes the weights of process 0, the first time.
 
-    def training(
-        self,
-        structure: SampleStructure,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        options: poptorch.Options,
-        num_micro_batches: int,
-        compile_it: Compile,
-    ) -> TrainingProgram:
-        """Build a program that trains.
+        Afterwards their updates are the same, and only buffers differ.
 
         Args:
-            structure: Nesting of a batch.
-            objective: Losses and metrics.
-            optimizer: An optimiser of `poptorch.optim`.
-            options: Options of PopTorch.
-            num_micro_batches: Micro-batches of a call, over all replicas.
-            compile_it: Compiles the executor.
-
-        Raises:
-            MovedOnDeviceError: The trace has shown that buffers move.
+            fetch: Brings the newest weights into the module.
+            more: Further modules, such as losses with weights.
         """
-        values = host_values_of([self.module, *objective.modules], self.moved)
-        head = TrainingHead(objective, structure)
-        step = Step(self.module, self.config, structure, values, head)
-        give_states(optimizer, step)
-        require_trained_weights(step)
-        # A state brings the values of its time to the device.
-        has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
-        sent = () if has_state else hyper_parameters(optimizer)
-        roots = roots_of(self.module, objective)
+        if not self.processes.are_several or self._are_common:
+            return
+        fetch()
+        modules = (self.module, *more)
+        with torch.no_grad():
+            self.processes.broadcast([w for m in modules for w in weights_of(m)])
+        self._are_common = True
 
-        def trace(given: list[Tensor]) -> tuple[poptorch.PoplarExecutor, Wrappers]:
-            with torch.enable_grad():  # PopTorch traces in the grad mode that it finds
-                executor = poptorch.trainingModel(
-                    step, options=options, optimizer=optimizer
-                )
-                compile_it(executor, given)
-            return executor, Wrappers(step.weights)
+    @torch.no_grad()
+    def share_buffers(self, fetch: Callable[[], None]) -> None:
+        """Give all processes the buffers of process 0.
 
-        executor, wrappers = self._traced(
-            step, roots, num_micro_batches, trace, training=True
-        )
-        per_call = options.device_iterations * options.Training.gradient_accumulation
-        return TrainingProgram(
-            executor,
-            step,
-            num_micro_batches,
-            BakedInValues(roots),
-            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
-            wrappers,
-            optimizer,
-            executor.rng_state,
-            sent,
-            Counters(step, step.findings.increments, per_call),
-            TrainedParts(self.module),
-        )
-
-    def inference(
-        self,
-        structure: SampleStructure,
-        options: poptorch.Options,
-        num_micro_batches: int,
-        compile_it: Compile,
-        inferred: Inferred,
-    ) -> Program:
-        """Build a program that computes outputs.
+        Each replica has running statistics of its own, such as those of batch norm. The
+        first replica's count, so that all processes evaluate and end alike. They train
+        on with their own, which `take_back` has restored then: otherwise some devices
+        would get weights anew, and others not.
 
         Args:
-            structure: Nesting of a batch.
-            options: Options of PopTorch.
-            num_micro_batches: Micro-batches of a call, over all replicas.
-            compile_it: Compiles the executor.
-            inferred: The computation of the program.
-
-        Raises:
-            MovedOnDeviceError: The trace has shown that buffers move.
+            fetch: Brings the newest weights into the module, if it has buffers.
         """
-        values = host_values_of([self.module], self.moved)
-        head = InferenceHead(inferred)
-        config = self.config.inference_config
-        step = Step(self.module, config, structure, values, head)
-        roots = roots_of(self.module, step=inferred.step)
+        buffers = list(self.module.buffers())
+        if self.processes.are_several and buffers:
+            fetch()
+            self.take_back()
+            own = [buffer.detach().clone() for buffer in buffers]
+            self.processes.broadcast(buffers)
+            if not self.processes.is_first:
+                self._lent = list(zip(buffers, map(checksum, buffers), own))
 
-        def trace(
-            given: list[Tensor], options: poptorch.Options = options
-        ) -> poptorch.PoplarExecutor:
-            executor = poptorch.inferenceModel(step, options=options)
-            compile_it(executor, given)
-            return executor
-
-        def traced(trace: Callable[[list[Tensor]], T]) -> T:
-            return self._traced(step, roots, num_micro_batches, trace, training=False)
-
-        try:
-            executor = traced(trace)
-        except ShortPipelineError:
-            given = config.placement, config.customize, config.inference_options
-            if any(one is not None for one in given):
-                raise
-            # One stage after the other, the numbers are the same.
-            sharded = options.clone()
-            sharded.setExecutionStrategy(poptorch.ShardedExecution())
-            executor = traced(lambda given: trace(given, sharded))
-        return Program(
-            executor,
-            step,
-            num_micro_batches,
-            BakedInValues(roots),
-            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
-        )
-
-    def _traced(
-        self,
-        step: Step,
-        roots: Roots,
-        num_micro_batches: int,
-        trace: Callable[[list[Tensor]], T],
-        *,
-        training: bool,
-    ) -> T:
-        """Have PopTorch trace a step, in the right mode and with blocks for stages."""
-        check_values(step)
-        refuse_tied_buffers(step)
-        weights = weights_of(step)
-        make_plain(weights)
-        remember_classes(weights)
-        given = host_tensors(step.host_values, num_micro_batches)
-        with contextlib.ExitStack() as stack:
-            # PopTorch may give weights classes of its own even if it fails, and
-            # refuses to wrap them again: `destroy()` does nothing so early.
-            stack.callback(make_plain, weights)
-            stack.enter_context(changed_numbers_warned(roots))
-            stack.enter_context(mode(step, training=training, root=self.module))
-            config = self.config if training else self.config.inference_config
-            stack.enter_context(stage_blocks(self.module, config))
-            kept = self.config.recompute_patterns if training else ()
-            stack.enter_context(recomputed_between(self.module, kept))
-            return trace(given)
+    def take_back(self) -> None:
+        """Restore the buffers of this process, but those that were changed since."""
+        if self._lent:
+            with torch.no_grad():
+                for buffer, given, own in self._lent:
+                    if checksum(buffer) == given:
+                        buffer.copy_(own)
+            self._lent = []
 
 
 _TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
@@ -271,7 +275,11 @@ class Executors:
     The programs used last are kept (`KEPT_PROGRAMS` of each kind), so that batches of
     another size, or another evaluation in between, build nothing again.
 
+    While a training program has newer weights than the host, whoever touches a weight
+    of the module gets them all, and may change them: the program's next call compares.
+
     Args:
+        module: The user's module.
         config: Its stages, replicas and precision.
         processes: The processes that run the module together.
     """
@@ -279,17 +287,28 @@ class Executors:
     def __init__(
         self, module: torch.nn.Module, config: IPUConfig, processes: Processes
     ) -> None:
+        self.module = module
         self.common = CommonWeights(module, processes)
-        self._builder = Builder(module, config)
-        self._news: list[str] = []
-        self._trainings: KeptPrograms[TrainingProgram] = KeptPrograms()
-        self._inferences: KeptPrograms[Program] = KeptPrograms()
+        self._trainings: list[TrainingProgram] = []
+        self._inferences: list[Program] = []
         self._training: TrainingProgram | None = None
         self._inference: Program | None = None
-        self._on_host = HostWeights()
-        self._ipus = IPUs(self._programs, self._on_host)
+        self._ahead: TrainingProgram | None = None  # it has newer weights
+        self._exact = ExactWeights()
+        self._moved: list[HostValue] = []  # 0-d buffers that `forward` changes
+        self._news: list[str] = []
+        self._takes_turns = _env.waits_for_ipus()
+        self._set_config(config)
 
-    def _programs(self) -> list[Program]:
+    def _set_config(self, config: IPUConfig) -> None:
+        """Refuse names in a config that the module doesn't have, and take it over."""
+        find_beginnings(self.module, config)
+        find_beginnings(self.module, config.inference_config)
+        kept_submodules(self.module, config.recompute_patterns)
+        self.config = config
+
+    def programs(self) -> list[Program]:
+        """All programs that are kept."""
         return [*self._inferences, *self._trainings]
 
     # Building ---------------------------------------------------------------
@@ -328,7 +347,7 @@ class Executors:
         refuse_synchronised_norms(self.module, plan)
         example = batches.example()
         key = (
-            _signature(plan, example),
+            *_signature(plan, example),
             batches.structure,
             TrainedParts(self.module),
             objective.program_key,
@@ -339,38 +358,29 @@ class Executors:
         self.common.begin_alike(self.fetch_weights, objective.modules)
         if self._training is not None and self._training.baked_in.changed():
             self._leave_training()
-        program = self._trainings.get(key)
+        program = _kept(self._trainings, key)
         if program is not self._training:
             self._leave_training()
         if program is None:
-            own = self._ipus.cloned(options)
-            program = self._built(
-                self._trainings,
-                key,
-                lambda: self._builder.training(
+
+            def build(own: poptorch.Options) -> TrainingProgram:
+                show = "training", display, remark
+                return self._built_training(
                     batches.structure,
                     objective,
                     optimization.optimizer,
                     own,
-                    plan.micro_batches_per_call,
-                    self._compile("training", example, display, remark),
-                ),
-            )
+                    plan,
+                    example,
+                    show,
+                )
+
+            program = self._built(self._trainings, key, options, build)
         self._training = program
-        bind_optimizer(program, optimization.optimizer)
-        self._ipus.attach(program)
+        self._bind_optimizer(program, optimization.optimizer)
+        self._attach(program)
         program.must_compare = True
         return program.findings.entries
-
-    def _take_over(self) -> None:
-        """Have another model that trains the same module bring its weights back."""
-        reference = _TRAINERS.get(self.module)
-        owner = None if reference is None else reference()
-        if owner is not self:
-            if owner is not None:
-                owner._leave_training()
-            make_plain(weights_of(self.module))  # an owner may be gone
-            _TRAINERS[self.module] = weakref.ref(self)
 
     def prepare_inference(
         self,
@@ -397,62 +407,169 @@ class Executors:
         example = batches.example(inputs_only=not inferred.takes_labels)
         parts = batches.structure.parts
         nesting = parts if inferred.takes_labels else parts[0]
-        key = (_signature(plan, example), nesting, inferred)
-        program = self._inferences.get(key)
+        key = (*_signature(plan, example), nesting, inferred)
+        program = _kept(self._inferences, key)
         if program is None:
-            own = self._ipus.cloned(options)
-            program = self._built(
-                self._inferences,
-                key,
-                lambda: self._builder.inference(
-                    batches.structure,
-                    own,
-                    plan.micro_batches_per_call,
-                    self._compile("inference", example, display, remark),
-                    inferred,
-                ),
-            )
+
+            def build(own: poptorch.Options) -> Program:
+                show = "inference", display, remark
+                return self._built_inference(
+                    batches.structure, inferred, own, plan, example, show
+                )
+
+            program = self._built(self._inferences, key, options, build)
         self._inference = program
-        self._ipus.attach(program)
+        self._attach(program)
         program.must_compare = True
+
+    def _take_over(self) -> None:
+        """Have another model that trains the same module bring its weights back."""
+        reference = _TRAINERS.get(self.module)
+        owner = None if reference is None else reference()
+        if owner is not self:
+            if owner is not None:
+                owner._leave_training()
+            make_plain(weights_of(self.module))  # an owner may be gone
+            _TRAINERS[self.module] = weakref.ref(self)
 
     def _built(
         self,
-        kept: KeptPrograms[ProgramT],
+        kept: list[ProgramT],
         key: object,
-        build: Callable[[], ProgramT],
+        options: poptorch.Options,
+        build: Callable[[poptorch.Options], ProgramT],
     ) -> ProgramT:
         """Build a program; once more if its trace has shown that buffers move."""
-        kept.make_room()
-        with changes_accepted([program.baked_in for program in self._programs()]):
+        own = options.clone()  # which isn't frozen
+        is_default = own.connection_type == poptorch.ConnectionType.Always
+        if is_default and not self._takes_turns and self._attached():
+            # IPUs may be short: the program compiles before it takes some, so that it
+            # isn't traced twice.
+            own.connectionType(poptorch.ConnectionType.OnDemand)
+        while len(kept) >= KEPT_PROGRAMS:
+            kept.pop(0).executor.destroy()
+        with changes_accepted([program.baked_in for program in self.programs()]):
             while True:
                 try:
                     with span("compile"):
-                        program = build()
+                        program = build(own)
                     break
                 except MovedOnDeviceError as error:
-                    self._builder.moved.extend(error.moved)
-        kept.add(key, program)
+                    self._moved.extend(error.moved)
+        program.key = key
+        kept.append(program)
         return program
 
-    def _compile(
-        self, what: str, example: Batch, display: ProgressDisplay, remark: str
-    ) -> Compile:
-        """Have an executor compiled for an example, once IPUs are free.
+    def _built_training(
+        self,
+        structure: SampleStructure,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        options: poptorch.Options,
+        plan: BatchPlan,
+        example: Batch,
+        show: Shown,
+    ) -> TrainingProgram:
+        values = host_values_of([self.module, *objective.modules], self._moved)
+        step = Step(
+            self.module, self.config, structure, values, objective.trained, objective
+        )
+        _give_states(optimizer, step)
+        require_trained_weights(step)
+        # A state brings the values of its time to the device.
+        has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
+        sent = () if has_state else hyper_parameters(optimizer)
+        roots = roots_of(self.module, objective)
 
-        Args:
-            what: "training" or "inference".
-            example: A call's batch.
-            display: Shows that PopTorch compiles, and how long it took.
-            remark: Text that it shows afterwards.
+        def make() -> poptorch.PoplarExecutor:
+            return poptorch.trainingModel(step, options=options, optimizer=optimizer)
+
+        with torch.enable_grad():  # PopTorch traces in the grad mode that it finds
+            executor, wrappers = self._traced(step, roots, plan, example, show, make)
+        per_call = options.device_iterations * options.Training.gradient_accumulation
+        return TrainingProgram(
+            executor,
+            step,
+            plan.micro_batches_per_call,
+            BakedInValues(roots),
+            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
+            wrappers,
+            optimizer,
+            executor.rng_state,
+            sent,
+            Counters(step, step.findings.increments, per_call),
+            TrainedParts(self.module),
+        )
+
+    def _built_inference(
+        self,
+        structure: SampleStructure,
+        inferred: Inferred,
+        options: poptorch.Options,
+        plan: BatchPlan,
+        example: Batch,
+        show: Shown,
+    ) -> Program:
+        config = self.config.inference_config
+        values = host_values_of([self.module], self._moved)
+        step = Step(self.module, config, structure, values, inferred)
+        roots = roots_of(self.module, step=inferred.step)
+
+        def traced(options: poptorch.Options) -> poptorch.PoplarExecutor:
+            make = partial(poptorch.inferenceModel, step, options=options)
+            return self._traced(step, roots, plan, example, show, make)[0]
+
+        try:
+            executor = traced(options)
+        except ShortPipelineError:
+            given = config.placement, config.customize, config.inference_options
+            if any(one is not None for one in given):
+                raise
+            # One stage after the other, the numbers are the same.
+            sharded = options.clone()
+            sharded.setExecutionStrategy(poptorch.ShardedExecution())
+            executor = traced(sharded)
+        return Program(
+            executor,
+            step,
+            plan.micro_batches_per_call,
+            BakedInValues(roots),
+            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
+        )
+
+    def _traced(
+        self,
+        step: Step,
+        roots: Roots,
+        plan: BatchPlan,
+        example: Batch,
+        show: Shown,
+        make: Callable[[], poptorch.PoplarExecutor],
+    ) -> tuple[poptorch.PoplarExecutor, Wrappers]:
+        """Have PopTorch trace a step, in the right mode and with blocks for stages.
+
+        Returns:
+            The executor, and the classes that PopTorch has given to the weights.
         """
-
-        def compile_it(executor: poptorch.PoplarExecutor, values: list[Tensor]) -> None:
+        check_values(step)
+        refuse_tied_buffers(step)
+        weights = weights_of(step)
+        make_plain(weights)
+        remember_classes(weights)
+        values = host_tensors(step.host_values, plan.micro_batches_per_call)
+        given = [tensor.contiguous() for tensor in (*example, *values)]
+        what, display, remark = show
+        with contextlib.ExitStack() as stack:
+            # PopTorch may give weights classes of its own even if it fails, and
+            # refuses to wrap them again: `destroy()` does nothing so early.
+            stack.callback(make_plain, weights)
+            stack.enter_context(changed_numbers_warned(roots))
+            stack.enter_context(_as_traced(step))
+            executor = make()
             display.compiling(what)
             while self._news:
                 display.noted(self._news.pop(0))
             start = time.perf_counter()
-            given = [tensor.contiguous() for tensor in (*example, *values)]
 
             def attach() -> None:
                 if executor.isCompiled():  # and IPUs were short after it
@@ -460,10 +577,9 @@ class Executors:
                 else:
                     executor.compile(*given)
 
-            self._ipus.acquire(executor, attach)
+            self._acquire(executor, attach)
             display.compiled(what, time.perf_counter() - start, remark)
-
-        return compile_it
+            return executor, Wrappers(step.weights)
 
     def drop_incomplete(self) -> None:
         """Destroy the programs that may have baked in values which nobody compares.
@@ -472,8 +588,8 @@ class Executors:
         """
         if self._training and not self._training.baked_in.is_complete:
             self._leave_training()
-        self._trainings.drop_incomplete()
-        self._inferences.drop_incomplete()
+        _drop(self._trainings, incomplete=True)
+        _drop(self._inferences, incomplete=True)
 
     def place(self, config: IPUConfig, news: str) -> None:
         """Build programs for other stages from now on; the weights come back first.
@@ -482,16 +598,15 @@ class Executors:
             config: Has the stages.
             news: Line about them, which is shown with the next compilation.
         """
-        moved, self._builder = self._builder.moved, Builder(self.module, config)
-        self._builder.moved.extend(moved)
+        self._set_config(config)
         self.drop_training()
-        self._inferences.clear()
+        _drop(self._inferences)
         self._inference, self._news = None, [news]
 
     def drop_training(self) -> None:
         """Destroy the training programs; the weights come back first."""
         self._leave_training()
-        self._trainings.clear()
+        _drop(self._trainings)
 
     # Calls ------------------------------------------------------------------
 
@@ -507,18 +622,25 @@ class Executors:
         Raises:
             ConfigError: The code would read another value now than the program has.
         """
-        program = ready(self._training)
+        program = _ready(self._training)
         self.common.take_back()
         program.baked_in.check()
         program.trained_parts.check()
-        self._ipus.attach(program)
-        self._on_host.begin_call(program)
+        self._attach(program)
+        if self._ahead is None:
+            program.wrappers.take_off()
+            self._exact.remember(program.weights)
         if program.must_compare:
             self._refresh(program)
-        send_changes(program)
+        values = hyper_parameters(program.optimizer)
+        if values != program.sent:
+            program.executor.setOptimizer(program.optimizer)
+            program.sent = values
         program.on_device, program.must_compare = None, True  # if the call fails
         vector, _, *outputs = program.run(batch)
-        self._on_host.end_call(program)
+        if self._ahead is None:
+            program.wrappers.put_on(self._bring)
+        self._ahead, program.must_compare = program, False
         program.counters.count_call()
         if not outputs:
             return vector, None
@@ -530,7 +652,7 @@ class Executors:
         Returns:
             One tensor after the other in dim 0, as the output mode returns them.
         """
-        value: Tensor = ready(self._training).executor.getAnchoredTensor(name)
+        value: Tensor = _ready(self._training).executor.getAnchoredTensor(name)
         return value
 
     def infer(self, batch: list[Tensor]) -> tuple[Any, Scalars]:
@@ -542,75 +664,19 @@ class Executors:
         Raises:
             ConfigError: The code would read another value now than the program has.
         """
-        program = ready(self._inference)
+        program = _ready(self._inference)
         program.baked_in.check()
-        self._ipus.attach(program)
+        self._attach(program)
         if program.must_compare:
             self._refresh(program)
-        packing: Packing = program.findings.packing
-        return packing.unpack(program.run(batch[: program.step.num_given]))
+        returned = program.run(batch[: program.step.num_given])
+        return program.findings.packing.unpack(returned)
 
     def latency(self, *, is_training: bool) -> tuple[float, float, float]:
         """Least, largest and mean latency of the last call in seconds, by PopTorch."""
-        program = ready(self._training if is_training else self._inference)
+        program = _ready(self._training if is_training else self._inference)
         low, high, mean = program.executor.getLatency()
         return low, high, mean
-
-    # Weights ----------------------------------------------------------------
-
-    def fetch_weights(self) -> None:
-        """Bring what training has learnt into the user's module.
-
-        The host may change it there: the next call compares.
-        """
-        with span("weights"):
-            self._on_host.bring_for_good(self._training)
-
-    def share_buffers(self) -> None:
-        """Bring what training has learnt, if it has buffers: those of process 0."""
-        self.common.share_buffers(self.fetch_weights)
-
-    def weights_shown(self) -> ContextManager[None]:
-        """Have what training has learnt in the user's module, to be read only."""
-        return self._on_host.shown()
-
-    def send_weights(self) -> None:
-        """Have the next calls go on with the weights of the user's module."""
-        self._on_host.be_newest()
-        for program in self._programs():
-            make_plain(program.weights)
-            program.must_compare = True
-
-    def _refresh(self, program: Program) -> None:
-        """Upload the host's weights, if the device has others."""
-        program.must_compare = False
-        if self._on_host.is_behind(program):
-            return
-        now = fingerprint(program.weights)
-        if program.on_device != now:
-            with span("weights"):
-                program.executor.copyWeightsToDevice()
-            program.on_device = now
-
-    @property
-    def config(self) -> IPUConfig:
-        """The config that the programs are built for."""
-        return self._builder.config
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The user's module."""
-        return self._builder.module
-
-    def device_random_state(self) -> list[int] | None:
-        """State of the training device's generator; None without a program or seed."""
-        program = self._training
-        state = None if program is None else program.executor.rng_state
-        return None if state is None else list(state)
-
-    def set_device_random_state(self, state: list[int]) -> None:
-        """Have the training device's generator go on from a state."""
-        ready(self._training).executor.rng_state = state
 
     @property
     def inference_program(self) -> object:
@@ -620,33 +686,363 @@ class Executors:
     @property
     def gives_scalars(self) -> bool:
         """Whether the inference program gives scalars: an own loss, or logged ones."""
-        return bool(ready(self._inference).findings.packing.names)
+        return bool(_ready(self._inference).findings.packing.names)
 
     @property
     def probabilities(self) -> dict[str, str]:
         """The outputs of the inference program that are probabilities, by name."""
-        found: dict[str, str] = ready(self._inference).findings.probabilities
-        return found
+        return _ready(self._inference).findings.probabilities
+
+    # Weights ----------------------------------------------------------------
+
+    def fetch_weights(self) -> None:
+        """Bring what training has learnt into the user's module, in plain weights.
+
+        The host may change it there: the next call compares.
+        """
+        with span("weights"):
+            self._bring()
+            if self._training is not None:
+                self._training.wrappers.take_off()
+
+    def _bring(self) -> None:
+        """Bring the newest weights to the host; the classes of weights stay."""
+        program = self._ahead
+        if program is not None:
+            with self.weights_shown():
+                program.on_device = fingerprint(program.weights)
+                program.must_compare = True
+            self._ahead = None
+
+    @contextlib.contextmanager
+    def weights_shown(self) -> Iterator[None]:
+        """Have what training has learnt in the user's module, to be read only."""
+        program = self._ahead
+        if program is None:
+            yield
+            return
+        self._ahead = None  # PopTorch itself touches weights when it fetches them
+        program.wrappers.take_off()
+        program.executor.copyWeightsToHostIfNeeded()
+        self._exact.restore()
+        try:
+            yield
+        finally:
+            program.wrappers.put_on(self._bring)
+            self._ahead = program
+
+    def share_buffers(self) -> None:
+        """Bring what training has learnt, if it has buffers: those of process 0."""
+        self.common.share_buffers(self.fetch_weights)
+
+    def send_weights(self) -> None:
+        """Have the next calls go on with the weights of the user's module."""
+        self._ahead = None
+        for program in self.programs():
+            make_plain(program.weights)
+            program.must_compare = True
+
+    def _refresh(self, program: Program) -> None:
+        """Upload the host's weights, if the device has others."""
+        program.must_compare = False
+        if program is self._ahead:
+            return
+        now = fingerprint(program.weights)
+        if program.on_device != now:
+            with span("weights"):
+                program.executor.copyWeightsToDevice()
+            program.on_device = now
+
+    @staticmethod
+    def _bind_optimizer(
+        program: TrainingProgram, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Have a program train with an optimiser of the kind that it was compiled with.
+
+        One without a state begins at the beginning, as in a program that was just
+        compiled.
+        """
+        executor, previous = program.executor, program.optimizer
+        if previous is not optimizer:
+            if not optimizer.has_state():  # type: ignore[attr-defined]
+                _give_first_state(optimizer, previous)
+                if program.random_state is not None:
+                    executor.rng_state = program.random_state
+            program.optimizer, program.sent = optimizer, ()
+        if previous is not optimizer or not executor.isAttachedToDevice():
+            # Another program may have had it meanwhile: `optimizer.state_dict()` reads
+            # from the executor that it was set on last.
+            _give_states(optimizer, program.step)
+            executor.setOptimizer(optimizer)
+
+    def device_random_state(self) -> list[int] | None:
+        """State of the training device's generator; None without a program or seed."""
+        program = self._training
+        state = None if program is None else program.executor.rng_state
+        return None if state is None else list(state)
+
+    def set_device_random_state(self, state: list[int]) -> None:
+        """Have the training device's generator go on from a state."""
+        _ready(self._training).executor.rng_state = state
 
     # IPUs -------------------------------------------------------------------
+
+    def _attached(self) -> list[Program]:
+        """The programs that hold IPUs."""
+        return [one for one in self.programs() if one.executor.isAttachedToDevice()]
+
+    def _attach(self, program: Program) -> None:
+        """Attach a program if it isn't, which uploads the host's weights.
+
+        One that was compiled for IPUs which aren't there stays as it is.
+        """
+        executor = program.executor
+        if executor.isAttachedToDevice():
+            return
+        if executor.options.connection_type == poptorch.ConnectionType.Never:
+            return
+        self._acquire(executor, executor.attachToDevice)
+        program.on_device = fingerprint(program.weights)
+        if isinstance(program, TrainingProgram):
+            program.sent = ()  # the optimiser's state brings the values of its time
+
+    def _acquire(
+        self, executor: poptorch.PoplarExecutor, action: Callable[[], Any]
+    ) -> None:
+        """Do what needs IPUs; other programs give way if they are short."""
+        others = [one for one in self._attached() if one.executor is not executor]
+        if not self._takes_turns:
+            try:
+                action()
+            except poptorch.Error as error:
+                if "acquire" not in str(error):
+                    raise
+                gc.collect()  # executors of models that are gone hold IPUs until then
+                self._takes_turns = bool(others)
+            else:
+                return
+        for other in others:
+            self._detach(other)
+        action()
+
+    def _detach(self, program: Program) -> None:
+        """Detach a program; what it has learnt comes back before."""
+        if isinstance(program, TrainingProgram):
+            self._bring()
+            program.wrappers.take_off()
+        program.executor.detachFromDevice()
 
     def _leave_training(self) -> None:
         """Bring weights and the optimiser's state to the host, for another program."""
         if self._training is not None:
             self.fetch_weights()
             if self._training.executor.isAttachedToDevice():
-                self._ipus.detach(self._training)
+                self._detach(self._training)
             self._training = None
 
     def detach(self) -> None:
         """Give all IPUs back; the next run takes them again."""
-        for program in self._ipus.attached():
-            self._ipus.detach(program)
+        for program in self._attached():
+            self._detach(program)
+
+
+Shown = Tuple[str, ProgressDisplay, str]
+"""What is compiled, who shows it, and a text to show afterwards."""
 
 
 def _signature(plan: BatchPlan, example: Batch) -> tuple[Any, ...]:
-    """The part of a key that two kinds of programs share."""
     return plan, [(tuple(tensor.shape), tensor.dtype) for tensor in example]
+
+
+def _ready(program: ProgramT | None) -> ProgramT:
+    if program is None:
+        raise RuntimeError("the program was not prepared")
+    return program
+
+
+def _kept(programs: list[ProgramT], key: object) -> ProgramT | None:
+    """Find the program of a key, which counts as used last from now on.
+
+    A program is destroyed, and not found, if its code would compute with other values
+    now.
+    """
+    for program in programs:
+        if program.key == key:
+            programs.remove(program)
+            if program.baked_in.changed() is None:
+                programs.append(program)
+                return program
+            program.executor.destroy()
+            break
+    return None
+
+
+def _drop(programs: list[Any], *, incomplete: bool = False) -> None:
+    """Destroy the programs of a list, or those of which not all values are recorded."""
+    for program in list(programs):
+        if not (incomplete and program.baked_in.is_complete):
+            programs.remove(program)
+            program.executor.destroy()
+
+
+@contextlib.contextmanager
+def _as_traced(step: Step) -> Iterator[None]:
+    """Put the user's module in the mode, and give it the hooks, that a trace needs."""
+    module, is_training = step.module, step.is_training
+    patterns = step.config.recompute_patterns if is_training else ()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mode(step, training=is_training, root=module))
+        stack.enter_context(stage_blocks(module, step.config))
+        stack.enter_context(recomputed_between(module, patterns))
+        yield
+
+
+def _give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None:
+    """Give an optimiser states for weights that it hasn't trained so far.
+
+    PopTorch gives a program the state that the optimiser has from another one, and
+    logs a line for each tensor of it that is missing: those of layers that were frozen
+    then. They begin with zeros, as on the device. (Values such as learning rates are
+    sent before the first call; what stands for them here doesn't count.)
+
+    Args:
+        optimizer: An optimiser of `poptorch.optim`.
+        step: Module that PopTorch traces; its parameters have PopTorch's names.
+    """
+    if not optimizer.has_state():  # type: ignore[attr-defined]
+        return
+    state = optimizer.state_dict()
+    with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+        shapes = {name: weight.shape for name, weight in step.named_parameters()}
+    is_full = True
+    for part in ("ipu_state", "ipu_param"):
+        full = dict(state.get(part) or {})
+        kinds: dict[str, list[str]] = {}  # names are a kind of state, `___`, a weight's
+        for key in full:
+            start, mark, name = key.rpartition("___")
+            if name in shapes:
+                kinds.setdefault(start + mark, []).append(name)
+        for kind, names in kinds.items():
+            has_shape = all(full[kind + name].shape == shapes[name] for name in names)
+            like = torch.as_tensor(full[kind + names[0]])
+            for name, shape in shapes.items():
+                if name not in names:
+                    full[kind + name] = like.new_zeros(
+                        shape if has_shape else like.shape
+                    )
+                    is_full = False
+        if full:
+            state[part] = full
+    if not is_full:
+        optimizer.load_state_dict(state)
+
+
+_LOSS_SCALE_FACTOR = "lossScaleUpdateFactor"
+
+
+def _give_first_state(
+    optimizer: torch.optim.Optimizer, previous: torch.optim.Optimizer
+) -> None:
+    """Give an optimiser the state that one on a device begins with.
+
+    That is zeros, and 1 for the factor of automatic loss scaling (PopART,
+    `addStateTensor`; `program_key` leaves out the optimiser that begins otherwise).
+
+    Args:
+        optimizer: An optimiser without a state.
+        previous: One of the same kind and parameters; the device has its state.
+    """
+    state = previous.state_dict()
+    if state["ipu_state"] is None:
+        return
+    first = {
+        name: torch.full_like(torch.as_tensor(value), float(name == _LOSS_SCALE_FACTOR))
+        for name, value in state["ipu_state"].items()
+    }
+    more = {"ipu_state": first, "ipu_param": state["ipu_param"]}
+    optimizer.load_state_dict({**optimizer.state_dict(), **more})
+
+
+_PREFIX = "gradient of "
+_POPART_PREFIX = f"Gradient___{MODULE}"
+
+
+@dataclass(frozen=True)
+class WatchedGradients:
+    """The parameters whose gradients come back from the device.
+
+    Attributes:
+        shapes: Shapes of these parameters, by name.
+    """
+
+    shapes: Mapping[str, torch.Size] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, names: Sequence[str]) -> WatchedGradients:
+        """Watch the gradients of some of a module's parameters."""
+        if not names:
+            return cls()
+        parameters = dict(module.named_parameters())
+        return cls({name: parameters[name].shape for name in names})
+
+    @property
+    def anchors(self) -> dict[str, str]:
+        """PopART's names of the gradients, by our own."""
+        return {_PREFIX + name: _POPART_PREFIX + name for name in self.shapes}
+
+    def means(
+        self,
+        anchored: Callable[[str], Tensor],
+        options: poptorch.Options,
+        plan: BatchPlan,
+        loss_scaling: float,
+        processes: Processes,
+    ) -> dict[str, Tensor]:
+        """Compute the mean of the gradients of a call's updates, over all processes.
+
+        An anchored gradient is that of one micro-batch on one replica, multiplied by
+        the loss scaling (PopART, `tensornames.hpp`); under `OutputMode.Sum` they are
+        added up on each replica. An update's is their mean, or their sum if gradients
+        are reduced by adding.
+
+        Args:
+            anchored: Gives the tensors that an anchor got.
+            options: Options of the training program.
+            plan: Factors of a call.
+            loss_scaling: Factor of the loss, by which gradients are too large.
+            processes: The processes that train, each with replicas of its own.
+
+        Returns:
+            float32 tensors of the parameters' shapes, by name.
+
+        Raises:
+            ConfigError: No call was made yet.
+        """
+        kind = options.Training.accumulation_and_replication_reduction_type
+        per_update = plan.gradient_accumulation * plan.replicas
+        factor = per_update if kind == poptorch.ReductionType.Sum else 1
+        is_sum = options.output_mode == poptorch.OutputMode.Sum.value
+        means = {}
+        for name, shape in self.shapes.items():
+            try:
+                seen = anchored(_PREFIX + name).to(torch.float32)
+            except AssertionError as error:  # PopTorch's
+                raise ConfigError(
+                    "There are no gradients before the first call of a run: ask for "
+                    "them in on_train_batch_end."
+                ) from error
+            seen = seen.reshape(seen.numel() // max(shape.numel(), 1), *shape)
+            count = per_update * plan.device_iterations if is_sum else max(len(seen), 1)
+            means[name] = seen.sum(0).mul(factor / (count * loss_scaling))
+        if processes.are_several and means:
+            joined = torch.cat([mean.reshape(-1) for mean in means.values()])
+            is_mean = kind != poptorch.ReductionType.Sum
+            total: Any = processes.summed(joined)
+            total.div_(processes.count if is_mean else 1)
+            parts = total.split([mean.numel() for mean in means.values()])
+            for (name, mean), part in zip(means.items(), parts):
+                means[name] = part.reshape(mean.shape)
+        return means
 
 
 class Surveyed(NamedTuple):
@@ -693,22 +1089,23 @@ def surveyed(
     moved: list[HostValue] = []
     while True:
         values = host_values_of([module, *objective.modules], moved)
-        step = Step(
-            module, config, structure, values, TrainingHead(objective, structure)
-        )
-        refusals = _refusals(
+        step = Step(module, config, structure, values, objective.trained, objective)
+        refusals: list[IpufitError] = []
+        for check in (
             partial(refuse_gradient_hooks, [module, *objective.modules]),
             partial(refuse_synchronised_norms, module, plan),
             partial(require_trained_weights, step),
             partial(check_values, step),
-        )
+        ):
+            try:
+                check()
+            except IpufitError as error:
+                refusals.append(error)
         with contextlib.ExitStack() as stack:
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
             stack.enter_context(changed_numbers_warned(roots_of(module, objective)))
-            stack.enter_context(mode(step, training=True, root=module))
-            stack.enter_context(stage_blocks(module, config))
-            stack.enter_context(recomputed_between(module, config.recompute_patterns))
+            stack.enter_context(_as_traced(step))
             stack.enter_context(torch.enable_grad())
             given = [*tensors, *host_tensors(values, 1)]
             found = survey()(step, given, options, is_training=True)
@@ -718,14 +1115,3 @@ def surveyed(
     given_warnings = [one.message for one in caught]
     ours = [one for one in given_warnings if isinstance(one, IpufitWarning)]
     return Surveyed(found, refusals, ours, tensors)
-
-
-def _refusals(*checks: Callable[[], None]) -> list[IpufitError]:
-    """The errors of checks, one of each that fails."""
-    found = []
-    for check in checks:
-        try:
-            check()
-        except IpufitError as error:
-            found.append(error)
-    return found

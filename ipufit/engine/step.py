@@ -8,7 +8,7 @@ import fnmatch
 import inspect
 import re
 from dataclasses import dataclass
-from typing import Any, ContextManager, Iterator, NamedTuple, Protocol, Sequence
+from typing import Any, ContextManager, Iterator, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -35,11 +35,8 @@ from ipufit.engine.objective import (
 )
 from ipufit.engine.precision import computed_in
 from ipufit.engine.trace_checks import (
-    AutogradObserver,
-    BufferObserver,
-    LossObserver,
-    Observing,
-    ProbabilityObserver,
+    ResultsNoted,
+    TraceChecks,
     refuse_hidden,
     require_gradient,
 )
@@ -559,122 +556,215 @@ class Findings(NamedTuple):
     increments: dict[str, int]
 
 
-class Called(NamedTuple):
-    """The user's module, called once.
-
-    Attributes:
-        outputs: Everything that it returned; a `StepResult` of a user's step.
-        scalars: Means that it logged.
-        blocks: Blocks that it has started.
-        losses: Observer of the loss functions that it called.
-        probabilities: Outputs that are probabilities (`probability_outputs`).
-    """
-
-    outputs: Any
-    scalars: Scalars
-    blocks: Blocks
-    losses: LossObserver
-    probabilities: dict[str, str]
+_OVERLAPS = {
+    "accumulation": poptorch.OverlapMode.OverlapAccumulationLoop,
+    "device_iterations": poptorch.OverlapMode.OverlapDeviceIterationLoop,
+}
 
 
-class Head(Protocol):
-    """The part of a step that follows the user's module.
+class Step(torch.nn.Module):
+    """One micro-batch of the user's module, as PopTorch traces it.
 
-    Attributes:
-        is_training: Whether the program updates weights.
-        index_of_loss: Place of the marked loss in what the program returns; None if it
-            has none.
-        modules: Modules that are traced besides the user's.
-        step: Function that is called in the place of the module; None for the module.
-        takes_labels: Whether targets and weights are among the tensors of a batch.
-    """
-
-    is_training: bool
-    index_of_loss: int | None
-    modules: Sequence[torch.nn.Module]
-    step: StepFunction | None
-    takes_labels: bool
-
-    def explained(self, module: torch.nn.Module) -> ContextManager[None]:
-        """Explain errors of the module while it is called."""
-        ...
-
-    def results(
-        self, tensors: Sequence[Tensor], called: Called, observing: Observing
-    ) -> tuple[tuple[Tensor, ...], Findings]:
-        """Compute the tensors that the program returns, and say what was found.
-
-        Args:
-            tensors: Tensors of the batch.
-            called: The module's outputs.
-            observing: Mode that shows operations to observers.
-        """
-        ...
-
-
-class TrainingHead:
-    """The loss, marked, and the sums of the figures.
+    A training program returns the sums of the figures, the marked loss, and the outputs
+    if they are streamed. An inference program returns the outputs, then the scalars:
+    the module's own loss and what is logged.
 
     Args:
-        objective: Losses and metrics.
+        module: The user's module. A dict of inputs becomes keyword arguments of it, a
+            tuple or list positional ones.
+        config: Has its stages and precision.
         structure: Nesting of a batch.
+        host_values: Buffers whose values follow the tensors of a batch.
+        computed: What is called, and with what.
+        objective: Losses and metrics of a training program; None for inference.
     """
 
-    is_training = True
-    index_of_loss: int | None = 1
-    takes_labels = True
-
-    def __init__(self, objective: Objective, structure: SampleStructure) -> None:
-        steps = objective.steps
-        self.modules: Sequence[torch.nn.Module] = objective.modules
-        self.step: StepFunction | None = None if steps is None else steps.training
-        self._objective = objective
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        config: IPUConfig,
+        structure: SampleStructure,
+        host_values: Sequence[HostValue],
+        computed: Inferred,
+        objective: Objective | None = None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.config = config
+        self.host_values = tuple(host_values)
         self._structure = structure
+        self._computed = computed
+        self._objective: Any = objective
+        self.is_training = objective is not None
+        if objective is not None:
+            self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
+        # PopTorch traces a shallow copy, which shares this list.
+        self._found: list[Findings] = []
 
-    def results(
-        self, tensors: Sequence[Tensor], called: Called, observing: Observing
-    ) -> tuple[tuple[Tensor, ...], Findings]:
-        """Compute sums of the figures, the loss, and the outputs if they are streamed.
+    @property
+    def findings(self) -> Findings:
+        """The findings of the newest trace."""
+        return self._found[-1]
+
+    @property
+    def num_given(self) -> int:
+        """Number of the first tensors of a batch that the program takes."""
+        structure = self._structure
+        return (
+            structure.num_given if self._computed.takes_labels else structure.num_inputs
+        )
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Parameters and buffers of which the device has copies."""
+        values = {id(value.tensor) for value in self.host_values}
+        return [one for one in weights_of(self) if id(one) not in values]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Trace a micro-batch, and give all that the program returns.
+
+        Args:
+            *tensors: Tensors of the batch, then the host's values.
+
+        Raises:
+            UnsupportedError: PopTorch would pass over something.
+        """
+        count = len(tensors) - len(self.host_values)
+        config, is_training = self.config, self.is_training
+        overlap = _OVERLAPS.get(config.overlap_io or "")
+        with replaced_by_inputs(self.host_values, tensors[count:]):
+            checks = TraceChecks(dict(self.named_buffers()), is_training=is_training)
+            with checks, random_draws_warned(self.module):
+                if config.first_block is not None:  # casts and transfers belong to it
+                    poptorch.Block.start(config.first_block)
+                batch: Sequence[Tensor] = tensors[:count]
+                if overlap is not None:
+                    batch = [poptorch.set_overlap_for_input(t, overlap) for t in batch]
+                noted = ResultsNoted()
+                with contextlib.ExitStack() as stack:
+                    scalars = stack.enter_context(collected())
+                    blocks = stack.enter_context(started_blocks(config.stages))
+                    stack.enter_context(noted)
+                    stack.enter_context(self._explained())
+                    stack.enter_context(computed_in(self.module, config))
+                    outputs = self._called(batch, noted)
+                check_stages_begin(self.module, config, blocks, training=is_training)
+                if is_training:
+                    refuse_unseen_pipeline(self.module, config, blocks)
+                found = probability_outputs(outputs, noted)
+                with last_block(config.last_block, blocks):
+                    compute = self._trained if is_training else self._predicted
+                    returned, packing, entries = compute(
+                        batch, outputs, scalars, noted, found
+                    )
+                    if overlap is not None:  # the loss stays the one that is marked
+                        returned = tuple(
+                            one
+                            if is_training and place == 1
+                            else poptorch.set_overlap_for_output(one, overlap)
+                            for place, one in enumerate(returned)
+                        )
+            checks.refuse_returned(returned)
+            checks.warn()
+        self._found.append(Findings(packing, entries, found, checks.increments()))
+        return returned
+
+    def _called(self, tensors: Sequence[Tensor], noted: ResultsNoted) -> Any:
+        """Call the user's module, or the user's step, with a micro-batch."""
+        given = tensors[: self._structure.num_inputs]
+        if self.config.types.is_half:
+            halves = [
+                t.to(torch.float16) if t.is_floating_point() else t for t in given
+            ]
+            given = halves
+        mixing = self._structure.mixing(tensors)
+        if mixing is not None:
+            # Pixels of 8 bits are mixed in the dtype of the program.
+            dtype = self.config.types.activations
+            given = [
+                mixed_inputs(t if t.is_floating_point() else t.to(dtype), mixing)
+                for t in given
+            ]
+        inputs = self._structure.inputs.rebuild(given)
+        if self._computed.step is None:
+            return call_module(self.module, inputs)
+        if not self._computed.takes_labels:
+            return call_step(self._computed.step, self.module, inputs)
+        batch = self._structure.batch(inputs, tensors)
+        return result_of_step(
+            call_step(self._computed.step, self.module, batch), noted.marked
+        )
+
+    def _trained(
+        self,
+        tensors: Sequence[Tensor],
+        outputs: Any,
+        scalars: Scalars,
+        noted: ResultsNoted,
+        probabilities: dict[str, str],
+    ) -> Returned:
+        """Compute the sums of the figures, the loss, and the outputs if streamed.
 
         The loss is returned because PopTorch drops what no output depends on, before
         it looks for the loss.
         """
-        own, outputs, packing = None, called.outputs, Packing()
+        own, packing, objective = None, Packing(), self._objective
         rows, labels = rows_of(tensors[0]), self._structure.labels(tensors)
-        if self._objective.owns_loss:
-            own, outputs = _split(called, rows)
-        if self.step is not None and self._objective.measures:
+        if objective.owns_loss:
+            own, outputs = _split(outputs, noted, rows)
+        if self._computed.step is not None and objective.measures:
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
-        if self._objective.owns_loss:
+        if objective.owns_loss:
             terms = self._own_terms(own, wide, rows)
         else:
-            self._objective.check_logits(wide, labels, called.probabilities)
+            objective.check_logits(wide, labels, probabilities)
             mixing = self._structure.mixing(tensors)
             if mixing is None:
-                terms = self._objective.loss_terms(wide, labels, rows)
+                terms = objective.loss_terms(wide, labels, rows)
             else:
-                terms = mixed_loss_terms(self._objective, wide, labels, rows, mixing)
+                terms = mixed_loss_terms(objective, wide, labels, rows, mixing)
                 labels = dominant_labels(labels, mixing)
-        with observing.also(called.losses):
-            vector, entries = vector_of(
-                self._objective, wide, labels, rows, terms, called.scalars
-            )
+        with noted:
+            vector, entries = vector_of(objective, wide, labels, rows, terms, scalars)
         streamed: tuple[Tensor, ...] = ()
-        if self._objective.is_streamed:
+        if objective.is_streamed:
             streamed, packing = Packing.of(outputs, {})
         loss = total_loss(terms)
         require_gradient(loss)
-        if called.losses.has_losses:
+        if noted.has_losses:
             loss = _with_other_losses(loss, (vector, *streamed))
         marked = poptorch.identity_loss(loss, reduction="sum")
-        findings = Findings(packing, entries, called.probabilities, {})
-        return (vector, marked, *streamed), findings
+        return (vector, marked, *streamed), packing, entries
+
+    def _predicted(
+        self,
+        tensors: Sequence[Tensor],
+        outputs: Any,
+        scalars: Scalars,
+        noted: ResultsNoted,
+        probabilities: dict[str, str],
+    ) -> Returned:
+        if self._computed.owns_loss:
+            own, outputs = _split(outputs, noted, rows_of(tensors[0]))
+            if own is not None:
+                if "loss" in scalars:
+                    raise ConfigError(
+                        "log('loss') was called, and the module returns its own loss, "
+                        "which is called so: log it under another name."
+                    )
+                scalars = {"loss": own.detach().to(torch.float32), **scalars}
+        if not self._computed.gives_outputs:
+            outputs = ()
+        elif self._computed.step is not None and self._computed.takes_labels:
+            _require_outputs(outputs)
+        returned, packing = Packing.of(outputs, scalars)
+        return returned, packing, ()
 
     def _own_terms(
         self, own: Tensor | None, outputs: Any, rows: int
     ) -> dict[str, tuple[LossTerms, float]]:
-        if own is None and self.step is not None:
+        if own is None and self._computed.step is not None:
             raise ConfigError(
                 "The training step returned no loss: it returned "
                 f"{shapes_of(outputs)}. Return the mean over the samples, a tensor "
@@ -695,7 +785,7 @@ class TrainingHead:
     @property
     def _targets_hint(self) -> str:
         """Advice if there are targets, which a module with its own loss doesn't get."""
-        owns_loss = self._objective.owns_loss and self.step is None
+        owns_loss = self._objective.owns_loss and self._computed.step is None
         if not (owns_loss and self._structure.has_targets):
             return ""
         return (
@@ -705,68 +795,35 @@ class TrainingHead:
         )
 
     @contextlib.contextmanager
-    def explained(self, module: torch.nn.Module) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         """Give the advice if `forward` fails, as with None in the place of targets."""
         try:
             yield
         except (TypeError, AttributeError) as error:
-            if not self._targets_hint:
+            if not (self.is_training and self._targets_hint):
                 raise
             raise ConfigError(
-                f"compile() got no loss, and {type(module).__name__} failed: "
+                f"compile() got no loss, and {type(self.module).__name__} failed: "
                 f"{error}.{self._targets_hint}"
             ) from error
 
 
-class InferenceHead:
-    """The outputs, and the scalars that the module gives.
-
-    Args:
-        inferred: The computation of the program.
-    """
-
-    is_training = False
-    index_of_loss: int | None = None
-    modules: Sequence[torch.nn.Module] = ()
-
-    def __init__(self, inferred: Inferred) -> None:
-        self.step: StepFunction | None = inferred.step
-        self.takes_labels = inferred.takes_labels
-        self._inferred = inferred
-
-    def explained(self, module: torch.nn.Module) -> ContextManager[None]:
-        """Leave errors as they are."""
-        return contextlib.nullcontext()
-
-    def results(
-        self, tensors: Sequence[Tensor], called: Called, observing: Observing
-    ) -> tuple[tuple[Tensor, ...], Findings]:
-        """Return the outputs, then the scalars: the own loss and what is logged."""
-        outputs, scalars = called.outputs, called.scalars
-        if self._inferred.owns_loss:
-            own, outputs = _split(called, rows_of(tensors[0]))
-            if own is not None:
-                scalars = _with_own_loss(own, scalars)
-        if not self._inferred.gives_outputs:
-            outputs = ()
-        elif self.step is not None and self.takes_labels:
-            _require_outputs(outputs)
-        returned, packing = Packing.of(outputs, scalars)
-        return returned, Findings(packing, (), called.probabilities, {})
+Returned = Tuple[Tuple[Tensor, ...], Packing, Tuple[Entry, ...]]
+"""Tensors that a program returns, their nesting, and the figures in a vector."""
 
 
-def _split(called: Called, rows: int) -> tuple[Tensor | None, Any]:
+def _split(outputs: Any, noted: ResultsNoted, rows: int) -> tuple[Tensor | None, Any]:
     """Split what was returned into the module's own loss, or a step's, and the rest.
 
     Raises:
         ConfigError: The loss has several elements; or it is a sum over samples, so
             that it means something else in a micro-batch of another size.
     """
-    if isinstance(called.outputs, StepResult):
-        own, rest = called.outputs
+    if isinstance(outputs, StepResult):
+        own, rest = outputs
     else:
-        own, rest = split_own_loss(called.outputs, called.losses.marked)
-    if rows > 1 and any(own is added for added in called.losses.sums):
+        own, rest = split_own_loss(outputs, noted.marked)
+    if rows > 1 and any(own is added for added in noted.sums):
         raise ConfigError(
             f"The model's own loss is a sum over the {rows} samples of a micro-batch "
             "(reduction='sum'), and has to be their mean: gradients and figures would "
@@ -787,15 +844,6 @@ def _require_outputs(outputs: Any) -> None:
             "{'loss': loss, 'outputs': outputs}, or report scalars in that dict and "
             "leave metrics out."
         )
-
-
-def _with_own_loss(own: Tensor, scalars: Scalars) -> Scalars:
-    if "loss" in scalars:
-        raise ConfigError(
-            "log('loss') was called, and the module returns its own loss, which is "
-            "called so: log it under another name."
-        )
-    return {"loss": own.detach().to(torch.float32), **scalars}
 
 
 def total_loss(terms: dict[str, tuple[LossTerms, float]]) -> Tensor:
@@ -819,149 +867,3 @@ def _with_other_losses(value: Tensor, returned: Sequence[Tensor]) -> Tensor:
         for tensor in returned
     ]
     return torch.cat([value.reshape(1), *nothing])
-
-
-_OVERLAPS = {
-    "accumulation": poptorch.OverlapMode.OverlapAccumulationLoop,
-    "device_iterations": poptorch.OverlapMode.OverlapDeviceIterationLoop,
-}
-
-
-class Step(torch.nn.Module):
-    """One micro-batch of the user's module, as PopTorch traces it.
-
-    Args:
-        config: Has its stages and precision.
-        structure: Nesting of a batch. A dict of inputs becomes keyword arguments of the
-            module, a tuple or list positional ones.
-        host_values: Buffers whose values follow the tensors of a batch.
-        head: Computes from the module's outputs what the program returns.
-    """
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        config: IPUConfig,
-        structure: SampleStructure,
-        host_values: Sequence[HostValue],
-        head: Head,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.losses = torch.nn.ModuleList(head.modules)  # for their buffers
-        self._head = head
-        self.host_values = tuple(host_values)
-        self._structure = structure
-        self._first_block = config.first_block
-        self._last_block = config.last_block
-        self._config = config
-        self._overlap = _OVERLAPS.get(config.overlap_io or "")
-        # PopTorch traces a shallow copy, which shares this list.
-        self._found: list[Findings] = []
-
-    @property
-    def findings(self) -> Findings:
-        """The findings of the newest trace."""
-        return self._found[-1]
-
-    @property
-    def num_given(self) -> int:
-        """Number of the first tensors of a batch that the program takes."""
-        structure = self._structure
-        return structure.num_given if self._head.takes_labels else structure.num_inputs
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """Parameters and buffers of which the device has copies."""
-        values = {id(value.tensor) for value in self.host_values}
-        return [one for one in weights_of(self) if id(one) not in values]
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Trace a micro-batch, and give all that the program returns.
-
-        Args:
-            *tensors: Tensors of the batch, then the host's values.
-
-        Raises:
-            UnsupportedError: PopTorch would pass over something.
-        """
-        count = len(tensors) - len(self.host_values)
-        with replaced_by_inputs(self.host_values, tensors[count:]):
-            buffers = BufferObserver(dict(self.named_buffers()))
-            autograd = AutogradObserver(is_training=self._head.is_training)
-            observing = Observing(autograd, buffers)
-            with observing, random_draws_warned(self.module):
-                if self._first_block is not None:  # casts and transfers belong to it
-                    poptorch.Block.start(self._first_block)
-                batch = self._loaded(tensors[:count])
-                called = self._called(batch, observing)
-                with last_block(self._last_block, called.blocks):
-                    returned, findings = self._head.results(batch, called, observing)
-                    returned = self._stored(returned)
-            buffers.refuse_returned(returned)
-            buffers.warn(is_counted=self._head.is_training)
-        self._found.append(findings._replace(increments=buffers.increments()))
-        return returned
-
-    def _called(self, tensors: Sequence[Tensor], observing: Observing) -> Called:
-        given = [self._cast(tensor) for tensor in tensors[: self._structure.num_inputs]]
-        mixing = self._structure.mixing(tensors)
-        if mixing is not None:
-            given = [mixed_inputs(self._as_floats(one), mixing) for one in given]
-        inputs = self._structure.inputs.rebuild(given)
-        losses, probabilities = LossObserver(), ProbabilityObserver()
-        with contextlib.ExitStack() as stack:
-            scalars = stack.enter_context(collected())
-            blocks = stack.enter_context(started_blocks(self._config.stages))
-            stack.enter_context(observing.also(losses))
-            stack.enter_context(observing.also(probabilities))
-            stack.enter_context(self._head.explained(self.module))
-            stack.enter_context(computed_in(self.module, self._config))
-            outputs = self._computed(inputs, tensors, losses)
-        check_stages_begin(
-            self.module, self._config, blocks, training=self._head.is_training
-        )
-        if self._head.is_training:
-            refuse_unseen_pipeline(self.module, self._config, blocks)
-        found = probability_outputs(outputs, probabilities)
-        return Called(outputs, scalars, blocks, losses, found)
-
-    def _computed(
-        self, inputs: Any, tensors: Sequence[Tensor], losses: LossObserver
-    ) -> Any:
-        """Call the user's module, or the user's step, with a micro-batch."""
-        step = self._head.step
-        if step is None:
-            return call_module(self.module, inputs)
-        if not self._head.takes_labels:
-            return call_step(step, self.module, inputs)
-        batch = self._structure.batch(inputs, tensors)
-        returned = call_step(step, self.module, batch)
-        return result_of_step(returned, losses.marked)
-
-    def _loaded(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The tensors of the batch, loaded while the device computes if asked for."""
-        if self._overlap is None:
-            return tensors
-        return [poptorch.set_overlap_for_input(t, self._overlap) for t in tensors]
-
-    def _stored(self, returned: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """All that the program returns, stored likewise; the loss stays the marked."""
-        if self._overlap is None:
-            return returned
-        mark = poptorch.set_overlap_for_output
-        return tuple(
-            one if place == self._head.index_of_loss else mark(one, self._overlap)
-            for place, one in enumerate(returned)
-        )
-
-    def _as_floats(self, tensor: Tensor) -> Tensor:
-        """Pixels of 8 bits in the dtype of the program, so that they can be mixed."""
-        if tensor.is_floating_point():
-            return tensor
-        floats: Tensor = tensor.to(self._config.types.activations)
-        return floats
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        is_cast = self._config.types.is_half and tensor.is_floating_point()
-        return tensor.to(torch.float16) if is_cast else tensor

@@ -17,20 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import traceback
 import types
 import warnings
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    TypeVar,
-)
+from typing import Any, ContextManager, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -43,126 +35,6 @@ from ipufit._tree import attribute_names
 from ipufit.batching import BatchPlan
 from ipufit.engine.weights import trained_modes, unfetched, user_name
 from ipufit.errors import ConfigError, ConstantBuffersWarning, UnsupportedError
-
-
-class Operation(NamedTuple):
-    """One call of a function of torch's."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments, nested ones too."""
-        return list(tensors_of((self.args, self.kwargs)))
-
-
-class Observer:
-    """Base of what looks at operations: its hooks do nothing."""
-
-    def before(self, operation: Operation) -> None:
-        """Look at an operation that is about to run; an error refuses it."""
-
-    def after(self, operation: Operation, result: Any) -> Any:
-        """Return the result of an operation, or what the code gets instead."""
-        return result
-
-    def failed(self, operation: Operation, error: Exception) -> None:
-        """Look at an operation that has raised an error."""
-
-
-ObserverT = TypeVar("ObserverT", bound=Observer)
-
-
-class Observing(TorchFunctionMode):
-    """Shows each operation to observers, in their order.
-
-    Args:
-        *observers: Observers that look at all operations.
-
-    Example:
-        >>> import torch
-        >>> class Names(Observer):
-        ...     def before(self, operation):
-        ...         print(operation.name)
-        >>> with Observing(Names()):
-        ...     _ = torch.ones(2).add(1)
-        ones
-        add
-    """
-
-    def __init__(self, *observers: Observer) -> None:
-        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self._observers = list(observers)
-        self._refusal: UnsupportedError | None = None
-
-    @contextlib.contextmanager
-    def also(self, observer: ObserverT) -> Iterator[ObserverT]:
-        """Show operations to one more observer for a while."""
-        self._observers.append(observer)
-        try:
-            yield observer
-        finally:
-            self._observers.remove(observer)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Call `func`, and show the operation to the observers."""
-        operation = Operation(getattr(func, "__name__", ""), args, kwargs or {})
-        try:
-            for observer in self._observers:
-                observer.before(operation)
-            result = self._result(func, operation)
-            for observer in self._observers:
-                result = observer.after(operation, result)
-        except UnsupportedError as refusal:
-            self._refusal = refusal
-            raise
-        return result
-
-    def _result(self, func: Callable[..., Any], operation: Operation) -> Any:
-        try:
-            return func(*operation.args, **operation.kwargs)
-        except Exception as error:
-            for observer in self._observers:
-                observer.failed(operation, error)
-            raise
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        """Raise what was refused, which Python's operators hide behind a TypeError."""
-        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call,unused-ignore]
-        is_hidden = isinstance(error, TypeError) and error is not self._refusal
-        if is_hidden and self._refusal is not None:
-            raise self._refusal from None
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts.
-
-    Example:
-        >>> import torch
-        >>> list(tensors_of((torch.ones(1), {"other": [torch.zeros(1)]}, 3)))
-        [tensor([1.]), tensor([0.])]
-    """
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from tensors_of(list(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            yield from tensors_of(element)
-
-
-_HOOKS = frozenset(
-    {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
-)
-"""Methods of tensors that ask autograd for something."""
 
 _LIBRARIES = tuple(
     Path(str(file)).parent
@@ -177,8 +49,15 @@ INSTEAD_OF_HOOKS = (
 )
 """End of the messages that refuse a hook."""
 
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+"""Methods of tensors that ask autograd for something."""
 
-class AutogradObserver(Observer):
+_ADDITIONS = ("add_", "__iadd__")
+_NO_VALUES = ("__get__", "dim", "size", "numel", "stride", "__len__", "__repr__")
+"""Functions that need no values of their tensors."""
+
+
+class TraceChecks(TorchFunctionMode):
     """Refuses, or mends, what a trace would pass over.
 
     Gradients in `forward`, hooks on gradients, autograd functions with a backward pass
@@ -186,29 +65,87 @@ class AutogradObserver(Observer):
     gradients is detached, because PopTorch works out from the weights what needs a
     gradient, and doesn't know of `torch.no_grad` (`fixRequiresGradFromDispatch`).
 
+    Of buffers of whole numbers it notes which are written to, viewed and used.
+
     Args:
+        buffers: All buffers by name, as they are in the trace.
         is_training: Whether there will be gradients.
 
     Example:
-        >>> from ipufit.engine.trace_checks import Observing
-        >>> weight = torch.ones(1, requires_grad=True)
-        >>> with Observing(AutogradObserver(is_training=True)):
+        >>> count, weight = torch.tensor(0), torch.ones(1, requires_grad=True)
+        >>> with TraceChecks({"count": count}, is_training=True) as checks:
+        ...     _ = count.add_(1)
+        >>> checks.increments()
+        {'count': 1}
+        >>> with TraceChecks({}, is_training=True):
         ...     _ = (weight * 2).register_hook(print)
         Traceback (most recent call last):
         ipufit.errors.UnsupportedError: register_hook() in forward ...
     """
 
-    def __init__(self, *, is_training: bool) -> None:
+    def __init__(self, buffers: Mapping[str, Tensor], *, is_training: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._is_training = is_training
         self._was_inference_mode = torch.is_inference_mode_enabled()
+        self._refusal: UnsupportedError | None = None
+        self._buffers = {n: b for n, b in buffers.items() if _is_whole_number(b)}
+        self._name_of = {id(buffer): name for name, buffer in self._buffers.items()}
+        self._views: list[Tensor] = []  # kept alive: their ids are in _name_of
+        self._added: dict[str, int] = {}
+        self._written: dict[str, None] = {}
+        self._used: set[str] = set()
 
-    def before(self, operation: Operation) -> None:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch's, between the checks."""
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        tensors = list(tensors_of((args, kwargs)))
+        try:
+            self._refuse_autograd(name, tensors)
+            versions = [
+                (tensor, tensor._version)
+                for tensor in tensors
+                if id(tensor) in self._name_of and name not in _NO_VALUES
+            ]
+            try:
+                result = func(*args, **kwargs)
+            except poptorch.Error:  # it refuses to give values, as for `float(buffer)`
+                self._used.update(self._name_of[id(tensor)] for tensor, _ in versions)
+                self._refuse(self._used)
+                raise
+            if self._is_training and not torch.is_grad_enabled():
+                result = _detached(result, set(map(id, tensors)))
+            for tensor, version in versions:
+                buffer = self._name_of[id(tensor)]
+                if tensor._version != version:
+                    self._note_write(buffer, name, args)
+                elif isinstance(result, Tensor) and result._base is not None:
+                    self._views.append(result)
+                    self._name_of[id(result)] = buffer
+                else:
+                    self._used.add(buffer)
+            if versions:
+                self._refuse(self._used)
+        except UnsupportedError as refusal:
+            self._refusal = refusal
+            raise
+        return result
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        """Raise what was refused, which Python's operators hide behind a TypeError."""
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call,unused-ignore]
+        is_hidden = isinstance(error, TypeError) and error is not self._refusal
+        if is_hidden and self._refusal is not None:
+            raise self._refusal from None
+
+    def _refuse_autograd(self, name: str, tensors: list[Tensor]) -> None:
         """Refuse an operation that a device would do otherwise."""
-        if self._is_training and operation.name in _HOOKS:
+        if self._is_training and name in _HOOKS:
             raise UnsupportedError(
-                f"{operation.name}() in forward ({user_line()}): {INSTEAD_OF_HOOKS}"
+                f"{name}() in forward ({user_line()}): {INSTEAD_OF_HOOKS}"
             )
-        if operation.name == torch.autograd.grad.__name__:
+        if name == torch.autograd.grad.__name__:
             raise UnsupportedError(
                 f"torch.autograd.grad() was called ({user_line()}): a device makes "
                 "its own backward pass, once, from the loss, so gradients can't be "
@@ -230,7 +167,7 @@ class AutogradObserver(Observer):
             )
         if self._is_training and any(
             isinstance(tensor.grad_fn, BackwardCFunction) and tensor.numel()
-            for tensor in operation.tensors
+            for tensor in tensors
         ):
             raise UnsupportedError(
                 f"forward uses a torch.autograd.Function ({user_line()}): a device "
@@ -239,11 +176,80 @@ class AutogradObserver(Observer):
                 "use_reentrant=False."
             )
 
-    def after(self, operation: Operation, result: Any) -> Any:
-        """Detach what was computed without gradients."""
-        if not self._is_training or torch.is_grad_enabled():
-            return result
-        return _detached(result, {id(given) for given in operation.tensors})
+    def _note_write(self, buffer: str, name: str, args: Any) -> None:
+        self._written[buffer] = None
+        is_counted = (
+            name in _ADDITIONS
+            and args[0] is self._buffers[buffer]
+            and type(args[1]) is int
+        )
+        if is_counted and self._added.get(buffer) != 0:
+            self._added[buffer] = self._added.get(buffer, 0) + args[1]
+        else:
+            self._added[buffer] = 0  # no counter
+
+    def refuse_returned(self, tensors: Iterable[Tensor]) -> None:
+        """Refuse to return buffers that were changed.
+
+        Args:
+            tensors: Everything that the module returns.
+
+        Raises:
+            UnsupportedError: One of them is such a buffer.
+        """
+        self._refuse({self._name_of.get(id(tensor), "") for tensor in tensors})
+
+    def _refuse(self, used: set[str]) -> None:
+        """Refuse to use a buffer that was changed."""
+        changed = used & self._written.keys()
+        if changed:
+            raise UnsupportedError(
+                f"forward changes the buffer {user_name(min(changed))!r} and computes "
+                "with it, but PopTorch compiles buffers of whole numbers in as "
+                "constants: every micro-batch would begin with the same value. Keep "
+                "the number in a float32 buffer, which lives on the device (for batch "
+                "norm, set a momentum instead of momentum=None)."
+            )
+
+    def increments(self) -> dict[str, int]:
+        """The number that a micro-batch adds to each buffer that is only counted up."""
+        return {name: number for name, number in self._added.items() if number}
+
+    def warn(self) -> None:
+        """Warn of buffers that are written to in vain.
+
+        In training the host counts those up that are only counted up.
+
+        Warns:
+            ConstantBuffersWarning: There are such buffers.
+        """
+        counted = self.increments() if self._is_training else {}
+        lost = [user_name(name) for name in self._written if name not in counted]
+        if lost:
+            warnings.warn(
+                f"forward changes {', '.join(lost)}: PopTorch compiles buffers of "
+                "whole numbers in as constants, so they stay as they are on the host, "
+                "and evaluate() and predict() see no change. Use float32 buffers for "
+                "what is to change.",
+                ConstantBuffersWarning,
+                stacklevel=2,
+            )
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts.
+
+    Example:
+        >>> list(tensors_of((torch.ones(1), {"other": [torch.zeros(1)]}, 3)))
+        [tensor([1.]), tensor([0.])]
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for element in value:
+            yield from tensors_of(element)
 
 
 def _detached(result: Any, given: set[int]) -> Any:
@@ -279,45 +285,44 @@ def user_line(error: BaseException | None = None) -> str:
     return "somewhere"
 
 
-_DIVISIONS = frozenset(
-    f"{prefix}{name}{suffix}"
-    for name in ("div", "divide", "true_divide", "floor_divide")
-    for prefix, suffix in (("", ""), ("", "_"))
-) | {
-    f"__{letter}{name}__"
-    for letter in ("", "i", "r")
-    for name in ("div", "truediv", "floordiv")
-}
+_DIVISION = re.compile(r"(true_|floor_)?div(ide)?_?|__[ir]?(true|floor)?div__")
 
 
-class DivisionObserver(Observer):
+class Divisions(TorchFunctionMode):
     """Refuses to divide whole numbers (PopTorch's `AtenHandlers` truncate).
 
     Args:
         divider: Subject of the message: the code that divides.
 
     Example:
-        >>> import torch
-        >>> with Observing(DivisionObserver("The metric 'share'")):
+        >>> with Divisions("The metric 'share'"):
         ...     torch.tensor([True, False]).sum() / 2
         Traceback (most recent call last):
         ipufit.errors.ConfigError: The metric 'share' divides whole numbers ...
     """
 
     def __init__(self, divider: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._divider = divider
 
-    def before(self, operation: Operation) -> None:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Refuse the division of whole numbers by whole numbers."""
-        given = (*operation.args, *operation.kwargs.values())
-        if operation.name in _DIVISIONS and all(map(_is_whole_number, given)):
+        given = (*args, *(kwargs or {}).values())
+        is_division = _DIVISION.fullmatch(getattr(func, "__name__", ""))
+        if is_division and all(map(_is_whole_number, given)):
             # No TypeError: Python would take it for a type that can't be divided.
-            kinds = " / ".join(_kind_of(value) for value in operation.args[:2])
+            kinds = " / ".join(
+                str(getattr(value, "dtype", type(value).__name__)).split(".")[-1]
+                for value in args[:2]
+            )
             raise ConfigError(
                 f"{self._divider} divides whole numbers ({kinds}), and an IPU cuts the "
                 "result off: 3 / 4 is 0 there. Divide numbers with a fraction, such as "
                 "(outputs.argmax(-1) == targets).float().mean()."
             )
+        return func(*args, **(kwargs or {}))
 
 
 def divisions_refused(divider: str) -> ContextManager[Any]:
@@ -327,7 +332,7 @@ def divisions_refused(divider: str) -> ContextManager[Any]:
         divider: Subject of the message: the code that divides.
     """
     if poptorch.isRunningOnIpu():
-        return Observing(DivisionObserver(divider))
+        return Divisions(divider)
     return contextlib.nullcontext()
 
 
@@ -337,27 +342,27 @@ def _is_whole_number(value: Any) -> bool:
     return not isinstance(value, float)
 
 
-def _kind_of(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return str(value.dtype).replace("torch.", "")
-    return type(value).__name__
-
-
-_NAMES = """
-binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
-cross_entropy cross_entropy_loss ctc_loss hinge_embedding_loss identity_loss kl_div
-l1_loss margin_ranking_loss mse_loss nll_loss nll_loss2d nll_loss_nd poisson_nll_loss
-smooth_l1_loss soft_margin_loss triplet_margin_loss
-"""
-_LOSSES = frozenset(_NAMES.split())
+_LOSSES = frozenset(
+    """
+    binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
+    cross_entropy cross_entropy_loss ctc_loss hinge_embedding_loss identity_loss kl_div
+    l1_loss margin_ranking_loss mse_loss nll_loss nll_loss2d nll_loss_nd
+    poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
+    """.split()  # noqa: SIM905 - one per line would be a page
+)
 """Functions whose results PopTorch marks as losses."""
+_SQUASHING = {"sigmoid": "sigmoid", "expit": "sigmoid", "softmax": "softmax"}
+_SAME_VALUES = frozenset(
+    {"contiguous", "flatten", "float", "reshape", "squeeze", "to", "unsqueeze", "view"}
+)
 
 
-class LossObserver(Observer):
-    """Notes whether a built-in loss function is called, and what is marked as a loss.
+class ResultsNoted(TorchFunctionMode):
+    """Notes the results of loss functions, and of sigmoids and softmaxes.
 
-    PopTorch marks the results of these as losses, whatever they are for. A marker that
-    isn't a part of the final loss is an error ("Multiple independent losses").
+    PopTorch marks the results of built-in loss functions as losses, whatever they are
+    for. A marker that isn't a part of the final loss is an error ("Multiple independent
+    losses").
 
     Attributes:
         has_losses: Whether a built-in loss function was called.
@@ -365,206 +370,52 @@ class LossObserver(Observer):
         sums: Results of loss functions that were asked for a sum.
 
     Example:
-        >>> import torch
-        >>> from ipufit.engine.trace_checks import Observing
-        >>> losses = LossObserver()
-        >>> with Observing(losses):
-        ...     _ = torch.nn.functional.mse_loss(torch.ones(2), torch.ones(2))
-        >>> losses.has_losses
-        True
+        >>> with ResultsNoted() as noted:
+        ...     output = torch.sigmoid(torch.zeros(2, 1)).squeeze(1)
+        ...     _ = torch.nn.functional.mse_loss(output, torch.ones(2))
+        >>> noted.has_losses, noted.function_of(output)
+        (True, 'sigmoid')
     """
 
     def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.has_losses = False
         self.marked: list[Tensor] = []
         self.sums: list[Tensor] = []
+        self._probabilities: list[tuple[Tensor, str]] = []
 
-    def after(self, operation: Operation, result: Any) -> Any:
-        """Note the result of a loss function."""
-        name, args, kwargs = operation
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Note the result of a loss function, or of one that gives probabilities."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
         if name in _LOSSES:
             self.has_losses = True
             is_marker = name == "identity_loss"
             if is_marker:
                 self.marked.append(result)
+            # PopTorch's own marker has numbers for the kinds of reduction.
             settings = (*args[1:], *kwargs.values())
-            if any(_is_sum(value, is_marker=is_marker) for value in settings):
+            if any(
+                one == "sum"
+                if isinstance(one, str)
+                else is_marker and type(one) is int and one == 0
+                for one in settings
+            ):
                 self.sums.append(result)
-        return result
-
-
-def _is_sum(setting: Any, *, is_marker: bool) -> bool:
-    """Whether a setting asks for a sum; PopTorch's own marker has numbers for them."""
-    if isinstance(setting, str):
-        return setting == "sum"
-    return is_marker and isinstance(setting, int) and setting == 0
-
-
-_SQUASHING = {"sigmoid": "sigmoid", "expit": "sigmoid", "softmax": "softmax"}
-_SAME_VALUES = frozenset(
-    {"contiguous", "flatten", "float", "reshape", "squeeze", "to", "unsqueeze", "view"}
-)
-
-
-class ProbabilityObserver(Observer):
-    """Notes the results of sigmoids and softmaxes.
-
-    Example:
-        >>> import torch
-        >>> from ipufit.engine.trace_checks import Observing
-        >>> probabilities = ProbabilityObserver()
-        >>> with Observing(probabilities):
-        ...     output = torch.sigmoid(torch.zeros(2, 1)).squeeze(1)
-        >>> probabilities.function_of(output)
-        'sigmoid'
-    """
-
-    def __init__(self) -> None:
-        self._results: list[tuple[Tensor, str]] = []
-
-    def after(self, operation: Operation, result: Any) -> Any:
-        """Note the result of an operation that gives probabilities."""
-        function = _SQUASHING.get(operation.name)
-        if operation.name in _SAME_VALUES and operation.args:
-            function = self.function_of(operation.args[0])
+        function = _SQUASHING.get(name)
+        if name in _SAME_VALUES and args:
+            function = self.function_of(args[0])
         if function is not None and isinstance(result, Tensor):
-            self._results.append((result, function))
+            self._probabilities.append((result, function))
         return result
 
     def function_of(self, tensor: Any) -> str | None:
         """The function that a tensor's probabilities come from; None for others."""
-        return next((name for one, name in self._results if one is tensor), None)
-
-
-_ADDITIONS = ("add_", "__iadd__")
-_NO_VALUES = ("__get__", "dim", "size", "numel", "stride", "__len__", "__repr__")
-"""Functions that need no values of their tensors."""
-
-
-class BufferObserver(Observer):
-    """Notes what a trace does to buffers of whole numbers.
-
-    Args:
-        buffers: All buffers by name, as they are in the trace.
-
-    Example:
-        >>> import torch
-        >>> from ipufit.engine.trace_checks import Observing
-        >>> count = torch.tensor(0)
-        >>> buffers = BufferObserver({"count": count})
-        >>> with Observing(buffers):
-        ...     _ = count.add_(1)
-        >>> buffers.increments()
-        {'count': 1}
-    """
-
-    def __init__(self, buffers: Mapping[str, Tensor]) -> None:
-        self._buffers = {name: b for name, b in buffers.items() if _is_whole(b)}
-        self._name_of = {id(buffer): name for name, buffer in self._buffers.items()}
-        self._views: list[Tensor] = []  # kept alive: their ids are in _name_of
-        self._operands: list[tuple[Tensor, int]] = []
-        self._added: dict[str, int] = {}
-        self._written: dict[str, None] = {}
-        self._used: set[str] = set()
-
-    def before(self, operation: Operation) -> None:
-        """Note the versions of the buffers that an operation gets."""
-        self._operands = (
-            []
-            if operation.name in _NO_VALUES
-            else [
-                (tensor, tensor._version)
-                for tensor in operation.tensors
-                if id(tensor) in self._name_of
-            ]
-        )
-
-    def after(self, operation: Operation, result: Any) -> Any:
-        """Note whether an operation has written to buffers, viewed or used them."""
-        for tensor, version in self._operands:
-            buffer = self._name_of[id(tensor)]
-            if tensor._version != version:
-                self._note_write(buffer, operation)
-            elif isinstance(result, Tensor) and result._base is not None:
-                self._views.append(result)
-                self._name_of[id(result)] = buffer
-            else:
-                self._used.add(buffer)
-        if self._operands:
-            self._refuse(self._used & self._written.keys())
-        return result
-
-    def failed(self, operation: Operation, error: Exception) -> None:
-        """Note that an operation that PopTorch refuses, as `float(buffer)`, uses it."""
-        if isinstance(error, poptorch.Error) and self._operands:
-            self._used.update(self._name_of[id(tensor)] for tensor, _ in self._operands)
-            self._refuse(self._used & self._written.keys())
-
-    def _note_write(self, buffer: str, operation: Operation) -> None:
-        self._written[buffer] = None
-        args = operation.args
-        is_counted = (
-            operation.name in _ADDITIONS
-            and args[0] is self._buffers[buffer]
-            and type(args[1]) is int
-        )
-        if is_counted and self._added.get(buffer) != 0:
-            self._added[buffer] = self._added.get(buffer, 0) + args[1]
-        else:
-            self._added[buffer] = 0  # no counter
-
-    def refuse_returned(self, tensors: Iterable[Tensor]) -> None:
-        """Refuse to return buffers that were changed.
-
-        Args:
-            tensors: Everything that the module returns.
-
-        Raises:
-            UnsupportedError: One of them is such a buffer.
-        """
-        returned = {self._name_of.get(id(tensor), "") for tensor in tensors}
-        self._refuse(returned & self._written.keys())
-
-    @staticmethod
-    def _refuse(buffers: set[str]) -> None:
-        if buffers:
-            name = user_name(min(buffers))
-            raise UnsupportedError(
-                f"forward changes the buffer {name!r} and computes with it, but "
-                "PopTorch compiles buffers of whole numbers in as constants: every "
-                "micro-batch would begin with the same value. Keep the number in a "
-                "float32 buffer, which lives on the device (for batch norm, set a "
-                "momentum instead of momentum=None)."
-            )
-
-    def increments(self) -> dict[str, int]:
-        """The number that a micro-batch adds to each buffer that is only counted up."""
-        return {name: number for name, number in self._added.items() if number}
-
-    def warn(self, *, is_counted: bool) -> None:
-        """Warn of buffers that are written to in vain.
-
-        Args:
-            is_counted: Whether the host counts those up that are only counted up.
-
-        Warns:
-            ConstantBuffersWarning: There are such buffers.
-        """
-        counted = self.increments() if is_counted else {}
-        lost = [user_name(name) for name in self._written if name not in counted]
-        if lost:
-            warnings.warn(
-                f"forward changes {', '.join(lost)}: PopTorch compiles buffers of "
-                "whole numbers in as constants, so they stay as they are on the host, "
-                "and evaluate() and predict() see no change. Use float32 buffers for "
-                "what is to change.",
-                ConstantBuffersWarning,
-                stacklevel=2,
-            )
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
+        found = (name for one, name in self._probabilities if one is tensor)
+        return next(found, None)
 
 
 _HOOKS_OF_WEIGHTS = ("_backward_hooks", "_post_accumulate_grad_hooks")

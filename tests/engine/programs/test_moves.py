@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ipufit import IPUConfig, IPUModel, Optimizer, SwapEMAWeights, poptorch
-from ipufit.engine.device import KEPT_PROGRAMS
+from ipufit.engine.program import KEPT_PROGRAMS
 from tests import reference
 from tests.engine.counting import Moves
 
