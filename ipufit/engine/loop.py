@@ -9,12 +9,7 @@ their rows, and every report says how many rows it covers (PopTorch user guide,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import (
-    Any,
-    Iterable,
-    Iterator,
-    NamedTuple,
-)
+from typing import Any, Iterable, Iterator, Tuple
 
 import torch
 from torch import Tensor
@@ -158,52 +153,8 @@ def _joined(parts: tuple[Any, ...]) -> Any:
 _MOST_BYTES = 2**20
 
 
-class Rows(NamedTuple):
-    """Rows of outputs with their labels.
-
-    Attributes:
-        outputs: Outputs of the model.
-        labels: Their labels.
-        num_rows: Number of the rows.
-    """
-
-    outputs: Any
-    labels: Labels
-    num_rows: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        values = self.outputs, tuple(self.labels)
-        leaves = Structure.of_outputs(values).flatten(values)
-        return bytes_of(leaf for leaf in leaves if isinstance(leaf, Tensor))
-
-    def cut(self, first: int, last: int) -> Rows:
-        """The rows from one to another, without a copy."""
-        if last - first == self.num_rows:
-            return self
-        rows = slice(first, last)
-        labels = Labels(*cut(tuple(self.labels), rows))
-        return Rows(cut(self.outputs, rows), labels, last - first)
-
-    def copied(self, *, outputs_too: bool) -> Rows:
-        """The same with labels in memory of their own, and outputs if asked for."""
-        labels = Labels(*tree_map(_copied, tuple(self.labels)))
-        outputs = tree_map(_copied, self.outputs) if outputs_too else self.outputs
-        return self._replace(outputs=outputs, labels=labels)
-
-    def contiguous(self) -> Rows:
-        """The same in memory that is laid out row by row.
-
-        Programs of other calls may lay out the same outputs otherwise, and a sum goes
-        over memory in its order.
-        """
-        outputs = tree_map(_contiguous, self.outputs)
-        return self._replace(outputs=outputs)
-
-
 class RowBuffer:
-    """Outputs of calls with the labels of their rows, until they make a group.
+    """Buffers outputs of calls with their labels until a group of rows is complete.
 
     Loss and metrics of a group take some twenty operations, which cost the same for ten
     rows as for ten thousand. Sums of other groups differ in their last bits. So groups
@@ -214,75 +165,52 @@ class RowBuffer:
         rows_per_pass: Rows of a forward pass.
         by_pass: Whether each pass is a group by itself.
 
+    Attributes:
+        parts: Outputs, labels and number of rows of each call that waits.
+
     Example:
-        >>> import torch
         >>> waiting = RowBuffer(rows_per_pass=2, by_pass=True)
         >>> for value in (1.0, 2.0):
         ...     outputs = torch.full((3,), value)
         ...     for group in waiting.groups(outputs, Labels(torch.zeros(3)), 3):
-        ...         print(group.outputs)
+        ...         print(group[0])
         tensor([1., 1.])
         tensor([1., 2.])
         tensor([2., 2.])
-        >>> bool(waiting)
-        False
     """
 
     def __init__(self, rows_per_pass: int, *, by_pass: bool) -> None:
+        self.parts: list[Rows] = []
         self._rows_per_pass = rows_per_pass
-        self._by_pass = by_pass
-        self._parts: list[Rows] = []
-        self._num_rows = 0
-        self._size = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that wait."""
-        return self._num_rows
-
-    @property
-    def num_parts(self) -> int:
-        """Number of calls whose rows wait."""
-        return len(self._parts)
+        self._size = rows_per_pass if by_pass else 0  # of groups; 0 if unknown
 
     def groups(self, outputs: Any, labels: Labels, num_rows: int) -> Iterator[Rows]:
         """Give the groups that rows of a call complete, and keep the rows left over.
 
         Args:
-            outputs: Outputs of the model, in tensors of their own.
-            labels: Labels of the rows. Those that wait are copied: asynchronous loaders
-                use memory again.
-            num_rows: Number of the rows.
+            outputs: Outputs of the model.
+            labels: Labels of the rows.
+            num_rows: Number of the rows, at least 1.
         """
-        if not num_rows:
-            return
-        rows = Rows(outputs, labels, num_rows)
-        size = self._size = self._size or self._size_of_groups(rows)
-        done = 0
-        if self._parts and self._num_rows + num_rows >= size:
-            done = size - self._num_rows
-            self._keep(rows.cut(0, done))
-            group = self.all()
-            self.clear()
-            yield group
-        while num_rows - done >= size:
-            yield rows.cut(done, done + size)
-            done += size
+        if not self._size:
+            values = outputs, tuple(labels)
+            leaves = Structure.of_outputs(values).flatten(values)
+            num_bytes = bytes_of(leaf for leaf in leaves if isinstance(leaf, Tensor))
+            of_pass = max(1, self._rows_per_pass * num_bytes // num_rows)
+            self._size = self._rows_per_pass * max(1, _MOST_BYTES // of_pass)
+        rows, done = (outputs, labels, num_rows), 0
+        waiting = sum(part[2] for part in self.parts)
+        while waiting + num_rows - done >= self._size:
+            last = done + self._size - waiting
+            self.parts.append(_rows(rows, done, last))
+            yield self.all()
+            self.parts.clear()
+            done, waiting = last, 0
         if done < num_rows:
-            self._keep(rows.cut(done, num_rows).copied(outputs_too=done > 0))
-
-    def _keep(self, rows: Rows) -> None:
-        self._parts.append(rows)
-        self._num_rows += rows.num_rows
-
-    def _size_of_groups(self, rows: Rows) -> int:
-        if self._by_pass:
-            return self._rows_per_pass
-        num_bytes = self._rows_per_pass * rows.num_bytes // rows.num_rows
-        return self._rows_per_pass * max(1, _MOST_BYTES // max(1, num_bytes))
+            # Copied, because asynchronous loaders use memory again.
+            outputs, labels, left = _rows(rows, done, num_rows)
+            outputs, labels = tree_map(_copied, (outputs, tuple(labels)))
+            self.parts.append((outputs, Labels(*labels), left))
 
     def all(self, first: int = 0) -> Rows:
         """All rows that wait, and go on waiting.
@@ -290,14 +218,22 @@ class RowBuffer:
         Args:
             first: Calls whose rows are left out, from the beginning.
         """
-        parts = self._parts[first:]
-        outputs, labels = joined((one.outputs, tuple(one.labels)) for one in parts)
-        return Rows(outputs, Labels(*labels), sum(one.num_rows for one in parts))
+        parts = self.parts[first:]
+        outputs, labels = joined((one[0], tuple(one[1])) for one in parts)
+        return outputs, Labels(*labels), sum(one[2] for one in parts)
 
-    def clear(self) -> None:
-        """Drop the rows: they were counted."""
-        self._parts.clear()
-        self._num_rows = 0
+
+Rows = Tuple[Any, Labels, int]
+"""Outputs of the model, their labels, and the number of the rows."""
+
+
+def _rows(rows: Rows, first: int, last: int) -> Rows:
+    """The rows from one to another, without a copy."""
+    outputs, labels, num_rows = rows
+    if last - first == num_rows:
+        return rows
+    some = slice(first, last)
+    return cut(outputs, some), Labels(*cut(tuple(labels), some)), last - first
 
 
 def _copied(leaf: Any) -> Any:
@@ -452,20 +388,6 @@ class Training:
             self.figures.stream(*real)
 
 
-class _Look(NamedTuple):
-    """A look at rows that go on waiting.
-
-    Attributes:
-        num_parts: Calls whose rows were seen.
-        vector: Their sums.
-        is_one: Whether all were seen at once: then the sums have the bits of a group.
-    """
-
-    num_parts: int
-    vector: Tensor
-    is_one: bool
-
-
 class Evaluation:
     """An evaluation on one set of samples, done once or after every epoch.
 
@@ -495,7 +417,9 @@ class Evaluation:
         self.choice = choice
         self._rows = returned_rows(options, plan)
         self._waiting = self._no_rows()
-        self._look: _Look | None = None
+        # Calls that were looked at, their sums, and whether they were seen at once:
+        # then the sums have the bits of a group.
+        self._look: tuple[int, Tensor, bool] | None = None
 
     @property
     def remark(self) -> str:
@@ -552,7 +476,8 @@ class Evaluation:
         processes = ProcessSync(run.processes, hooks, run, "on_test_batch_end")
         for number, call in enumerate(awaited(self.batches)):
             if not call.num_real_of_all:  # there for the scalars of single rows only
-                self._add_singles(call)
+                scalars = self._executors.infer(call.batch)[1]
+                self._add_scalars(scalars, call.num_singles, 1)
                 continue
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
@@ -589,29 +514,29 @@ class Evaluation:
         the call's own rows. The sums may differ from those of the group in the last
         bits.
         """
-        if not self._waiting:
+        if not self._waiting.parts:
             return None
-        look, count = self._look, self._waiting.num_parts
+        look, count = self._look, len(self._waiting.parts)
         if look is None:
-            look = _Look(count, self._vector(self._waiting.all()), is_one=True)
-        elif look.num_parts < count:
-            more = self._vector(self._waiting.all(look.num_parts))
-            look = _Look(count, look.vector.double() + more, is_one=False)
+            look = count, self._vector(self._waiting.all()), True
+        elif look[0] < count:
+            more = self._vector(self._waiting.all(look[0]))
+            look = count, look[1].double() + more, False
         self._look = look
-        return look.vector
+        return look[1]
 
     def _count_waiting(self) -> None:
-        if not self._waiting:
-            return
-        rows, look = self._waiting.all(), self._look
-        is_seen = look and look.is_one and look.num_parts == self._waiting.num_parts
-        self._count(rows, look.vector if look and is_seen else self._vector(rows))
-        self._waiting.clear()
+        look, count = self._look, len(self._waiting.parts)
+        if count:
+            rows = self._waiting.all()
+            is_seen = look is not None and look[0] == count and look[2]
+            self._count(rows, look[1] if look and is_seen else self._vector(rows))
+            self._waiting.parts.clear()
 
     def _count(self, rows: Rows, vector: Tensor) -> None:
         self._look = None
         self.figures.add(vector)
-        self.figures.stream(*widened_all(rows.outputs, rows.labels))
+        self.figures.stream(*widened_all(*rows[:2]))
 
     def _add_call(self, call: Call) -> None:
         batch, num_real = call.batch, call.num_real
@@ -621,7 +546,8 @@ class Evaluation:
         num_rows = self.plan.samples_per_call if rows is None else rows.numel()
         check_rows(outputs, num_rows)
         if scalars:
-            self._add_scalars(scalars, num_real)
+            size = self.plan.micro_batch_size
+            self._add_scalars(scalars, num_real // size, size)
         whole = outputs, labels
         if rows is not None:
             whole = outputs, Labels(*cut(tuple(labels), rows))
@@ -633,13 +559,16 @@ class Evaluation:
             real = slice(num_real)
             outputs, labels = cut(outputs, real), Labels(*cut(tuple(labels), real))
         if not num_real:  # no real row came back: NaN under the right names
-            self.figures.add(torch.zeros_like(self._vector(Rows(*whole, num_rows))))
+            self.figures.add(torch.zeros_like(self._vector((*whole, num_rows))))
+            return
         for group in self._waiting.groups(outputs, labels, num_real):
             self._count(group, self._vector(group))
 
     def _vector(self, rows: Rows) -> Tensor:
-        outputs, labels, num_rows = rows.contiguous()
-        outputs, labels = widened_all(outputs, labels)
+        outputs, labels, num_rows = rows
+        # Programs of other calls may lay out the same outputs otherwise, and a sum goes
+        # over memory in its order.
+        outputs, labels = widened_all(tree_map(_contiguous, outputs), labels)
         with torch.no_grad():
             objective = self.figures.objective
             objective.check_logits(outputs, labels, self._executors.probabilities)
@@ -648,27 +577,20 @@ class Evaluation:
         self.figures.adopt(entries)
         return vector
 
-    def _add_scalars(self, scalars: Scalars, num_real: int) -> None:
-        """Add means over micro-batches that have no padding.
+    def _add_scalars(self, scalars: Scalars, count: int, size: int) -> None:
+        """Add means over micro-batches, from the first on.
 
-        One that is padded in part is left out: each of its rows follows in a
-        micro-batch of its own, of that row alone.
+        Args:
+            scalars: Means over the micro-batches of a call, by name.
+            count: Number of micro-batches without padding. One that is padded in part
+                is left out: each of its rows follows in a micro-batch of its own, of
+                that row alone.
+            size: Number of samples of a micro-batch.
         """
-        size = self.plan.micro_batch_size
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
-        for index in range(num_real // size):
-            self.figures.add_means(_at(values, index), size)
-
-    def _add_singles(self, call: Call) -> None:
-        """Add the scalars of single rows."""
-        _, scalars = self._executors.infer(call.batch)
-        values = {name: tensor.tolist() for name, tensor in scalars.items()}
-        for index in range(call.num_singles):
-            self.figures.add_means(_at(values, index), 1)
-
-
-def _at(values: dict[str, list[float]], index: int) -> dict[str, float]:
-    return {name: column[index] for name, column in values.items()}
+        for index in range(count):
+            means = {name: column[index] for name, column in values.items()}
+            self.figures.add_means(means, size)
 
 
 def predictions(

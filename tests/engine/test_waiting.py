@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 import ipufit.engine.loop
 from ipufit import Callback, IPUConfig, IPUModel
 from ipufit.callbacks import ProgressDisplay
-from ipufit.data import Labels
-from ipufit.engine.loop import RowBuffer
 from ipufit.engine.objective import Objective
 from tests import reference
 from tests.strategies import examples
@@ -134,59 +132,3 @@ def test_targets_that_do_not_fit_fail_at_the_first_call():
     model = compiled(inference_iterations=1)
     with pytest.raises(ipufit.DataError, match=r"float32 \[4, "):
         model.evaluate(x, torch.zeros(12, 1, 5), batch_size=4, verbose=0)
-
-
-def test_rows_that_wait_are_copied():
-    waiting, target = RowBuffer(3, by_pass=False), torch.zeros(3)
-    outputs = {"a": torch.zeros(3, 2), "b": None}
-    assert list(waiting.groups(outputs, Labels((target,)), 3)) == []
-    target.fill_(1)  # as a loader does
-    outputs, known, num_rows = waiting.all()
-    assert outputs["b"] is None
-    assert known.targets[0].tolist() == [0, 0, 0]
-    assert num_rows == 3
-    waiting.clear()
-    assert not waiting
-
-
-def test_groups_fill_a_mebibyte():
-    waiting = RowBuffer(1024, by_pass=False)
-    given = [(torch.zeros(1024, 16), Labels(), 1024)] * 17  # 64 KiB
-    groups = [group for one in given for group in waiting.groups(*one)]
-    assert [group.num_rows for group in groups] == [16 * 1024]
-    assert waiting.num_rows == 1024
-
-
-@given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=8),
-    st.integers(1, 4),
-    st.booleans(),
-    st.sampled_from([1, 40, 100, 2**20]),
-)
-def test_groups_are_the_same_however_many_rows_a_call_has(
-    counts, rows_per_pass, by_pass, most
-):
-    total = sum(counts)
-    outputs, targets = torch.arange(2.0 * total).reshape(total, 2), torch.arange(total)
-
-    def cut_into(sizes):
-        waiting, done, found = RowBuffer(rows_per_pass, by_pass=by_pass), 0, []
-        for size in sizes:
-            rows = slice(done, done + size)
-            given = outputs[rows], Labels(targets[rows].clone())
-            found += list(waiting.groups(*given, size))
-            done += size
-        found += [waiting.all()] if waiting else []
-        for group in found:
-            assert len(group.outputs) == len(group.labels.targets) == group.num_rows
-        return [group.num_rows for group in found], found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ipufit.engine.loop, "_MOST_BYTES", most)
-        sizes, found = cut_into(counts)
-        assert sizes == cut_into([total])[0] == cut_into([1] * total)[0]
-    assert len({*sizes[:-1]}) <= 1
-    if total:
-        assert torch.equal(torch.cat([group.outputs for group in found]), outputs)
-        of_all = torch.cat([group.labels.targets for group in found])
-        assert torch.equal(of_all, targets)
