@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -18,8 +16,8 @@ from ipufit import (
     StreamedMetric,
     UnknownNameError,
     UnsupportedError,
+    log,
 )
-from ipufit.engine.objective import resolve_objective
 from tests import reference
 
 COUNT = 24
@@ -333,18 +331,30 @@ BAD_COMPILES = {
 def test_what_can_not_be_meant_is_refused(name):
     settings, error, message = BAD_COMPILES[name]
     with pytest.raises(error, match=message):
-        resolve_objective(**settings)
+        IPUModel(Two()).compile("sgd", **settings)
 
 
-def test_fresh_metrics_share_no_state():
-    objective = resolve_objective("mse", metrics=[Median(), "mae"])
-    fresh = objective.fresh()
-    mine, theirs = objective.measures[0].metric, fresh.measures[0].metric
-    assert mine is not theirs
-    theirs.reset()
-    theirs.update(torch.zeros(2), None)
-    assert not hasattr(mine, "seen")
-    assert copy.copy(fresh.losses) == objective.losses
+def test_two_models_may_have_one_metric():
+    median, figures = Median(), []
+    for _ in range(2):
+        model = IPUModel(reference.network())
+        model.compile("sgd", "cross_entropy", metrics=[median])
+        figures.append(model.evaluate(X, CLASSES, verbose=0))
+    assert figures[0] == figures[1]
+    assert not hasattr(median, "seen")
+
+
+@pytest.mark.parametrize("name", ["loss", "mae", "mse"])
+def test_two_figures_of_one_name_are_refused(name):
+    class Logging(nn.Linear):
+        def forward(self, x):
+            log(name, x.mean())
+            return super().forward(x)
+
+    model = IPUModel(Logging(3, 1))
+    model.compile("sgd", "mse", metrics=["mse", "mae"])
+    with pytest.raises(ConfigError, match=f"Two figures are called '{name}'"):
+        model.fit(X, NUMBERS, batch_size=12, verbose=0)
 
 
 # Weights of one loss for all ---------------------------------------------------

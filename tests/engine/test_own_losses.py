@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several outputs by name, and the loss that a model returns itself."""
+"""The loss that a model returns itself."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ import torch
 from torch import nn
 
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel, log, poptorch
-from ipufit.engine.objective import (
-    checked_scalar,
-    named_outputs,
-    only,
-    part_of,
-    split_own_loss,
-)
 from tests import reference
 from tests.engine.model_outputs import ModelOutput
 
@@ -38,124 +31,6 @@ class Returned:
     note: str = "a"
 
 
-ONE, LOSS = torch.zeros(2, 3), torch.tensor(0.5)
-EARLIER, MARKED = torch.tensor(4.0), torch.tensor([5.0])
-
-
-@pytest.mark.parametrize(
-    ("outputs", "names"),
-    [
-        (ONE, None),
-        ([ONE], None),
-        ({"a": ONE}, None),
-        ((ONE, ONE), ["output_1", "output_2"]),
-        ([ONE, None, ONE], ["output_1", "output_2", "output_3"]),
-        ({"b": ONE, "a": ONE}, ["b", "a"]),
-    ],
-)
-def test_several_outputs_have_names(outputs, names):
-    several = named_outputs(outputs)
-    assert (several and list(several)) == names
-
-
-def test_what_is_alone_comes_out_of_its_container():
-    assert only({"a": 1}) == only([1]) == only((1,)) == only(1) == 1
-    assert only([1, 2]) == [1, 2]
-
-
-def test_parts_are_found_by_name_or_position():
-    assert part_of({"a": 1, "b": 2}, "b", 0, 2, "targets") == 2
-    assert part_of((1, 2), "b", 1, 2, "targets") == 2
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"a": 1}, "have no 'b'.*have: a"),
-        ([1], "1 targets for 2 outputs"),
-        (ONE, "2 outputs, and the targets are one tensor"),
-    ],
-)
-def test_a_missing_part_is_said(values, message):
-    with pytest.raises(DataError, match=message):
-        part_of(values, "b", 1, 2, "targets")
-
-
-# Own losses ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("returned", "rest"),
-    [
-        (LOSS, ()),
-        ((LOSS, ONE), ONE),
-        ([LOSS, ONE, ONE], (ONE, ONE)),
-        ({"logits": ONE, "loss": LOSS}, {"logits": ONE}),
-        (
-            OrderedDict(loss=LOSS.reshape(1), logits=ONE),
-            OrderedDict(logits=ONE),
-        ),
-        (SimpleNamespace(a=ONE, loss=LOSS), SimpleNamespace(a=ONE, loss=None)),
-        (Returned(logits=ONE, loss=LOSS), Returned(logits=ONE)),
-        (Named(ONE, LOSS, ONE), (ONE, ONE)),
-        ((ONE, LOSS), ONE),
-        ([ONE, ONE, LOSS], (ONE, ONE)),
-        ((torch.tensor(3), ONE, LOSS), (torch.tensor(3), ONE)),  # a count is no loss
-    ],
-)
-def test_a_loss_is_taken_out(returned, rest):
-    loss, others = split_own_loss(returned)
-    assert checked_scalar(loss) == LOSS
-    assert checked_scalar(loss).dim() == 0
-    assert type(others) is type(rest)
-    assert str(others) == str(rest)
-
-
-@pytest.mark.parametrize("returned", [ONE, (ONE, ONE), {"logits": ONE}, [], None])
-def test_what_has_no_loss_stays(returned):
-    assert split_own_loss(returned) == (None, returned)
-
-
-@pytest.mark.parametrize(
-    ("returned", "rest"),
-    [
-        (MARKED, ()),
-        ((ONE, MARKED, ONE), (ONE, ONE)),
-        ((LOSS, ONE, MARKED), (LOSS, ONE)),
-        ((EARLIER, ONE, MARKED), (EARLIER, ONE)),
-        ({"logits": ONE, "total": MARKED}, {"logits": ONE}),
-        ({"total": MARKED, "logits": ONE, "part": EARLIER}, {"logits": ONE}),
-        (SimpleNamespace(a=ONE, total=MARKED), SimpleNamespace(a=ONE, total=None)),
-    ],
-)
-def test_the_result_of_identity_loss_is_the_loss(returned, rest):
-    if isinstance(returned, dict) and "part" in returned:
-        rest = {**rest, "part": EARLIER}
-    loss, others = split_own_loss(returned, [EARLIER, MARKED])
-    assert loss is MARKED
-    assert str(others) == str(rest)
-
-
-def test_a_dict_may_mark_what_it_calls_otherwise():
-    """`"loss"` is what transformers mean, whatever else is marked."""
-    returned = {"loss": LOSS, "aux": MARKED}
-    assert split_own_loss(returned, [MARKED]) == (LOSS, {"aux": MARKED})
-
-
-def test_two_scalars_of_a_tuple_may_both_be_the_loss():
-    with pytest.raises(ConfigError, match="first and the last are scalars"):
-        split_own_loss((LOSS, ONE, LOSS))
-
-
-def test_a_loss_that_is_none_is_no_output():
-    assert split_own_loss({"loss": None, "logits": ONE}) == (None, {"logits": ONE})
-
-
-def test_a_loss_of_several_elements_is_refused():
-    with pytest.raises(ConfigError, match=r"shape \(2,\)"):
-        checked_scalar(torch.zeros(2))
-
-
 class OwnLoss(nn.Module):
     """A classifier that computes its loss, and returns it as it was told."""
 
@@ -169,7 +44,10 @@ class OwnLoss(nn.Module):
         if labels is None:
             return logits
         loss = nn.functional.cross_entropy(logits, labels)
-        if self._kind.startswith("marked"):
+        part = loss * 2
+        if self._kind == "earlier mark":
+            part = poptorch.identity_loss(part, reduction="mean")
+        if "mark" in self._kind:
             loss = poptorch.identity_loss(loss, reduction="mean")
         return {
             "dict": {"loss": loss, "logits": logits},
@@ -180,6 +58,13 @@ class OwnLoss(nn.Module):
             "marked in the middle": (logits, loss, logits),
             "marked dict": {"logits": logits, "total": loss},
             "marked alone": loss,
+            "earlier mark": {"part": part, "logits": logits, "total": loss},
+            "count": (torch.ones((), dtype=torch.int32), logits, loss),
+            "list": [logits, loss],
+            "[1]": OrderedDict(loss=loss.reshape(1), logits=logits),
+            "no loss": {"loss": None, "logits": logits},
+            "two scalars": (loss, logits, loss * 2),
+            "two elements": {"loss": torch.stack([loss, loss]), "logits": logits},
             "namespace": SimpleNamespace(loss=loss, logits=logits),
             "data class": Returned(logits, loss),
             "named tuple": Named(logits, loss, logits),
@@ -188,6 +73,9 @@ class OwnLoss(nn.Module):
 
 
 KINDS = [
+    "earlier mark",
+    "list",
+    "[1]",
     "dict",
     "tuple",
     "alone",
@@ -315,6 +203,29 @@ def test_no_loss_anywhere_is_an_error():
     for run in (model.fit, model.evaluate):
         with pytest.raises(ConfigError, match=f"There is no loss.*{understood}"):
             run(X[:32], verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("no loss", "There is no loss"),
+        ("two scalars", "first and the last are scalars"),
+        ("two elements", r"shape \(2,\)"),
+    ],
+)
+def test_what_is_not_understood_as_a_loss_is_refused(kind, message):
+    model = IPUModel(OwnLoss(kind))
+    model.compile("sgd")
+    with pytest.raises(ConfigError, match=message):
+        model.fit(INPUTS, batch_size=12, verbose=0)
+
+
+def test_a_whole_number_at_the_beginning_of_a_tuple_is_no_loss():
+    model = IPUModel(OwnLoss("count"))
+    model.compile("sgd")
+    loss = model.fit(INPUTS, batch_size=48, verbose=0).history["loss"]
+    expected = reference.evaluate(OwnLoss("dict").net, X, Y)["loss"]
+    assert loss == [pytest.approx(expected, rel=1e-5)]
 
 
 class ByMode(OwnLoss):
