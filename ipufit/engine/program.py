@@ -358,7 +358,7 @@ class Executors:
         self.common.begin_alike(self.fetch_weights, objective.modules)
         if self._training is not None and self._training.baked_in.changed():
             self._leave_training()
-        program = _kept(self._trainings, key)
+        program = _kept(self._trainings, key, unchanged=self._training)
         if program is not self._training:
             self._leave_training()
         if program is None:
@@ -860,16 +860,18 @@ def _ready(program: ProgramT | None) -> ProgramT:
     return program
 
 
-def _kept(programs: list[ProgramT], key: object) -> ProgramT | None:
+def _kept(
+    programs: list[ProgramT], key: object, unchanged: ProgramT | None = None
+) -> ProgramT | None:
     """Find the program of a key, which counts as used last from now on.
 
     A program is destroyed, and not found, if its code would compute with other values
-    now.
+    now; one is known to compute with the same.
     """
     for program in programs:
         if program.key == key:
             programs.remove(program)
-            if program.baked_in.changed() is None:
+            if program is unchanged or program.baked_in.changed() is None:
                 programs.append(program)
                 return program
             program.executor.destroy()
