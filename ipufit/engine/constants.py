@@ -535,20 +535,18 @@ Roots = Mapping[str, Any]
 
 def roots_of(
     module: torch.nn.Module,
-    objective: Objective | None = None,
     step: StepFunction | None = None,
+    objective: Objective | None = None,
 ) -> Roots:
     """Collect the modules and functions that a program traces.
 
     Args:
         module: The user's module.
+        step: Function that the program calls in the module's place.
         objective: Losses and metrics of a training program. Streamed metrics aren't
             traced.
-        step: Function that an inference program calls in the module's place.
     """
     roots: dict[str, Any] = {"module": module}
-    if objective is not None and objective.steps is not None:
-        step = objective.steps.training
     method = getattr(step, "method", step)
     if inspect.ismethod(method):  # its code, and the model with the attributes
         roots["model"] = method.__self__

@@ -111,7 +111,7 @@ class Program:
     step: Step
     num_micro_batches: int
     baked_in: BakedInValues
-    on_device: Fingerprint | None
+    on_device: Fingerprint | None = field(default=None, init=False)
     must_compare: bool = field(default=True, init=False)
     key: object = field(default=None, init=False)
 
@@ -362,20 +362,12 @@ class Executors:
         if program is not self._training:
             self._leave_training()
         if program is None:
-
-            def build(own: poptorch.Options) -> TrainingProgram:
-                show = "training", display, remark
-                return self._built_training(
-                    batches.structure,
-                    objective,
-                    optimization.optimizer,
-                    own,
-                    plan,
-                    example,
-                    show,
-                )
-
-            program = self._built(self._trainings, key, options, build)
+            show = "training", display, remark
+            program = self._built(
+                *(self._trainings, key, options, plan, example, show),
+                *(batches.structure, objective.trained),
+                *(objective, optimization.optimizer),
+            )
         self._training = program
         self._bind_optimizer(program, optimization.optimizer)
         self._attach(program)
@@ -410,14 +402,11 @@ class Executors:
         key = (*_signature(plan, example), nesting, inferred)
         program = _kept(self._inferences, key)
         if program is None:
-
-            def build(own: poptorch.Options) -> Program:
-                show = "inference", display, remark
-                return self._built_inference(
-                    batches.structure, inferred, own, plan, example, show
-                )
-
-            program = self._built(self._inferences, key, options, build)
+            show = "inference", display, remark
+            program = self._built(
+                *(self._inferences, key, options, plan, example, show),
+                *(batches.structure, inferred),
+            )
         self._inference = program
         self._attach(program)
         program.must_compare = True
@@ -433,13 +422,16 @@ class Executors:
             _TRAINERS[self.module] = weakref.ref(self)
 
     def _built(
-        self,
-        kept: list[ProgramT],
-        key: object,
-        options: poptorch.Options,
-        build: Callable[[poptorch.Options], ProgramT],
-    ) -> ProgramT:
-        """Build a program; once more if its trace has shown that buffers move."""
+        self, kept: list[Any], key: object, options: poptorch.Options, *given: Any
+    ) -> Any:
+        """Build a program; once more if its trace has shown that buffers move.
+
+        Args:
+            kept: Programs of its kind.
+            key: All that it is built for.
+            options: Options of PopTorch.
+            *given: Further arguments of `_build`.
+        """
         own = options.clone()  # which isn't frozen
         is_default = own.connection_type == poptorch.ConnectionType.Always
         if is_default and not self._takes_turns and self._attached():
@@ -452,7 +444,7 @@ class Executors:
             while True:
                 try:
                     with span("compile"):
-                        program = build(own)
+                        program = self._build(own, *given)
                     break
                 except MovedOnDeviceError as error:
                     self._moved.extend(error.moved)
@@ -460,82 +452,74 @@ class Executors:
         kept.append(program)
         return program
 
-    def _built_training(
+    def _build(
         self,
-        structure: SampleStructure,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
         options: poptorch.Options,
         plan: BatchPlan,
         example: Batch,
         show: Shown,
-    ) -> TrainingProgram:
-        values = host_values_of([self.module, *objective.modules], self._moved)
-        step = Step(
-            self.module, self.config, structure, values, objective.trained, objective
-        )
-        _give_states(optimizer, step)
-        require_trained_weights(step)
-        # A state brings the values of its time to the device.
-        has_state: bool = optimizer.has_state()  # type: ignore[attr-defined]
-        sent = () if has_state else hyper_parameters(optimizer)
-        roots = roots_of(self.module, objective)
-
-        def make() -> poptorch.PoplarExecutor:
-            return poptorch.trainingModel(step, options=options, optimizer=optimizer)
-
-        with torch.enable_grad():  # PopTorch traces in the grad mode that it finds
-            executor, wrappers = self._traced(step, roots, plan, example, show, make)
-        per_call = options.device_iterations * options.Training.gradient_accumulation
-        return TrainingProgram(
-            executor,
-            step,
-            plan.micro_batches_per_call,
-            BakedInValues(roots),
-            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
-            wrappers,
-            optimizer,
-            executor.rng_state,
-            sent,
-            Counters(step, step.findings.increments, per_call),
-            TrainedParts(self.module),
-        )
-
-    def _built_inference(
-        self,
         structure: SampleStructure,
-        inferred: Inferred,
-        options: poptorch.Options,
-        plan: BatchPlan,
-        example: Batch,
-        show: Shown,
+        computed: Inferred,
+        objective: Objective | None = None,
+        optimizer: Any = None,
     ) -> Program:
-        config = self.config.inference_config
-        values = host_values_of([self.module], self._moved)
-        step = Step(self.module, config, structure, values, inferred)
-        roots = roots_of(self.module, step=inferred.step)
+        """Build a program: one that trains if there is an objective.
 
-        def traced(options: poptorch.Options) -> poptorch.PoplarExecutor:
-            make = partial(poptorch.inferenceModel, step, options=options)
-            return self._traced(step, roots, plan, example, show, make)[0]
+        Raises:
+            MovedOnDeviceError: The trace has shown that buffers move.
+        """
+        is_training = objective is not None
+        config = self.config if is_training else self.config.inference_config
+        losses = () if objective is None else objective.modules
+        values = host_values_of([self.module, *losses], self._moved)
+        step = Step(self.module, config, structure, values, computed, objective)
+        roots = roots_of(self.module, computed.step, objective)
+        sent: tuple[object, ...] = ()
+        if is_training:
+            _give_states(optimizer, step)
+            require_trained_weights(step)
+            if not optimizer.has_state():  # which brings the values of its time
+                sent = hyper_parameters(optimizer)
+
+        def traced(
+            options: poptorch.Options,
+        ) -> tuple[poptorch.PoplarExecutor, Wrappers]:
+            make: Any = partial(poptorch.inferenceModel, step, options=options)
+            if is_training:
+                make = partial(
+                    poptorch.trainingModel, step, options=options, optimizer=optimizer
+                )
+            # PopTorch traces in the grad mode that it finds.
+            with torch.set_grad_enabled(is_training or torch.is_grad_enabled()):
+                return self._traced(step, roots, plan, example, show, make)
 
         try:
-            executor = traced(options)
+            executor, wrappers = traced(options)
         except ShortPipelineError:
-            given = config.placement, config.customize, config.inference_options
-            if any(one is not None for one in given):
+            own = config.placement, config.customize, config.inference_options
+            if is_training or any(one is not None for one in own):
                 raise
             # One stage after the other, the numbers are the same.
             sharded = options.clone()
             sharded.setExecutionStrategy(poptorch.ShardedExecution())
-            executor = traced(sharded)
-        return Program(
-            executor,
-            step,
-            plan.micro_batches_per_call,
-            BakedInValues(roots),
-            fingerprint(step.weights) if executor.isAttachedToDevice() else None,
-        )
+            executor, wrappers = traced(sharded)
+        given = executor, step, plan.micro_batches_per_call, BakedInValues(roots)
+        if is_training:
+            loops = options.device_iterations * options.Training.gradient_accumulation
+            program: Program = TrainingProgram(
+                *given,
+                wrappers,
+                optimizer,
+                executor.rng_state,
+                sent,
+                Counters(step, step.findings.increments, loops),
+                TrainedParts(self.module),
+            )
+        else:
+            program = Program(*given)
+        if executor.isAttachedToDevice():
+            program.on_device = fingerprint(step.weights)
+        return program
 
     def _traced(
         self,
@@ -579,7 +563,7 @@ class Executors:
 
             self._acquire(executor, attach)
             display.compiled(what, time.perf_counter() - start, remark)
-            return executor, Wrappers(step.weights)
+            return executor, Wrappers(step.weights if step.is_training else [])
 
     def drop_incomplete(self) -> None:
         """Destroy the programs that may have baked in values which nobody compares.
@@ -1106,7 +1090,11 @@ def surveyed(
         with contextlib.ExitStack() as stack:
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
-            stack.enter_context(changed_numbers_warned(roots_of(module, objective)))
+            stack.enter_context(
+                changed_numbers_warned(
+                    roots_of(module, objective.trained.step, objective)
+                )
+            )
             stack.enter_context(_as_traced(step))
             stack.enter_context(torch.enable_grad())
             given = [*tensors, *host_tensors(values, 1)]
