@@ -307,7 +307,7 @@ class Executors:
         kept_submodules(self.module, config.recompute_patterns)
         self.config = config
 
-    def programs(self) -> list[Program]:
+    def _programs(self) -> list[Program]:
         """All programs that are kept."""
         return [*self._inferences, *self._trainings]
 
@@ -440,7 +440,7 @@ class Executors:
             own.connectionType(poptorch.ConnectionType.OnDemand)
         while len(kept) >= KEPT_PROGRAMS:
             kept.pop(0).executor.destroy()
-        with changes_accepted([program.baked_in for program in self.programs()]):
+        with changes_accepted([program.baked_in for program in self._programs()]):
             while True:
                 try:
                     with span("compile"):
@@ -722,7 +722,7 @@ class Executors:
     def send_weights(self) -> None:
         """Have the next calls go on with the weights of the user's module."""
         self._ahead = None
-        for program in self.programs():
+        for program in self._programs():
             make_plain(program.weights)
             program.must_compare = True
 
@@ -773,7 +773,7 @@ class Executors:
 
     def _attached(self) -> list[Program]:
         """The programs that hold IPUs."""
-        return [one for one in self.programs() if one.executor.isAttachedToDevice()]
+        return [one for one in self._programs() if one.executor.isAttachedToDevice()]
 
     def _attach(self, program: Program) -> None:
         """Attach a program if it isn't, which uploads the host's weights.
