@@ -145,25 +145,6 @@ def test_options_of_another_type_are_refused():
         DataLoader({}, Indices(4), batch_sampler=in_batches_of_two(4))
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "word"),
-    [
-        ({"sampler": SequentialSampler(range(3)), "shuffle": True}, "sampler"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"persistent_workers": True}, "persistent_workers"),
-    ],
-    ids=["sampler and shuffle", "no rows", "no workers"],
-)
-def test_the_rules_of_torch_hold(kwargs, word):
-    with pytest.raises(ValueError, match=word):
-        DataLoader(Options(), Indices(3), **kwargs)
-
-
-def test_no_device_iterations_are_refused():
-    with pytest.raises(ValueError, match="batch_size"):
-        DataLoader(layout(0), Indices(3))
-
-
 def test_shuffling_in_one_process_is_what_torch_does():
     torch.manual_seed(5)
     expected = read(torch.utils.data.DataLoader(Indices(12), 4, shuffle=True))
@@ -293,16 +274,6 @@ def test_a_batch_sampler_may_do_the_partitioning_itself():
         auto_distributed_partitioning=False,
     )
     assert read(loader) == [[2, 3]]
-
-
-def test_a_batch_sampler_excludes_a_sampler():
-    with pytest.raises(ValueError, match="mutually exclusive"):
-        DataLoader(
-            Options(),
-            Indices(4),
-            batch_sampler=in_batches_of_two(4),
-            sampler=SequentialSampler(range(4)),
-        )
 
 
 # Iterable datasets -----------------------------------------------------------
@@ -462,19 +433,56 @@ def test_persistent_workers_keep_the_offset_of_their_first_epoch(
     assert read(loader) == second_epoch
 
 
-def test_shuffling_processes_need_a_common_seed():
-    with pytest.raises(AssertionError, match="randomSeed"):
-        DataLoader(process(0, 2), Indices(10), shuffle=True)
+SAMPLER = SequentialSampler(range(4))
 
 
-def test_data_without_batches_cannot_be_partitioned():
-    with pytest.raises(AssertionError, match="batch_size=None"):
-        DataLoader(process(0, 2), Indices(10), None, drop_last=False)
-
-
-def test_an_iterable_dataset_cannot_be_partitioned():
-    with pytest.raises(AssertionError, match="auto_distributed_partitioning=False"):
-        DataLoader(process(0, 2), IndexStream(10))
+@pytest.mark.parametrize(
+    ("options", "dataset", "kwargs", "error", "message"),
+    [
+        (process(0, 2), Indices(10), {"shuffle": True}, AssertionError, "randomSeed"),
+        (
+            process(0, 2),
+            Indices(10),
+            {"batch_size": None, "drop_last": False},
+            AssertionError,
+            "batch_size=None",
+        ),
+        (
+            process(0, 2),
+            IndexStream(10),
+            {},
+            AssertionError,
+            "auto_distributed_partitioning=False",
+        ),
+        # What torch refuses.
+        (
+            Options(),
+            Indices(4),
+            {"sampler": SAMPLER, "shuffle": True},
+            ValueError,
+            "sampler",
+        ),
+        (
+            Options(),
+            Indices(4),
+            {"sampler": SAMPLER, "batch_sampler": in_batches_of_two(4)},
+            ValueError,
+            "mutually exclusive",
+        ),
+        (Options(), Indices(3), {"batch_size": 0}, ValueError, "batch_size"),
+        (layout(0), Indices(3), {}, ValueError, "batch_size"),
+        (
+            Options(),
+            Indices(3),
+            {"persistent_workers": True},
+            ValueError,
+            "persistent_workers",
+        ),
+    ],
+)
+def test_other_arguments_are_refused(options, dataset, kwargs, error, message):
+    with pytest.raises(error, match=message):
+        DataLoader(options, dataset, **kwargs)
 
 
 @pytest.mark.parametrize("dataset", [Indices(4), IndexStream(4)])

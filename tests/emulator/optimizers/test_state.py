@@ -114,21 +114,15 @@ def test_an_old_rate_does_not_come_back_with_the_device(make_optimizer):
         assert move(executor, model) == 0
 
 
-def test_a_rate_set_while_detached_is_used():
+@pytest.mark.parametrize(("is_sent", "rate"), [(True, 0.125), (False, 0.5)])
+def test_a_rate_set_while_detached_is_used_if_sent(is_sent, rate):
     model, optimizer, executor = make(plain)
     move(executor, model)
     executor.detachFromDevice()
     optimizer.param_groups[0]["lr"] = 0.125
-    executor.setOptimizer(optimizer)
-    assert move(executor, model) == 0.125
-
-
-def test_a_rate_that_was_not_sent_is_not_used_after_attaching():
-    model, optimizer, executor = make(plain)
-    move(executor, model)
-    optimizer.param_groups[0]["lr"] = 0.125
-    executor.detachFromDevice()
-    assert move(executor, model) == 0.5
+    if is_sent:
+        executor.setOptimizer(optimizer)
+    assert move(executor, model) == rate
 
 
 def test_before_compiling_anything_goes():

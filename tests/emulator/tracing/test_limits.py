@@ -67,9 +67,12 @@ def test_other_ctc_losses_are_refused():
         run(ctc("sum", (2,)), X)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_a_plain_recurrent_layer_is_fine(kind):
-    layer = kind(3, 4, batch_first=True)
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {}), (nn.GRU, {"bias": False})],
+)
+def test_a_plain_recurrent_layer_is_fine(kind, settings):
+    layer = kind(3, 4, batch_first=True, **settings)
     with torch.no_grad():
         expected = layer(SEQUENCES)[0]
     assert torch.allclose(run(layer, SEQUENCES)[0], expected)
@@ -88,31 +91,6 @@ def test_a_plain_recurrent_layer_is_fine(kind):
 def test_other_recurrent_layers_are_refused(kind, name, settings, fragment):
     with pytest.raises(poptorch.Error, match=fragment.format(name)):
         run(kind(3, 4, **settings), SEQUENCES)
-
-
-@pytest.mark.parametrize(
-    ("settings", "fragment"),
-    [
-        ({"num_layers": 2}, "Only RNN with 1 layer is supported"),
-        ({"bidirectional": True}, "Bidirectional RNN is not supported"),
-        ({"bias": False}, "RNN without biases is not supported"),
-    ],
-)
-def test_the_plain_ones_are_refused_in_other_words(settings, fragment):
-    with pytest.raises(poptorch.Error, match=fragment):
-        run(nn.RNN(3, 4, **settings), SEQUENCES)
-
-
-def test_an_lstm_needs_biases():
-    with pytest.raises(poptorch.Error, match="LSTM without biases not supported"):
-        run(nn.LSTM(3, 4, bias=False), SEQUENCES)
-
-
-def test_a_gru_needs_none():
-    layer = nn.GRU(3, 4, bias=False)
-    with torch.no_grad():
-        expected = layer(SEQUENCES)[0]
-    assert torch.allclose(run(layer, SEQUENCES)[0], expected)
 
 
 IMAGES = torch.linspace(-1, 1, 192).reshape(2, 3, 4, 8)
