@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from ipufit.engine.sizes import block_costs
+from ipufit.model.costs import block_costs
 from ipufit.planning.split import BlockCost, Split, best_split
 
 

@@ -66,8 +66,6 @@ FLOORS = {
         "processes": 7,
         "program": 6,
         "host_calls": 5.5,
-        "sizes": 5.5,
-        "shapes_only": 5.4,
         "step": 5,
         "constants": 4,
         "metric_state": 4,

@@ -15,8 +15,8 @@ from torch import nn
 
 import ipufit
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel, poptorch
-from ipufit.engine.sizes import block_costs
 from ipufit.model import costs as measured_costs
+from ipufit.model.costs import block_costs
 from ipufit.planning.split import TooFullError, best_split
 from tests.engine.counting import Moves
 

@@ -281,6 +281,13 @@ def test_samples_that_are_left_out():
     assert not severities(found(Net()), "data")
 
 
+def test_calls_are_made_of_the_samples_that_a_split_leaves():
+    x, model = torch.zeros(100, 4), model_of(nn.Linear(4, 4))
+    report = model.check(x, x, 4, validation_split=0.2)
+    assert model.batch_plan(x, x, 4, validation_split=0.2).updates == 20
+    assert report.title == "Linear, 80 samples per call"
+
+
 def test_numbers_of_64_bits():
     wide = Net(lambda net, y: y + y.double().float())
     [one] = [f for f in found(wide) if f.topic == "dtype"]

@@ -1,27 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a model's stages for its plan, and its blocks for `pipeline="auto"`.
+"""Costs of a module: of its stages for a plan, of its blocks for `pipeline="auto"`.
+
+They are measured by a pass on shapes alone. A copy without values is called in train
+mode. It takes little time and memory, and the module, its buffers and all random
+states stay as they are.
+
+Floating-point operations are those of `torch.utils.flop_counter` (torch 2.1 and later),
+which counts a multiplication and an addition as two, and elementwise operators as
+nothing. Torch 2.0 has no such counter. Beyond torch's, fused attention of processors
+and products with vectors are counted.
 
 Few processes need it, so the others don't import what it takes.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Callable, Iterator, Sequence
+import contextlib
+import copy
+import logging
+import re
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
+from torch._C import _get_mkldnn_enabled, _set_mkldnn_enabled
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributions import Distribution
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipufit._poptorch import poptorch
+from ipufit._tree import Structure
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
-from ipufit.data import SampleStructure, Source
+from ipufit.data import HostRandomState, SampleStructure, Source
 from ipufit.engine import NoForwardError, Steps, call_module, call_step
-from ipufit.engine.sizes import block_costs, device_bytes, stage_costs, weight_cost
-from ipufit.errors import ConfigError
-from ipufit.optimizers import weight_states
-from ipufit.placement import annotated_blocks
-from ipufit.planning.memory import DEVICES, Device, MemorySettings, state_bytes
+from ipufit.engine.precision import computed_in
+from ipufit.engine.step import kept_submodules
+from ipufit.engine.trace_checks import tensors_of, user_line
+from ipufit.engine.weights import mode, unfetched, weights_of
+from ipufit.errors import ConfigError, IpufitError, UnsupportedError
+from ipufit.optimizers import WeightState, weight_states
+from ipufit.placement import (
+    Begun,
+    Blocks,
+    annotated_blocks,
+    blocks_begun,
+    stage_and_ipu,
+    started_blocks,
+)
+from ipufit.planning.memory import (
+    DEVICES,
+    Device,
+    MemorySettings,
+    StageCost,
+    StateCost,
+    WeightCost,
+    state_bytes,
+)
 from ipufit.planning.plan import HostTraffic, ModelPlan
 from ipufit.planning.schedule import EpochPlan
 from ipufit.planning.split import (
@@ -41,6 +82,9 @@ _ROWS = 2
 share of each block in the whole is the same for any number."""
 
 _MOST_NAMES = 8
+
+Call = Callable[[torch.nn.Module, Sequence[Tensor]], Any]
+"""Calls a module with the tensors of a micro-batch, and returns what it computes."""
 
 
 def plan_of_module(
@@ -309,3 +353,680 @@ def _measured_call(
             return call_step(steps.training, module, inputs)
 
     return call
+
+
+# Costs of stages and blocks -----------------------------------------------------------
+
+
+class ModelCost(NamedTuple):
+    """The costs of a module in training.
+
+    Attributes:
+        stages: Its stages in the order in which they run.
+        output_bytes: Bytes of what it returns for one micro-batch.
+        unused: Names of parameters that `forward` doesn't use.
+        shared: Names of parameters that several stages use; the first has them.
+    """
+
+    stages: tuple[StageCost, ...]
+    output_bytes: int
+    unused: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+def block_costs(
+    module: torch.nn.Module,
+    example: Sequence[Tensor],
+    config: IPUConfig | None = None,
+    call: Call = call_module,
+) -> tuple[BlockCost, ...]:
+    """Measure what each block of a module costs, in the order in which they run.
+
+    A block begins at each submodule that one forward pass calls exactly once, and
+    lasts until the next one begins. Where several begin at the same operation, as a
+    container and its first layer do, they are one block with the name of the outermost.
+    So a stage of a pipeline may begin at each name. A submodule that is called several
+    times, as shared layers are, belongs to the blocks that call it.
+
+    Args:
+        module: The user's module.
+        example: Tensors of a micro-batch, of which only shapes and types count. Floats
+            become those of the config's precision.
+        config: Has the precision of activations; float32 by default.
+        call: Calls the copy with tensors like those of `example`; by default with one
+            argument for each.
+
+    Raises:
+        ConfigError: The module can't be copied.
+        DataError: The module can't be called with such tensors.
+        UnsupportedError: `forward` computes with values, or makes dynamic shapes.
+
+    Example:
+        >>> module = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+        >>> for cost in block_costs(module, [torch.zeros(16, 8)]):
+        ...     print(cost.name, cost.flops, cost.parameters, cost.output_bytes)
+        0 1024 36 256
+        1 256 10 0
+    """
+    config = IPUConfig() if config is None else config
+    segments = [_Segment()]  # from the call of a submodule to the next call
+
+    def begin(_module: Any, _args: Any, name: str) -> None:
+        segments.append(_Segment(name))
+
+    with shapes_only():
+        copied = copy_of_shapes(module)
+        for name, child in copied.named_modules():
+            if name:
+                child.register_forward_pre_hook(partial(begin, name=name))
+        given = _given_like(example, config)
+        recorder = _Recorder(copied, given, lambda: segments[-1])
+        with recorder.hearing(copied, config):
+            outputs = call(copied, given)
+        segments[0].made.update(recorder.keys(given))
+        segments[-1].used.update(recorder.keys(_leaves(outputs)))
+        return _costs_of_blocks(_joined_blocks(segments), recorder)
+
+
+def stage_costs(
+    module: torch.nn.Module,
+    example: Sequence[Tensor],
+    config: IPUConfig,
+    states: Mapping[int, WeightState],
+    call: Call,
+) -> ModelCost:
+    """Measure what each stage of a module costs in training.
+
+    Args:
+        module: The user's module.
+        example: Tensors of a micro-batch, of which only shapes and types count.
+        config: Names the stages, and the types to compute in.
+        states: State of the optimiser for each weight that is trained, by its `id`.
+        call: Calls the copy with such tensors.
+
+    Returns:
+        One stage at least, and its numbers.
+
+    Raises:
+        ConfigError: The module can't be copied.
+        DataError: The module can't be called with such tensors.
+        UnsupportedError: `forward` computes with values, or makes dynamic shapes.
+    """
+    weights = {
+        name: weight_cost(name, parameter, states.get(id(parameter)))
+        for name, parameter in module.named_parameters()
+    }
+    with shapes_only(), started_blocks() as blocks:
+        copied = copy_of_shapes(module)
+        given = _given_like(example, config)
+        stages = _Stages(config, blocks)
+        recorder = _Recorder(copied, given, stages.now)
+        _follow_calls(copied, config, stages, recorder)
+        with recorder.hearing(copied, config):
+            outputs = call(copied, given)
+        if not stages.found:  # nothing was computed
+            stages.now()
+        computed = {*recorder.keys(given)}.union(
+            *(s.made for s in stages.found.values())
+        )
+        users: dict[int, list[int]] = {}
+        for number, stage in sorted(stages.found.items()):
+            for key in stage.used:
+                users.setdefault(key, []).append(number)
+        costs = []
+        for number, stage in sorted(stages.found.items()):
+            own = {key for key, by in users.items() if by[0] == number}
+            inputs = [k for k in stage.used if k in computed and k not in stage.made]
+            costs.append(
+                StageCost(
+                    stage=number,
+                    ipu=stage.ipu,
+                    names=tuple(stage.names),
+                    weights=tuple(
+                        weights[name]
+                        for k, name in recorder.weights.items()
+                        if k in own
+                    ),
+                    buffer_bytes=recorder.num_bytes(own & recorder.buffers),
+                    flops=stage.flops,
+                    input_bytes=recorder.num_bytes(inputs),
+                    saved_bytes=recorder.num_bytes(stage.saved),
+                    kept_bytes=recorder.num_bytes({*inputs, *stage.kept}),
+                    made_bytes=recorder.num_bytes({*inputs, *stage.made}),
+                    num_kept=stage.num_kept,
+                    uncounted=tuple(stage.uncounted),
+                )
+            )
+        names = recorder.weights.items()
+        return ModelCost(
+            tuple(costs),
+            sum(one.numel() * device_bytes(one.dtype) for one in _leaves(outputs)),
+            unused=tuple(name for key, name in names if key not in users),
+            shared=tuple(name for key, name in names if len(users.get(key, ())) > 1),
+        )
+
+
+def weight_cost(
+    name: str, parameter: torch.nn.Parameter, state: WeightState | None
+) -> WeightCost:
+    """The costs of a parameter on a device, with what an optimiser keeps for it.
+
+    Args:
+        name: Its name.
+        parameter: Its shape and type count.
+        state: The state and the accumulator; None if it isn't trained.
+
+    Example:
+        >>> weight_cost("w", torch.nn.Parameter(torch.zeros(2, 3)), None).num_bytes
+        24
+    """
+    shape, dtype = unfetched(parameter, "shape"), unfetched(parameter, "dtype")
+    count, num_bytes = shape.numel(), shape.numel() * device_bytes(dtype)
+    if state is None:
+        return WeightCost(name, count, num_bytes)
+    accumulator = state.accumulator
+    return WeightCost(
+        name,
+        count,
+        num_bytes,
+        state=tuple(
+            StateCost(one.num_elements, one.num_elements * device_bytes(one.dtype))
+            for one in state.tensors
+        ),
+        accumulator_bytes=count * device_bytes(accumulator) if accumulator else 0,
+        gradient_bytes=num_bytes,
+    )
+
+
+def device_bytes(dtype: torch.dtype) -> int:
+    """Bytes of a number on a device, which has none of 64 bits.
+
+    Example:
+        >>> device_bytes(torch.int64), device_bytes(torch.float16)
+        (4, 2)
+    """
+    width: int = torch.empty((), dtype=dtype).element_size()
+    return min(4, width)
+
+
+def _given_like(example: Sequence[Tensor], config: IPUConfig) -> list[Tensor]:
+    given = [like(tensor) for tensor in example]
+    if not config.types.is_half:
+        return given
+    return [one.half() if one.is_floating_point() else one for one in given]
+
+
+def _leaves(outputs: Any) -> list[Tensor]:
+    return list(tensors_of(Structure.of_outputs(outputs).flatten(outputs)))
+
+
+# Recording a pass ---------------------------------------------------------------------
+
+
+@dataclass
+class _Segment:
+    """Some operators of a pass, and the storages of their tensors by keys.
+
+    Attributes:
+        name: Name of the submodule whose call begins it; empty before the first.
+        ipu: IPU of its stage.
+        names: Names of the submodules that a stage begins with.
+        used: Storages that operators read, or that are returned.
+        made: Storages that operators make.
+        saved: Storages that are saved for the backward pass, without weights.
+        kept: Storages of outputs of submodules that `recompute` names.
+    """
+
+    name: str = ""
+    ipu: int = 0
+    names: dict[str, None] = field(default_factory=dict)
+    has_operators: bool = False
+    flops: int = 0
+    uncounted: dict[str, None] = field(default_factory=dict)
+    used: dict[int, None] = field(default_factory=dict)
+    made: dict[int, None] = field(default_factory=dict)
+    saved: dict[int, None] = field(default_factory=dict)
+    kept: dict[int, None] = field(default_factory=dict)
+    num_kept: int = 0
+
+
+class _Recorder(TorchDispatchMode):
+    """Takes each operator of a pass into the segment of that moment.
+
+    Tensors are told apart by their storages. These are held, so that none is taken for
+    another; a view has the key of what it views.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        given: Sequence[Tensor],
+        segment: Callable[[], _Segment],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._held: dict[int, tuple[Any, int]] = {}  # with the bytes on a device
+        self._segment = segment
+        self.parameters = dict(module.named_parameters())
+        self.weights = {self.key(p): name for name, p in self.parameters.items()}
+        self.buffers = {*self.keys(module.buffers())}
+        self.keys(given)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        segment = self._segment()
+        segment.has_operators = True
+        flops = _flops_of(func, args, result)
+        segment.flops += flops or 0
+        if flops is None:
+            segment.uncounted[str(func._schema.name)] = None
+        used = self.keys(tensors_of((args, kwargs)))
+        segment.used.update(used)
+        made = self.keys(tensors_of(result))
+        segment.made.update(
+            {key: None for key in made if key not in used and key not in self.weights}
+        )
+        return result
+
+    @contextlib.contextmanager
+    def hearing(self, module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
+        """Record what runs within, with the module in train mode."""
+        with mode(module, training=True), torch.enable_grad(), saved_tensors_hooks(
+            self._save, lambda tensor: tensor
+        ), self, computed_in(module, config):
+            yield
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        key = self.key(tensor)
+        if key not in self.weights and key not in self.buffers:
+            self._segment().saved[key] = None
+        return tensor
+
+    def key(self, tensor: Tensor) -> int:
+        """The key of a tensor's storage."""
+        storage = tensor.untyped_storage()
+        key = int(storage._cdata)
+        if key not in self._held:
+            count = storage.nbytes() // tensor.element_size()
+            self._held[key] = storage, count * device_bytes(tensor.dtype)
+        return key
+
+    def keys(self, tensors: Iterable[Tensor]) -> dict[int, None]:
+        """The keys of tensors, each once, in their order."""
+        return dict.fromkeys(map(self.key, tensors))
+
+    def num_bytes(self, keys: Iterable[int]) -> int:
+        """Bytes of storages on a device, all together."""
+        return sum(self._held[key][1] for key in keys)
+
+
+# Blocks -------------------------------------------------------------------------------
+
+
+def _joined_blocks(segments: Sequence[_Segment]) -> list[_Segment]:
+    """Join segments that begin at no name of their own, or do nothing yet."""
+    times = Counter(segment.name for segment in segments)
+    blocks = [_Segment()]
+    is_filled = False  # since the block's own submodule was called
+    for segment in segments:
+        if segment.name and times[segment.name] == 1:
+            if is_filled:
+                blocks.append(_Segment())
+                is_filled = False
+            blocks[-1].name = blocks[-1].name or segment.name
+        block = blocks[-1]
+        block.flops += segment.flops
+        block.uncounted.update(segment.uncounted)
+        block.used.update(segment.used)
+        block.made.update(segment.made)
+        block.saved.update(segment.saved)
+        is_filled |= bool(block.name and segment.has_operators)
+    return blocks
+
+
+def _costs_of_blocks(
+    blocks: Sequence[_Segment], recorder: _Recorder
+) -> tuple[BlockCost, ...]:
+    maker = {key: n for n, b in reversed(list(enumerate(blocks))) for key in b.made}
+    last_use = {key: n for n, block in enumerate(blocks) for key in block.used}
+    crossing = [0] * len(blocks)
+    for key, first in maker.items():
+        for boundary in range(first, last_use.get(key, first)):
+            crossing[boundary] += recorder.num_bytes([key])
+    used: set[int] = set()
+    saved: set[int] = set()
+    costs = []
+    for block, output_bytes in zip(blocks, crossing):
+        weights = [key for key in block.used if key in recorder.weights]
+        new = {key: recorder.parameters[recorder.weights[key]] for key in weights}
+        new = {key: one for key, one in new.items() if key not in used}
+        activations = {*block.saved} & {*maker} - saved
+        costs.append(
+            BlockCost(
+                name=block.name,
+                flops=block.flops,
+                weights=tuple(recorder.weights[key] for key in weights),
+                parameters=sum(one.numel() for one in new.values()),
+                parameter_bytes=recorder.num_bytes(new),
+                trained_parameters=sum(
+                    one.numel() for one in new.values() if one.requires_grad
+                ),
+                buffer_bytes=recorder.num_bytes(
+                    {*block.used} & recorder.buffers - used
+                ),
+                saved_bytes=recorder.num_bytes(activations),
+                output_bytes=output_bytes,
+                uncounted=tuple(block.uncounted),
+            )
+        )
+        used.update(block.used)
+        saved.update(activations)
+    return tuple(costs)
+
+
+# Stages -------------------------------------------------------------------------------
+
+
+class _Stages:
+    """The stages that a pass has come to, and the one where it is.
+
+    Args:
+        config: Names the stages.
+        blocks: Blocks that `forward` has begun so far; it grows.
+    """
+
+    def __init__(self, config: IPUConfig, blocks: Blocks) -> None:
+        self.found: dict[int, _Segment] = {}
+        self._config, self._blocks, self._num_seen = config, blocks, 0
+        self._block: Begun | None = None
+        self._place = 0, 0
+        if config.first_block is not None:
+            self.begin((config.first_block, None))
+
+    def now(self) -> _Segment:
+        """The stage where the pass is."""
+        if len(self._blocks) > self._num_seen:
+            self._num_seen = len(self._blocks)
+            self.begin(self._blocks[-1])
+        number, ipu = self._place
+        return self.found.setdefault(number, _Segment(ipu=ipu))
+
+    def begin(self, block: Begun | None) -> None:
+        """Come to a block, if it is one.
+
+        Raises:
+            ConfigError: Only own options know its stage.
+        """
+        if block is None or block == self._block:
+            return
+        stage, ipu = stage_and_ipu(block, self._config)
+        if stage is ipu is None and self._config.training_options is not None:
+            raise ConfigError(
+                f"The module begins the block {block[0]!r}, and training_options have "
+                "a strategy of their own, so its stage and its IPU aren't known here. "
+                "Name the stages in pipeline= instead, and give what the options "
+                "change as customize=, a function of the options that ipufit makes."
+            )
+        ipu = (stage or 0) if ipu is None else ipu
+        self._block, self._place = block, (ipu if stage is None else stage, ipu)
+
+
+def _follow_calls(
+    module: torch.nn.Module, config: IPUConfig, stages: _Stages, recorder: _Recorder
+) -> None:
+    """Have stages begin where calls of submodules begin them."""
+    begins, ends = blocks_begun(module, config)
+    kept = set(kept_submodules(module, config.recompute_patterns))
+
+    def begin(child: torch.nn.Module, _args: Any, name: str) -> None:
+        stages.begin(begins.get(name))
+        is_leaf = next(child.children(), None) is None
+        if is_leaf or name in begins:
+            names = stages.now().names
+            if not any(name.startswith(f"{other}.") for other in names):
+                names[name] = None
+
+    def end(_module: Any, _args: Any, output: Any, name: str) -> None:
+        if name in kept:
+            stage = stages.now()
+            stage.num_kept += 1
+            stage.kept.update(recorder.keys(tensors_of(output)))
+        stages.begin(ends.get(name))
+
+    for name, child in module.named_modules():
+        if name:
+            child.register_forward_pre_hook(partial(begin, name=name))
+            child.register_forward_hook(partial(end, name=name))
+
+
+# Floating-point operations ------------------------------------------------------------
+
+
+def _flops_of(operator: Any, args: Sequence[Any], result: Any) -> int | None:
+    """Count the floating-point operations of an operator; None if there's no formula.
+
+    Operators that compute little count 0.
+    """
+    space, _, name = operator._schema.name.partition("::")
+    if space not in ("aten", "prim", "prims"):
+        return None if isinstance(result, Tensor) else 0
+    if name in _PRODUCTS:
+        left, right = (args[place] for place in _PRODUCTS[name])
+        columns = right.shape[-1] if right.dim() > 1 else 1
+        return 2 * int(left.numel()) * int(columns)
+    if name in _CONVOLUTIONS:
+        place = _CONVOLUTIONS[name]
+        is_transposed = place is not None and args[place]
+        images = args[0] if is_transposed else result
+        places = prod(map(int, (images.shape[0], *images.shape[2:])))
+        return 2 * places * int(args[1].numel())
+    if name in _ATTENTION:
+        query, key, value = args[:3]
+        pairs = prod(query.shape[:-1]) * key.shape[-2]
+        return 2 * int(pairs) * (int(query.shape[-1]) + int(value.shape[-1]))
+    is_costly = _COSTLY.search(name) and not _ELEMENTWISE.search(name)
+    return None if is_costly else 0
+
+
+_PRODUCTS = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot"), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), (1, 2)),
+}
+"""Matrix products, and the places of their arguments, of which the first may be a
+batch."""
+
+_CONVOLUTIONS: dict[str, int | None] = {
+    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), 6),
+    **dict.fromkeys(("mkldnn_convolution", "_slow_conv2d_forward")),
+}
+"""Convolutions, and the place of the argument that says whether they are transposed."""
+
+_ATTENTION = {
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+}
+
+_COSTLY = re.compile(
+    r"(^|_)(b?mm|addbmm|mv|dot|ger|matmul|linear|conv\w*|attention|rnn|gru|lstm"
+    r"|fft|linalg|cdist|pdist|trilinear)(_|\d|$)"
+)
+_ELEMENTWISE = re.compile(r"_thnn_fused_|_conj|convert")
+
+
+# Shapes without values ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Give all tensors that are made within shapes and types, but no values.
+
+    Torch's part for this takes a second to be imported, so whoever needs no such
+    tensors should not come here. Random states are put back at the end: a module may
+    draw numbers without torch.
+
+    Raises:
+        UnsupportedError: Code within asks for values.
+
+    Example:
+        >>> with shapes_only():
+        ...     product = torch.ones(1_000_000, 2) @ torch.ones(2, 1_000_000)
+        >>> product.shape
+        torch.Size([1000000, 1000000])
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    random_state = HostRandomState()
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True  # errors are raised all the same
+    # With this library an LSTM is one operator, which saves the library's own data.
+    # `torch.backends.mkldnn.flags` would set more than this, and warn.
+    had_mkldnn = _get_mkldnn_enabled()
+    _set_mkldnn_enabled(False)
+    validated = Distribution._validate_args  # needs values; a trace leaves it out, too
+    Distribution.set_default_validate_args(False)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call,unused-ignore]
+    known = KnownShapes()  # type: ignore[no-untyped-call,unused-ignore]
+    try:
+        with warnings.catch_warnings(), mode, known:
+            warnings.simplefilter("ignore")  # they come again when it is traced
+            yield
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, IpufitError) else error
+        if cause is not None and _asks_for_values(cause):
+            raise UnsupportedError(
+                "The costs of a module are measured on tensors that have shapes and "
+                "no values, and code computes with values, or makes a tensor whose "
+                f"shape depends on them, at {user_line(cause)}. Keep to operations on "
+                "tensors of fixed shapes; `check` says what PopTorch refuses. (torch's "
+                f"words: {cause})"
+            ) from error
+        raise
+    finally:
+        Distribution.set_default_validate_args(validated)
+        _set_mkldnn_enabled(had_mkldnn)
+        log.disabled = was_disabled
+        random_state.put_back()
+
+
+def _asks_for_values(error: BaseException) -> bool:
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+    )
+
+    kinds = DataDependentOutputException, DynamicOutputShapeException
+    words = ".numpy() is not supp", "unsupported format string passed to FakeTensor"
+    return isinstance(error, kinds) or str(error).startswith(words)
+
+
+def like(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and type, and a parameter if it is one.
+
+    Example:
+        >>> like(torch.nn.Parameter(torch.zeros(2), requires_grad=False)).shape
+        torch.Size([2])
+    """
+    shape, dtype = unfetched(tensor, "shape"), unfetched(tensor, "dtype")
+    empty: Tensor = torch.empty(shape, dtype=dtype)
+    if isinstance(tensor, torch.nn.Parameter):
+        is_trained = bool(unfetched(tensor, "requires_grad"))
+        return torch.nn.Parameter(empty, requires_grad=is_trained)
+    return empty
+
+
+def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
+    """Copy a module within `shapes_only`, with weights of its shapes and types.
+
+    So are tensors that it has as plain attributes, in lists, or anywhere else. Weights
+    that PopTorch trains aren't fetched from their device for it.
+
+    Raises:
+        ConfigError: The module can't be copied.
+
+    Example:
+        >>> with shapes_only():
+        ...     copied = copy_of_shapes(torch.nn.Linear(2, 3))
+        >>> copied.weight.shape
+        torch.Size([3, 2])
+    """
+    memo: dict[int, Any] = {id(weight): like(weight) for weight in weights_of(module)}
+    try:
+        with _CopiesOfShapes():  # type: ignore[no-untyped-call,unused-ignore]
+            return copy.deepcopy(module, memo)
+    except Exception as error:  # a user's attribute may raise anything
+        raise ConfigError(
+            f"The costs of {type(module).__name__} are measured on a copy without "
+            f"values, and it can't be copied: {error}."
+        ) from error
+
+
+class _CopiesOfShapes(TorchFunctionMode):
+    """Has `copy.deepcopy` make tensors of shapes and types from those with values."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.__deepcopy__:
+            return like(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class KnownShapes(TorchFunctionMode):
+    """Computes some functions by other ones, whose shapes don't depend on values.
+
+    PopTorch compiles them. On tensors without values, torch 2.0 computes none of them,
+    and later versions not all.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = NotImplemented
+        if func in _INSTEAD:
+            result = _INSTEAD[func](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
+
+
+def _repeated(
+    input: Tensor,
+    repeats: Any,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
+) -> Any:
+    if not isinstance(repeats, int) or repeats < 1:
+        return NotImplemented
+    rows = input.reshape(-1) if dim is None else input
+    dim = 0 if dim is None else dim
+    if not -rows.dim() <= dim < rows.dim():
+        return NotImplemented
+    place = dim % rows.dim()
+    shape = [*rows.shape[: place + 1], repeats, *rows.shape[place + 1 :]]
+    return rows.unsqueeze(place + 1).expand(shape).flatten(place, place + 1)
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Any:
+    if num_classes < 1 or tensor.dtype != torch.int64:
+        return NotImplemented
+    classes = torch.arange(num_classes, device=tensor.device)
+    return (tensor.unsqueeze(-1) == classes).to(torch.int64)
+
+
+def _counted(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    if minlength < 1 or input.dim() != 1:
+        return NotImplemented
+    given = torch.ones_like(input) if weights is None else weights
+    zeros = torch.zeros(minlength, dtype=given.dtype, device=input.device)
+    return zeros.index_add(0, input, given)
+
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {
+    torch.repeat_interleave: _repeated,
+    Tensor.repeat_interleave: _repeated,
+    torch.nn.functional.one_hot: _one_hot,
+    torch.bincount: _counted,
+    Tensor.bincount: _counted,
+}
+"""Each gives NotImplemented where the shape depends on values after all."""

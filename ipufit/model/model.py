@@ -142,7 +142,6 @@ from ipufit.planning.choices import (
     chosen_inference_iterations,
     nearest_batch_sizes,
 )
-from ipufit.planning.schedule import EpochPlan
 from ipufit.resume import (
     Snapshot,
     TrainedState,
@@ -161,6 +160,7 @@ from ipufit.types import Logs, PathLike, Verbose
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
     from ipufit.planning.plan import ModelPlan
+    from ipufit.planning.schedule import EpochPlan
     from ipufit.summary import Summary
 
     from .benchmarking import BenchmarkResult, Subject
@@ -1176,15 +1176,34 @@ class IPUModel:
             elif source.num_certain is not None and validation_split:
                 count = source.num_certain
                 num_tested = count - num_trained_on(count, validation_split)
+            # Each with the arguments for which it may have a program of its own.
+            predicted = self._predicted_by
+            size = partial(_rows_to_evaluate, self.config, tested, steps=None)
+            runs: list[tuple[int, Inferred, str, int | None, CallbackLike]]
+            if trained is None:
+                runs = [(size(batch_size)[0], predicted, "predict", None, None)]
+            else:
+                evaluated = trained[0].figures.objective.evaluated
+                first, _ = size(validation_batch_size, training=trained[0].plan)
+                later, _ = size(None)
+                runs = [
+                    (first, evaluated, "test", num_tested, callbacks),
+                    (later, evaluated, "test", None, None),
+                    (later, predicted, "predict", None, None),
+                ]
+            plans: dict[object, InferencePlan] = {}
+            for rows, inferred, kind, max_rows, listening in runs:
+                planned = self._inference_plan(
+                    tested,
+                    rows,
+                    inferred,
+                    kind,
+                    max_rows=max_rows,
+                    callbacks=listening,
+                )
+                plans.setdefault((inferred, planned.plan), planned)
             programs = []
-            plans = self._inference_plans(
-                tested,
-                num_tested,
-                given,
-                validation_batch_size,
-                None if trained is None else trained[0],
-            )
-            for planned in plans:
+            for planned in plans.values():
                 watch = Watch(display, planned.options)
                 try:
                     self._prepare_inference(planned, watch)
@@ -2277,6 +2296,8 @@ class IPUModel:
             is_spare: Whether that `fit` won't run, so that a generator may lose its
                 first batch.
         """
+        from ipufit.planning.schedule import EpochPlan
+
         given = FitArguments.of(arguments)
         data = arguments["x"], arguments.get("y"), arguments.get("sample_weight")
         source = example_of(*data, is_whole=True, is_spare=is_spare, **self._of_data)
@@ -2592,50 +2613,6 @@ class IPUModel:
         of_processes = self.processes.gathered([_plain(part) for part in parts])
         rows = plan.plan.samples_per_update
         return joined(_in_order(call, rows) for call in zip(*of_processes))
-
-    def _inference_plans(
-        self,
-        source: Source,
-        max_rows: int | None,
-        given: FitArguments,
-        validation_batch_size: int | None,
-        training: Training | None,
-    ) -> list[InferencePlan]:
-        """Plan the inference programs of the next runs, each once.
-
-        Args:
-            source: The data to validate on, or to predict.
-            max_rows: Number of samples to validate on; None for all.
-            given: Arguments of the `fit` to come.
-            validation_batch_size: As for `fit`.
-            training: The training; None if there is none.
-        """
-        config = self.config
-        size = partial(_rows_to_evaluate, config, source, steps=None)
-        plans = []
-        if training is None:
-            of_predict, _ = size(given.batch_size)
-        else:
-            evaluated = training.figures.objective.evaluated
-            validation, _ = size(validation_batch_size, training=training.plan)
-            of_predict, _ = size(None)
-            plans = [
-                self._inference_plan(
-                    source,
-                    validation,
-                    evaluated,
-                    "test",
-                    max_rows=max_rows,
-                    callbacks=given.callbacks,
-                ),
-                self._inference_plan(source, of_predict, evaluated, "test"),
-            ]
-        predicted = self._predicted_by
-        plans.append(self._inference_plan(source, of_predict, predicted, "predict"))
-        found: dict[object, InferencePlan] = {}
-        for plan in plans:
-            found.setdefault((plan.inferred, plan.plan), plan)
-        return list(found.values())
 
     def _passes_per_call(
         self,

@@ -16,7 +16,7 @@ from torch._C import _get_mkldnn_enabled, _set_mkldnn_enabled
 from torch.autograd.graph import saved_tensors_hooks
 
 from ipufit import ConfigError, DataError, IPUConfig, UnsupportedError
-from ipufit.engine.sizes import block_costs
+from ipufit.model.costs import block_costs
 from tests.strategies import examples
 
 

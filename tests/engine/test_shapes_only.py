@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from ipufit import IPUConfig, IPUModel, UnsupportedError
-from ipufit.engine.shapes_only import KnownShapes, like, shapes_only
+from ipufit.model.costs import KnownShapes, like, shapes_only
 
 SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 

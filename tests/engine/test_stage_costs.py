@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
-from ipufit.engine.sizes import device_bytes, stage_costs
+from ipufit.model.costs import device_bytes, stage_costs
 from ipufit.optimizers import weight_states
 
 CLASSES = 5
