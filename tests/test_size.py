@@ -44,7 +44,7 @@ ROOMS = {
         "planning",
     ),
     "command lines, distributed, Lightning, ground": (
-        Size(22, 2932, 20006),
+        Size(22, 2935, 20048),
         "__init__ cli __main__ _env _failures _files _kinds _lazy _optional _poptorch "
         "_spans _tree _version distributed doctor errors "
         "integrations scalars state summary types",

@@ -48,16 +48,19 @@ class LightningModel(IPUModel):
     _plateau: Callable[[], Callback] | None = None
     _of_test = False
 
+    @functools.wraps(IPUModel.fit, assigned=())  # type: ignore[override]
     def fit(self, *args: Any, **kwargs: Any) -> History:
         """Train by `training_step`, with the arguments of `IPUModel.fit`."""
         own = [] if self._plateau is None else [self._plateau()]
         history: History = self._with_hooks(IPUModel.fit, own, *args, **kwargs)
         return history
 
+    @functools.wraps(IPUModel.evaluate, assigned=())  # type: ignore[override]
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate by `validation_step`, with the arguments of `IPUModel.evaluate`."""
         return self._with_hooks(IPUModel.evaluate, [], *args, **kwargs)
 
+    @functools.wraps(IPUModel.predict, assigned=())  # type: ignore[override]
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict by `predict_step`, with the arguments of `IPUModel.predict`."""
         return self._with_hooks(IPUModel.predict, [], *args, **kwargs)
