@@ -107,22 +107,6 @@ def test_a_script_of_poptorch_fails_as_on_a_pod_where_ipus_are_missing():
     assert "Failed to acquire 2 IPU(s)" in done.stderr
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "switches",
-    [
-        "--strategy sharded --gradient-accumulation 2",
-        "--offload-optimiser --debug --test-batch-size 32",
-        "--profile --batch-size 20 --learning-rate 0.002",
-    ],
-)
-def test_the_tutorials_switches_work(switches, tmp_path):
-    common = f"--data digits --epochs 1 --profile-dir {tmp_path}"
-    done = run("mnist_pipeline.py", *common.split(), *switches.split())
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^test accuracy: \d+\.\d\d%$", done.stdout.splitlines()[-1])
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -713,25 +713,6 @@ def test_five_batches_in_epochs_of_two_give_two_two_and_one(form):
     assert len(caught) == 1
 
 
-def test_an_epoch_of_steps_goes_on_where_the_last_one_ended():
-    data = reference.Recorded(X[:20], Y[:20])
-    model, steps = make_model(), Steps()
-    data.asked.clear()
-    losses = model.fit(
-        data,
-        batch_size=4,
-        epochs=10,
-        steps_per_epoch=1,
-        shuffle=False,
-        callbacks=steps,
-        verbose=0,
-    ).history["loss"]
-    assert steps.counts == [1] * 10
-    drawn = data.asked[-40:]
-    assert drawn == [*range(20), *range(20)]
-    assert len(set(losses)) == 10
-
-
 def endless():
     return itertools.chain.from_iterable(blocks(6, 1, 9) for _ in itertools.count())
 

@@ -287,19 +287,6 @@ def test_a_model_of_the_zoo_learns_and_is_looked_at(monkeypatch, name, layout):
     model.detach()
 
 
-def test_batch_norm_learns_its_statistics_and_uses_them_outside_training():
-    case = resnet18()
-    model = IPUModel(case.module)
-    model.compile(torch.optim.SGD(case.module.parameters(), lr=0.0), case.loss)
-    before = case.module.bn1.running_mean.clone()
-    model.fit(case.x, case.y, batch_size=BATCH, verbose=0)
-    learnt = case.module.bn1.running_mean.clone()
-    assert not torch.equal(learnt, before)
-    model.evaluate(case.x[:5], case.y[:5], verbose=0)
-    assert torch.equal(case.module.bn1.running_mean, learnt)
-    model.detach()
-
-
 def test_a_model_with_its_own_loss_needs_no_labels_to_predict():
     case = own_loss()
     model = IPUModel(case.module)

@@ -7,7 +7,6 @@ import copy
 import gc
 import pickle
 import weakref
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -372,21 +371,16 @@ def test_all_weights_of_recurrent_and_normed_layers_move(config):
 # Rounding -------------------------------------------------------------------------
 
 
-class Rounding(NamedTuple):
-    config: dict
-    trains_at_random: bool
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("config", "trains_at_random"),
     [
-        Rounding({"precision": "16.16"}, True),
-        Rounding({"precision": "16.32"}, False),
-        Rounding({"precision": "16.32", "stochastic_rounding": True}, True),
-        Rounding({"precision": "16.16", "stochastic_rounding": False}, False),
+        ({"precision": "16.16"}, True),
+        ({"precision": "16.32"}, False),
+        ({"precision": "16.32", "stochastic_rounding": True}, True),
+        ({"precision": "16.16", "stochastic_rounding": False}, False),
     ],
 )
-def test_only_training_rounds_at_random(case):
+def test_only_training_rounds_at_random(config, trains_at_random):
     """Additions that float16 can't hold: lost to the nearest, or not at random."""
 
     class Adding(nn.Module):
@@ -402,12 +396,12 @@ def test_only_training_rounds_at_random(case):
             losses.append(logs["loss"])
 
     losses = []
-    model = IPUModel(Adding(), IPUConfig(seed=1, **case.config))
+    model = IPUModel(Adding(), IPUConfig(seed=1, **config))
     sgd = torch.optim.SGD(model.module.parameters(), lr=0.0)
     model.compile(sgd, lambda outputs, targets: (outputs - targets).abs().mean())
     x, y = torch.full((64, 8), 2048.0), torch.full((64, 8), 2048.0)
     model.fit(x, y, 64, verbose=0, callbacks=[Outputs()])
-    assert (losses[0] > 0) == case.trains_at_random
+    assert (losses[0] > 0) == trains_at_random
     assert model.evaluate(x, y, verbose=0)["loss"] == 0
     assert (model.predict(x, verbose=0) == 2048).all()
 
