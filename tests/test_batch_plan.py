@@ -213,6 +213,24 @@ def test_what_happens_after_each_update_makes_calls_of_one(given_settings, reaso
     assert (plan.batch.device_iterations, plan.reason) == (1, reason)
 
 
+@pytest.mark.parametrize(
+    ("rows", "features", "size", "most", "reason"),
+    [
+        (64, 2**20, 1, 8, "a call's samples and figures take 64 MiB of host memory"),
+        (8192, 2**10, 64, 16, "a larger call would take long, with 64 samples and"),
+    ],
+)
+def test_memory_and_work_bound_a_call(rows, features, size, most, reason):
+    module = torch.nn.Linear(features, 1024 if size > 1 else 1)
+    model = IPUModel(module)
+    model.compile("sgd", "mse")
+    x = torch.zeros(rows, 1)
+    given_data = x.expand(rows, features), x.expand(rows, module.out_features)
+    plan = model.batch_plan(*given_data, batch_size=size)
+    assert plan.batch.device_iterations == most
+    assert reason in plan.reason
+
+
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_lazy_layers_get_their_shapes_and_bad_factors_are_refused():
     model = IPUModel(torch.nn.Sequential(torch.nn.LazyLinear(2)))

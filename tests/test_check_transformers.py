@@ -21,29 +21,17 @@ pytestmark = [
 ]
 
 ROWS, LENGTH, WORDS = 4, 16, 40
-ENCODER = {
-    "vocab_size": WORDS,
+LAYERS = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 32,
-    "pad_token_id": None,
 }
-IMAGES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": 16,
-    "patch_size": 8,
-}
+ENCODER = {**LAYERS, "vocab_size": WORDS, "pad_token_id": None}
+IMAGES = {**LAYERS, "image_size": 16, "patch_size": 8}
 T5 = {
     "vocab_size": WORDS,
-    "d_model": 16,
-    "d_kv": 8,
-    "d_ff": 32,
-    "num_layers": 2,
-    "num_heads": 2,
+    **{"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
     "decoder_start_token_id": 0,
     "use_cache": False,
 }
@@ -133,10 +121,7 @@ def reader():
 def sounds():
     module = network(
         *("Wav2Vec2", "SequenceClassification"),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
+        **LAYERS,
         conv_dim=(8, 8),
         conv_stride=(5, 4),
         conv_kernel=(10, 5),

@@ -332,18 +332,6 @@ def test_only_a_number_of_samples_that_is_certain_counts(data, expected):
     assert updates_of(model) == expected
 
 
-def test_memory_and_work_bound_a_call(monkeypatch):
-    monkeypatch.setattr("ipufit.model.model.MOST_CALL_BYTES", 3 * 4176 - 1)
-    model = open_model()
-    model.fit(X, Y, 4, verbose=0)
-    assert updates_of(model) == 2  # each has 80 bytes of samples and 4096 for figures
-    monkeypatch.undo()
-    monkeypatch.setattr("ipufit.model.model.MOST_WORK", 44 * 4 * 5)
-    model = open_model()
-    model.fit(X, Y, 4, verbose=0)
-    assert updates_of(model) == 4
-
-
 def test_the_line_of_the_compilation_says_what_was_chosen(capsys):
     open_model().fit(X, Y, 4, verbose=2)
     (line,) = [
