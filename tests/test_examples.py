@@ -25,7 +25,7 @@ ACCURACY = "test accuracy: #%"
 
 # Script -> arguments that make it quick, its last line, and the least value of #.
 IN_PROCESSES = {
-    "mnist_pipeline.py": ("--data digits", ACCURACY, 90),
+    "mnist_pipeline.py": ("--data digits --epochs 4", ACCURACY, 90),
     "scaling_curve.py": ("--layouts 1x1 2x2 --epochs 1", "equal curves: # of 2", 2),
     "resume.py": ("", "equal weights: #%", 100),
     "several_processes.py": (

@@ -179,7 +179,7 @@ def updates_of(model):
     return model._executors._training.executor.options.device_iterations
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_nothing_set_is_one_update_per_call_bit_by_bit(data):
     draw = lambda choices: data.draw(st.sampled_from(list(choices)))  # noqa: E731
