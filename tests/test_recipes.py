@@ -235,11 +235,13 @@ def test_validations_come_between_calls_and_not_twice(updates, freq, expected):
     assert len(set(tests)) == len(tests)  # each of other weights
 
 
-@pytest.mark.parametrize("callbacks", [[], [SwapEMAWeights()]])
-def test_validations_within_epochs_do_not_change_the_training(callbacks):
+@pytest.mark.parametrize("kinds", [[], [SwapEMAWeights]])
+def test_validations_within_epochs_do_not_change_the_training(kinds):
     plain, often = (model_of(Optimizer("sgd", ema_momentum=0.9)) for _ in "12")
     plain.fit(*data(), batch_size=8, epochs=2, verbose=0)
-    history = validated_fit(often, *callbacks, epochs=2, validation_updates=1)
+    history = validated_fit(
+        often, *(kind() for kind in kinds), epochs=2, validation_updates=1
+    )
     assert len(history.history["val_loss"]) == 2
     assert history.history["val_loss"][0] != history.history["val_loss"][1]
     for mine, theirs in zip(plain.module.parameters(), often.module.parameters()):
