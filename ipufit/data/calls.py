@@ -556,19 +556,21 @@ class Call(NamedTuple):
     Attributes:
         batch: The tensors of a `SampleStructure`, in order: the rows of this process.
         num_real: Number of rows that are samples; they come before the padding.
-        num_real_of_all: Number of samples of all processes in this call. It is 0 in
-            calls for single rows only.
         num_real_of_each: Number of samples of each process in this call, in their
-            order. Inference only; empty in training.
+            order: 0 in calls for single rows only.
         num_singles: Number of rows that come once more, each in a micro-batch of its
             own; these come before the padding.
     """
 
     batch: Batch
     num_real: int
-    num_real_of_all: int
-    num_real_of_each: tuple[int, ...] = ()
+    num_real_of_each: tuple[int, ...]
     num_singles: int = 0
+
+    @property
+    def num_real_of_all(self) -> int:
+        """Number of samples of all processes in this call."""
+        return sum(self.num_real_of_each)
 
 
 def shares(
@@ -962,7 +964,7 @@ class TrainingBatches(_Batches):
                 break  # what is left at the end
             source.check(batch, self._sample_of)
             self.position = self.position._replace(calls=self.position.calls + 1)
-            yield Call(self._completed(batch, each), each[index], num_all)
+            yield Call(self._completed(batch, each), each[index], each)
         if isinstance(source, StreamSource):
             self._count(num_samples, each)
         self._is_exhausted = True
@@ -1084,16 +1086,11 @@ class InferenceBatches(_Batches):
     @property
     def num_calls(self) -> int | None:
         """Number of calls, the same in all processes; None if unknown."""
-        count = self.num_samples
+        count, size = self.num_samples, self._plan.micro_batch_size
         if count is None:
             return None
-        single_rows = self._num_singles(count) * self._plan.micro_batch_size
-        rows = self._division.rows_of_all
-        return -(-count // rows) - (-single_rows // rows)
-
-    def _num_singles(self, count: int) -> int:
-        """Number of samples that come once more, each in its own micro-batch."""
-        return count % self._plan.micro_batch_size if self.has_singles else 0
+        single_rows = count % size * size if self.has_singles else 0
+        return -(-count // self._division.rows_of_all) - (-single_rows // self._rows)
 
     @property
     def passes_per_call(self) -> int:
@@ -1119,26 +1116,32 @@ class InferenceBatches(_Batches):
 
         Calls for single rows have no real rows.
         """
-        if isinstance(self.source, StreamSource):
-            return self._streamed(self.source)
-        return self._indexed()
-
-    def _indexed(self) -> Iterator[Call]:
-        count, size = self.num_samples or 0, self._plan.micro_batch_size
-        division = self._division
-        rows = division.rows_of_all
-        # Samples first, then single rows, in calls of their own.
-        num_singles = self._num_singles(count)
-        singles = torch.arange(count - num_singles, count).repeat_interleave(size)
-        num_calls, num_of_singles = -(-count // rows), -(-len(singles) // rows)
-        order = division.own(
-            torch.cat(
-                [
-                    padded(torch.arange(count), num_calls * rows),
-                    padded(singles, num_of_singles * rows),
-                ]
+        source, index = self.source, self._processes.index
+        size = self._plan.micro_batch_size
+        rows = self._streamed(source) if isinstance(source, StreamSource) else None
+        singles: list[Batch] = []
+        is_empty = True
+        for batch, each in self._indexed() if rows is None else rows:
+            is_empty, end = False, each[index]
+            if self.has_singles and end % size:  # only this process's last call
+                of = slice(end - end % size, end)
+                singles = [[leaf[of].repeat_interleave(size, dim=0) for leaf in batch]]
+            yield Call(batch, end, each)
+        if is_empty:
+            raise DataError(
+                "There are no more samples: a generator can be gone through once. Pass "
+                "a loader or a dataset, which can be begun anew."
             )
-        )
+        if self.has_singles:
+            none = (0,) * self._processes.count
+            for batch, each in self._shared(rebatched(singles, self._rows)):
+                yield Call(batch, 0, none, each[index] // size)
+
+    def _indexed(self) -> Iterator[Rows]:
+        """Load samples that are taken by index."""
+        count, rows = self.num_samples or 0, self._division.rows_of_all
+        indices = padded(torch.arange(count), -(-count // rows) * rows)
+        order = self._division.own(indices)
         seed = self._seed
         if self.is_seeded and self._loading.mode == "sync":
             # Each pass draws other numbers, as without processes that load.
@@ -1147,44 +1150,20 @@ class InferenceBatches(_Batches):
         for number, batch in enumerate(self._loader.batches(order, seed)):
             at = number * self._rows
             self.source.check(batch, lambda row, at=at: int(order[at + row]))  # type: ignore[misc]
-            num_all = min(max(count - number * rows, 0), rows)
-            each = division.num_of_each(num_all)
-            left = 0
-            if not num_all:
-                left = min(len(singles) - (number - num_calls) * rows, rows)
-            of_single = division.num_of_each(left)[division.index] // size
-            yield Call(batch, each[division.index], num_all, each, of_single)
+            yield batch, self._division.num_of_each(min(count - number * rows, rows))
 
-    def _streamed(self, source: StreamSource) -> Iterator[Call]:
-        index, size = self._processes.index, self._plan.micro_batch_size
+    def _streamed(self, source: StreamSource) -> Iterator[Rows]:
+        """Cut a stream into calls."""
         blocks = self._ongoing
         if blocks is None:
             blocks = source.blocks()
             if self._max_rows is not None and source.is_one_shot:
                 self._ongoing = blocks  # of a generator the next ones come then
-        last: Batch = []
-        last_real = done = 0
+        done = 0
         for batch, each in self._shared(self._parts(source, blocks, self._max_rows)):
             source.check(batch, done.__add__)
             done += sum(each)
-            if each[index]:  # this part may have ended before those of others
-                last, last_real = batch, each[index]
-            yield Call(batch, each[index], sum(each), each)
-        if not done:
-            raise DataError(
-                "There are no more samples: a generator can be gone through once. Pass "
-                "a loader or a dataset, which can be begun anew."
-            )
-        if not self.has_singles:
-            return
-        # The rows of the last, incomplete micro-batch, each in one of its own.
-        rows = slice(last_real - self._num_singles(last_real), last_real)
-        singles = [leaf[rows].repeat_interleave(size, dim=0) for leaf in last]
-        none = (0,) * self._processes.count
-        for batch, each in self._shared(
-            rebatched([singles] if last else [], self._rows)
-        ):
-            yield Call(batch, 0, 0, none, each[index] // size)
+            yield batch, each
 
 
 class Epochs:

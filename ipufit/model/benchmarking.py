@@ -191,7 +191,7 @@ def measured(
     if data == SYNTHETIC:
         rows = subject.plan.samples_per_call
         batch = [leaf.contiguous() for leaf in subject.batches.example()]
-        given = itertools.repeat(Call(batch, rows, rows))
+        given = itertools.repeat(Call(batch, rows, (rows,)))
     elif data == REAL and not subject.batches.source.is_one_shot:
         times.loader = _loader_alone(given, warmup, calls)
     for call in itertools.islice(given, warmup):
