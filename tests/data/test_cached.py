@@ -11,11 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
-    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
-    Subset,
     TensorDataset,
 )
 
@@ -138,21 +136,6 @@ def test_the_dataset_itself_is_not_kept():
     assert items not in vars(cached).values()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_of_torchs_gives_the_same_batches(num_workers):
-    def batches(dataset):
-        own = torch.Generator().manual_seed(3)
-        return list(
-            DataLoader(dataset, 4, shuffle=True, generator=own, num_workers=num_workers)
-        )
-
-    items = pairs(11)
-    expected, given = batches(items), batches(CachedDataset(items))
-    assert len(given) == 3
-    for one, other in zip(given, expected):
-        assert all(map(torch.equal, one, other))
-
-
 def test_it_is_pickled():
     cached = CachedDataset(Items([({"a": i}, "word") for i in range(3)]))
     again = pickle.loads(pickle.dumps(cached))
@@ -215,13 +198,6 @@ def test_a_subclass_may_do_more():
     assert not isinstance(as_source(noisy).dataset, ArrayDataset)
     with pytest.raises(DataError, match="isn't the same"):
         CachedDataset(noisy)
-
-
-def test_datasets_of_datasets_are_datasets():
-    items = pairs(8)
-    for dataset in (ConcatDataset([items, items]), Subset(items, [3, 1])):
-        for one, other in zip(CachedDataset(dataset), dataset):
-            assert torch.equal(one[0], other[0])
 
 
 class Stream(IterableDataset):
@@ -341,20 +317,6 @@ def fitted(x, config=(), **arguments):
     model.compile("sgd", "cross_entropy", weighted_metrics=["accuracy"])
     history = model.fit(x, batch_size=4, epochs=2, verbose=0, **arguments)
     return history.history, reference.weights(model.module)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"class_weight": {0: 3.0, 2: 0.5}},
-        {"steps_per_epoch": 2},
-        {"validation_data": pairs(6, seed=4), "validation_steps": 1},
-    ],
-)
-def test_arguments_of_fit_mean_what_they_did(arguments):
-    one, other = (fitted(x, **arguments) for x in (pairs(13), CachedDataset(pairs(13))))
-    assert one[0] == other[0]
-    assert same_tensors(one[1], other[1])
 
 
 VALIDATED = {"validation_data": pairs(6, seed=4)}

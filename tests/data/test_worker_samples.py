@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import gc
 import itertools
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from ipufit import BatchPlan, DataError
+from ipufit import BatchPlan, DataError, IPUConfig, IPUModel
 from ipufit.data import Position, TrainingBatches, as_source
 from ipufit.data.datasets import IterableRows
 from ipufit.data.random_state import random_state
+from tests import reference
 from tests.data.test_division import options_for
 from tests.emulator._datasets import preload_fork_server
 
@@ -115,3 +118,26 @@ def test_a_run_goes_on_in_the_middle_of_a_pass():
     resumed = batches(start=Position(0, 2))
     resumed.go_on(now, replay)
     assert [call.batch[0].tolist() for call in resumed] == rest
+
+
+class Broken(Dataset):
+    """Sample 5 can't be read."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise ValueError("sample 5 is broken")
+        return torch.zeros(3), torch.tensor(0)
+
+
+@pytest.mark.parametrize("mode", ["async", "async_rebatched"])
+def test_the_cause_is_shown_and_no_file_stays(monkeypatch, tmp_path, mode):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = IPUModel(reference.network(), IPUConfig(loader_mode=mode))
+    model.compile("sgd", "cross_entropy")
+    with pytest.raises(DataError, match="could not be loaded") as caught:
+        model.fit(Broken(), batch_size=2, shuffle=False, verbose=0)
+    assert "ValueError: sample 5 is broken" in str(caught.value)
+    assert list(Path(tmp_path).glob("ipufit-*.txt")) == []
