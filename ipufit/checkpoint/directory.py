@@ -126,7 +126,7 @@ class Written(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The contents of a manifest: files of a checkpoint, and when it was saved.
+    """Lists the files of a checkpoint, and says when it was saved.
 
     Attributes:
         files: Size and checksum of each file, by its name.
@@ -562,7 +562,7 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> Written:
 
 
 def replace_file(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file that has the old content or the new one, but never half of it.
+    """Replace a file: it has the old content or the new one, never half of it.
 
     Raises:
         OSError: The file can't be written; the old one is whole then.
@@ -820,7 +820,7 @@ def load_checkpoint(path: PathLike) -> Checkpoint:
 
 
 def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
-    """Read one group of tensors of a checkpoint, as `load_checkpoint` reads all.
+    """Read one group of tensors of a checkpoint.
 
     Returns:
         The tensors by name; none if the checkpoint has no such group.

@@ -54,7 +54,7 @@ _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
 
 
 def written_by_one(write: Callable[[], T]) -> T:
-    """Run a write in process 0, and wait for its end in all other processes.
+    """Run a write in process 0, while all other processes wait.
 
     Each process of a run must call this. A single process writes itself.
 

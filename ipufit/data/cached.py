@@ -316,7 +316,7 @@ def _row_as_inputs(row: Any) -> Sequence[Any]:
 
 
 def arrays_behind(dataset: Any) -> tuple[Any, Tensor | None] | None:
-    """Find the data in memory that a dataset takes its samples of, and their rows.
+    """Find the arrays behind a dataset or a subset, and the rows of its samples.
 
     A subclass may do more than give tensors, so it counts as any other dataset.
 

@@ -89,7 +89,7 @@ class Division:
 
     @classmethod
     def of(cls, processes: Processes, plan: BatchPlan) -> Division:
-        """The division of the calls of a plan."""
+        """Return the division of the calls of a plan."""
         rows = plan.samples_per_call
         return cls(processes.index, processes.count, plan.samples_per_update, rows)
 
@@ -223,7 +223,7 @@ class ClassWeights:
         self.structure = replace(structure, weights=Structure(None))
 
     def of(self, batch: Sequence[Tensor]) -> Tensor:
-        """The weight of each row of a batch, float32.
+        """Return the weight of each row of a batch, float32.
 
         Raises:
             DataError: Targets are neither class indices nor one-hot.
@@ -310,7 +310,7 @@ class MixedRows:
         self.structure = replace(structure, is_mixed=True)
 
     def of(self, batch: Sequence[Tensor], seed: int, at: Position) -> Tensor:
-        """The coefficients of a call, `[rows, 1 or 6]`, as `Mixing` draws them.
+        """Draw the coefficients of a call, `[rows, 1 or 6]`.
 
         Args:
             batch: Tensors of the call.
@@ -357,7 +357,7 @@ def _is_one_hot(targets: Tensor) -> bool:
 
 
 def _image_size(mixing: Mixing, inputs: Tensor) -> tuple[int, int] | None:
-    """Height and width of images; None without CutMix.
+    """Return height and width of images; None without CutMix.
 
     Raises:
         DataError: The inputs are neither numbers to mix nor images.
@@ -443,12 +443,12 @@ class CallLoader:
         self._loader: Any = None
         self._iterator: Any = None
 
-    def batches(self, order: Order | Tensor, seed: int) -> Iterator[Batch]:
-        """Begin a pass; torch's generator is drawn from now, not with the first batch.
+    def batches(self, order: Order, seed: int) -> Iterator[Batch]:
+        """Begin a pass, which draws from torch's generator at once.
 
         Args:
-            order: Keys of the samples of this process. An `Order` gives those of
-                another pass each time; an asynchronous loader keeps its first order.
+            order: Keys of the samples of this process: those of another pass each
+                time. An asynchronous loader keeps its first order.
             seed: Seed of the random numbers that samples draw, if they have their own.
 
         Returns:
@@ -461,7 +461,7 @@ class CallLoader:
             if self._dataset.rows is not None:
                 torch.empty((), dtype=torch.int64).random_()  # as a loader draws a seed
             rows = self._plan.samples_per_call
-            keys = order if isinstance(order, Tensor) else order.indices()
+            keys = order.indices()
             ends = range(rows, len(keys) + 1, rows)
             return (self._dataset.gathered(keys[end - rows : end]) for end in ends)
         if self.is_seeded:
@@ -470,8 +470,7 @@ class CallLoader:
             if self._loading.mode == "sync":
                 self.close()
             if self._loader is None:
-                keys = order.tolist() if isinstance(order, Tensor) else order
-                self._loader = self._new_loader(keys)
+                self._loader = self._new_loader(order)
             self._iterator = iter(self._loader)
         return self._each(self._iterator)
 
@@ -520,7 +519,7 @@ class CallLoader:
             return text
         return ""
 
-    def _new_loader(self, order: Order | list[int]) -> Any:
+    def _new_loader(self, order: Order) -> Any:
         plan, (num_workers, mode) = self._plan, self._loading
         given: dict[str, Any] = {}
         if mode == "sync":
@@ -607,7 +606,7 @@ def shares(
 
 
 def pad(batch: Sequence[Tensor], rows: int) -> Batch:
-    """The batch with its last row repeated up to `rows`.
+    """Repeat the last row of a batch up to `rows`.
 
     Example:
         >>> pad([torch.tensor([1, 2])], 4)
@@ -622,7 +621,7 @@ def pad(batch: Sequence[Tensor], rows: int) -> Batch:
 def rebatched(
     blocks: Iterable[Batch], rows: int, most: int | None = None
 ) -> Iterator[tuple[Batch, int]]:
-    """Cuts and joins blocks of any number of rows into batches of `rows`.
+    """Cut and join blocks of any number of rows into batches of `rows`.
 
     Rows that wait for the next block are copied, because an asynchronous loader uses
     its memory again.
@@ -696,7 +695,7 @@ class _Batches:
     def _parts(
         self, source: StreamSource, blocks: Iterator[Batch], most: int | None = None
     ) -> Iterator[tuple[Batch, int]]:
-        """Cut a stream's pass into rows of this process for each call.
+        """Cut a pass over a stream into the rows of this process for each call.
 
         Args:
             source: The stream.
@@ -931,18 +930,18 @@ class TrainingBatches(_Batches):
     # Calls --------------------------------------------------------------------
 
     def example(self) -> Batch:
-        """A batch that looks like that of a call."""
+        """Return a batch with the shapes of a call."""
         example = self.source.example(self._rows)
         return self._completed(example, (self._rows,) * self._processes.count)
 
     def begin_next_pass(self) -> None:
-        """Move to the beginning of the next pass if all of this one was given out."""
+        """Move to the next pass if this one has ended."""
         if self._is_exhausted:
             self._is_exhausted = False
             self.position = Position(self.position.number + 1)
 
     def __iter__(self) -> Iterator[Call]:
-        """The calls of one pass, from the current position on."""
+        """Yield the calls of one pass, from the current position on."""
         self.begin_next_pass()
         source, index = self.source, self._processes.index
         rows_of_all = self._division.rows_of_all
@@ -998,7 +997,7 @@ class TrainingBatches(_Batches):
         )
 
     def _order(self) -> Order:
-        """The order of samples that are taken by index, from the position on."""
+        """Return the order of samples that are taken by index, from the position on."""
         count = self.source.num_samples or 0
         is_whole = self._is_padding or self._processes.are_several
         return Order(
@@ -1011,7 +1010,7 @@ class TrainingBatches(_Batches):
         )
 
     def _sample_of(self, row: int) -> int:
-        """The index of the sample in a row of the next call."""
+        """Return the index of the sample in a row of the next call."""
         if isinstance(self.source, StreamSource):
             return self.position.calls * self._rows + row
         return int(self._order().indices()[row]) % (self.source.num_samples or 1)
@@ -1098,7 +1097,7 @@ class InferenceBatches(_Batches):
         return self._plan.device_iterations
 
     def num_passes(self, num_rows: int) -> int:
-        """Forward passes over all replicas that samples take.
+        """Count the forward passes over all replicas that samples take.
 
         Args:
             num_rows: Number of samples of all processes. The first one has as many of
@@ -1108,11 +1107,11 @@ class InferenceBatches(_Batches):
         return -(-of_first // self._plan.samples_per_update)
 
     def example(self, *, inputs_only: bool = True) -> Batch:
-        """Tensors that look like those of a call."""
+        """Return tensors with the shapes of a call."""
         return self.source.example(self._rows, inputs_only=inputs_only)
 
     def __iter__(self) -> Iterator[Call]:
-        """The calls; padding follows the real rows and repeats the last one.
+        """Yield the calls; padding follows the real rows and repeats the last one.
 
         Calls for single rows have no real rows.
         """
@@ -1140,8 +1139,8 @@ class InferenceBatches(_Batches):
     def _indexed(self) -> Iterator[Rows]:
         """Load samples that are taken by index."""
         count, rows = self.num_samples or 0, self._division.rows_of_all
-        indices = padded(torch.arange(count), -(-count // rows) * rows)
-        order = self._division.own(indices)
+        length = -(-count // rows) * rows
+        order = Order(count, length, None, BEGINNING, self._division)
         seed = self._seed
         if self.is_seeded and self._loading.mode == "sync":
             # Each pass draws other numbers, as without processes that load.
@@ -1149,7 +1148,10 @@ class InferenceBatches(_Batches):
             seed = self._processes.first(seed)
         for number, batch in enumerate(self._loader.batches(order, seed)):
             at = number * self._rows
-            self.source.check(batch, lambda row, at=at: int(order[at + row]))  # type: ignore[misc]
+            self.source.check(
+                batch,
+                lambda row, at=at: int(order.indices()[at + row]),  # type: ignore[misc]
+            )
             yield batch, self._division.num_of_each(min(count - number * rows, rows))
 
     def _streamed(self, source: StreamSource) -> Iterator[Rows]:
@@ -1231,7 +1233,7 @@ class Epochs:
         return self._batches.num_calls if self._calls is None else self._calls
 
     def __iter__(self) -> Iterator[Call]:
-        """The calls of the next epoch."""
+        """Return an iterator over the calls of the next epoch."""
         if self._calls is None:
             return iter(self._batches)
         return self._some(self._calls)
@@ -1247,7 +1249,7 @@ class Epochs:
             yield call
 
     def _next(self, *, may_restart: bool) -> Call | None:
-        """The next call; None at the end of the data."""
+        """Return the next call; None at the end of the data."""
         if self._iterator is None:
             self._iterator = iter(self._batches)
         call = next(self._iterator, None)

@@ -40,7 +40,7 @@ ALONE = Processes()
 
 @dataclass(frozen=True)
 class Parts:
-    """Takes a sample or a batch apart: inputs, targets, sample weights.
+    """Splits a sample or a batch into inputs, targets and sample weights.
 
     As in Keras, a tuple or list of one to three elements holds these parts, and
     anything else is inputs. Columns that are named as targets are taken out of a dict.
@@ -63,7 +63,7 @@ class Parts:
     left_out: Sequence[str] = ()
 
     def __call__(self, sample: Any) -> Sequence[Any]:
-        """Take a sample or batch apart.
+        """Split a sample or a batch.
 
         Raises:
             DataError: There are more than three parts, or a column is missing.
@@ -149,7 +149,7 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
 
     Args:
         dataset: The user's dataset.
-        parts_of: Takes a sample apart: inputs, targets, weights.
+        parts_of: Splits a sample into inputs, targets and weights.
         structure: How a sample nests.
         name: Name of the dataset in error messages.
         convert: Makes a tensor of a leaf, given a name for messages.
@@ -323,7 +323,7 @@ class IterableRows(IterableDataset):  # type: ignore[type-arg]
     name: str = "x"
 
     def __iter__(self) -> Iterator[Any]:
-        """The samples that this process gives."""
+        """Yield the samples of this worker."""
         info: Any = get_worker_info()
         if info is None or info.num_workers == 1:
             yield from self.rows
@@ -350,7 +350,7 @@ class IterableRows(IterableDataset):  # type: ignore[type-arg]
 
 
 class _NotingInfo:
-    """Stands in for a `WorkerInfo`, and notes that its numbers are read."""
+    """Notes whether a dataset reads the numbers of its `WorkerInfo`."""
 
     def __init__(self, info: Any, dataset: Any) -> None:
         self._info = info
@@ -435,14 +435,14 @@ class Source:
             )
 
     def example(self, rows: int, *, inputs_only: bool = False) -> list[Tensor]:
-        """A batch that holds the first sample `rows` times, in shared memory."""
+        """Return a batch that holds the first sample `rows` times, in shared memory."""
         leaves = self.first()
         if inputs_only:
             leaves = leaves[: self.structure.num_inputs]
         return [leaf.expand(rows, *leaf.shape) for leaf in leaves]
 
     def check(self, batch: Sequence[Tensor], sample_of: Callable[[int], int]) -> None:
-        """Refuse numbers that an IPU can't hold; arrays were checked when they came.
+        """Refuse integers that an IPU can't hold. Arrays were checked before.
 
         Args:
             batch: Tensors of a call.

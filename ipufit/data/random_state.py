@@ -15,7 +15,7 @@ from ipufit.errors import DataError
 
 
 def mixed(*numbers: int) -> int:
-    """A seed of 63 bits, made of several numbers; other numbers give another seed.
+    """Hash several numbers to a seed of 63 bits.
 
     Example:
         >>> mixed(1, 2) == mixed(1, 2), mixed(1, 2) == mixed(2, 1)
@@ -48,7 +48,7 @@ RandomState = Dict[str, Tensor]
 
 
 def random_state(generators: Sequence[torch.Generator] = ()) -> RandomState:
-    """Copies of the random states now, as tensors.
+    """Copy the present random states to tensors.
 
     Args:
         generators: Generators of torch besides the global ones.
@@ -64,7 +64,7 @@ def random_state(generators: Sequence[torch.Generator] = ()) -> RandomState:
 
 
 class HostRandomState:
-    """The random states at one time; tensors, which take longer, only if asked for.
+    """Holds the random states of one time.
 
     Args:
         generators: Generators of torch besides the global ones.
@@ -78,15 +78,9 @@ class HostRandomState:
         self._generators = [one.get_state() for one in generators]
 
     def has_changed(self) -> bool:
-        """Whether Python, NumPy or torch have drawn random numbers since."""
-        now: Any = np.random.get_state()
-        _, keys, *rest = self._numpy
-        return not (
-            random.getstate() == self._python
-            and list(now[2:]) == rest
-            and np.array_equal(now[1], keys)
-            and torch.equal(torch.get_rng_state(), self._torch)
-        )
+        """Return whether Python, NumPy or torch have drawn random numbers since."""
+        now = HostRandomState(self._owners).tensors()
+        return any(not torch.equal(now[n], t) for n, t in self.tensors().items())
 
     def put_back(self) -> None:
         """Set the random states of this process to these."""
@@ -97,7 +91,7 @@ class HostRandomState:
             one.set_state(state)
 
     def tensors(self) -> RandomState:
-        """The states as tensors."""
+        """Return the states as tensors."""
         version, words, gauss = self._python
         _, keys, position, has_gauss, cached = self._numpy
         python = [version, int(gauss is not None), *words]
@@ -115,7 +109,7 @@ class HostRandomState:
 def check_random_state(
     state: RandomState, generators: Sequence[torch.Generator] = ()
 ) -> None:
-    """Refuse states that `set_random_state` would refuse, and set nothing.
+    """Refuse what `set_random_state` would refuse, and set nothing.
 
     Raises:
         DataError: `state` isn't from `random_state`.

@@ -8,7 +8,7 @@ are streams, which keep their own samplers, collate functions and workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -167,7 +167,7 @@ def as_batch(
 def from_arrays(
     x: Any, y: Any = None, sample_weight: Any = None, *, name: str
 ) -> Source:
-    """Samples of nested arrays, with dim 0 counting samples.
+    """Make a source of nested arrays, whose dim 0 counts samples.
 
     Args:
         x: Inputs.
@@ -207,7 +207,7 @@ def in_memory(
     name: str,
     rows: Tensor | None = None,
 ) -> Source:
-    """Samples of the leaves of a structure, `[num_samples, ...]`.
+    """Make a source of the leaves of a structure, `[num_samples, ...]`.
 
     Args:
         tensors: The leaves.
@@ -227,19 +227,22 @@ def in_memory(
 
 
 def unframed(value: Any, where: str) -> Any:
-    """Nested arrays, with an array in the place of every frame.
+    """Replace the frames in nested arrays by arrays.
 
     Args:
         value: Nested arrays and frames.
         where: Name of the value in error messages.
     """
-    if is_frame(value):
-        return frame_values(value, where)
+    return _mapped(lambda v: frame_values(v, where) if is_frame(v) else v, value)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to each element of nested mappings, tuples and lists."""
     if isinstance(value, Mapping):
-        return {key: unframed(element, where) for key, element in value.items()}
+        return {key: _mapped(function, element) for key, element in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(unframed(element, where) for element in value)
-    return value
+        return type(value)(_mapped(function, element) for element in value)
+    return function(value)
 
 
 def _check_lengths(
@@ -265,10 +268,6 @@ def _check_lengths(
         f"The arrays of `{name}` have different numbers of samples: "
         f"{', '.join(counts)}. Dim 0 must be the same for all.{advice}"
     )
-
-
-_STREAM_ROWS = 64
-"""Samples that are stacked at a time when a dataset gives them one by one."""
 
 
 def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
@@ -395,7 +394,7 @@ def example_of(
     num_workers: int = 0,
     processes: Processes = ALONE,
 ) -> Source:
-    """Samples to compile for; of data no more is read than their kind needs.
+    """Make a source to compile for, and read as little data as possible.
 
     That is the first sample of a dataset, and the first batch of a loader. Random
     states are put back, so that the data begins as it would have without this.
@@ -428,7 +427,7 @@ def example_of(
             'the device "meta".'
         )
     if is_array_like(x):
-        x, y, sample_weight = map(_filled, (x, y, sample_weight))
+        x, y, sample_weight = _mapped(_filled, (x, y, sample_weight))
     before = HostRandomState(generators_of(x))
     try:
         source = as_source(
@@ -450,14 +449,7 @@ def example_of(
 
 
 def _filled(value: Any) -> Any:
-    """Nested arrays, with zeros in the place of tensors that have no values.
-
-    The zeros take the memory of one sample.
-    """
-    if isinstance(value, Mapping):
-        return {key: _filled(element) for key, element in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_filled(element) for element in value)
+    """Return zeros for a tensor without values, in the memory of one sample."""
     if not isinstance(value, Tensor) or not value.is_meta:
         return value
     if not value.dim():
@@ -475,7 +467,7 @@ def fit_sources(
     num_workers: int = 0,
     processes: Processes = ALONE,
 ) -> tuple[Source, Source | None]:
-    """The samples that `fit` trains on, and those it validates on, if any.
+    """Make the sources that `fit` trains on and validates on.
 
     Args:
         x: Training samples in any form that `as_source` takes.
@@ -516,7 +508,7 @@ def validation_source(
     num_workers: int = 0,
     processes: Processes = ALONE,
 ) -> Source:
-    """The samples to validate on.
+    """Make the source to validate on.
 
     Args:
         validation_data: As for `fit_sources`.
@@ -588,7 +580,7 @@ def split_validation(
 
 
 def num_trained_on(count: int, fraction: float) -> int:
-    """How many samples `validation_split` leaves for training; 0 if it is no share.
+    """Count the samples that `validation_split` leaves for training.
 
     Example:
         >>> num_trained_on(10, 0.25)
@@ -602,7 +594,7 @@ _RANGES = {torch.uint8: (0, 256), torch.bool: (0, 2)}
 
 
 def generated_like(source: Source, n: int) -> Source:
-    """Random inputs in memory, of the shapes and types that others have.
+    """Draw random inputs of the shapes and types that a source has.
 
     Whole numbers are drawn from the range of the first sample's. Targets and weights
     are those of the first sample: random ones may be none, as a class, a probability or
@@ -640,7 +632,7 @@ _SAMPLERS = (
 
 
 def is_array_like(x: Any) -> bool:
-    """Whether `x` is an array, a frame, or arrays and frames nested."""
+    """Check whether `x` is an array, a frame, or arrays and frames nested."""
     return (
         isinstance(x, (Tensor, np.ndarray))
         or is_frame(x)
@@ -649,7 +641,7 @@ def is_array_like(x: Any) -> bool:
 
 
 def is_indexed(x: Any) -> bool:
-    """Whether `x` is a dataset whose samples are taken by index."""
+    """Check whether `x` is a dataset whose samples are taken by index."""
     if isinstance(x, (IterableDataset, DataLoader)):
         return False
     is_dataset = isinstance(x, Dataset) or is_hugging_face(x)
@@ -657,14 +649,14 @@ def is_indexed(x: Any) -> bool:
 
 
 def is_stream(x: Any) -> bool:
-    """Whether `x` is an iterable, but no collection of arrays."""
+    """Check whether `x` is an iterable, but no collection of arrays."""
     return isinstance(x, Iterable) and not isinstance(
         x, (str, bytes, set, frozenset, tuple, list, Mapping)
     )
 
 
 def batch_size_of(x: Any) -> int | None:
-    """The batch size of the user's loader: the samples of one update."""
+    """Return the batch size of the user's loader: the samples of one update."""
     if isinstance(x, poptorch.DataLoader):
         combined = x.combinedBatchSize
         return None if combined is None else combined // x.options.device_iterations
@@ -673,7 +665,7 @@ def batch_size_of(x: Any) -> int | None:
 
 
 def length_of(x: Any) -> int | None:
-    """The number of samples that a torch loader will give; None if unknown."""
+    """Return the number of samples that a torch loader will give; None if unknown."""
     if not isinstance(x, DataLoader) or isinstance(x.dataset, IterableDataset):
         return None
     kind = type(x.batch_sampler)
@@ -688,7 +680,7 @@ def length_of(x: Any) -> int | None:
 
 
 def gives_what_it_says(x: Any) -> bool:
-    """Whether the number that `length_of` gives of a loader is certain.
+    """Check whether the number that `length_of` gives of a loader is certain.
 
     It isn't where code of the user's may give more or fewer samples: a collate function
     that leaves some out, a sampler, or a loader of another class.
@@ -709,7 +701,7 @@ def gives_what_it_says(x: Any) -> bool:
 
 
 def num_loaded_ahead(x: Any) -> int | None:
-    """The number of samples that a loader's workers load ahead; None without workers.
+    """Count the samples that a loader's workers load ahead; None without workers.
 
     Example:
         >>> loader = DataLoader([1], batch_size=4, num_workers=1, prefetch_factor=5)
@@ -723,7 +715,7 @@ def num_loaded_ahead(x: Any) -> int | None:
 
 
 def describe(x: Any) -> str:
-    """The type of `x`, for error messages.
+    """Name the type of `x` for error messages.
 
     Example:
         >>> describe(3), describe(np.zeros(1))

@@ -36,7 +36,7 @@ _TAG = "$"
 
 
 class LoaderState(NamedTuple):
-    """The state of a loader, and what was drawn of it and isn't trained on yet.
+    """The state of a loader, and the rows that it gave and no call has taken yet.
 
     Attributes:
         state: The result of its `state_dict()`.
@@ -55,12 +55,12 @@ class LoaderState(NamedTuple):
 
     @property
     def is_between(self) -> bool:
-        """Whether a pass has ended, and the next hasn't begun."""
+        """Whether one pass has ended and the next has not begun."""
         return self.has_ended and not self.rows
 
 
 def load_state(loader: Any, kept: LoaderState, name: str) -> None:
-    """Have a loader go on from a state, in the next pass over it.
+    """Load a state into a loader, whose next pass goes on from it.
 
     Args:
         loader: A loader that keeps a state.
@@ -84,7 +84,7 @@ def load_state(loader: Any, kept: LoaderState, name: str) -> None:
 
 
 def packed(kept: LoaderState) -> dict[str, Tensor]:
-    """A state as tensors, which a checkpoint can hold.
+    """Convert a state to tensors, which a checkpoint can hold.
 
     Raises:
         DataError: The loader's state has values that no checkpoint can hold.
@@ -111,7 +111,7 @@ def packed(kept: LoaderState) -> dict[str, Tensor]:
 
 
 def unpacked(tensors: dict[str, Tensor]) -> LoaderState | None:
-    """The state that `packed` made tensors of; None if there are none.
+    """Convert tensors of `packed` to a state; return None if there are none.
 
     Raises:
         DataError: `packed` hasn't made them.
@@ -305,7 +305,7 @@ class Pass:
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The generators that a torch loader and its samplers were given, each once.
+    """List the generators that a torch loader and its samplers were given.
 
     Args:
         loader: Any iterable; only a torch loader has generators that can be found.
@@ -330,7 +330,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 class OwnLoading:
-    """The user's loader, taken apart: its indices, and what loads samples of them.
+    """Goes through all indices of the user's loader, and loads those of one process.
 
     Every process goes through all indices, with the same random numbers, and loads
     those of its own samples only.
@@ -347,7 +347,7 @@ class OwnLoading:
         self._has_begun = False
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """The indices of all batches of a pass.
+        """Yield the indices of all batches of a pass.
 
         Random numbers are drawn as torch's loader draws them: first a seed for the
         processes that load, then what the samplers draw.
@@ -361,7 +361,7 @@ class OwnLoading:
         return (list(batch) for batch in batches)
 
     def peek(self, indices: list[Any]) -> Any:
-        """Load the batch of some indices; random states stay.
+        """Load the batch of some indices, and put back the random states.
 
         It is loaded in another process if the user's loader does so, because a dataset
         may open files there that processes can't share.
@@ -500,7 +500,7 @@ class RowsAreNoSamplesError(Exception):
 
 
 class StreamSource(Source):
-    """Samples that come in blocks, one block after the other.
+    """Samples that come in blocks, such as the batches of a loader.
 
     The first block is drawn at once, to see what samples look like. The first pass
     gives it out again, so that nothing is drawn twice.
@@ -571,7 +571,7 @@ class StreamSource(Source):
         self._begun: Pass | None = begun
 
     def _take_first(self, batch: Any) -> Batch:
-        """See what samples look like, and return the block that a pass gives first."""
+        """Set the structure of samples, and return the first block of a pass."""
         loading = self.own_loading
         parts = self._parts_of(batch if loading is None else loading.peek(batch[:1]))
         self.structure = SampleStructure.of(parts)
@@ -666,7 +666,7 @@ class StreamSource(Source):
             self._begun.first = next(self._begun)
 
     def blocks(self) -> Pass | Iterator[Batch]:
-        """All blocks, from the beginning if the stream can begin anew."""
+        """Return the blocks of the next pass."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return begun
@@ -692,7 +692,7 @@ class StreamSource(Source):
         return same_rows(self.structure.flatten_like("the first", parts, where), where)
 
     def block_of(self, batch: Any) -> Batch:
-        """Make the block of a batch, which must look like the first.
+        """Flatten a batch, which must look like the first.
 
         Raises:
             DataError: It doesn't.

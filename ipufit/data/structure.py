@@ -62,7 +62,7 @@ class SampleStructure:
 
     @classmethod
     def of(cls, parts: Sequence[Any]) -> SampleStructure:
-        """The structure of a sample `(inputs,)` or `(inputs, targets[, weights])`."""
+        """Return the structure of `(inputs,)` or `(inputs, targets[, weights])`."""
         given = [NOTHING if part is None else Structure.of(part) for part in parts]
         inputs, targets, weights = [*given, NOTHING, NOTHING][:3]
         return cls(inputs, targets, weights)
@@ -88,7 +88,7 @@ class SampleStructure:
         return self.inputs, self.targets, self.weights
 
     def split(self, tensors: Sequence[Any]) -> tuple[Any, Labels]:
-        """Nested inputs and labels, from the tensors of a batch."""
+        """Split the tensors of a batch into nested inputs and labels."""
         return self.inputs.rebuild(tensors[: self.num_inputs]), self.labels(tensors)
 
     @property
@@ -97,7 +97,7 @@ class SampleStructure:
         return sum(part.num_leaves for part in self.parts)
 
     def batch(self, inputs: Any, tensors: Sequence[Any]) -> Any:
-        """A batch as the data has it: inputs, or `(inputs, targets[, weights])`.
+        """Nest a batch as the data does: inputs, or `(inputs, targets[, weights])`.
 
         Args:
             inputs: Nested inputs.
@@ -114,18 +114,18 @@ class SampleStructure:
         return (*parts, labels.weights) if self.has_weights else parts
 
     def labels(self, tensors: Sequence[Any]) -> Labels:
-        """Nested targets, weights and shares, from the tensors of a batch."""
+        """Take nested targets, weights and shares from the tensors of a batch."""
         rest = iter(tensors[self.num_inputs :])
         targets = self.targets.rebuild(rest)
         weights = self.weights.rebuild(rest) if self.has_weights else None
         return Labels(targets, weights, next(rest) if self.is_padded else None)
 
     def mixing(self, tensors: Sequence[Any]) -> Any:
-        """The tensor that says how samples are mixed, of a batch; None without one."""
+        """Return the mixing coefficients of a batch; None without any."""
         return tensors[-1] if self.is_mixed else None
 
     def flatten(self, parts: Sequence[Any]) -> list[Any]:
-        """The leaves of `(inputs, targets, weights)`; missing ones may be left out.
+        """Flatten `(inputs, targets, weights)`; missing ones may be left out.
 
         Raises:
             TypeError: The parts nest differently from this structure.
@@ -143,7 +143,7 @@ class SampleStructure:
         return leaves
 
     def flatten_like(self, first: str, parts: Sequence[Any], where: str) -> list[Any]:
-        """The leaves of a sample or batch that must nest as the first one does.
+        """Flatten a sample or batch that must nest as the first one does.
 
         Args:
             first: Name of the first in error messages, such as "sample 0".
@@ -286,7 +286,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def missing_value(what: str) -> DataError:
-    """The error that tells of a missing value.
+    """Build the error for a missing value.
 
     Args:
         what: The holder of the value, and where it is, to begin a sentence.
@@ -298,7 +298,7 @@ def missing_value(what: str) -> DataError:
 
 
 def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
-    """Tensors that all have one number of rows; a single number stands for every row.
+    """Convert leaves to tensors of one number of rows; a number stands for every row.
 
     Args:
         leaves: Tensors, arrays or numbers.
@@ -332,7 +332,7 @@ def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
 
 
 def short_list(numbers: Sequence[int]) -> str:
-    """A list for error messages, cut after its first numbers.
+    """Format a list for error messages, cut after its first numbers.
 
     Example:
         >>> short_list([4, 5]), short_list([3] * 32)
@@ -388,7 +388,7 @@ Columns = Sequence[str]
 
 
 def is_frame(value: Any) -> bool:
-    """Whether a value is a frame or series of pandas, or something like them.
+    """Check whether a value is a frame or series of pandas, or alike.
 
     Example:
         >>> is_frame(np.zeros(3))
@@ -398,7 +398,7 @@ def is_frame(value: Any) -> bool:
 
 
 def frame_values(frame: Any, where: str) -> Any:
-    """The numbers of a frame, `[rows, columns]`, or of a series, `[rows]`.
+    """Convert a frame to an array `[rows, columns]`, or a series to `[rows]`.
 
     Raises:
         DataError: A column holds no numbers, or has missing values.
@@ -441,7 +441,7 @@ def _refuse_missing(column: Any, where: str, of: str) -> None:
 
 
 def column_names(y: Any) -> Columns | None:
-    """The columns that `y` names as targets; None if it is data.
+    """Return the columns that `y` names as targets; None if it is data.
 
     Example:
         >>> column_names("price"), column_names(["a", "b"]), column_names([1.0])
@@ -493,7 +493,7 @@ def split_columns(
 
 
 def without_columns(value: Any, names: Columns) -> Any:
-    """A dict or a frame without some of its columns; anything else unchanged.
+    """Leave columns out of a dict or a frame; return anything else unchanged.
 
     Args:
         value: A sample, or something that holds many samples.

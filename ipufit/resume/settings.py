@@ -107,7 +107,7 @@ def _changes(saved: BatchPlan, now: BatchPlan, *names: str) -> list[str]:
 def compiled_settings(
     objective: Objective, optimization: Optimization
 ) -> dict[str, str]:
-    """The settings of `compile` in words.
+    """Describe the settings of `compile`.
 
     They are taken when `compile` is called: a loss may count its calls in an attribute,
     and callbacks change learning rates.
@@ -134,7 +134,7 @@ def compiled_settings(
 
 
 def _optimizer_in_words(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """The class of an optimiser, and each setting of its groups and of the whole."""
+    """Describe the class of an optimiser and its settings."""
     settings: dict[str, Any] = {
         name: [group.get(name) for group in optimizer.param_groups]
         for name in optimizer.param_groups[0]
@@ -154,7 +154,7 @@ def _optimizer_in_words(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def numeric_settings(config: IPUConfig) -> dict[str, Any]:
-    """The fields of a config that change the numbers of a training.
+    """Return the fields of a config that change the numbers of a training.
 
     Example:
         >>> numeric_settings(IPUConfig(precision="16.16", partials="half"))
@@ -169,7 +169,7 @@ def numeric_settings(config: IPUConfig) -> dict[str, Any]:
 
 
 def config_in_words(config: IPUConfig) -> dict[str, str]:
-    """The fields of a config that were set, for people who look into a checkpoint.
+    """Describe the fields of a config that were set, for people.
 
     Example:
         >>> config_in_words(IPUConfig(replicas=2, pipeline=("a", "b")))
@@ -183,7 +183,7 @@ def config_in_words(config: IPUConfig) -> dict[str, str]:
 
 
 def described(value: Any, depth: int = _DEPTH) -> str:
-    """A value in words that are the same in every process.
+    """Describe a value in words that are the same in every process.
 
     Args:
         value: A setting. Objects are described by their class and plain attributes,

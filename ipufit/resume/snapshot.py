@@ -88,7 +88,7 @@ _FORM = fields(
 
 @dataclass(frozen=True)
 class TrainedState:
-    """Everything that holds a part of the state that training changes.
+    """Takes, checks and puts back the state of a model that training changes.
 
     Attributes:
         executors: The programs, which have the weights.
@@ -251,7 +251,7 @@ class TrainedState:
 
 
 def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]:
-    """The tensors of a module, in the groups of a checkpoint.
+    """Group the tensors of a module as a checkpoint does.
 
     Returns:
         Its state dict, and the buffers that aren't in it (`persistent=False`), if any.
@@ -272,7 +272,7 @@ def set_groups(
 
 
 def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group's settings as JSON knows them."""
+    """Return a parameter group's settings as JSON knows them."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in group.items()
@@ -287,12 +287,12 @@ def _averages(checkpoint: files.Checkpoint) -> dict[str, Any]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """The tensors whose names have a prefix, without it."""
+    """Select the tensors whose names have a prefix, and cut it off."""
     return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def in_words(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
-    """The dtype and shape of each tensor of each group, in the order of names.
+    """Describe the dtype and shape of each tensor of each group, in order of names.
 
     A tensor of a loaded checkpoint has this order, too, so a resumed run writes the
     same bytes as an unbroken one.
@@ -336,7 +336,7 @@ def check_form(checkpoint: files.Checkpoint, kind: Kind) -> None:
 
 
 def damaged(checkpoint: files.Checkpoint, fault: str) -> DamagedCheckpointError:
-    """The error of a checkpoint that no model has written."""
+    """Build the error for a checkpoint that no model has written."""
     name = "The checkpoint" if checkpoint.path is None else repr(str(checkpoint.path))
     return DamagedCheckpointError(
         f"{name} isn't one that a model has written: {fault}. Use another one."
@@ -352,7 +352,7 @@ _REFERENCE = fields({"$tensor": text, "is_array": flag}, is_closed=True)
 
 
 def _figures(value: Any, where: str) -> str | None:
-    """The kind of figures, with as many sums as they have."""
+    """Check figures, which must have as many sums as entries say."""
     kinds = {"entries": dict_of(count), "extra": dict_of(list_of(number, 2))}
     fault = fields({**kinds, "sums": optional(list_of(number))})(value, where)
     if fault is not None or value["sums"] is None:
@@ -388,7 +388,7 @@ _RUN = fields(
 
 
 def _of_run(value: Any, where: str) -> str | None:
-    """The kind of the state of a run, besides the trained state of its model."""
+    """Check the state of a run, besides the trained state of its model."""
     run = value["run"]
     if isinstance(run, Mapping):
         run = {"validated": {}, "validated_calls": 0, **run}
@@ -491,13 +491,13 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
 
 
 def position_of(checkpoint: files.Checkpoint) -> Position:
-    """The position in the data that a checkpoint has."""
+    """Return the position in the data that a checkpoint has."""
     number, calls = checkpoint.state["data"]["place"]
     return Position(int(number), int(calls))
 
 
 def calls_done(checkpoint: files.Checkpoint | None) -> int:
-    """The calls that an interrupted run has made of its epoch; 0 for a new run."""
+    """Count the calls that an interrupted run has made of its epoch."""
     return 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
 
 
@@ -534,7 +534,7 @@ def _process_state(checkpoint: files.Checkpoint, index: int) -> _ProcessState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that holds a part of the state of a run.
+    """Takes, checks and puts back the state of a run.
 
     Attributes:
         batches: The data, and the position in it.
@@ -615,7 +615,7 @@ class Snapshot:
         return files.Checkpoint(groups, state)
 
     def _random(self) -> tuple[Tensors, dict[str, int]]:
-        """Random states by name, and the blocks that each stream has given.
+        """Return random states by name, and the number of blocks of each stream.
 
         A stream goes on by being gone through again from the beginning of its pass, so
         the states that it began at are kept, and how many blocks it has given. A loader
@@ -644,12 +644,12 @@ class Snapshot:
         return torch.nn.ModuleList(self.training.figures.objective.modules)
 
     def _tensors_of_losses(self) -> Tensors:
-        """Tensors of losses, such as a weight that a callback anneals."""
+        """Return the tensors of losses, such as a weight that a callback anneals."""
         losses = self._losses()
         return dict([*losses.named_parameters(), *losses.named_buffers()])
 
     def _float_buffers(self, groups: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
-        """Tensors of groups that each process changes for itself, as `"group/name"`.
+        """Select the buffers that each process changes, as `"group/name"`.
 
         A device changes buffers of floats only.
         """
@@ -774,7 +774,7 @@ class Snapshot:
             raise damaged(checkpoint, f"its random state is none: {error}") from error
 
     def _put_back_buffers(self, others: Mapping[str, Tensor]) -> None:
-        """Set buffers that this process had otherwise than process 0."""
+        """Set the buffers in which this process differed from process 0."""
         executors = self.training.executors
         executors.fetch_weights()
         for group, own in self._groups().items():
@@ -797,7 +797,7 @@ def _tensors_of_others(parts: Sequence[_ProcessState]) -> Tensors:
 
 
 def _replay(name: str, part: _ProcessState, *, is_exact: bool = True) -> Replay | None:
-    """The state of a stream's pass; None if none has begun.
+    """Return the state of a stream's pass; None if none has begun.
 
     Args:
         is_exact: If False, blocks are others, so that none of them is the last one.
@@ -811,7 +811,7 @@ def _replay(name: str, part: _ProcessState, *, is_exact: bool = True) -> Replay 
 
 
 def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
-    """The state of a process; a new one draws other numbers than those that were there.
+    """Return the random states of a process; a new one draws numbers of its own.
 
     Where all had one state, which a script may rely on, a new process has it too. And
     a loader's own generators give all processes one order.
@@ -834,7 +834,7 @@ def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
 
 
 def _added_up(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """The figures of all processes: their sums added up; None between epochs.
+    """Add up the figures of all processes; return None between epochs.
 
     Example:
         >>> one = {"entries": {"loss": 1}, "sums": [2.0, 0.5], "extra": {}}
@@ -879,7 +879,7 @@ def _without_arrays(value: Any, tensors: Tensors) -> Any:
 
 
 def _callbacks_of(checkpoint: files.Checkpoint) -> Any:
-    """The states of the callbacks in a checkpoint, with their arrays.
+    """Return the states of the callbacks in a checkpoint, with their arrays.
 
     Raises:
         DamagedCheckpointError: An array is missing.
