@@ -19,7 +19,7 @@ import warnings
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple, TypeVar
 
 from ipufit import _env
 from ipufit.distributed import processes
@@ -46,6 +46,7 @@ from .directory import (
 )
 
 T = TypeVar("T")
+_Found = List[Tuple[Path, SavedAt]]
 
 _ALIKE = {"ConfigError": ConfigError, "UnsupportedError": UnsupportedError}
 """Errors that others raise as they are: callers catch them."""
@@ -207,15 +208,6 @@ def missing_allowed() -> Iterator[None]:
         )
 
 
-class _Entry(NamedTuple):
-    path: Path
-    moment: SavedAt
-
-    @property
-    def order(self) -> tuple[int, int, str]:
-        return self.moment.sequence or 0, self.moment.update, self.path.name
-
-
 class CheckpointStore:
     """Keeps the checkpoints of one run in one directory.
 
@@ -306,7 +298,7 @@ class CheckpointStore:
         """
         with self._lock:
             self._delete_leftovers()
-            entries = self._listed({}, is_strict=False)
+            found = self._listed({}, is_strict=False)
             path = self.directory / f"update-{moment.update:08d}"
             for number in itertools.count(2):
                 if not os.path.lexists(path):
@@ -316,18 +308,18 @@ class CheckpointStore:
                 moment,
                 value=None if moment.value is None else float(moment.value),
                 mode=self.mode,
-                sequence=1 + max((entry.order[0] for entry in entries), default=0),
+                sequence=1 + max((_order(one)[0] for one in found), default=0),
             )
             write_checkpoint(path, checkpoint, moment=moment)
             self._known_damaged.discard(path)
             if self.keep_last is not None:
-                entries = self._listed({}, is_strict=False)
-                sound = self._without_damaged(entries)
+                found = self._listed({}, is_strict=False)
+                sound = self._without_damaged(found)
                 kept = self._best_of(sound) if self.keep_best else []
                 oldest = sound[-self.keep_last :][0]  # the one just written, at least
-                for entry in entries[: entries.index(oldest)]:
-                    if entry not in kept and not foreign_files(entry.path):
-                        _try(remove, entry.path)
+                for one in found[: found.index(oldest)]:
+                    if one not in kept and not foreign_files(one[0]):
+                        _try(remove, one[0])
             return path
 
     def all(self) -> list[Path]:
@@ -336,7 +328,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
         """
-        return [entry.path for entry in self._sound()]
+        return [path for path, _ in self._sound()]
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint with an intact manifest and sizes, or None.
@@ -347,7 +339,7 @@ class CheckpointStore:
             CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
         """
         sound = self._sound()
-        return sound[-1].path if sound else None
+        return sound[-1][0] if sound else None
 
     def best(self) -> Path | None:
         """Return the checkpoint with the best metric, the oldest of equals, or None.
@@ -362,7 +354,7 @@ class CheckpointStore:
                 f"Which of the checkpoints in {str(self.directory)!r} is best depends "
                 'on whether more or less is better: set mode="min" or mode="max".'
             )
-        return best[0].path if best else None
+        return best[0][0] if best else None
 
     def load_latest(self) -> tuple[Path, Checkpoint] | None:
         """Load the newest intact checkpoint.
@@ -390,30 +382,30 @@ class CheckpointStore:
         with self._lock:
             self._delete_leftovers()
             damaged: dict[Path, CheckpointError] = {}
-            entries = self._listed(damaged, is_strict=False)
-            for path in (*(entry.path for entry in entries), *damaged):
+            found = self._listed(damaged, is_strict=False)
+            for path in (*(path for path, _ in found), *damaged):
                 if not foreign_files(path):
                     _try(remove, path)
             with contextlib.suppress(OSError):  # somebody's files are in it
                 self.directory.rmdir()
 
-    def _sound(self) -> list[_Entry]:
+    def _sound(self) -> _Found:
         """List the checkpoints that aren't known to be damaged, oldest first."""
         return self._without_damaged(self._listed({}))
 
-    def _without_damaged(self, entries: list[_Entry]) -> list[_Entry]:
-        return [entry for entry in entries if entry.path not in self._known_damaged]
+    def _without_damaged(self, found: _Found) -> _Found:
+        return [one for one in found if one[0] not in self._known_damaged]
 
-    def _best_of(self, entries: list[_Entry]) -> list[_Entry]:
+    def _best_of(self, found: _Found) -> _Found:
         """Return the best checkpoint, or all with a metric if `mode` is None."""
         rated = [
-            (value, entry)
-            for entry in entries
-            for value in [entry.moment.value]
+            (value, one)
+            for one in found
+            for value in [one[1].value]
             if value is not None and not math.isnan(value)
         ]
         if self.mode is None or not rated:
-            return [entry for _, entry in rated]
+            return [one for _, one in rated]
         better = min if self.mode == "min" else max
         return [better(rated, key=lambda item: item[0])[1]]  # the oldest of equals
 
@@ -426,7 +418,7 @@ class CheckpointStore:
 
     def _listed(
         self, damaged: dict[Path, CheckpointError], *, is_strict: bool = True
-    ) -> list[_Entry]:
+    ) -> _Found:
         """List the checkpoints with an intact manifest and sizes, oldest first.
 
         Another process may write and delete checkpoints meanwhile.
@@ -437,7 +429,7 @@ class CheckpointStore:
                 that can't be read. Otherwise it is left out.
         """
         for _ in range(MAX_READS):
-            entries: list[_Entry] = []
+            listed: _Found = []
             names: list[str] = []
             is_stale = False
             if self.directory.is_dir():
@@ -456,9 +448,9 @@ class CheckpointStore:
                         raise
                 else:
                     if moment is not None and moment.sequence is not None:
-                        entries.append(_Entry(path, moment))
-            if entries or not is_stale:
-                return sorted(entries, key=lambda entry: entry.order)
+                        listed.append((path, moment))
+            if listed or not is_stale:
+                return sorted(listed, key=_order)
         raise _always_deleted([self])
 
 
@@ -494,44 +486,46 @@ def load_newest(
         'update-00000020'
     """
     for _ in range(MAX_READS):
-        with contextlib.suppress(MissingCheckpointError):  # deleted since it was listed
-            return _load_newest(stores, stacklevel + 1)
-    raise _always_deleted(stores)
-
-
-def _load_newest(
-    stores: Sequence[CheckpointStore], stacklevel: int
-) -> tuple[Path, Checkpoint] | None:
-    damaged: dict[Path, CheckpointError] = {}
-    to_try = [store._listed(damaged) for store in stores]
-    while any(to_try):
-        entries = max(filter(None, to_try), key=lambda entries: _progress(entries[-1]))
-        path, moment = entries.pop()
+        damaged: dict[Path, CheckpointError] = {}
+        to_try = [store._listed(damaged) for store in stores]
         try:
-            checkpoint = load_checkpoint(path)
-        except DamagedCheckpointError as error:
-            damaged[path] = error
+            while any(to_try):
+                newest = max(filter(None, to_try), key=_progress)
+                path, moment = newest.pop()
+                try:
+                    checkpoint = load_checkpoint(path)
+                except DamagedCheckpointError as error:
+                    damaged[path] = error
+                    continue
+                for store in stores:
+                    store._known_damaged = set(damaged)
+                if damaged:
+                    warnings.warn(
+                        f"{_texts(damaged)} Loaded {str(path)!r} instead, of epoch "
+                        f"{moment.epoch} and update {moment.update}.",
+                        CheckpointWarning,
+                        stacklevel,
+                    )
+                return path, checkpoint
+        except MissingCheckpointError:  # deleted since it was listed
             continue
-        for store in stores:
-            store._known_damaged = set(damaged)
-        if damaged:
-            warnings.warn(
-                f"{_texts(damaged)} Loaded {str(path)!r} instead, of epoch "
-                f"{moment.epoch} and update {moment.update}.",
-                CheckpointWarning,
-                stacklevel,
-            )
-        return path, checkpoint
-    if damaged:
+        if not damaged:
+            return None
         raise DamagedCheckpointError(
             f"Every checkpoint in {_quoted(stores)} is damaged. To start anew, give "
             f"another directory. {_texts(damaged)}"
         )
-    return None
+    raise _always_deleted(stores)
 
 
-def _progress(entry: _Entry) -> tuple[int, int]:
-    return entry.moment.update, entry.moment.epoch
+def _order(one: tuple[Path, SavedAt]) -> tuple[int, int, str]:
+    path, moment = one
+    return moment.sequence or 0, moment.update, path.name
+
+
+def _progress(found: _Found) -> tuple[int, int]:
+    _, moment = found[-1]
+    return moment.update, moment.epoch
 
 
 def _texts(errors: dict[Path, CheckpointError]) -> str:
