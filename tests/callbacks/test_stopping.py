@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that watch a figure: which way is better, and when `fit` ends."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipufit import Callback, ConfigError, IPUConfig, IPUModel
+from ipufit.callbacks import (
+    EarlyStopping,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    TerminateOnNaN,
+)
+from ipufit.errors import NonFiniteLossWarning
+from ipufit.metrics import StreamedMetric
+from tests.callbacks.driving import ScriptedModel, play
+from tests.reference import AtEpochEnd, Recorder
+
+NAN, INF = float("nan"), float("inf")
+DIRECTIONS = {"loss": "min", "accuracy": "max", "left_mae": "min", "val_x": "max"}
+
+
+@pytest.mark.parametrize(
+    ("monitor", "expected"),
+    [
+        ("loss", "min"),
+        ("val_loss", "min"),
+        ("val_accuracy", "max"),
+        ("val_left_mae", "min"),
+        ("val_val_x", "max"),  # one val_ only is taken off
+        ("val_right_loss", "min"),  # losses need not be listed
+        ("val_val_loss", "min"),
+    ],
+)
+def test_directions_come_from_the_metrics(monitor, expected):
+    stopping = EarlyStopping(monitor)
+    play(stopping, [{monitor: 1.0}], directions=DIRECTIONS)
+    assert stopping.direction == expected
+
+
+def improves(value, reference, mode, min_delta=0.0):
+    """Whether a value becomes the best one after another."""
+    stopping = EarlyStopping("q", mode=mode, min_delta=min_delta, patience=9)
+    play(stopping, [reference, value])
+    return stopping.best_epoch == 1 and stopping.best == value
+
+
+@pytest.mark.parametrize(
+    ("value", "reference", "direction", "min_delta", "expected"),
+    [
+        (2.0, 3.0, "min", 0.0, True),
+        (2.5, 3.0, "min", 0.5, False),  # strict
+        (2.4, 3.0, "min", 0.5, True),
+        (0.7, 0.8, "min", 0.1, False),  # float64 leaves 0.7999999999999999
+        (3.0, 2.0, "max", 0.5, True),
+        (2.5, 2.0, "max", 0.5, False),
+        (INF, NAN, "min", 0.0, True),
+        (1.0, INF, "min", 0.0, True),
+        (NAN, 1.0, "max", 0.0, False),
+        (1e39, 1e38, "max", 0.0, True),
+        (-1e39, 1e39, "min", 0.0, True),
+    ],
+)
+def test_what_is_an_improvement(value, reference, direction, min_delta, expected):
+    assert improves(value, reference, direction, min_delta) is expected
+
+
+numbers = st.floats(allow_nan=False, width=32)
+
+
+@given(numbers, numbers, st.floats(0, 1e3))
+def test_more_is_to_max_as_less_is_to_min(value, reference, min_delta):
+    more = improves(value, reference, "max", min_delta)
+    assert more == improves(-value, -reference, "min", min_delta)
+    assert not (more and improves(value, reference, "min", min_delta))
+    assert not improves(value, value, "max", min_delta)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make(name, **arguments):
+    if name == "ModelCheckpoint":
+        return ModelCheckpoint("x.safetensors", save_best_only=True, **arguments)
+    return {"EarlyStopping": EarlyStopping, "ReduceLROnPlateau": ReduceLROnPlateau}[
+        name
+    ](**arguments)
+
+
+everyone = pytest.mark.parametrize(
+    "name", ["EarlyStopping", "ModelCheckpoint", "ReduceLROnPlateau"]
+)
+
+
+@everyone
+@pytest.mark.parametrize(
+    ("directions", "known"),
+    [({}, "known: none;"), ({"mae": "min", "loss": "min"}, "known: loss, mae;")],
+)
+def test_an_unknown_direction_is_refused_at_the_first_value(name, directions, known):
+    callback = make(name, monitor="val_q")
+    series = [
+        {"loss": 1.0},
+        {"loss": 1.0, "val_q": 1.0},
+    ]  # validated every second epoch
+    epochs = []
+    with pytest.warns(UserWarning, match="available"), pytest.raises(
+        ConfigError, match="mode='min' or mode='max'"
+    ) as error:
+        play([callback, Counter(epochs)], series, directions=directions)
+    assert f"{name}(monitor='val_q')" in str(error.value)
+    assert known in str(error.value)
+    assert epochs == [0]
+
+
+class Counter(Callback):
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def on_epoch_end(self, epoch, logs):
+        self.epochs.append(epoch)
+
+
+@everyone
+def test_directions_may_become_known_while_it_runs(name):
+    class Knows(Callback):
+        def on_epoch_end(self, epoch, logs):
+            self.run.directions["q"] = "max"
+
+    callback = make(name, monitor="q")
+    play([Knows(), callback], [1.0, 2.0])
+    assert callback.best == 2.0
+
+
+@everyone
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_mode_that_was_given_never_fails(name, mode):
+    callback = make(name, monitor="q", mode=mode)
+    play(callback, [1.0, 2.0, 3.0], directions={"q": "min"})
+    assert callback.best == (1.0 if mode == "min" else 3.0)
+
+
+@everyone
+def test_directions_are_looked_up_anew_in_every_run(name):
+    callback = make(name, monitor="q")
+    play(callback, [1.0], directions={"q": "min"})
+    assert callback.direction == "min"
+    play(callback, [1.0], directions={"q": "max"})
+    assert callback.direction == "max"
+
+
+@everyone
+def test_an_unknown_mode_is_taken_as_auto(name):
+    with pytest.warns(UserWarning, match="mode 'less' is unknown, fallback to auto"):
+        assert make(name, monitor="q", mode="less").mode == "auto"
+
+
+@pytest.mark.parametrize("make_callback", [EarlyStopping, ReduceLROnPlateau])
+def test_the_sign_of_min_delta_does_not_matter(make_callback):
+    callback = make_callback("q", mode="min", min_delta=-0.5, patience=3)
+    for _ in range(2):  # nor how often it ran
+        play(callback, [3.0, 2.6, 2.4])
+        assert (callback.best, callback.min_delta) == (2.4, 0.5)
+
+
+@everyone
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_nan_is_never_the_best(name, mode):
+    callback = make(name, monitor="q", mode=mode)
+    played = play(callback, [NAN, 3.0, NAN], begin=0)
+    assert callback.best == 3.0
+    assert len(played.epochs) == 3
+
+
+# `EarlyStopping`, driven by scripted figures; the series are Keras's answers --------
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("series", "arguments", "epochs", "best_epoch"),
+    [
+        ([3, 2, 2, 1], {}, 3, 1),
+        ([3, 4, 1], {}, 2, 0),
+        ([3, 4, 1], {"patience": 1}, 2, 0),  # Keras too takes 0 for 1
+        ([3, 4, 2, 3, 4, 5, 6], {"patience": 2}, 5, 2),
+        ([3, 2.6, 2.2], {"min_delta": 0.5, "patience": 1}, 2, 0),
+        ([3, 2, 2.5, 1.9], {"baseline": 1, "patience": 2}, 3, 1),
+        ([5, 4, 3, 2], {"baseline": 1}, 4, 3),  # improving, never good enough
+        ([1, 2, 3, 4, 5], {"start_from_epoch": 3}, 5, 3),
+        ([1, 1, 1], {"patience": 3}, 3, 0),
+        ([NAN, 3, 2, 4], {}, 4, 2),
+        ([NAN, NAN, 1], {}, 2, 0),
+        ([NAN, NAN, 1], {"patience": 3}, 3, 2),
+    ],
+)
+def test_it_stops_when_the_figure_stops_improving(
+    series, arguments, epochs, best_epoch
+):
+    stopping = EarlyStopping("q", mode="min", **arguments)
+    played = play(stopping, series)
+    assert len(played.epochs) == epochs
+    assert stopping.best_epoch == best_epoch
+
+
+def test_the_run_hears_why():
+    played = play(EarlyStopping("q", mode="min", patience=2), [1, 2, 3])
+    assert played.run.stop_reason == ("q hasn't improved for 2 epochs (EarlyStopping)")
+
+
+@pytest.mark.parametrize("epochs", [4, 10])
+def test_the_best_weights_come_back_whether_or_not_it_stopped(epochs, capsys):
+    model = ScriptedModel()
+    stopping = EarlyStopping(
+        "q", mode="max", patience=3, restore_best_weights=True, verbose=1
+    )
+    played = play(stopping, [1, 3, 2, 2, 2, 2, 2, 2][:epochs], model=model)
+    assert len(played.epochs) == min(epochs, 5)
+    assert model.weights == [1]
+    stopped = "Epoch 5: early stopping\n" if epochs > 4 else ""
+    assert capsys.readouterr().out == (
+        f"{stopped}Restoring model weights from the end of the best epoch: 2.\n"
+    )
+
+
+def test_it_is_silent_and_fetches_no_weights_unless_asked(capsys):
+    class NoWeights(ScriptedModel):
+        def get_weights(self):
+            raise AssertionError("fetched")
+
+    play(EarlyStopping("q", mode="min"), [1, 2], model=NoWeights())
+    assert capsys.readouterr().out == ""
+
+
+def test_a_figure_that_is_missing_warns_and_counts_nothing():
+    stopping = EarlyStopping("q", mode="min", patience=1)
+    with pytest.warns(UserWarning, match="Available metrics are: loss,mae$"):
+        played = play(stopping, [1, {"loss": 1.0, "mae": 2.0}, 0.5])
+    assert len(played.epochs) == 3
+    assert stopping.wait == 0
+
+
+def test_later_epochs_count_from_where_fit_began():
+    assert len(play(EarlyStopping("q", mode="min"), [NAN, 1], begin=7).epochs) == 1
+    assert len(play(EarlyStopping("q", mode="min"), [NAN, 1], begin=0).epochs) == 2
+
+
+def test_a_fit_stops_and_ends_with_its_best_weights():
+    model = IPUModel(torch.nn.Linear(2, 1))
+    model.compile("sgd", "mse")
+    x, y = torch.randn(8, 2), torch.randn(8, 1)
+    seen = []
+
+    def script(callback, logs):
+        logs["q"] = [3.0, 1.0, 2.0, 2.0, 0.0][len(seen)]
+        seen.append([weight.copy() for weight in callback.model.get_weights()])
+
+    stopping = EarlyStopping("q", mode="min", patience=2, restore_best_weights=True)
+    history = model.fit(
+        x,
+        y,
+        batch_size=4,
+        epochs=9,
+        callbacks=[AtEpochEnd(script), stopping],
+        verbose=0,
+    )
+    assert history.history["q"] == [3.0, 1.0, 2.0, 2.0]
+    assert (seen[1][0] != seen[3][0]).any()
+    for mine, best in zip(model.get_weights(), seen[1]):
+        assert (mine == best).all()
+    expected = torch.nn.functional.linear(
+        x, *(torch.from_numpy(weight) for weight in seen[1])
+    )
+    torch.testing.assert_close(model.predict(x, verbose=0), expected)
+
+
+class Largest(StreamedMetric):
+    """The largest output."""
+
+    direction = "max"
+
+    def reset(self):
+        self.value = float("-inf")
+
+    def update(self, outputs, targets, weights=None):
+        self.value = max(self.value, float(outputs.max()))
+
+    def result(self):
+        return self.value
+
+
+@pytest.mark.parametrize("prefix", ["", "val_"])
+def test_streamed_metrics_say_which_way_is_better(prefix):
+    model = IPUModel(torch.nn.Linear(2, 1))
+    model.compile("sgd", "mse", metrics=[Largest("largest")])
+    x, y = torch.randn(8, 2), torch.randn(8, 1)
+    stopping = EarlyStopping(f"{prefix}largest", patience=9)
+    validation_data = (x, y) if prefix else None
+    model.fit(
+        x,
+        y,
+        batch_size=4,
+        validation_data=validation_data,
+        callbacks=stopping,
+        verbose=0,
+    )
+    assert stopping.direction == "max"
+
+
+# `TerminateOnNaN`: which losses end a run, and how ----------------------------------
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("loss", [NAN, INF, -INF])
+def test_a_loss_that_is_no_number_ends_the_run(loss, capsys):
+    series = [{"loss": 1.0}, {"loss": loss}, {"loss": 1.0}]
+    played = play(TerminateOnNaN(), series, batches=1)
+    assert played.epochs == [0, 1]
+    assert played.run.stop_reason == f"the loss is {loss} (TerminateOnNaN)"
+    assert capsys.readouterr().out == "Batch 0: Invalid loss, terminating training\n"
+
+
+def test_other_losses_and_none_end_nothing(capsys):
+    series = [{"loss": 1e38}, {"loss": -3.0}, {"q": NAN}]
+    assert len(play(TerminateOnNaN(), series, batches=2).epochs) == 3
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_fit_ends_after_the_call(raises, capsys):
+    model = IPUModel(torch.nn.Linear(1, 1), IPUConfig(device_iterations=2))
+    model.compile("sgd", "mse")
+    x = torch.ones(12, 1)
+    x[8] = NAN  # in the third update, the first of the second call
+    recorder = Recorder()
+
+    def fit():
+        model.fit(
+            x,
+            torch.ones(12, 1),
+            batch_size=2,
+            epochs=3,
+            shuffle=False,
+            callbacks=[TerminateOnNaN(raise_error=raises), recorder],
+            verbose=0,
+        )
+
+    expected = contextlib.nullcontext()
+    if raises:
+        expected = pytest.raises(RuntimeError, match="it is nan at batch 5 of epoch 1")
+    with pytest.warns(NonFiniteLossWarning), expected:
+        fit()
+    said = "" if raises else "Batch 5: Invalid loss, terminating training\n"
+    assert capsys.readouterr().out == said
+    names = recorder.names()
+    assert names.count("on_train_batch_begin") == 3
+    assert names.count("on_train_batch_end") == (2 if raises else 3)
+    assert names.count("on_train_end") == (0 if raises else 1)

@@ -1,0 +1,677 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimisers: `ipufit.Optimizer`, torch's and PopTorch's, and `model.optimizer`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from ipufit import (
+    Callback,
+    ConfigError,
+    IPUConfig,
+    IPUModel,
+    Optimizer,
+    UnknownNameError,
+    UnsupportedError,
+    poptorch,
+)
+from ipufit.optimizers import (
+    LossScaleRamp,
+    Schedule,
+    check_covers,
+    hyper_parameters,
+    resolve_optimizer,
+)
+from tests import reference
+
+
+@pytest.fixture
+def module():
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+
+
+def is_constant(optimizer, name):
+    return optimizer.variable_attrs.isConstant(name)
+
+
+# What it makes --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "rmsprop", "sgd"])
+def test_a_name_alone_is_poptorchs_optimizer_with_its_defaults(module, name):
+    made = Optimizer(name).bind(module)
+    cls = type(made)
+    assert cls.__name__.lower() == name
+    plain = cls(module.parameters(), lr=made.param_groups[0]["lr"])
+    for key, value in plain.param_groups[0].items():
+        if key != "params":
+            assert made.param_groups[0][key] == value
+    for key in (*plain.defaults, "loss_scaling"):
+        assert is_constant(made, key) == is_constant(plain, key)
+
+
+def test_given_values_arrive_and_may_change(module):
+    made = Optimizer(
+        "AdamW",
+        learning_rate=0.25,
+        weight_decay=0.5,
+        loss_scaling=128,
+        global_clipnorm=2.0,
+        betas=[0.5, 0.75],
+        eps=0.125,
+        accum_type=torch.float16,
+    ).bind(module)
+    (group,) = made.param_groups
+    assert type(made) is poptorch.optim.AdamW
+    assert (group["lr"], group["weight_decay"], group["eps"]) == (0.25, 0.5, 0.125)
+    assert group["betas"] == (0.5, 0.75)
+    assert (made.loss_scaling, made.max_grad_norm) == (128.0, 2.0)
+    assert made.accum_type is torch.float16
+    names = ("lr", "weight_decay", "eps", "betas", "loss_scaling")
+    assert not any(is_constant(made, name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sgd", {"momentum": 0.5, "nesterov": True}),
+        ("sgd", {"momentum": 0.5, "dampening": 0.25}),
+        ("rmsprop", {"alpha": 0.5, "centered": True, "momentum": 0.25}),
+        ("lamb", {"max_weight_norm": 10.0, "betas": (0.5, 0.5)}),
+    ],
+)
+def test_settings_are_those_of_poptorch(module, name, settings):
+    (group,) = Optimizer(name, **settings).bind(module).param_groups
+    assert {key: group[key] for key in settings} == settings
+
+
+def test_settings_that_are_attributes_arrive(module):
+    made = Optimizer(
+        "sgd", momentum=0.5, use_combined_accum=True, velocity_scaling=4.0
+    ).bind(module)
+    assert made.use_combined_accum is True
+    assert made.param_groups[0]["velocity_scaling"] == 4.0
+    assert Optimizer("rmsprop", use_tf_variant=True).bind(module).use_tf_variant
+    assert not Optimizer("lamb", bias_correction=False).bind(module).bias_correction
+
+
+def test_a_setting_of_none_is_not_given(module):
+    assert is_constant(Optimizer("adam", betas=None).bind(module), "betas")
+
+
+@pytest.mark.parametrize("wrong", [3, [3]])
+def test_no_decay_of_another_type_is_refused(wrong):
+    with pytest.raises(ConfigError, match="has 3 in no_decay"):
+        Optimizer("adamw", no_decay=wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "is_automatic", "constant"),
+    [
+        (None, 1.0, False, True),
+        (1, 1.0, False, False),
+        (64.0, 64.0, False, False),
+        ("auto", 1.0, True, False),
+        (LossScaleRamp(8, 2, 10, 64), 8.0, False, False),
+    ],
+)
+def test_a_loss_scaling_is_variable_once_it_is_given(
+    module, given, first, is_automatic, constant
+):
+    spec = Optimizer("adam", loss_scaling=given)
+    made = spec.bind(module)
+    assert made.loss_scaling == first
+    assert is_constant(made, "loss_scaling") is constant
+    assert spec.is_scaled_automatically is is_automatic
+
+
+def test_automatic_loss_scaling_accumulates_in_half_precision_if_weights_are(module):
+    spec = Optimizer("adam", loss_scaling="auto")
+    assert spec.bind(module).accum_type is torch.float32
+    assert spec.bind(module.half()).accum_type is torch.float16
+    own = Optimizer("adam", loss_scaling="auto", accum_type=torch.float32)
+    assert own.bind(module).accum_type is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "loss_scaling", "expected"),
+    [
+        ("sgd", None, 0.5),
+        ("sgd", 8.0, 4.0),  # PopTorch's SGD clips what is still scaled
+        ("adam", 8.0, 0.5),
+        ("adamw", "auto", 0.5),
+        ("adam", LossScaleRamp(8, 2, 10, 64), 0.5),
+    ],
+)
+def test_global_clipnorm_is_the_norm_of_unscaled_gradients(
+    module, name, loss_scaling, expected
+):
+    spec = Optimizer(name, global_clipnorm=0.5, loss_scaling=loss_scaling)
+    assert spec.bind(module).max_grad_norm == expected
+
+
+def test_it_is_a_value():
+    spec = Optimizer("adamw", 0.1, betas=(0.5, 0.6), no_decay="bias")
+    assert spec == Optimizer("AdamW", 0.1, betas=[0.5, 0.6], no_decay=["bias"])
+    assert spec != Optimizer("adamw", 0.1, betas=(0.5, 0.7), no_decay="bias")
+    assert hash(spec) == hash(pickle.loads(pickle.dumps(spec)))
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.learning_rate = 0.2
+
+
+# What it refuses ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": -1}, r"Optimizer\('adamw'\) has learning_rate=-1"),
+        ({"learning_rate": "cosine"}, r"compile\(lr_schedule="),
+        ({"learning_rate": Schedule("cosine")}, r"compile\(lr_schedule="),
+        ({"learning_rate": math.nan}, "learning_rate=nan"),
+        ({"learning_rate": True}, "learning_rate=True"),
+        ({"weight_decay": -0.1}, r"weight_decay=-0\.1"),
+        ({"global_clipnorm": 0}, "global_clipnorm=0"),
+        ({"loss_scaling": 0}, "loss_scaling=0"),
+        ({"loss_scaling": "dynamic"}, "'dynamic': use a number, 'auto', or"),
+        ({"loss_scaling": math.inf}, "loss_scaling=inf"),
+        ({"ema_momentum": 1}, "ema_momentum=1: .* at least 0 and below 1"),
+        ({"ema_momentum": True}, "ema_momentum=True"),
+        ({"no_decay": [torch.nn.LayerNorm]}, "LayerNorm.*in no_decay: use 'bias'"),
+        ({"no_decay": "bias", "weight_decay": 0}, "no weight decay that it could"),
+        ({"betas": (0.5, 1.5)}, r"can't have these settings: .*1\.5"),
+        ({"betas": 0.5}, "can't have these settings"),
+        ({"eps": -1}, "can't have these settings: .*-1"),
+        ({"accum_type": torch.float64}, "can't have these settings: .*float64"),
+        ({"learning_rate": 0.1, "lr": 0.1}, r"has lr\. .* which was given, too"),
+        ({"max_grad_norm": 0.1}, "Here it is global_clipnorm"),
+        ({"beta_1": 0.1}, r"Here it is betas=\(beta_1, beta_2\)"),
+        ({"epsilon": 0.1}, "Here it is eps"),
+        ({"use_ema": True}, "Here it is ema_momentum"),
+    ],
+)
+def test_bad_values_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Optimizer("adamw", **settings)
+
+
+def test_no_decay_needs_a_decay():
+    Optimizer("lamb", no_decay="norm")
+    with pytest.raises(ConfigError, match=r"Give weight_decay, or leave no_decay out"):
+        Optimizer("adam", no_decay="norm")
+
+
+def test_velocity_scaling_needs_the_combined_accumulator():
+    with pytest.raises(ConfigError, match="use_combined_accum=True"):
+        Optimizer("sgd", momentum=0.9, velocity_scaling=2.0)
+
+
+def test_nesterov_without_momentum_is_refused():
+    with pytest.raises(ConfigError, match=r"'sgd'.*Nesterov momentum requires"):
+        Optimizer("sgd", nesterov=True)
+
+
+def test_the_rate_may_be_called_as_in_torch():
+    assert Optimizer("sgd", lr=0.25) == Optimizer("sgd", learning_rate=0.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("lars", "no lars: 'lamb' adapts"),
+        ("Adagrad", "no Adagrad: 'rmsprop' is nearest.*alpha=0.999"),
+        ("adafactor", "no adafactor: 'adamw' is nearest.*accum_type"),
+        ("lion", "no lion: 'adamw' is nearest"),
+        ("ftrl", "no ftrl: there are adam, ad"),
+    ],
+)
+def test_what_poptorch_lacks_is_said_with_what_it_has(name, advice):
+    with pytest.raises(UnsupportedError, match=f"^PopTorch has {advice}"):
+        Optimizer(name)
+
+
+@pytest.mark.parametrize("name", ["adammw", "adamm", None, 3])
+def test_an_unknown_name_is_refused(name):
+    with pytest.raises(UnknownNameError, match=r"Unknown optimizer .*Known: adam, ada"):
+        Optimizer(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "hint"),
+    [
+        ("adamw", "beta", "'betas'"),
+        ("sgd", "nestrov", "'nesterov'"),
+        ("sgd", "betas", "momentum"),
+        ("adam", "max_weight_norm", "accum_type"),
+        ("rmsprop", "alhpa", "'alpha'"),
+    ],
+)
+def test_an_unknown_setting_gets_a_suggestion(name, setting, hint):
+    text = rf"Unknown setting of Optimizer\('{name}'\) '{setting}'.*{hint}"
+    with pytest.raises(UnknownNameError, match=text):
+        Optimizer(name, **{setting: 0.5})
+
+
+@pytest.mark.parametrize(
+    "name", ["amsgrad", "maximize", "foreach", "fused", "capturable", "params"]
+)
+def test_settings_that_no_ipu_has_are_refused(name):
+    with pytest.raises(UnsupportedError, match=rf"has {name}, which IPUs don't"):
+        Optimizer("adam", **{name: True})
+
+
+def test_bias_correction_that_poptorch_ignores_is_refused():
+    Optimizer("adamw", bias_correction=True)
+    with pytest.raises(UnsupportedError, match="takes and ignores"):
+        Optimizer("adamw", bias_correction=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "meaning"),
+    [("clipnorm", "each weight by its own norm"), ("clipvalue", "each element")],
+)
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "sgd"])
+def test_keras_other_clippings_are_refused(name, setting, meaning):
+    with pytest.raises(UnsupportedError, match=rf"{meaning}.*use global_clipnorm"):
+        Optimizer(name, **{setting: 1.0})
+
+
+@pytest.mark.parametrize("name", ["lamb", "rmsprop"])
+def test_what_cannot_clip_is_refused(name):
+    with pytest.raises(UnsupportedError, match=r"global_clipnorm=1\.0.*can't clip"):
+        Optimizer(name, global_clipnorm=1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"momentum": 0.9}, r"clip the velocity.*poptorch\.optim\.SGD"),
+        ({"use_combined_accum": True}, "clip the velocity"),
+        ({"loss_scaling": "auto"}, "loss scaling that changes"),
+        ({"loss_scaling": LossScaleRamp(1, 2, 1, 8)}, "loss scaling that changes"),
+    ],
+)
+def test_sgd_clips_only_where_it_is_the_gradient_that_is_clipped(settings, message):
+    Optimizer("sgd", global_clipnorm=1.0)
+    with pytest.raises(UnsupportedError, match=message):
+        Optimizer("sgd", global_clipnorm=1.0, **settings)
+
+
+def test_only_lamb_has_a_trust_ratio_to_leave_out():
+    assert Optimizer("lamb", no_trust_ratio="bias").no_trust_ratio == ("bias",)
+    with pytest.raises(UnsupportedError, match="only 'lamb' has a trust ratio"):
+        Optimizer("adamw", no_trust_ratio="bias")
+    with pytest.raises(ConfigError, match="has 1 in no_trust_ratio"):
+        Optimizer("lamb", no_trust_ratio=[1])
+
+
+# Names and torch's optimisers become PopTorch's -------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "lr"),
+    [
+        ("sgd", "SGD", 1e-2),
+        ("adam", "Adam", 1e-3),
+        ("adamw", "AdamW", 1e-3),
+        ("AdamW", "AdamW", 1e-3),
+        ("rmsprop", "RMSprop", 1e-3),
+        ("lamb", "LAMB", 1e-3),
+    ],
+)
+def test_a_name_optimises_every_parameter(module, name, expected, lr):
+    optimizer = resolve_optimizer(name, module)
+    (group,) = optimizer.param_groups
+    assert type(optimizer) is getattr(poptorch.optim, expected)
+    assert [id(p) for p in group["params"]] == [id(p) for p in module.parameters()]
+    assert group["lr"] == lr
+    assert not optimizer.variable_attrs.isConstant("lr")
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        (torch.optim.SGD, {"lr": 1, "momentum": 0.5, "dampening": 0.1}),
+        (torch.optim.Adam, {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-5}),
+        (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.3}),
+        (torch.optim.RMSprop, {"lr": 0.1, "alpha": 0.9, "centered": True}),
+    ],
+)
+def test_torchs_optimisers_keep_their_settings(module, make, settings):
+    given = make(module.parameters(), **settings)
+    optimizer = resolve_optimizer(given, module)
+    assert isinstance(optimizer, poptorch.optim.Optimizer)
+    assert type(optimizer).__name__ == make.__name__
+    for name, value in settings.items():
+        assert optimizer.param_groups[0][name] == value
+
+
+def test_parameter_groups_keep_their_own_settings(module):
+    first, second = module
+    given = torch.optim.AdamW(
+        [
+            {"params": first.parameters(), "lr": 0.5},
+            {"params": second.parameters(), "weight_decay": 0.25},
+        ],
+        lr=0.125,
+    )
+    groups = resolve_optimizer(given, module).param_groups
+    assert [group["lr"] for group in groups] == [0.5, 0.125]
+    assert [group["weight_decay"] for group in groups] == [0.01, 0.25]
+    assert [len(group["params"]) for group in groups] == [2, 2]
+
+
+def test_a_learning_rate_may_be_a_tensor(module):
+    given = torch.optim.Adam(module.parameters(), lr=torch.tensor(0.25))
+    lr = resolve_optimizer(given, module).param_groups[0]["lr"]
+    assert lr == 0.25
+    assert isinstance(lr, float)
+
+
+def test_an_optimizer_of_poptorch_is_used_as_it_is(module):
+    given = poptorch.optim.Adam(module.parameters(), lr=0.1)
+    assert resolve_optimizer(given, module) is given
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: torch.optim.Adagrad(p, lr=0.1), r"torch\.optim.*Adagrad.*adamw"),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "amsgrad=True"),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad=True"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, maximize=True), "maximize=True"),
+        (lambda p: torch.optim.SGD, "neither a name"),
+        (lambda p: 3, "optimizer=3"),
+        (lambda p: None, "optimizer=None"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(module, make, message):
+    with pytest.raises(UnsupportedError, match=message):
+        resolve_optimizer(make(module.parameters()), module)
+
+
+def test_a_subclass_is_refused_because_it_may_do_more(module):
+    class Mine(torch.optim.SGD):
+        pass
+
+    with pytest.raises(UnsupportedError, match="Mine"):
+        resolve_optimizer(Mine(module.parameters(), lr=0.1), module)
+
+
+def test_an_optimizer_that_made_steps_is_refused(module):
+    given = torch.optim.Adam(module.parameters())
+    module(torch.ones(1, 3)).sum().backward()
+    given.step()
+    with pytest.raises(UnsupportedError, match="made steps already"):
+        resolve_optimizer(given, module)
+
+
+@pytest.mark.parametrize("home", [torch.optim, poptorch.optim])
+def test_an_optimizer_of_another_module_is_refused(module, home):
+    other = home.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"2 parameters .* are not the module's"):
+        resolve_optimizer(other, module)
+
+
+def test_a_trainable_parameter_that_the_optimizer_lacks_is_refused(module):
+    first, second = module
+    optimizer = torch.optim.SGD(second.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"0\.weight, 0\.bias: trainable, but not"):
+        check_covers(optimizer, module)
+    first.requires_grad_(False)
+    check_covers(optimizer, module)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop])
+def test_without_momentum_there_is_no_velocity(module, make):
+    optimizer = resolve_optimizer(make(module.parameters(), lr=0.1), module)
+    assert optimizer.variable_attrs.isConstant("momentum")
+    assert not optimizer.variable_attrs.isConstant("lr")
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop])
+def test_momentum_stays_variable_if_a_group_has_some(module, make):
+    groups = [
+        {"params": module[0].parameters()},
+        {"params": module[1].parameters(), "momentum": 0.5},
+    ]
+    optimizer = resolve_optimizer(make(groups, lr=0.1), module)
+    assert not optimizer.variable_attrs.isConstant("momentum")
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.0, 0.5]
+
+
+def test_dampening_without_momentum_does_nothing_as_in_torch(module):
+    given = torch.optim.SGD(module.parameters(), lr=0.1, dampening=0.5)
+    assert resolve_optimizer(given, module).param_groups[0]["dampening"] == 0.0
+    assert given.param_groups[0]["dampening"] == 0.5
+
+
+def test_the_loss_scaling_is_one_of_the_values_a_device_has(module):
+    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1, loss_scaling=2.0)
+    before = hyper_parameters(optimizer)
+    optimizer.loss_scaling = 4.0
+    assert hyper_parameters(optimizer) != before
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda two: dict(enumerate(two))])
+def test_several_optimizers_are_called_so(kind):
+    module = torch.nn.Linear(3, 2)
+    two = [torch.optim.SGD([p], lr=0.1) for p in module.parameters()]
+    with pytest.raises(UnsupportedError, match=r"several optimizers \(2\), .*'params'"):
+        resolve_optimizer(kind(two), module)
+
+
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_hooks_around_steps_are_refused(kind):
+    module = torch.nn.Linear(3, 2)
+    given = torch.optim.SGD(module.parameters(), lr=0.1)
+    getattr(given, f"register_step_{kind}_hook")(lambda *_: None)
+    with pytest.raises(UnsupportedError, match=f"SGD has a step {kind}-hook"):
+        resolve_optimizer(given, module)
+
+
+# Keras's `optimizer.learning_rate` sets the rate; what nobody reads can't be set ----
+
+
+X, Y = reference.samples(32)
+FIT = {"batch_size": 8, "verbose": 0, "shuffle": False}
+NAMES = ("sgd", "adam", "adamw", "rmsprop", "lamb")
+
+
+def make(optimizer="sgd", **settings):
+    model = IPUModel(reference.network(), IPUConfig())
+    model.compile(optimizer, "cross_entropy", **settings)
+    return model
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.module.parameters()]
+
+
+@pytest.mark.parametrize("word", ["learning_rate", "lr"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rate_of_zero_trains_nothing(name, word):
+    model = make(Optimizer(name, learning_rate=0.1, weight_decay=0.0))
+    setattr(model.optimizer, word, 0)
+    assert getattr(model.optimizer, word) == 0.0
+    before = weights(model)
+    model.fit(X, Y, **FIT)
+    assert all(map(torch.equal, before, weights(model)))
+    model.optimizer.learning_rate = 0.1
+    model.fit(X, Y, **FIT)
+    assert not all(map(torch.equal, before, weights(model)))
+
+
+def test_it_counts_from_the_next_call_on():
+    class Stops(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen = [*getattr(self, "seen", []), weights(self.model)]
+            self.model.optimizer.learning_rate = 0.0
+
+    model, stops = make(), Stops()
+    before = weights(model)
+    model.fit(X, Y, callbacks=stops, **FIT)
+    assert not all(map(torch.equal, before, stops.seen[0]))
+    for later in stops.seen[1:]:
+        assert all(map(torch.equal, stops.seen[0], later))
+
+
+def test_all_groups_get_it():
+    module = reference.network()
+    groups = [
+        {"params": module[0].parameters(), "lr": 0.1},
+        {"params": module[2].parameters(), "lr": 0.2},
+    ]
+    model = IPUModel(module)
+    model.compile(torch.optim.SGD(groups, lr=0.3), "mse")
+    assert model.optimizer.learning_rate == 0.1
+    model.optimizer.learning_rate = 0.5
+    assert [group["lr"] for group in model.optimizer.param_groups] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, torch.tensor, int])
+def test_a_rate_may_be_any_number(kind):
+    optimizer = make().optimizer
+    optimizer.learning_rate = kind(2)
+    assert type(optimizer.param_groups[0]["lr"]) is float
+    assert optimizer.learning_rate == 2.0
+
+
+@pytest.mark.parametrize("rate", [-1, "0.1", None, float("nan")])
+def test_what_is_no_rate_is_refused(rate):
+    with pytest.raises(ConfigError, match="learning_rate"):
+        make().optimizer.learning_rate = rate
+
+
+def test_a_schedule_and_a_rate_exclude_each_other():
+    model = make(lr_schedule="cosine")
+    with pytest.raises(ConfigError, match="the schedule that compile"):
+        model.optimizer.lr = 0.1
+    model.compile(model.optimizer, "mse")
+    model.optimizer.lr = 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("learningRate", r"Did you mean learning_rate\?"),
+        ("weight_decy", r"group\['weight_decay'\] = \.\.\."),
+        (
+            "warmup",
+            "Set learning_rate, or in the dicts .* betas, .*lr, ",
+        ),
+        ("weight_decay", r"parameter groups: .* group\['weight_decay'\] = \.\.\."),
+        ("beta_1", r"group\['betas'\] = \.\.\."),
+    ],
+)
+def test_what_nobody_reads_can_not_be_set(name, advice):
+    optimizer = make("adamw").optimizer
+    with pytest.raises(AttributeError, match=f"Nobody reads .*{name}.*{advice}"):
+        setattr(optimizer, name, 0.5)
+    assert not hasattr(optimizer, name)
+
+
+def test_what_poptorch_reads_can_be_set():
+    optimizer = make(Optimizer("adam", loss_scaling=2.0)).optimizer
+    optimizer.loss_scaling = 4.0
+    assert optimizer.loss_scaling == 4.0
+
+
+def test_torchs_schedulers_find_what_they_set():
+    model = make(lr_schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 1))
+    model.fit(X, Y, **FIT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_the_optimizer_that_was_given(name, caplog):
+    module = reference.network()
+    kinds = {"rmsprop": "RMSprop", "adamw": "AdamW", "adam": "Adam"}
+    plain = getattr(poptorch.optim, kinds.get(name, name.upper()))
+    own = plain(module.parameters(), lr=0.1)
+    model = IPUModel(module)
+    model.compile(own, "cross_entropy")
+    assert model.optimizer is own
+    assert isinstance(own, plain)
+    assert type(own).__name__ == plain.__name__
+    kind = type(own)
+    model.compile(own, "cross_entropy")
+    assert type(own) is kind
+    with caplog.at_level(logging.WARNING):
+        model.fit(X, Y, **FIT)
+    assert "subclass" not in caplog.text
+    assert "custom optimizer" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "twin_of", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
+)
+def test_a_copy_is_settable_too(twin_of):
+    optimizer = make().optimizer
+    twin = twin_of(optimizer)
+    twin.learning_rate = 0.5
+    assert twin.learning_rate == 0.5
+    assert optimizer.learning_rate == 0.01
+    assert type(twin) is type(optimizer)
+
+
+class Stepping(Callback):
+    """Steps a scheduler of torch after each epoch, as torch's users do."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+
+    def on_epoch_end(self, epoch, logs):
+        self.scheduler.step()
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_the_user_s_own_optimizer_is_followed():
+    module = reference.network()
+    twin = copy.deepcopy(module)
+    given = torch.optim.SGD(module.parameters(), lr=0.4)
+    model = IPUModel(module, IPUConfig())
+    model.compile(given, "cross_entropy")
+    scheduler = torch.optim.lr_scheduler.StepLR(given, 1, gamma=0.5)
+    model.fit(X, Y, epochs=3, callbacks=Stepping(scheduler), **FIT)
+    assert model.optimizer.learning_rate == 0.1
+    plain = torch.optim.SGD(twin.parameters(), lr=0.4)
+    for epoch in range(3):
+        plain.param_groups[0]["lr"] = 0.4 * 0.5**epoch
+        for rows in torch.arange(32).split(8):
+            plain.zero_grad()
+            torch.nn.functional.cross_entropy(twin(X[rows]), Y[rows]).backward()
+            plain.step()
+    reference.assert_same_weights(module, twin)
+
+
+def test_what_the_program_has_as_a_constant_cannot_be_followed():
+    module = reference.network()
+    given = torch.optim.SGD(module.parameters(), lr=0.4)
+    model = IPUModel(module, IPUConfig())
+    model.compile(given, "cross_entropy")
+    given.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(ConfigError, match="done to the SGD changes momentum"):
+        model.fit(X, Y, **FIT)
+
+
+def test_the_newest_of_both_counts():
+    module = reference.network()
+    given = torch.optim.SGD(module.parameters(), lr=0.4)
+    model = IPUModel(module, IPUConfig())
+    model.compile(given, "cross_entropy")
+    given.param_groups[0]["lr"] = 0.2
+    model.fit(X, Y, **FIT)
+    model.optimizer.lr = 0.1
+    model.fit(X, Y, **FIT)
+    assert model.optimizer.lr == 0.1
