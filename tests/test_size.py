@@ -31,7 +31,7 @@ ROOMS = {
     "emulator": (Size(80, 11433, 84819), "emulator"),
     "engine and model": (Size(20, 8217, 63932), "engine model"),
     "data": (Size(8, 2560, 19938), "data"),
-    "metrics and losses": (Size(21, 1876, 16176), "metrics losses"),
+    "metrics and losses": (Size(16, 1857, 16024), "metrics losses"),
     "optimizers": (Size(8, 1662, 12618), "optimizers"),
     "callbacks": (Size(12, 1930, 15757), "callbacks"),
     "checkpoint and resume": (Size(5, 2054, 15939), "checkpoint resume"),

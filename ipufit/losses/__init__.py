@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .loss import Loss, LossTerms
-from .resolve import LossLike, resolve_loss
+from .named import LossLike, resolve_loss
 from .smoothing import check_smoothing, smoothed
 
 __all__ = [

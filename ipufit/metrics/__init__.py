@@ -9,7 +9,6 @@ from . import (
     classification,
     confusion,
     correlation,
-    hinge,
     names,
     probabilistic,
     ranking,
@@ -21,7 +20,6 @@ from .base import *
 from .classification import *
 from .confusion import *
 from .correlation import *
-from .hinge import *
 from .names import *
 from .probabilistic import *
 from .ranking import *
@@ -34,7 +32,6 @@ __all__ += base.__all__
 __all__ += classification.__all__
 __all__ += confusion.__all__
 __all__ += correlation.__all__
-__all__ += hinge.__all__
 __all__ += names.__all__
 __all__ += probabilistic.__all__
 __all__ += ranking.__all__

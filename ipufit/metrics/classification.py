@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracies: the share of samples that are classified correctly."""
+"""Accuracies: the share of samples that are classified correctly; and hinge losses."""
 
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any, Optional, Tuple
 
 import torch
@@ -11,8 +12,16 @@ from torch import Tensor
 
 from ipufit.errors import ConfigError
 
-from .base import Metric, flat, in_float32, mean_sums, spread_weights, zeros_like
-from .settings import is_whole, score_above
+from .base import (
+    Metric,
+    flat,
+    in_float32,
+    is_whole,
+    mean_sums,
+    score_above,
+    spread_weights,
+    zeros_like,
+)
 from .shapes import (
     IGNORED_INDEX,
     class_indices,
@@ -28,6 +37,7 @@ __all__ = [
     "Accuracy",
     "BinaryAccuracy",
     "CategoricalAccuracy",
+    "CategoricalHinge",
     "SparseCategoricalAccuracy",
     "SparseTopKCategoricalAccuracy",
     "TopKAccuracy",
@@ -232,3 +242,65 @@ def _best(outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
     if labels.shape != outputs.shape[:-1]:
         outputs = outputs.movedim(1, -1)
     return outputs.argmax(dim=-1).eq(labels), labels.ne(IGNORED_INDEX)
+
+
+def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the hinge loss of each output, `max(0, 1 - target * output)`.
+
+    Args:
+        outputs: Numbers of any shape, `[N]` or `[N, 1]` as a rule.
+        targets: -1 and 1, or 0 and 1, where 0 stands for -1.
+
+    Returns:
+        Tensor of the outputs' shape, of numbers from 0.
+
+    Example:
+        >>> hinge(torch.tensor([0.5, 0.5]), torch.tensor([1, 0]))
+        tensor([0.5000, 1.5000])
+    """
+    side = matched_targets(outputs, targets).gt(0.0).to(torch.float32) * 2.0 - 1.0
+    values: Tensor = (1.0 - side * outputs.to(torch.float32)).clamp(min=0.0)
+    return values
+
+
+def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the square of `hinge`.
+
+    Args:
+        outputs: Numbers of any shape.
+        targets: -1 and 1, or 0 and 1.
+
+    Example:
+        >>> squared_hinge(torch.tensor([0.5]), torch.tensor([-1]))
+        tensor([2.2500])
+    """
+    return torch.square(hinge(outputs, targets))
+
+
+class CategoricalHinge(Metric):
+    """The mean of `max(0, 1 + highest other score - score of the target's class)`.
+
+    It is Crammer and Singer's, as in scikit-learn. Keras takes 0 for the highest other
+    score if all other scores are negative.
+
+    Args:
+        name: Key in logs.
+
+    Example:
+        >>> metric = CategoricalHinge()
+        >>> metric.sums(torch.tensor([[0.0, -0.5]]), torch.tensor([0]))
+        tensor([0.5000, 1.0000])
+    """
+
+    direction = "min"
+
+    def __init__(self, name: str = "categorical_hinge") -> None:
+        super().__init__(name)
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Return the sum of the losses, and the weight of the samples that count."""
+        scores, labels, counts = classified(outputs, targets, weights)
+        is_own = one_hot(labels, scores.shape[-1])
+        own = scores.masked_fill(is_own.logical_not(), 0.0).sum(dim=-1)
+        others = scores.masked_fill(is_own, -math.inf).amax(dim=-1)
+        return mean_sums((1.0 + others - own).clamp(min=0.0), counts)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
-from . import classification, confusion, correlation, hinge, probabilistic, ranking
+from . import classification, confusion, correlation, probabilistic, ranking
 from . import regression as errors
 from .base import FunctionMetric, Metric, StreamedMetric
 from .torchmetrics_adapter import (
@@ -49,7 +49,7 @@ _METRICS: dict[str, Callable[..., Any]] = {
     "binary_accuracy": classification.BinaryAccuracy,
     "categorical_accuracy": classification.CategoricalAccuracy,
     "categorical_crossentropy": probabilistic.CategoricalCrossentropy,
-    "categorical_hinge": hinge.CategoricalHinge,
+    "categorical_hinge": classification.CategoricalHinge,
     "ce crossentropy": probabilistic.CrossEntropy,
     "cosine_similarity": errors.CosineSimilarity,
     "exact_auc": ranking.ExactAUC,
@@ -58,7 +58,7 @@ _METRICS: dict[str, Callable[..., Any]] = {
     "false_negatives": confusion.FalseNegatives,
     "false_positives": confusion.FalsePositives,
     "fbeta_score": confusion.FBetaScore,
-    "hinge": hinge.hinge,
+    "hinge": classification.hinge,
     "huber smooth_l1": errors.huber_error,
     "iou": confusion.IoU,
     "kl_div kl_divergence": probabilistic.KLDivergence,
@@ -82,7 +82,7 @@ _METRICS: dict[str, Callable[..., Any]] = {
     "sparse_top_k_categorical_accuracy": classification.SparseTopKCategoricalAccuracy,
     "spearman spearman_correlation": correlation.SpearmanCorrelation,
     "specificity": confusion.Specificity,
-    "squared_hinge": hinge.squared_hinge,
+    "squared_hinge": classification.squared_hinge,
     "top_k_categorical_accuracy": classification.TopKCategoricalAccuracy,
     "true_negatives": confusion.TrueNegatives,
     "true_positives": confusion.TruePositives,

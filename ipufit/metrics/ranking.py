@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ipufit.errors import ConfigError
 
-from .base import CollectingMetric, Metric
-from .settings import is_whole
+from .base import CollectingMetric, Metric, is_whole
 from .shapes import (
     Elements,
     classified,

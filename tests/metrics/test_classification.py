@@ -209,13 +209,6 @@ def test_a_threshold_is_a_probability(threshold):
         BinaryAccuracy(threshold)
 
 
-def test_nothing_comes_to_nan_and_more_is_better():
-    for make in (Accuracy, BinaryAccuracy, TopKAccuracy):
-        result = make().result(torch.zeros(2, dtype=torch.float64))
-        assert result != result
-        assert make().direction == "max"
-
-
 def test_a_top_k_accuracy_is_called_by_its_k():
     assert TopKAccuracy(3).name == "top_3_accuracy"
     assert SparseTopKCategoricalAccuracy(3).name == "sparse_top_k_categorical_accuracy"

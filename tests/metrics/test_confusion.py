@@ -256,11 +256,6 @@ def test_what_is_divided_by_0_is_0_and_nothing_is_nan(make):
     assert make().direction == "max"
 
 
-def test_a_count_of_nothing_is_0_and_has_no_direction():
-    assert TruePositives().result(torch.zeros(4, dtype=torch.float64)) == 0.0
-    assert TruePositives().direction is None
-
-
 @pytest.mark.parametrize("make", [Precision, Recall, F1Score, MeanIoU])
 def test_a_target_of_minus_100_does_not_count(make):
     outputs, targets = scores(15, 5, 4), labels(16, 5)

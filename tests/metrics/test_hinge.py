@@ -79,8 +79,3 @@ def test_a_target_of_minus_100_does_not_count():
 def test_scores_of_classes_need_classes():
     with pytest.raises(DataError, match=r"\(4, 1\)"):
         CategoricalHinge().sums(torch.zeros(4, 1), torch.zeros(4))
-
-
-@pytest.mark.parametrize("name", ["hinge", "squared_hinge", "categorical_hinge"])
-def test_less_is_better(name):
-    assert resolve_metric(name).direction == "min"
