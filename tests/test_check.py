@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import inspect
+import io
+import json
 import random
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import ipufit
@@ -335,6 +338,36 @@ def test_callbacks_that_hear_each_update_are_slow():
 
 
 # Losses of the module's own -----------------------------------------------------------
+
+
+# Reports ------------------------------------------------------------------------------
+
+
+def shown(report):
+    file = io.StringIO()
+    report.print(Console(file=file, width=200))
+    return file.getvalue()
+
+
+def test_a_report_has_the_gravest_first_as_a_table_as_lines_and_as_json():
+    report = model_of(nn.Sequential(Net(), Net(reads_a_value))).check(X[:14], Y[:14], 8)
+    refusal, other = report.findings
+    assert (refusal.severity, other.severity) == ("refused", "good to know")
+    assert report.of("refused") == (refusal,)
+    place = f"{marked_line(reads_a_value)}, in 1"
+    assert str(refusal) == f"refused: {refusal.what[:-1]} ({place}). {refusal.advice}"
+    assert str(other) == f"good to know: {other.what}. {other.advice}"
+    text = shown(report)
+    for one in report.findings:
+        assert all(words in text for words in (one.severity, one.what, one.advice))
+    assert refusal.location in text
+    assert "Doesn't run: 1 refused, 1 good to know." in text
+    data = json.loads(report.as_json())
+    assert [type(refusal)(**one) for one in data["findings"]] == [refusal, other]
+    assert data["is_refused"] is report.is_refused is True
+    fine = model_of(Net()).check(X, Y, 8)
+    assert shown(fine) == "Net, 16 samples per call: Nothing is refused.\n"
+    assert json.loads(fine.as_json())["is_refused"] is fine.is_refused is False
 
 
 # Everything stays as it was -----------------------------------------------------------
