@@ -10,6 +10,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,6 @@ from ipufit.engine import (
     host_update,
 )
 from ipufit.errors import ConfigError
-from ipufit.planning.choices import Choice
 
 from .model import FitArguments, IPUModel
 
@@ -149,7 +149,7 @@ def _difference(part: str, name: str, host: Tensor, device: Tensor) -> Differenc
         return Difference(part, name, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0, 1)
     where = broken if broken.any() else apart
     flat = int(where.reshape(-1).to(torch.float64).argmax())
-    index = _unravelled(flat, apart.shape)
+    index = tuple(map(int, np.unravel_index(flat, tuple(apart.shape))))
     absolute = float(apart.reshape(-1)[flat])
     one, other = (float(values.reshape(-1)[flat]) for values in (expected, got))
     return Difference(
@@ -170,14 +170,6 @@ def _ratio(part: float, whole: float) -> float:
     if part == 0:
         return 0.0
     return part / whole if whole else math.inf
-
-
-def _unravelled(flat: int, shape: torch.Size) -> tuple[int, ...]:
-    index: list[int] = []
-    for size in reversed(shape):
-        flat, rest = divmod(flat, size)
-        index.insert(0, rest)
-    return tuple(index)
 
 
 def _row(one: Difference) -> str:
@@ -422,7 +414,7 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
             "forward draws random numbers in train mode: loss, gradients and weights "
             "differ by those."
         )
-    given = FitArguments(rows, shuffle=False, updates=Choice(1))
+    given = FitArguments(rows, shuffle=False, updates=1)
     training, batches = model._training(data.again(), given, list(known))
     training.prepare(batches, make_progress(0))
     training.figures.reset()

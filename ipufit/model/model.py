@@ -234,7 +234,7 @@ class FitArguments:
     validation_split: float = 0.0
     steps_per_epoch: int | None = None
     validation_updates: int | None = None
-    updates: Choice | None = None
+    updates: int | None = None
     checkpoint: files.Checkpoint | None = None
 
     @classmethod
@@ -896,7 +896,7 @@ class IPUModel:
                 "updates of a call (device_iterations): pass a multiple of it."
             )
         given = FitArguments(
-            size, shuffle=False, class_weight=class_weight, updates=Choice(updates)
+            size, shuffle=False, class_weight=class_weight, updates=updates
         )
         # Passes are numbered by updates, so that no batch draws alike.
         training, batches = self._training(
@@ -945,7 +945,8 @@ class IPUModel:
         """
         self._require_compiled()
         source = as_batch(x, y, sample_weight)
-        size, rows = _default_batch_size(self.config), source.rows_of_first
+        size, _ = _rows_to_evaluate(self.config, source, None, None)
+        rows = source.rows_of_first
         test = self._evaluation(source, size, rows_in_one_call=rows)
         if _env.compile_only() is not None:
             return self._compiled_test(test, return_dict)
@@ -967,7 +968,8 @@ class IPUModel:
             DataError: Data that can't be used.
         """
         source = as_batch(x, left_out=self._target_columns)
-        size, rows = _default_batch_size(self.config), source.rows_of_first
+        size, _ = _rows_to_evaluate(self.config, source, None, None)
+        rows = source.rows_of_first
         plan = self._prediction(source, size, rows_in_one_call=rows, is_open=False)
         return self._whole_outputs(plan, self._predicted(plan))
 
@@ -2167,13 +2169,13 @@ class IPUModel:
         if batch_size is None and config.micro_batch_size is None:
             batch_size = source.batch_size
         plan = config.training_plan(batch_size, own_stages(self.module, config))
-        choice = given.updates
-        is_open = config.device_iterations is None and config.training_options is None
-        if choice is None and is_open:
-            choice = self._updates_per_call(source, plan, given)
-        if choice is not None:
-            plan = replace(plan, device_iterations=choice.value)
-        return plan, choice
+        is_set = config.device_iterations or config.training_options
+        if given.updates is not None:
+            return replace(plan, device_iterations=given.updates), None
+        if is_set is not None:
+            return plan, None
+        choice = self._updates_per_call(source, plan, given)
+        return replace(plan, device_iterations=choice.value), choice
 
     def _training_options(
         self, plan: BatchPlan, gradients: WatchedGradients
@@ -2761,10 +2763,10 @@ class IPUModel:
         if is_training:
             given = FitArguments(batch_size)
             if data != REAL:  # as many samples as a call of the real ones takes
-                plan, choice = self._training_plan(source, given)
-                rows = plan.batch_size * plan.device_iterations
-                source = generated_like(source, rows)
-                given = FitArguments(plan.batch_size, updates=choice)
+                plan, _ = self._training_plan(source, given)
+                updates = plan.device_iterations
+                source = generated_like(source, plan.batch_size * updates)
+                given = FitArguments(plan.batch_size, updates=updates)
             training, batches = self._training(source, given)
             training.figures.reset()
             if data == SYNTHETIC:
@@ -3105,24 +3107,6 @@ def _plan_of_pass(
     return config.inference_plan(size, stages, inference_iterations)
 
 
-def _default_batch_size(config: IPUConfig, micro_batch_size: int | None = None) -> int:
-    """Samples of a pass over all replicas, where the user gives no `batch_size`.
-
-    Args:
-        config: Its `micro_batch_size` counts, if it has one.
-        micro_batch_size: The one to take else; None for Keras's 32.
-
-    Example:
-        >>> _default_batch_size(IPUConfig(replicas=2))
-        64
-        >>> _default_batch_size(IPUConfig(replicas=2, micro_batch_size=4))
-        8
-    """
-    copies = config.num_inference_replicas * config.process.count
-    micro = config.micro_batch_size or micro_batch_size or DEFAULT_BATCH_SIZE
-    return micro * copies
-
-
 def _rows_to_evaluate(
     config: IPUConfig,
     source: Source,
@@ -3137,13 +3121,24 @@ def _rows_to_evaluate(
         source: The data; steps are batches of its loader, if it has one.
         batch_size: Samples of a pass, and of a step; None for the default.
         steps: Number of steps; None for all samples.
-        training: Plan of the training that is validated; None outside `fit`.
+        training: Plan of the training that is validated, whose micro-batch counts if
+            the config has none; None outside `fit`, for Keras's 32.
 
     Raises:
         ConfigError: `steps` is no positive whole number.
+
+    Example:
+        >>> source = as_source(torch.zeros(100, 2))
+        >>> _rows_to_evaluate(IPUConfig(replicas=2), source, None, steps=None)
+        (64, None)
+        >>> _rows_to_evaluate(IPUConfig(replicas=2), source, 8, steps=3)
+        (8, 24)
     """
-    micro = None if training is None else training.micro_batch_size
-    size = _default_batch_size(config, micro) if batch_size is None else batch_size
+    size = batch_size
+    if size is None:
+        micro = DEFAULT_BATCH_SIZE if training is None else training.micro_batch_size
+        copies = config.num_inference_replicas * config.process.count
+        size = (config.micro_batch_size or micro) * copies
     if steps is None:
         return size, None
     check_positive("steps" if training is None else "validation_steps", steps)
