@@ -135,5 +135,5 @@ def test_the_programs_were_seen():
     if not any(seen.values()):
         pytest.skip("only this test was asked for")
     assert seen["refused"] > 50
-    assert seen["placed"] > 50
+    assert seen["placed"] > 30
     assert seen["compiled"] > 50
