@@ -423,7 +423,7 @@ def _end_group() -> None:
 
 
 def _address(info: ProcessInfo) -> tuple[str, int]:
-    """Find out where process 0 can be reached: its host, and a port there.
+    """Return the host of process 0, and its port.
 
     `MASTER_ADDR` and `MASTER_PORT` are used if set. Otherwise the host is this one if
     Open MPI says that all processes are here, or the first host of SLURM's step. The
@@ -509,7 +509,7 @@ def _launched_by_poprun() -> ProcessInfo:
 
 
 def _require_all(launcher: str, *names: str) -> bool:
-    """Whether all variables are set; False if none is; some are refused."""
+    """Return whether all variables are set; refuse if only some are."""
     there = [name for name in names if name in os.environ]
     missing = [name for name in names if name not in os.environ]
     if there and missing:

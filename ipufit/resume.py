@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run: found in files, checked, taken into a checkpoint, put back.
+"""The state of a run: found in files, checked, saved in a checkpoint, restored.
 
-Weights, those of losses, optimiser, averages, schedules, callbacks, History, figures of
-the epoch under way, the position in the data, and the random states of the device and
-of this process.
+It consists of weights, those of losses included, optimiser, averages, schedules,
+callbacks, History, metrics of the present epoch, the position in the data, and the
+random states of the device and of this process.
 
-Each of several processes has a part for itself: sums of figures, random states,
-positions in streams, and buffers that differ. Process 0 has its part where a process
-without others has it, and the sums of all; the parts of the others are in the group of
-tensors `processes`.
+Each of several processes has a part of its own: sums of metrics, random states,
+positions in streams, and buffers that differ. Process 0 stores its part where a single
+process does, and the sums of all; the parts of the others are in the group of tensors
+`processes`.
 """
 
 from __future__ import annotations
@@ -95,23 +95,23 @@ def check_same_run(
     num_samples: int | None,
     settings: Mapping[str, str],
 ) -> None:
-    """Refuse to go on with other settings than the checkpoint's.
+    """Refuse to resume a run with other settings than the checkpoint's.
 
-    Micro-batch, gradient accumulation, replicas and processes may be others, if an
-    update has as many samples. Settings that the checkpoint doesn't have don't count.
+    Micro-batch, gradient accumulation, replicas and processes may differ, if an update
+    has as many samples. Settings that the checkpoint lacks are ignored.
 
     Args:
-        checkpoint: From `Snapshot.take`; None for a new run, which may have any.
-        training: Training of the run that is to go on.
+        checkpoint: From `Snapshot.take`; None for a new run, which may have any
+            settings.
+        training: Training of the run to resume.
         num_samples: Number of samples in the data; None if unknown.
-        settings: Further settings of the run, in words.
+        settings: Further settings of the run, as text.
 
     Raises:
-        ConfigError: The samples of an update or call, the data or the settings are
-            others.
+        ConfigError: The samples of an update or call, the data or the settings differ.
 
     Warns:
-        OtherLayoutWarning: What can't go on as it would have.
+        OtherLayoutWarning: A part of the run can't go on as it would have.
     """
     if checkpoint is None:
         return
@@ -316,7 +316,7 @@ class TrainedState:
     average: WeightAverage | None
 
     def take(self) -> files.Checkpoint:
-        """Take a checkpoint of weights, optimiser, averages and schedule.
+        """Return a checkpoint of weights, optimiser, averages and schedule.
 
         Its tensors are copies.
         """
@@ -362,10 +362,10 @@ class TrainedState:
         return files.Checkpoint(groups, state)
 
     def check(self, checkpoint: files.Checkpoint) -> None:
-        """Refuse a checkpoint that `put_back` can't take; nothing is changed.
+        """Refuse a checkpoint that `put_back` can't restore, without a change.
 
         Raises:
-            DamagedCheckpointError: No model has written the checkpoint.
+            DamagedCheckpointError: It wasn't written by a model.
             ConfigError: It is from another module, optimizer or schedule.
         """
         optimizer, state = self.optimization.optimizer, checkpoint.state
@@ -432,17 +432,17 @@ class TrainedState:
             )
         if set(own.get("schedules", ())) != set(saved.get("schedules", ())):
             raise ConfigError(
-                "The checkpoint was saved with schedules of other values than "
-                "compile() got. Compile with the same schedules."
+                "The checkpoint was saved with other schedules= than compile() got. "
+                "Compile with the same schedules."
             )
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
-        """Set weights, optimiser, averages and schedule as a checkpoint has them.
+        """Restore weights, optimiser, averages and schedule from a checkpoint.
 
-        The training program is dropped before.
+        The training program is dropped first.
 
         Raises:
-            DamagedCheckpointError: No model has written the checkpoint.
+            DamagedCheckpointError: It wasn't written by a model.
             ConfigError: It is from another module, optimizer or schedule.
         """
         self.check(checkpoint)
@@ -479,7 +479,7 @@ def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]
 def set_groups(
     optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Give parameter groups the settings that a checkpoint has of them."""
+    """Restore the settings of parameter groups from a checkpoint."""
     for group, values in zip(optimizer.param_groups, saved):
         for name in _plain_group(group):
             value = values[name]
@@ -625,21 +625,19 @@ def _of_run(value: Any, where: str) -> str | None:
 def find_checkpoint(
     resume: PathLike | None, callbacks: CallbackLike
 ) -> files.Checkpoint | None:
-    """Find the checkpoint of the run that a `fit` goes on with; called by `fit`.
+    """Return the checkpoint of the run that a `fit` resumes, or None.
 
     Args:
-        resume: A checkpoint or a directory of them; `"auto"` for the whole one of the
-            callbacks that is furthest in the run; None for that of a callback which
-            resumes by itself.
+        resume: A checkpoint or a directory of them; `"auto"` for the latest intact one
+            of the callbacks; None for that of a callback that resumes by itself.
         callbacks: Callbacks of the `fit`.
 
     Returns:
-        None if there is no checkpoint to go on from.
+        None if there is no checkpoint to resume.
 
     Raises:
-        ConfigError: `"auto"`, and no callback keeps checkpoints; or there are none
-            in the directory; or the checkpoint is of a model alone; or processes find
-            other ones.
+        ConfigError: `"auto"`, and no callback saves checkpoints; the directory has
+            none; the checkpoint is of a model alone; or processes find different ones.
         CheckpointError: The checkpoint can't be read, or is damaged.
     """
     stores = [
@@ -691,11 +689,11 @@ def _checkpoint_at(path: Path) -> files.Checkpoint:
 
 
 def check_has_run(checkpoint: files.Checkpoint) -> None:
-    """Refuse a checkpoint that a run can't go on from.
+    """Refuse a checkpoint without the state of a run.
 
     Raises:
         ConfigError: The checkpoint is of a model alone.
-        DamagedCheckpointError: No run has written it.
+        DamagedCheckpointError: It wasn't written by a run.
     """
     if "run" not in checkpoint.state:
         raise ConfigError(
@@ -717,13 +715,13 @@ def calls_done(checkpoint: files.Checkpoint | None) -> int:
 
 
 class _ProcessState(NamedTuple):
-    """The state that one process has for itself.
+    """The state of one process besides the common state.
 
     Attributes:
         random: Random states by name.
-        num_blocks: Blocks that each stream has given.
-        figures: Figures of the epoch under way; None between epochs.
-        buffers: Tensors that the process changes for itself, as `"group/name"`.
+        num_blocks: Number of blocks that each stream has returned.
+        figures: Metrics of the present epoch; None between epochs.
+        buffers: Tensors that differ from process 0's, as `"group/name"`.
     """
 
     random: Tensors
@@ -773,9 +771,9 @@ class Snapshot:
         return TrainedState(training.executors, training.optimization, training.average)
 
     def take(self) -> files.Checkpoint:
-        """Take a checkpoint of the state between two calls.
+        """Return a checkpoint of the state between two calls.
 
-        Several processes take it together, and each gets the state of all.
+        Several processes call this together, and each gets the state of all.
 
         Returns:
             A checkpoint; its tensors are copies.
@@ -886,14 +884,14 @@ class Snapshot:
         return groups
 
     def check(self, checkpoint: files.Checkpoint) -> None:
-        """Refuse a checkpoint that can't be put back, before any of it is put back.
+        """Refuse a checkpoint that can't be restored, before any of it is restored.
 
         Args:
             checkpoint: A checkpoint that `check_has_run` accepts.
 
         Raises:
-            DamagedCheckpointError: No run has written it.
-            ConfigError: It is of another model, or the callbacks are others.
+            DamagedCheckpointError: It wasn't written by a run.
+            ConfigError: It is of another model, or the callbacks differ.
         """
         self.trained.check(checkpoint)
         self.hooks.check_state(_callbacks_of(checkpoint))
@@ -920,15 +918,15 @@ class Snapshot:
                 raise damaged(checkpoint, str(error)) from error
 
     def put_back(self, checkpoint: files.Checkpoint) -> None:
-        """Go on from a checkpoint, once `on_train_begin` was called.
+        """Restore the state of a run, after `on_train_begin` was called.
 
-        Weights and the optimiser's state were put back before: programs have them.
+        Weights and the optimiser's state were restored before: programs have them.
 
         Args:
             checkpoint: A checkpoint that `check` accepts, of a run with equal settings.
 
         Raises:
-            ConfigError: The figures of the epoch under way are others.
+            ConfigError: The metrics of the present epoch differ.
             DamagedCheckpointError: The device can't take the random state.
         """
         state, training, run = checkpoint.state, self.training, self.run
@@ -973,8 +971,8 @@ class Snapshot:
     def _put_back_device(self, checkpoint: files.Checkpoint) -> None:
         """Set the random states of the device.
 
-        If devices divide the samples otherwise than those of the run did, they all go
-        on from a seed made of their first state.
+        If devices divide the samples otherwise than in the interrupted run, all of them
+        continue from a seed made from their first state.
         """
         is_other_layout = checkpoint.state["plan"] != asdict(self.training.plan)
         index = 0 if is_other_layout else self.run.processes.index
@@ -1000,7 +998,7 @@ class Snapshot:
 
 
 def _tensors_of_others(parts: Sequence[_ProcessState]) -> Tensors:
-    """Random states of all processes but the first, and buffers that differ."""
+    """Return random states of all processes but the first, and buffers that differ."""
     tensors: Tensors = {}
     for index, part in enumerate(parts[1:], 1):
         tensors.update({f"{index}/random/{n}": t for n, t in part.random.items()})

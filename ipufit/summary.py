@@ -74,7 +74,7 @@ class Summary:
         return f"<Summary: {self.title}, {totals}>"
 
     def table(self) -> Table:
-        """The table that `print` shows."""
+        """Return the table that `print` shows."""
         from rich.table import Column, Table
 
         table = Table(Column("Layer", overflow="fold"), "Type", "Output shape")

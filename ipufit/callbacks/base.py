@@ -350,7 +350,7 @@ class CallbackList(Callback):
             callback.set_params(run.params)
 
     def are_displays_due(self) -> bool:
-        """Whether a display shows metrics after the present call."""
+        """Return whether a display shows metrics after the present call."""
         return any(callback.is_due for callback in self._called)
 
     def hears(self, *hooks: str) -> bool:

@@ -84,7 +84,7 @@ class History(Callback):
         *,
         axes: Axes | Sequence[Axes] | None = None,
     ) -> Figure:
-        """Draw the figures over epochs, with matplotlib.
+        """Draw the metrics over epochs, with matplotlib.
 
         Each figure has axes of its own, with a curve of the training and one of the
         validation. Epochs count from 1, as the display of `fit` does. No screen is

@@ -181,7 +181,7 @@ def _takes_two(schedule: Any) -> bool:
 
 
 class ReduceLROnPlateau(RateCallback, MonitorCallback):
-    """Reduce the learning rate when a figure hasn't improved for some epochs.
+    """Reduce the learning rate when a metric hasn't improved for some epochs.
 
     As in Keras. The rate is that of the first parameter group, and in the logs of each
     epoch as `learning_rate`; all groups are reduced by the same ratio.

@@ -162,7 +162,7 @@ class RunLogger(FigureLogger):
 
 
 class CSVLogger(Callback):
-    """Write the figures of every epoch into a CSV file.
+    """Write the metrics of every epoch into a CSV file.
 
     As in Keras, the columns are `epoch` (0-based) and the figures of the first epoch by
     name. If that epoch wasn't validated, each figure has a `val_` column too. A figure
@@ -302,7 +302,7 @@ def _cell(value: Any) -> Any:
 
 
 class TensorBoard(FigureLogger):
-    """Write figures for TensorBoard, in Keras's folders and under Keras's tags.
+    """Write metrics for TensorBoard, in Keras's folders and under Keras's tags.
 
     In `train`: `epoch_<name>` and `epoch_learning_rate` (of the first parameter group)
     for every epoch, 0-based, and `batch_<name>` for updates, with `update_freq`. In
@@ -407,7 +407,7 @@ class TensorBoard(FigureLogger):
 
 
 class WandbLogger(RunLogger):
-    """Log figures to Weights & Biases.
+    """Log metrics to Weights & Biases.
 
     Figures of epochs are `epoch/<name>`, with `epoch/epoch` (0-based). Figures of calls
     are `batch/<name>`, with `batch/updates`. Histograms of weights are `weights/<name>`
@@ -489,7 +489,7 @@ class WandbLogger(RunLogger):
 
 
 class MLflowLogger(RunLogger):
-    """Log figures to MLflow.
+    """Log metrics to MLflow.
 
     Figures of epochs keep their names, with the epoch (0-based) as their step. Figures
     of calls are `batch_<name>`, with the number of updates as their step. They go to

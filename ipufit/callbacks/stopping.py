@@ -148,7 +148,7 @@ def warn_unavailable(what: str, logs: Mapping[str, Any], end: str = "") -> None:
 
 
 class EarlyStopping(MonitorCallback):
-    """Stop when a figure hasn't improved for some epochs.
+    """Stop when a metric hasn't improved for some epochs.
 
     As in Keras, but a NaN never becomes the best value, and `"auto"` knows the figures
     of several outputs.

@@ -251,7 +251,7 @@ def _decoded(value: Any, depth: int) -> Any:
         return float(held)
     if tag == "$int" and isinstance(held, str) and _HEXADECIMAL.fullmatch(held):
         return int(held, 16)  # linear, and without a limit of digits
-    raise ValueError(f"{tag!r} holds {repr(held)[:60]}, which it can't")
+    raise ValueError(f"{tag!r} has the invalid value {repr(held)[:60]}")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

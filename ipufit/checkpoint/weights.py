@@ -448,16 +448,16 @@ def _best(
     ]
     if not rated:
         raise ConfigError(
-            f"None of the {len(candidates)} checkpoints in {str(directory)!r} tells a "
-            f"figure, so best={count} can't be told. ModelCheckpoint(monitor=...) "
+            f"None of the {len(candidates)} checkpoints in {str(directory)!r} contains "
+            f"a metric, by which to choose best={count}. ModelCheckpoint(monitor=...) "
             "writes it, if it is in the logs when it saves. Give last= instead."
         )
     moments = [moment for _, index in rated for moment in candidates[index][1:]]
     monitors = sorted({one.monitor for one in moments if one and one.monitor})
     if len(monitors) > 1:
         raise ConfigError(
-            f"The checkpoints in {str(directory)!r} are rated by different figures: "
-            f"{', '.join(monitors)}. Name those of one by pattern=."
+            f"The checkpoints in {str(directory)!r} contain different metrics: "
+            f"{', '.join(monitors)}. Choose those with one metric by pattern=."
         )
     modes = {one.mode for one in moments if one and one.mode}
     if mode is None and len(modes) == 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way from the user's data to the batches of calls."""
+"""From users' data to the batches of calls."""
 
 from __future__ import annotations
 

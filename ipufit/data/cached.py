@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CachedDataset`: samples that are computed once and kept in memory."""
+"""`CachedDataset`: samples that are computed once and stored in memory."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _NUM_REPEATED = 64
 
 
 class CachedDataset(Dataset):  # type: ignore[type-arg]
-    """The samples of a dataset, computed once and kept in memory.
+    """A dataset whose samples are computed once and stored in memory.
 
     Decoding and transforms run once instead of in every epoch. `fit`, `evaluate` and
-    `predict` gather the samples by index, as they do arrays, and give the same numbers
-    as with the dataset itself. The cache is a dataset of torch's, too.
+    `predict` gather the samples by index, as they do arrays, and return the same
+    numbers as with the dataset itself. The cache is a dataset of torch's, too.
 
-    It is filled when it is made, not in the first epoch. A cache that fills while it is
-    used would be filled in each process that loads, and stay empty in this one.
+    It is filled when it is created, not in the first epoch. A cache that fills while it
+    is used would be filled in each data worker, and stay empty in this process.
 
     All samples are stacked, so that the cache takes their number times the bytes of
     one. Tensors and arrays keep their type; numbers become int64, float32 or bool
-    tensors without axes. The dataset itself isn't kept. A `TensorDataset` or another
-    `CachedDataset` is in memory already, and is taken without a copy.
+    tensors without axes. No reference to the dataset is kept. A `TensorDataset` or
+    another `CachedDataset` is in memory already, and isn't copied.
 
     Random transforms are refused, because a cache would freeze them. To find them, up
-    to 16 samples, spread over the dataset, are computed twice, with the random numbers
-    of Python, NumPy and torch seeded differently. If any were drawn, all samples are
-    computed twice. Apply such transforms in a dataset around the cache. The caller's
-    random states don't change.
+    to 16 samples, spread over the dataset, are computed twice, with different seeds of
+    Python, NumPy and torch. If random numbers were drawn, all samples are computed
+    twice. Apply such transforms in a dataset around the cache. The caller's random
+    states don't change.
 
     Args:
         dataset: Has `__len__` and `__getitem__`. Samples nest in tuples, lists and
@@ -107,18 +107,18 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
 
     @property
     def stacked(self) -> Any:
-        """All samples, nested as one is, with leaves `[num_samples, ...]`.
+        """All samples, nested like one sample, with leaves `[num_samples, ...]`.
 
         The leaves are the cache's own memory, not a copy.
         """
         return self._structure.rebuild(self._tensors)
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return len(self._tensors[0])
 
     def __getitem__(self, index: int) -> Any:
-        """A copy of one sample; a negative index counts from the end.
+        """Return a copy of one sample; a negative index counts from the end.
 
         Raises:
             IndexError: There is no such sample.
@@ -129,7 +129,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
         return self._structure.rebuild(tensor[at].clone() for tensor in self._tensors)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Copies of several samples: torch's loaders use this method if it exists."""
+        """Return copies of several samples, for torch's loaders."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         leaves = [tensor[rows].unbind() for tensor in self._tensors]
         return [self._structure.rebuild(sample) for sample in zip(*leaves)]
@@ -151,7 +151,7 @@ def _require_map_style(dataset: Any) -> None:
 
 
 def _filled(samples: FlatDataset, num_workers: int) -> list[Tensor]:
-    """Compute and stack all samples; refuse those that change.
+    """Compute and stack all samples; refuse samples that change.
 
     Args:
         samples: The dataset; its first sample was read.
@@ -243,13 +243,13 @@ def _each_chunk(
     num_workers: int,
     use: Callable[[int, list[Tensor]], None],
 ) -> bool:
-    """Compute all samples; returns whether any of them drew random numbers.
+    """Compute all samples; return whether any of them drew random numbers.
 
     Args:
         samples: The dataset.
         seed: Seed of the random numbers that they draw.
         num_workers: Number of processes that compute samples; 0 to use this one.
-        use: Takes the index of the first sample of a chunk, and the stacked samples.
+        use: Called with the index of a chunk's first sample, and the stacked samples.
     """
     iterator: Any = iter(
         DataLoader(
@@ -286,9 +286,10 @@ class _Chunks(Dataset):  # type: ignore[type-arg]
         return -(-len(self.samples) // _CHUNK_ROWS)
 
     def __getitem__(self, number: int) -> tuple[list[Tensor], bool] | DataError:
-        """A chunk, and whether random numbers were drawn.
+        """Return a chunk, and whether random numbers were drawn.
 
-        An error of ours is returned, as torch would bury it in a traceback.
+        A DataError is returned and not raised, because torch would bury it in a
+        traceback.
         """
         seed_all(mixed(self.seed, number))
         begun = HostRandomState()

@@ -36,11 +36,11 @@ from .structure import SampleStructure
 
 
 class Position(NamedTuple):
-    """Where training is in its data.
+    """Position of a run in its data.
 
     Attributes:
-        number: Number of the pass, from 0; each pass has an order of its own.
-        calls: Calls of that pass that were given out, as each process counts them.
+        number: Number of the pass, from 0; each pass has another order.
+        calls: Number of calls of that pass so far; each process counts them.
     """
 
     number: int = 0
@@ -65,11 +65,11 @@ def padded(indices: Tensor, length: int) -> Tensor:
 class Division:
     """Divides the rows of a call between processes, in blocks of one update.
 
-    So an update has the same samples whatever the number of processes. In inference
-    blocks are passes: a process has the same samples however many passes a call has.
+    So an update has the same samples for any number of processes. In inference a block
+    is a pass: a process has the same samples for any number of passes in a call.
 
     Attributes:
-        index: Number of this process, from 0.
+        index: Index of this process, from 0.
         count: Number of processes.
         block: Rows of a block.
         rows: Rows of a call of one process; a multiple of `block`.
@@ -95,11 +95,11 @@ class Division:
 
     @property
     def rows_of_all(self) -> int:
-        """Rows of a call of all processes."""
+        """Number of rows of a call in all processes."""
         return self.rows * self.count
 
     def own(self, rows: Tensor) -> Tensor:
-        """Select the rows of this process.
+        """Return the rows of this process.
 
         Args:
             rows: `[rows, ...]`; a multiple of the blocks of all processes.
@@ -110,7 +110,7 @@ class Division:
         return torch.flatten(blocks[:, self.index], 0, 1)
 
     def num_of_each(self, num_rows: int) -> tuple[int, ...]:
-        """Count the rows of each process among the first ones, in their order."""
+        """Count each process's rows among the first `num_rows`."""
         whole, rest = divmod(num_rows, self.block * self.count)
         return tuple(
             whole * self.block + min(max(rest - index * self.block, 0), self.block)
@@ -118,10 +118,10 @@ class Division:
         )
 
     def num_in_updates(self, num_of_each: tuple[int, ...]) -> Tensor:
-        """Count the real rows of all processes in each update of a call.
+        """Return the number of unpadded rows, in all processes, of each update.
 
         Args:
-            num_of_each: Real rows of each process; they come before its padding.
+            num_of_each: Unpadded rows of each process; its padding follows them.
         """
         first = torch.arange(0, self.rows, self.block)
         counts = [(number - first).clamp(0, self.block) for number in num_of_each]
@@ -131,18 +131,18 @@ class Division:
 
 @dataclass(eq=False)
 class Order(Sampler[int]):
-    """Gives every index once; then the last one again, up to a length.
+    """Yields every index once, then the last one again up to a length.
 
-    With a seed each pass has a new order. It depends on the seed and the number of the
-    pass alone, so that a resumed run, or another process, finds the same order.
+    With a seed each pass has a new order. It depends only on the seed and the number of
+    the pass, so a resumed run, or another process, finds the same order.
 
     Args:
         count: Number of samples.
         length: Number of indices in a pass.
         seed: Seed of the orders; None keeps the samples' own order.
         start: Position at which the next pass begins.
-        division: The indices of one process are given out, of whole calls.
-        tells_pass: Whether to give keys of `FlatDataset`, which contain the number of
+        division: Selects the indices of one process, in whole calls.
+        tells_pass: Whether to yield keys of `FlatDataset`, which contain the number of
             the pass, instead of indices.
     """
 
@@ -171,16 +171,16 @@ class Order(Sampler[int]):
 
 
 class ClassWeights:
-    """Gives each sample the weight of its class.
+    """Computes the class weight of each sample.
 
-    Classes that aren't mentioned have weight 1, as in Keras.
+    Classes that aren't in the table have weight 1, as in Keras.
 
     Args:
         table: Class index to weight, 0 or more.
-        structure: How a sample nests.
+        structure: Structure of a sample.
 
     Raises:
-        DataError: The table is no such table, or the samples have several targets, or
+        DataError: The table is invalid, or the samples have several targets, or
             weights already.
 
     Attributes:
@@ -252,14 +252,14 @@ _OWN_NUMBERS = 1
 
 
 class MixedRows:
-    """Gives each row of a call the coefficients that it is mixed by.
+    """Draws the mixing coefficients of each row of a call.
 
     Args:
-        mixing: How samples are mixed.
-        structure: How a batch nests.
+        mixing: The user's mixup and CutMix.
+        structure: Structure of a batch.
         example: A batch of one sample or more.
         plan: The factors of a call.
-        division: Which rows of a call belong to this process.
+        division: Selects the rows of this process.
 
     Raises:
         ConfigError: Micro-batches have one sample.
@@ -380,7 +380,7 @@ def _image_size(mixing: Mixing, inputs: Tensor) -> tuple[int, int] | None:
 
 
 class Loading(NamedTuple):
-    """How map-style data is loaded.
+    """Settings for loading map-style data.
 
     Attributes:
         num_workers: Number of processes that load; 0 to load in this one.
@@ -401,25 +401,25 @@ _MODES = {
 class CallLoader:
     """Loads whole calls of a map-style dataset.
 
-    Processes of `num_workers` live as long as a pass, as torch's do, so that each pass
-    sees what has changed in the dataset. The process of an asynchronous loader takes
-    seconds to start. It lives until `close`.
+    Processes of `num_workers` live for one pass, as torch's do, so that each pass sees
+    changes of the dataset. The process of an asynchronous loader takes seconds to
+    start, and lives until `close`.
 
     PopTorch's asynchronous loader says only that an error occurred in the data fetcher.
-    The error itself is printed by the other process, where notebooks and logs miss it.
-    So the dataset writes its traceback to a file, which exists only in between.
+    The other process prints the error itself, where notebooks and logs miss it. So the
+    dataset writes its traceback to a temporary file.
 
     Args:
         dataset: Samples; None for a stream, of which nothing is loaded.
         plan: The factors of a call.
         options: Options of the model.
-        loading: Which processes load, and how.
+        loading: Settings for loading.
         processes: Processes that divide the samples.
 
     Attributes:
-        is_seeded: Whether each sample is loaded with random numbers of its own. That is
-            so where other processes load, and where several train: a sample is the same
-            whichever of them has it. Samples in memory draw nothing.
+        is_seeded: Whether each sample is loaded with its own seed, so that it is the
+            same in whichever process it is loaded. It is set if other processes load,
+            or if several train. Samples in memory draw nothing.
     """
 
     def __init__(
@@ -489,7 +489,7 @@ class CallLoader:
             yield list(batch)
 
     def close(self) -> None:
-        """End the processes that load; the next pass starts others."""
+        """End the loading processes; the next pass starts new ones."""
         self._take_error()
         loader, self._loader = self._loader, None
         iterator, self._iterator = self._iterator, None
@@ -579,19 +579,19 @@ def shares(
     num_of_all: Tensor,
     num_processes: int = 1,
 ) -> Tensor:
-    """Compute how much each row of a call counts in the loss of its update.
+    """Compute the weight of each row of a call in the loss of its update.
 
     Args:
-        num_real: Number of real rows; they come before the padding.
+        num_real: Number of rows without padding, which follows them.
         rows: Number of rows of the call.
         rows_per_update: Number of rows of one update; divides `rows`.
-        num_of_all: Number of real rows of all processes in each update.
-        num_processes: Number of processes, which have as many rows each.
+        num_of_all: Number of unpadded rows of all processes in each update.
+        num_processes: Number of processes, each with as many rows.
 
     Returns:
-        `[rows]`, float32: 0 for padding. The real rows of an update add up to the
-        number of its rows, over all processes, so that the mean over all rows is the
-        mean over real rows.
+        `[rows]`, float32: 0 for padding. Over all processes, the weights in an update
+        sum to the number of its rows, so that the mean over all rows is the mean over
+        the unpadded ones.
 
     Example:
         >>> shares(3, 6, 2, torch.tensor([2, 1, 0]))
@@ -668,7 +668,7 @@ def _joined(parts: Sequence[Batch]) -> Batch:
 
 
 class _Batches:
-    """Loads, cuts and shares the rows of calls."""
+    """Base of the classes that load and divide the data of calls."""
 
     def __init__(
         self,
@@ -689,7 +689,7 @@ class _Batches:
         self.is_seeded = self._loader.is_seeded
 
     def close(self) -> None:
-        """End the processes that load samples; the next pass starts others."""
+        """End the loading processes; the next pass starts new ones."""
         self._loader.close()
 
     def _parts(
@@ -722,7 +722,7 @@ class _Batches:
     def _groups(
         self, source: StreamSource, blocks: Iterator[Any], most: int | None
     ) -> Iterator[list[Any]]:
-        """Group the indices of this process's samples, of batches of all indices."""
+        """Group the indices of this process's samples, from batches of all indices."""
         indices = itertools.islice(itertools.chain.from_iterable(blocks), most)
         own = self._division.own(torch.arange(self._division.rows_of_all)).tolist()
         size = min(self._division.block, source.rows_of_first)
@@ -739,12 +739,13 @@ class _Batches:
     ) -> Iterator[Rows]:
         """Yield calls until no process has samples left.
 
-        Before each call the processes say how many samples they have for it. So all
-        make the same number of calls, however uneven the ends of their streams are. A
-        process without samples repeats the last row that it had, as padding does.
+        Before each call the processes exchange how many samples they have for it. So
+        all make the same number of calls, however uneven the ends of their streams are.
+        A process without samples repeats its last row, as padding does.
 
         Args:
-            parts: Rows of this process for each call, and how many of them are samples.
+            parts: Rows of this process for each call, and the number of samples in
+                them.
             last: The row before those of `parts`; empty if there is none.
         """
         are_several = self._processes.are_several
@@ -763,22 +764,22 @@ class _Batches:
 
 
 class TrainingBatches(_Batches):
-    """The calls of a pass over the data.
+    """The calls of a training's passes over the data.
 
     Args:
         plan: The factors of a call.
         options: Options of the training model.
         shuffle: Whether to draw a new order for every pass. Streams keep their order.
-        seed: Seed of the orders, of samples that other processes load, and of how
-            samples are mixed; None draws one from torch's global generator.
+        seed: Seed of the orders, of samples that other processes load, and of mixing;
+            None draws one from torch's global generator.
         drop_last: True to leave out samples that don't fill a call; `"pad"` to fill
             the call with rows that don't count.
         class_weight: Class index to weight; None if all classes weigh the same.
-        mixing: How samples are mixed; None if they aren't.
-        loading: How map-style data is loaded.
-        start: Position at which to begin. Samples before it are not loaded, except
-            from a stream, whose batches are drawn and dropped.
-        processes: Processes that divide each update. All of them take the order of
+        mixing: Mixup and CutMix; None without mixing.
+        loading: Settings for loading map-style data.
+        start: Position at which to begin. Earlier samples are not loaded, except from a
+            stream, whose batches are drawn and dropped.
+        processes: Processes that divide each update. All of them use the order of
             process 0.
 
     Raises:
@@ -787,8 +788,8 @@ class TrainingBatches(_Batches):
             `mixing` can't be used.
 
     Attributes:
-        structure: How the tensors of a batch nest.
-        position: Number of the pass, and of its calls that were given out.
+        structure: Structure of a batch.
+        position: Number of the pass, and number of its calls so far.
         seed: Seed of the orders.
         is_seeded: Whether each sample has random numbers of its own.
         num_calls: Number of calls of a pass; None while unknown.
@@ -857,7 +858,7 @@ class TrainingBatches(_Batches):
     def _count(
         self, num_samples: int, last_of_each: tuple[int, ...] | None = None
     ) -> None:
-        """Set the number of calls of a pass, and what its last call lacks.
+        """Set the number of calls of a pass, and of the samples that it leaves out.
 
         Args:
             num_samples: Number of samples of all processes.
@@ -878,9 +879,9 @@ class TrainingBatches(_Batches):
     # A run that is resumed ----------------------------------------------------
 
     def replay(self) -> Replay | None:
-        """Return the state of the pass, with which its blocks can be drawn again.
+        """Return the state from which the blocks of the pass can be drawn again.
 
-        It is None if no pass has begun, and for samples that are taken by index, which
+        It is None if no pass has begun, and for samples that are loaded by index, which
         needn't be drawn again.
         """
         if not isinstance(self.source, StreamSource):
@@ -890,7 +891,7 @@ class TrainingBatches(_Batches):
         return self.source.first_pass()
 
     def loader_state(self) -> LoaderState | None:
-        """Return the state of a loader that keeps one; None if it wasn't begun yet.
+        """Return the state of a stateful loader; None if it hasn't begun.
 
         Raises:
             DataError: The loader's own error.
@@ -910,13 +911,13 @@ class TrainingBatches(_Batches):
     def go_on(
         self, now: RandomState, replay: Replay | None, kept: LoaderState | None = None
     ) -> None:
-        """Go on as the interrupted run would have, from its position.
+        """Continue from the position of an interrupted run.
 
         Args:
-            now: Random states that the interrupted run had saved.
+            now: Random states that the interrupted run saved.
             replay: The result of `replay()` in the interrupted run.
-            kept: The result of `loader_state()` in the interrupted run; it counts if
-                the loader keeps a state now, too.
+            kept: The result of `loader_state()` in the interrupted run; used if the
+                loader is stateful now, too.
         """
         self._kept = None
         if isinstance(self.source, StreamSource):
@@ -983,7 +984,7 @@ class TrainingBatches(_Batches):
         return self._shared(parts, last)
 
     def _indexed(self) -> Iterator[Rows]:
-        """Load samples that are taken by index, from the position on."""
+        """Load samples by index, from the position on."""
         done = self.position.calls
         if done and done == self.num_calls:
             return iter(())  # PopTorch's asynchronous loader refuses to load nothing
@@ -1020,7 +1021,7 @@ class TrainingBatches(_Batches):
 
         Args:
             batch: Tensors of a call.
-            each: Number of real rows of each process.
+            each: Number of unpadded rows of each process.
         """
         if self._class_weights is not None:
             batch.append(self._class_weights.of(batch))
@@ -1042,21 +1043,21 @@ class TrainingBatches(_Batches):
 
 
 class InferenceBatches(_Batches):
-    """The calls that cover every sample once, in order.
+    """The calls that contain every sample once, in order.
 
     Args:
         plan: The factors of a call.
         options: Options of the inference model.
         max_rows: Number of samples after which to stop; None for all samples.
-        loading: How map-style data is loaded.
+        loading: Settings for loading map-style data.
         seed: Seed of samples that an asynchronous loader loads: the same in every pass.
         processes: Processes that divide the samples.
 
     Attributes:
-        structure: How the tensors of a batch nest.
-        has_singles: Whether the rows of a micro-batch that is filled only in part come
-            once more, each in a micro-batch of its own. With these a figure that is a
-            mean over rows can be computed for each of them.
+        structure: Structure of a batch.
+        has_singles: Whether the rows of an incomplete micro-batch are repeated, each in
+            a micro-batch of its own. From these a mean over rows can be computed for
+            each row.
     """
 
     def __init__(
@@ -1078,13 +1079,13 @@ class InferenceBatches(_Batches):
 
     @property
     def num_samples(self) -> int | None:
-        """Number of samples of all processes to go through; None if unknown."""
+        """Number of samples of all processes; None if unknown."""
         count, most = self.source.num_samples, self._max_rows
         return count if count is None or most is None else min(count, most)
 
     @property
     def num_calls(self) -> int | None:
-        """Number of calls, the same in all processes; None if unknown."""
+        """Number of calls, equal in all processes; None if unknown."""
         count, size = self.num_samples, self._plan.micro_batch_size
         if count is None:
             return None
@@ -1093,7 +1094,7 @@ class InferenceBatches(_Batches):
 
     @property
     def passes_per_call(self) -> int:
-        """Forward passes over all replicas in a call, which hooks count."""
+        """Number of forward passes over all replicas in a call, which hooks count."""
         return self._plan.device_iterations
 
     def num_passes(self, num_rows: int) -> int:
@@ -1171,20 +1172,20 @@ class InferenceBatches(_Batches):
 class Epochs:
     """Cuts training calls into epochs.
 
-    Without `steps_per_epoch` an epoch is one pass. With it, an epoch goes on where the
-    last one ended, and begins a new pass only if the last pass was complete (Keras's
-    rule). An epoch that runs out of data in the middle is cut short.
+    Without `steps_per_epoch` an epoch is one pass. With it, an epoch continues where
+    the last one ended, and begins a new pass only if the last pass was complete
+    (Keras's rule). An epoch that runs out of data in the middle is cut short.
 
     Args:
         batches: The calls of a pass.
         plan: The factors of a call.
         steps_per_epoch: Updates per epoch; None for whole passes.
         num_epochs: Number of epochs to come.
-        calls_done: Calls of the first epoch that an interrupted run has made.
+        calls_done: Number of calls of the first epoch that an interrupted run has made.
 
     Raises:
         ConfigError: `steps_per_epoch` is no multiple of the updates of a call.
-        DataError: A generator would have to give several passes.
+        DataError: A generator would be needed for several passes.
 
     Attributes:
         ran_out: Whether the last epoch was cut short.
@@ -1229,7 +1230,7 @@ class Epochs:
 
     @property
     def num_calls(self) -> int | None:
-        """Calls per epoch; None if unknown."""
+        """Number of calls per epoch; None if unknown."""
         return self._batches.num_calls if self._calls is None else self._calls
 
     def __iter__(self) -> Iterator[Call]:

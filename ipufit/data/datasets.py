@@ -89,7 +89,7 @@ class Parts:
 
 
 def table_row(row: Any) -> Any:
-    """Return a row of a Hugging Face dataset with arrays for lists of numbers.
+    """Convert lists of numbers in a row of a Hugging Face dataset to arrays.
 
     Example:
         >>> table_row({"a": [1, 2], "b": "text"})
@@ -107,13 +107,13 @@ def table_row(row: Any) -> Any:
 
 
 def collate(samples: Any) -> Batch:
-    """Stack flat samples; those of `__getitems__` are stacked already."""
+    """Stack flat samples; results of `__getitems__` are stacked already."""
     is_stacked = isinstance(samples[0], Tensor)
     return list(samples if is_stacked else default_collate(samples))
 
 
 class ArrayDataset(Dataset):  # type: ignore[type-arg]
-    """Samples in memory, gathered by index instead of one by one.
+    """Dataset of samples in memory, gathered by index and not one by one.
 
     Args:
         tensors: Tensors of equal lengths.
@@ -125,16 +125,16 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
         self.rows = rows
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return len(self.tensors[0] if self.rows is None else self.rows)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        """One sample."""
+        """Return one sample."""
         row = index if self.rows is None else int(self.rows[index])
         return tuple(tensor[row] for tensor in self.tensors)
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """A batch of samples at once: torch's loaders use this method if it exists."""
+        """Return a batch of samples at once, for torch's loaders."""
         return self.gathered(torch.as_tensor(indices))
 
     def gathered(self, indices: Tensor) -> list[Tensor]:
@@ -172,15 +172,15 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
     error_file: Path | None = None
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        """One sample; numbers become tensors."""
+        """Return one sample; numbers become tensors."""
         return self.flat(self.dataset[self._begin(index)], index)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """A batch of samples: torch's loaders use this method if it exists."""
+        """Return a batch of samples, for torch's loaders."""
         try:
             together = _getitems_of(self.dataset)
             if together is None:
@@ -216,7 +216,8 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         """Flatten a sample, which must look like the first.
 
         Raises:
-            DataError: It doesn't; or it holds something that is no number.
+            DataError: Its structure or shapes differ; or it contains something that is
+                no number.
         """
         where = f"Sample {int(index) % len(self)} of `{self.name}`"
         leaves = self.structure.flatten_like("sample 0", self.parts_of(item), where)
@@ -239,7 +240,7 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         return tensors
 
     def _stacked(self, items: Sequence[Any]) -> list[Tensor] | None:
-        """Stack plain tensors, arrays and numbers; None if one needs a closer look."""
+        """Stack plain tensors, arrays and numbers; None if there are other values."""
         try:
             rows = [self.structure.flatten(self.parts_of(item)) for item in items]
             leaves = [_stacked_leaf(column) for column in zip(*rows)]
@@ -275,8 +276,8 @@ def _stacked_leaf(values: Sequence[Any]) -> Tensor | None:
 def _getitems_of(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
     """Return the method that reads several samples at once; None without one.
 
-    A `Subset` reads those of its dataset. A class that has its own `__getitem__` and
-    inherits `__getitems__` would be passed over by the latter.
+    A `Subset` uses its dataset's. A class with its own `__getitem__` and an inherited
+    `__getitems__` has none: the latter would bypass the former.
     """
     if type(dataset) is Subset:
         read, chosen = _getitems_of(dataset.dataset), dataset.indices
@@ -297,7 +298,7 @@ def _getitems_of(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
 
 
 def is_hugging_face(x: Any) -> bool:
-    """Check for a dataset of Hugging Face, whose samples are dicts.
+    """Return whether it is a dataset of Hugging Face, whose samples are dicts.
 
     Example:
         >>> is_hugging_face([{"a": 1}])
@@ -308,14 +309,14 @@ def is_hugging_face(x: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class IterableRows(IterableDataset):  # type: ignore[type-arg]
-    """An iterable of samples as a dataset that several processes may load.
+    """A dataset of an iterable of samples that several processes may load.
 
-    Each of them has a copy of the dataset. One that asks
+    Each of them has a copy of the dataset. A dataset that calls
     `torch.utils.data.get_worker_info()` for the number of its process before its first
-    sample divides itself. Of any other, a process keeps every n-th sample.
+    sample divides itself. From any other, a process takes every n-th sample.
 
     Args:
-        rows: Samples; can be gone through several times.
+        rows: Samples; can be iterated over several times.
         name: Name of the data in error messages.
     """
 
@@ -366,7 +367,7 @@ class Source:
     """Samples of one structure.
 
     Args:
-        structure: How a sample nests.
+        structure: Structure of a sample.
         num_samples: Number of samples; None if unknown.
         name: Name of the data in error messages.
         dataset: Map-style dataset, whose items are the leaves of `structure`; None for
@@ -375,14 +376,14 @@ class Source:
 
     Attributes:
         batch_size: Batch size of the user's own loader; None if there is none.
-        is_in_memory: Whether the samples are arrays, of which any number is there at
-            once.
+        is_in_memory: Whether the samples are arrays, of which any number is available
+            at once.
         generators: Random generators that the user's own loader draws from.
-        is_one_shot: Whether the samples can be gone through only once.
-        num_certain: Number of samples of a pass, if it is certain; None else. An
-            example has that of its data.
+        is_one_shot: Whether the samples can be iterated over only once.
+        num_certain: Number of samples of a pass if it is certain, else None. For an
+            example it is that of its data.
         num_ahead: Number of samples that workers of the user's own loader load ahead;
-            None without such.
+            None without workers.
     """
 
     def __init__(

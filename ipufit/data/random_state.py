@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The random states of this process, and seeds made of several numbers."""
+"""The random states of this process, and seeds made from several numbers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class HostRandomState:
         return any(not torch.equal(now[n], t) for n, t in self.tensors().items())
 
     def put_back(self) -> None:
-        """Set the random states of this process to these."""
+        """Restore these random states in this process."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)

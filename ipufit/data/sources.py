@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes samples in any of the forms that users have them.
+"""Convert users' data to a `Source`.
 
-Arrays and map-style datasets are taken by index. Loaders, iterables and generators
-are streams, which keep their own samplers, collate functions and workers.
+Arrays and map-style datasets are loaded by index. Loaders, iterables and generators are
+streams, which keep their own samplers, collate functions and workers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def as_source(
     left_out: Sequence[str] = (),
     processes: Processes = ALONE,
 ) -> Source:
-    """Take samples in any of the forms that users have them.
+    """Convert data in any form that users may pass to a source.
 
     Args:
         x: Tensors, NumPy arrays or pandas frames, nested in tuples, lists or dicts,
@@ -94,15 +94,14 @@ def as_source(
         sample_weight: One number per sample, if `x` is arrays.
         name: Name of the data in error messages.
         num_workers: Number of processes that load an `IterableDataset`.
-        inputs_only: Whether the targets and weights in samples are ignored, whatever
-            they are.
+        inputs_only: Whether targets and weights in samples are ignored, of any type.
         left_out: Columns to ignore, if samples have columns.
-        processes: Processes that divide the samples. They exchange what a stream
-            begins with.
+        processes: Processes that divide the samples. They exchange the beginning of a
+            stream.
 
     Raises:
-        DataError: The data is of a kind that can't be used, empty, or of unequal
-            lengths; or a stream that isn't the same in all processes.
+        DataError: The data is of an unusable kind, empty, or of unequal lengths; or a
+            stream that isn't the same in all processes.
 
     Example:
         >>> source = as_source(torch.zeros(5, 2), torch.zeros(5))
@@ -138,7 +137,7 @@ def as_source(
 def as_batch(
     x: Any, y: Any = None, sample_weight: Any = None, *, left_out: Sequence[str] = ()
 ) -> StreamSource:
-    """Take one batch of arrays, as a stream of one block.
+    """Convert one batch of arrays to a stream of one block.
 
     Args:
         x: Arrays of inputs, nested.
@@ -147,7 +146,7 @@ def as_batch(
         left_out: Columns to ignore, if `x` has columns.
 
     Raises:
-        DataError: These are no arrays, or arrays that can't be used.
+        DataError: The arguments are no arrays, or arrays that can't be used.
 
     Example:
         >>> as_batch(torch.zeros(5, 2)).rows_of_first
@@ -534,12 +533,12 @@ def validation_source(
 def split_validation(
     x: Any, y: Any, fraction: float, sample_weight: Any = None
 ) -> tuple[Source, Source]:
-    """Split arrays before any shuffling: the last samples validate, as in Keras.
+    """Split arrays in order: the last samples validate, as in Keras.
 
     Args:
         x: Arrays of inputs.
         y: Arrays of targets.
-        fraction: Fraction of the samples that validate; between 0 and 1.
+        fraction: Fraction of the samples to validate on; between 0 and 1.
         sample_weight: Arrays of weights.
 
     Returns:

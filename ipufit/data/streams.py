@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples that come in blocks, and what of them each of several processes has."""
+"""Samples that come in blocks, and their division between processes."""
 
 from __future__ import annotations
 
@@ -133,11 +133,11 @@ def unpacked(tensors: dict[str, Tensor]) -> LoaderState | None:
 
 
 def _encoded(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
-    """Encode a value as JSON knows it; what JSON doesn't know is tagged.
+    """Encode a value for JSON; values that JSON lacks are tagged.
 
     Args:
         value: Part of a state.
-        tensors: Gets the tensors and arrays.
+        tensors: The tensors and arrays in the value are added.
         where: The part, for messages.
 
     Raises:
@@ -191,11 +191,11 @@ def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class Replay(NamedTuple):
-    """The state of a pass, with which the same blocks can be drawn again.
+    """The state of a pass from which the same blocks can be drawn again.
 
-    Samplers and transforms draw random numbers, and so may others between two blocks.
-    Blocks before the last one are drawn again only to be dropped, so that their order
-    and the random state before the last block are all that matters.
+    Samplers and transforms draw random numbers, and so may other code between two
+    blocks. All blocks but the last are drawn again only to be dropped. So only their
+    order matters, and the random state before the last block.
 
     Attributes:
         num_blocks: Number of blocks that were drawn.
@@ -212,18 +212,18 @@ class Pass:
     """The blocks of one pass over a stream.
 
     Args:
-        iterable: Gives batches.
-        block_of: Makes a block of a batch.
+        iterable: Iterable of batches.
+        block_of: Converts a batch to a block.
         generators: Random generators, besides the global ones, that the iterable
             draws from.
         replay: State of the pass to repeat; None for a new pass.
-        kept: State that the iterable goes on from, so that nothing is repeated; None to
-            begin, or to repeat.
-        is_stateful: Whether the iterable keeps a state, for which rows are kept.
+        kept: State from which the iterable continues, so that nothing is repeated; None
+            to begin, or to repeat.
+        is_stateful: Whether the iterable has a state, for which rows are stored.
 
     Attributes:
         iterator: Iterator over the batches.
-        first: A block that was drawn already and is given out first, or None.
+        first: A block that was drawn already and is returned first, or None.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Pass:
         return block
 
     def draw(self) -> Any:
-        """Draw the next batch, as the iterable gives it."""
+        """Return the next batch of the iterable."""
         replayed = self._replayed
         if replayed is not None and self._num_blocks + 1 == replayed.num_blocks:
             set_random_state(replayed.at_last, self._generators)
@@ -284,7 +284,7 @@ class Pass:
         return batch
 
     def replay(self) -> Replay:
-        """Return the state with which the blocks drawn so far can be drawn again."""
+        """Return the state from which the blocks so far can be drawn again."""
         start, last = self._at_start.tensors(), self._at_last.tensors()
         before = self._before
         if before is None:
@@ -293,10 +293,10 @@ class Pass:
         return Replay(before.num_blocks + self._num_blocks, before.at_start, at_last)
 
     def kept(self, state: Any, num_given: int) -> LoaderState:
-        """Return the state from which the pass goes on without drawing anything again.
+        """Return the state from which the pass continues without repeating anything.
 
         Args:
-            state: The state of the iterable now.
+            state: The present state of the iterable.
             num_given: Number of rows that calls have taken.
         """
         left = max(0, self._num_rows - num_given)
@@ -376,8 +376,8 @@ class OwnLoading:
     def load(self, groups: Iterator[list[Any]]) -> Iterator[Any]:
         """Load batches as the user's loader does, one for each group of indices.
 
-        Transforms have random numbers of their own. So what is drawn besides, such as
-        the order of the samples, is the same in all processes.
+        Transforms have random numbers of their own. So other random numbers, such as
+        the order of the samples, are equal in all processes.
         """
         if self._loader.num_workers:
             yield from self._like_the_users(groups, self._loader.num_workers)
@@ -392,7 +392,7 @@ class OwnLoading:
             yield batch
 
     def _like_the_users(self, batch_sampler: Any, num_workers: int) -> Any:
-        """Make a loader like the user's, with other indices."""
+        """Return a loader like the user's, with other indices."""
         users = self._loader
         names = ["collate_fn", "pin_memory", "pin_memory_device", "timeout"]
         names += ["worker_init_fn"]
@@ -409,7 +409,7 @@ class OwnLoading:
 
 
 def has_own_indices(loader: Any) -> bool:
-    """Check that a loader takes samples by index, and loads as torch's does."""
+    """Return whether a loader takes samples by index, and loads as torch's does."""
     if not isinstance(loader, DataLoader) or isinstance(loader, poptorch.DataLoader):
         return False
     kind: Any = type(loader)
@@ -424,11 +424,11 @@ def has_own_indices(loader: Any) -> bool:
 
 
 def is_divided(stream: Any, processes: Processes, name: str) -> bool:
-    """Check whether a stream gives each process samples of its own.
+    """Return whether a stream has different samples in each process.
 
-    An attribute `is_divided` of the stream, or of its dataset, says so. Without one
-    loaders with a dividing sampler, PopTorch's partitioned loaders, and datasets of
-    Hugging Face and WebDataset that are split by node are divided.
+    An attribute `is_divided` of the stream, or of its dataset, says so. Without one it
+    is true for loaders with a dividing sampler, PopTorch's partitioned loaders, and
+    datasets of Hugging Face and WebDataset that are split by node.
 
     Args:
         stream: An iterable of samples or batches.
@@ -496,7 +496,7 @@ def _check_count(count: int, processes: Processes, name: str) -> None:
 
 
 class RowsAreNoSamplesError(Exception):
-    """A loader makes rows of its own, not one of each index."""
+    """Raised if a loader's rows aren't one for each index."""
 
 
 class StreamSource(Source):
@@ -588,11 +588,11 @@ class StreamSource(Source):
         return list(batch)
 
     def _agree(self, first: Any) -> None:
-        """Compare with other processes what the stream begins with.
+        """Compare the beginning of the stream with other processes.
 
         Raises:
-            DataError: There are no samples; or the processes get other samples, and
-                nothing says that these are their parts.
+            DataError: There are no samples; or the processes have different samples,
+                although the stream isn't marked as divided.
         """
         digest = hashlib.sha256()
         for leaf in first or ():  # of a block, or indices
@@ -631,25 +631,25 @@ class StreamSource(Source):
             )
 
     def first_pass(self) -> Replay | None:
-        """Return the state of the first pass, if none of it was given out yet."""
+        """Return the state of the first pass, if none of it was used yet."""
         return None if self._begun is None else self._begun.replay()
 
     def loader_state(self) -> Any:
-        """Return the state of a stream that keeps one."""
+        """Return the state of a stateful stream."""
         return self._iterable.state_dict()
 
     def go_on(
         self, replay: Replay | None, *, is_due: bool, kept: LoaderState | None = None
     ) -> None:
-        """Have the next pass go on where that of an interrupted run was.
+        """Let the next pass continue where that of an interrupted run stopped.
 
-        It is repeated, unless the stream keeps a state. A generator can't begin anew,
-        and stays as it is.
+        It is repeated, unless the stream is stateful. A generator can't begin anew, and
+        stays as it is.
 
         Args:
             replay: State of the interrupted pass; None if none had begun.
-            is_due: Whether that was the first pass, of which nothing was given out:
-                its first block is drawn now.
+            is_due: Whether that was the first pass, of which nothing was used: its
+                first block is drawn now.
             kept: State of the stream; None to repeat the pass.
 
         Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How samples nest, and the tensors that stand for what users pass."""
+"""The structure of samples, and the conversion of their leaves to tensors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Labels(NamedTuple):
 
     Attributes:
         targets: Nested tensors; `()` if the samples have no targets.
-        weights: Sample weights: one tensor, or nested as the outputs. None if all
-            samples weigh the same.
-        share: `[rows]`: how much each row counts in the loss of its update. Padding
-            counts 0 and the real rows beside it more than 1, so that the loss stays
-            the mean over real rows. None if no row is padding.
+        weights: Sample weights: one tensor, or nested as the outputs. None without
+            weights.
+        share: Weight of each row in the loss of its update, `[rows]`. Padding has 0 and
+            the other rows more than 1, so that the loss is the mean over unpadded rows.
+            None without padding.
     """
 
     targets: Any = ()
@@ -38,15 +38,14 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleStructure:
-    """How the inputs, targets and weights of a sample or a batch nest.
+    """The structure of the inputs, targets and weights of a sample or a batch.
 
     Attributes:
         inputs: Structure of the inputs.
         targets: Structure of the targets; without leaves if there are none.
         weights: Structure of the sample weights; without leaves if there are none.
-        is_padded: Whether a batch goes on with one more tensor, the share of each row.
-        is_mixed: Whether a batch ends with one more tensor, of which
-            `ipufit.mixing.Coefficients` are taken.
+        is_padded: Whether a batch has a tensor with the share of each row after these.
+        is_mixed: Whether a batch ends with the tensor of `ipufit.mixing.Coefficients`.
 
     Example:
         >>> structure = SampleStructure(Structure.of({"a": 0}), Structure.of(0))
@@ -74,12 +73,12 @@ class SampleStructure:
 
     @property
     def has_targets(self) -> bool:
-        """Whether samples come with targets."""
+        """Whether samples have targets."""
         return self.targets.num_leaves > 0
 
     @property
     def has_weights(self) -> bool:
-        """Whether samples come with weights."""
+        """Whether samples have weights."""
         return self.weights.num_leaves > 0
 
     @property
@@ -93,7 +92,7 @@ class SampleStructure:
 
     @property
     def num_given(self) -> int:
-        """Number of tensors that a sample has: inputs, targets and weights."""
+        """Number of tensors of a sample: inputs, targets and weights."""
         return sum(part.num_leaves for part in self.parts)
 
     def batch(self, inputs: Any, tensors: Sequence[Any]) -> Any:
@@ -172,7 +171,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 def as_tensor(value: Any, where: str) -> Tensor:
-    """Make a tensor of a tensor, an array or a number, in a type that IPUs have.
+    """Convert a tensor, an array or a number to a tensor of an IPU's type.
 
     Args:
         value: A tensor, an array or a number.
@@ -206,7 +205,7 @@ def _too_large(value: float, where: str, at: str = "") -> DataError:
 
 
 def dense_tensor(value: Any, where: str) -> Tensor:
-    """Make a tensor of a tensor, an array or a number, in its own type.
+    """Convert a tensor, an array or a number to a tensor of its own type.
 
     Args:
         value: A tensor, an array or a number.
@@ -253,7 +252,7 @@ def dense_tensor(value: Any, where: str) -> Tensor:
 
 
 def _from_numpy(array: Any, where: str) -> Tensor:
-    """Make a tensor in the array's memory, which may be read-only: we only read it."""
+    """Return a tensor in the array's memory, which is only read."""
     masked: Any = np.ma  # whose functions have no types in old NumPy
     if masked.is_masked(array):
         at = np.argwhere(masked.getmaskarray(array))[0].tolist()
@@ -281,7 +280,7 @@ def _from_numpy(array: Any, where: str) -> Tensor:
 
 
 def _is_missing(value: Any) -> bool:
-    """Check for None, and for pandas' NA and NaT."""
+    """Return whether a value is None, or pandas' NA or NaT."""
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
@@ -349,13 +348,13 @@ def check_integers(
     name: str,
     sample_of: Callable[[int], int] = int,
 ) -> None:
-    """Refuse rows that have an integer which 32 bits can't hold.
+    """Refuse rows with an integer that 32 bits can't hold.
 
     Args:
         batch: The leaves of the structure; tensors that follow them have no integers.
-        structure: How samples nest.
+        structure: Structure of a sample.
         name: Name of the data in error messages.
-        sample_of: Gives the index of the sample in a row of the batch.
+        sample_of: Returns the index of the sample in a row of the batch.
 
     Raises:
         DataError: An integer is too large or too small.
@@ -430,7 +429,7 @@ def frame_values(frame: Any, where: str) -> Any:
 
 
 def _refuse_missing(column: Any, where: str, of: str) -> None:
-    """Refuse pandas' NA: an array has NaN for it, or becomes one of objects."""
+    """Refuse pandas' NA, which an array would hold as NaN or an object."""
     # NumPy's other types have no NA: a missing number is NaN, which is a number.
     may_lack = hasattr(column.dtype, "na_value") or column.dtype == object
     if not may_lack or not column.isna().any():
@@ -457,7 +456,7 @@ def column_names(y: Any) -> Columns | None:
 def split_columns(
     row: Any, names: Columns, is_single: bool, where: str
 ) -> tuple[Any, Any]:
-    """Split something with named columns into inputs and targets.
+    """Split a value with named columns into inputs and targets.
 
     Args:
         row: A mapping, or a frame.

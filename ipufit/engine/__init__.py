@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two executors and the loops that run them."""
+"""The training and inference programs of a model, and the loops that run them."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that a program has baked in, because its code computed with them.
+"""Python values that are compiled into a program, because its code read them.
 
 A walk begins at the module, the losses and the metrics. It follows submodules, hooks
-and functions; from a function the globals, closure variables and defaults that its code
-reads; from an object the attributes whose names some code reads. An attribute that no
-code reads is left out, so that a callback may count in a module what it likes.
+and functions; for a function the globals, closure variables and defaults that its code
+reads; for an object the attributes whose names some code reads. An attribute that no
+code reads is left out, so that a callback may count in a module.
 
 The code of installed packages isn't read. All public attributes of their layers and
-objects count instead. The walk ends `DEPTH` steps away from where it began, and after
-`SIZE` values.
+objects are taken instead. The walk ends `DEPTH` steps away from where it began, and
+after `SIZE` values.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _PLAIN = (
 
 
 class Contents(NamedTuple):
-    """The record of an object: its kind, and a checksum if it is a constant."""
+    """Recorded contents of an object: its kind, and the checksum of a constant."""
 
     kind: str
     checksum: int = 0
@@ -105,7 +105,7 @@ _MISSING: Any = object()
 
 @functools.lru_cache(maxsize=None)
 def _origin(module_name: str) -> str:
-    """Who wrote a Python module.
+    """Classify a Python module by its author.
 
     Returns:
         "user"; "package" if it is installed; "holder" for modules of Python whose
@@ -134,7 +134,7 @@ def _origin(module_name: str) -> str:
 
 
 def _reads_any(cls: type) -> bool:
-    """Whether methods of a class are a package's, and may read any attribute."""
+    """Return whether methods of a class are a package's, and may read any attribute."""
     if cls in (object, torch.nn.Module):
         return False
     is_module = issubclass(cls, torch.nn.Module)
@@ -146,13 +146,13 @@ Names = Tuple[FrozenSet[str], FrozenSet[str], bool]
 
 @functools.lru_cache(maxsize=4096)
 def names_read(code: CodeType) -> Names:
-    """Collect the names that the code of a function reads, and functions inside it.
+    """Return the names that the code of a function reads, and of functions inside it.
 
     Returns:
         Globals and imported modules; attributes of any object; whether the code may
         read attributes by names that it computes. An attribute that is only counted up
         (`self.calls += 1`), put into (`self.seen["x"] = x`), or read after it was set
-        (`self.hidden = ...`) isn't among them: no result depends on its old value.
+        (`self.hidden = ...`) isn't included: no result depends on its old value.
     """
     variables: set[str] = set()
     attributes: set[str] = set()
@@ -187,7 +187,7 @@ def names_read(code: CodeType) -> Names:
 
 
 def _constant_name(following: list[dis.Instruction]) -> str:
-    """The name in `getattr(x, "name")`, with a plain default or none; else ""."""
+    """Return the name in `getattr(x, "name")`, with a plain or no default; else ""."""
     calls = (i for i, one in enumerate(following) if one.opname.startswith("CALL"))
     call = next(calls, 0)
     count = following[call].arg or 0
@@ -203,7 +203,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _checksum(value: Any) -> int:
-    """A checksum of a tensor, an array, or the elements of a container."""
+    """Return a checksum of a tensor, an array, or the elements of a container."""
     if isinstance(value, Tensor):
         return checksum(value)
     if isinstance(value, np.ndarray):
@@ -224,7 +224,7 @@ def _public_names(value: Any) -> list[str]:
 
 
 def _scalar_dtype(buffers: Any, name: str) -> torch.dtype | None:
-    """The dtype of a 0-d buffer, without fetching a wrapped one; None for all else."""
+    """Return the dtype of a 0-d buffer, without fetching it; None for other values."""
     buffer = buffers.get(name)
     if not issubclass(type(buffer), Tensor) or unfetched(buffer, "ndim"):
         return None
@@ -237,16 +237,16 @@ _Check = Tuple[Callable[..., Any], Tuple[Any, ...], Any]
 
 
 class _Walk:
-    """One walk through code, by the names of attributes that are known so far.
+    """A walk through code, for a set of attribute names.
 
     Attributes:
-        names: Names that were given, and those found on the way.
+        names: Names that were given, and names found on the way.
         is_open: Whether code may read attributes of other names too.
-        is_complete: Whether no bound was met.
+        is_complete: Whether the walk met no bound.
         values: Values by path: plain ones, `Contents`, and objects, which equal only
             themselves.
-        checks: Functions with arguments and results, to be compared before every call.
-        thorough_checks: Checks of large constants, to be compared between runs.
+        checks: Functions with arguments and results, to compare before every call.
+        thorough_checks: Checks of large constants, to compare between runs.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class _Walk:
                     self._item(vars(root), name, f"{path}.{name}", 1)
 
     def _follow(self, get: Any, owner: Any, key: Any, path: str, depth: int) -> None:
-        """Visit what an owner has under a key, and note the place."""
+        """Visit an attribute or element of an owner, and record its path."""
         if (id(owner), key) in self._followed:
             return
         self._followed.add((id(owner), key))
@@ -476,7 +476,7 @@ class _Walk:
                     self._follow(getattr, value, name, f"{path}.{name}", depth)
 
     def is_unmoved(self, *, thoroughly: bool = False) -> bool:
-        """Whether every object is where it was.
+        """Return whether every object is where it was.
 
         Args:
             thoroughly: Compare the contents of constants and of large containers too.
@@ -491,7 +491,7 @@ class _Walk:
         return True
 
     def differences(self, now: _Walk) -> Iterator[tuple[str, Any, Any]]:
-        """Values that are others in a later walk: path, old and new."""
+        """Yield values that differ in a later walk: path, old and new."""
         missing = Contents("missing")
         for path in {**self.values, **now.values}:
             was, new = self.values.get(path, missing), now.values.get(path, missing)
@@ -503,7 +503,7 @@ class _Walk:
 
 
 def _is_kept(owner: Any, name: str) -> bool:
-    """Whether `__getattr__` gives an object that is kept, and makes no new one."""
+    """Return whether `__getattr__` returns a stored object, and creates no new one."""
     try:
         return getattr(owner, name) is getattr(owner, name)
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -521,7 +521,7 @@ def _walk(roots: Mapping[str, Any]) -> _Walk:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message."""
+    """Format a value for a message."""
     if issubclass(type(value), torch.nn.Parameter):  # of PopTorch's class, perhaps
         return "a parameter"
     if isinstance(value, (Tensor, torch.nn.Module)) or len(repr(value)) > 60:
@@ -568,7 +568,7 @@ def _name(function: Any) -> str:
 
 
 class BakedInValues:
-    """All values that the code of a program could reach when it was traced.
+    """The values that the code of a program could read when it was traced.
 
     Args:
         roots: Modules and functions that were traced.
@@ -587,7 +587,7 @@ class BakedInValues:
         self.retake()
 
     def retake(self) -> None:
-        """Record the values as they are now."""
+        """Record the present values."""
         self._walk = _walk(self._roots)
 
     @property
@@ -596,7 +596,7 @@ class BakedInValues:
         return self._walk.is_complete
 
     def changed(self, *, thoroughly: bool = True) -> tuple[str, Any, Any] | None:
-        """The first value that has changed: path, old and new; None if none has.
+        """Return the first changed value: path, old and new; None if there is none.
 
         Args:
             thoroughly: Compare large constants and containers too.
@@ -610,7 +610,7 @@ class BakedInValues:
         return change
 
     def check(self) -> None:
-        """Refuse to go on with other values than the program has baked in.
+        """Refuse to go on if a value has changed that is compiled into the program.
 
         Raises:
             ConfigError: A value has changed; the message has its path.
@@ -630,7 +630,7 @@ class BakedInValues:
 
 @contextlib.contextmanager
 def changes_accepted(others: Iterable[BakedInValues]) -> Iterator[None]:
-    """Have what a trace changes, such as a counter, be no change for other programs.
+    """Accept changes of values by a trace, such as a counter's, for other programs.
 
     Args:
         others: Baked-in values of the programs that aren't traced.
@@ -669,12 +669,12 @@ def changed_numbers_warned(roots: Roots) -> Iterator[None]:
 def random_draws_warned(module: torch.nn.Module) -> Iterator[None]:
     """Warn of random numbers that are drawn on the host while a module is traced.
 
-    A distribution that the module has had before has its parameters on the host, and
-    so has what is sampled of it: PopTorch traces one sample, which is a constant. One
-    that `forward` makes is sampled by the device.
+    A distribution that the module stores has its parameters on the host, and so are its
+    samples: PopTorch traces one sample, which is a constant. A distribution that
+    `forward` creates is sampled by the device.
 
     Args:
-        module: The user's module; attributes of its submodules count.
+        module: The user's module, with its submodules.
 
     Warns:
         BakedInWarning: Code draws from Python's or NumPy's global generator, or samples
@@ -721,7 +721,7 @@ def _sampled(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Note that a method of a distribution is called, and call it."""
+    """Record that a method of a distribution is called, and call it."""
     sampled[path] = type(distribution).__name__
     return getattr(type(distribution), method)(distribution, *args, **kwargs)
 

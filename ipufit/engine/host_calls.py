@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a user's module on the host: for shapes, bytes and comparison."""
+"""Calls of a user's module on the host: for shapes, sizes and comparisons."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
     """Run a sample through a module if some of its weights have no shapes yet.
 
     PopTorch needs shapes. The sample is run on the host, in eval mode and without
-    gradients, so torch draws the first weights and nothing else.
+    gradients, so torch draws the first weights and no other random numbers.
 
     Args:
         source: Source of samples; its first one is taken.
@@ -99,10 +99,10 @@ def check_shapes(module: torch.nn.Module) -> None:
 
 
 def lazy_layers(module: torch.nn.Module) -> list[str]:
-    """Names of the layers that have weights without shapes; the class of the module.
+    """Return the names of layers that have weights without shapes.
 
-    Only types of weights are looked at: PopTorch fetches all weights from the device
-    when somebody touches one that it trains.
+    For the module itself it is the class. Only types of weights are read: reading a
+    weight that PopTorch trains fetches all weights from the device.
     """
     return [
         name or type(module).__name__
@@ -120,13 +120,13 @@ def _as_on_devices(leaf: Tensor) -> Tensor:
 
 
 class OutputSize(NamedTuple):
-    """The results of a program for one micro-batch.
+    """The size of a program's results for one micro-batch.
 
     Attributes:
-        num_bytes: Bytes of all tensors that come back.
-        has_scalars: Whether scalars are among them: an own loss, or logged ones.
-        moves_buffers: Whether the module changes a buffer in place, in eval mode, so
-            that each further pass changes the next ones.
+        num_bytes: Bytes of all tensors that are returned.
+        has_scalars: Whether it returns scalars: its own loss, or logged ones.
+        moves_buffers: Whether the module changes a buffer in place in eval mode, so
+            that a pass changes later ones.
     """
 
     num_bytes: int
@@ -140,22 +140,21 @@ def output_size(
     structure: SampleStructure,
     example: Sequence[Tensor],
 ) -> OutputSize | None:
-    """Call a module, or a step, with one sample of zeros.
+    """Call a module, or a step, with one sample of zeros, and return the output's size.
 
-    A copy of the module is called whose weights are zeros, too: one number for each
-    parameter, seen in its shape. So this takes little memory and time, and the module
-    and all random states stay as they are. Nothing is printed: `forward` prints when it
-    is traced. (Tensors of shapes alone, on the device "meta",
-    would have torch import its compiler, which takes a second.)
+    A copy of the module with zero weights is called: one number for each parameter,
+    expanded to its shape. So this takes little memory and time, and the module and all
+    random states don't change. Nothing is printed: `forward` prints when it is traced.
+    (Meta tensors would make torch import its compiler, which takes a second.)
 
     Args:
         module: The user's module.
         inferred: The computation of the program.
-        structure: Nesting of a batch.
-        example: Tensors of a micro-batch, of which only shapes and types count.
+        structure: Structure of a batch.
+        example: Tensors of a micro-batch, of which only shapes and types matter.
 
     Returns:
-        None if the module can't be copied, or not be called with such tensors.
+        None if the module can't be copied, or can't be called with such tensors.
 
     Example:
         >>> from ipufit.data import as_source
@@ -181,7 +180,7 @@ def output_size(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Compute without gradients and put random states back; nobody hears of it.
+    """Compute without gradients, output and warnings; restore random states.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -206,12 +205,12 @@ def called(
     structure: SampleStructure,
     tensors: Sequence[Tensor],
 ) -> Any:
-    """Everything that comes back from a module in eval mode, or from a step.
+    """Return all results of a module in eval mode, or of a step.
 
     Args:
         module: A copy of the user's module.
         inferred: The computation of the program.
-        structure: Nesting of a batch.
+        structure: Structure of a batch.
         tensors: Tensors of a batch.
     """
     with mode(module, training=False):
@@ -235,7 +234,7 @@ def _result(
 
 
 def first_of_zeros(example: Sequence[Tensor]) -> list[Tensor]:
-    """One sample of zeros, of the shapes and types of a batch.
+    """Return one sample of zeros, of the shapes and types of a batch.
 
     Example:
         >>> first_of_zeros([torch.ones(4, 2)])
@@ -245,10 +244,10 @@ def first_of_zeros(example: Sequence[Tensor]) -> list[Tensor]:
 
 
 def of_zeros(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy whose weights are zeros.
+    """Copy a module, with zeros for its weights.
 
-    Whoever looks at a weight that PopTorch trains has it fetched from its device. So
-    only what `unfetched` reads is looked at.
+    Reading a weight that PopTorch trains fetches it from its device. So only attributes
+    that `unfetched` reads are used.
 
     Example:
         >>> of_zeros(torch.nn.Linear(2, 1)).weight.tolist()
@@ -263,7 +262,7 @@ def of_zeros(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:
-    """One zero, seen in a shape; float16 becomes float32, of which it has all sums."""
+    """Return one zero expanded to a shape, as float32 for float16."""
     dtype = unfetched(tensor, "dtype")
     if dtype == torch.float16:
         dtype = torch.float32
@@ -272,7 +271,7 @@ def _zeros_like(tensor: Tensor) -> Tensor:
 
 
 def num_weights(module: torch.nn.Module) -> int:
-    """Number of elements of all parameters, without fetching them from a device.
+    """Return the number of elements in all parameters, without fetching them.
 
     Example:
         >>> num_weights(torch.nn.Linear(3, 2))
@@ -287,7 +286,7 @@ def _leaves(outputs: Any) -> list[Any]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes that the elements of tensors take.
+    """Return the size of tensors in bytes.
 
     Example:
         >>> bytes_of([torch.zeros(2, 3), torch.zeros(4, dtype=torch.int64)])
@@ -306,22 +305,23 @@ def figure_bytes(
     structure: SampleStructure,
     example: Sequence[Tensor],
 ) -> int:
-    """Bytes on the host for the sums of metrics of one micro-batch, if they are many.
+    """Return the bytes on the host for a micro-batch's sums of metrics, if many.
 
-    A training program returns these sums for each micro-batch, and the host keeps what
-    they come to after each. A metric may have many of them: a matrix of all pairs of
-    classes has a million for a thousand classes. Only the metric knows, so it computes
-    those of one sample, from what a copy of the module gives for zeros.
+    A training program returns these sums for each micro-batch, and the host keeps the
+    running sums after each. A metric may have many sums: a matrix of all pairs of
+    classes has a million for a thousand classes. Only the metric knows their number, so
+    it computes the sums of one sample, from the outputs of a copy of the module for
+    zeros.
 
     Args:
         module: The user's module.
         objective: Losses and metrics.
-        structure: Nesting of a batch.
-        example: Tensors of a batch, of which only shapes and types count.
+        structure: Structure of a batch.
+        example: Tensors of a batch, of which only shapes and types matter.
 
     Returns:
-        0 if all metrics are means, which have two sums, or streamed. The module isn't
-        called then. 0, too, if the module can't be copied, or not be called so.
+        0 if all metrics are means, which have two sums, or streamed; the module isn't
+        called then. Also 0 if the module can't be copied or called.
 
     Example:
         >>> from ipufit.data import as_source
@@ -354,12 +354,12 @@ def figure_bytes(
 
 
 def _may_be_large(metric: AnyMetric) -> bool:
-    """Whether a figure is another than the quotient of two sums."""
+    """Return whether a metric may have more than two sums."""
     return isinstance(metric, Metric) and type(metric).result is not Metric.result
 
 
 def _outputs(result: Any, *, owns_loss: bool) -> Any:
-    """The outputs among what came back."""
+    """Return the outputs among the results."""
     if isinstance(result, StepResult):
         return result.outputs
     return split_own_loss(result)[1] if owns_loss else result
@@ -370,8 +370,8 @@ class HostUpdate(NamedTuple):
 
     Attributes:
         loss: Mean over the samples.
-        gradients: float32, by the names of parameters that are trained; None for one
-            that the loss doesn't depend on.
+        gradients: float32 gradients by parameter; None for a parameter that the loss
+            doesn't depend on.
         draws: Whether the forward pass has drawn random numbers.
     """
 
@@ -381,7 +381,7 @@ class HostUpdate(NamedTuple):
 
 
 def host_outputs(module: torch.nn.Module, inputs: Any, predicted: Inferred) -> Any:
-    """The outputs in eval mode, without the loss that the module returns itself.
+    """Return the outputs in eval mode, without the module's own loss.
 
     Args:
         module: A float32 module.
@@ -403,7 +403,7 @@ def host_update(
     batch: Sequence[Tensor],
     micro_batch_size: int,
 ) -> HostUpdate:
-    """The loss and the gradients of an update, micro-batch by micro-batch.
+    """Return the loss and the gradients of an update, micro-batch by micro-batch.
 
     They are the mean over micro-batches, or their sum if the loss is a sum over
     samples, as on the device. The module's buffers change as in training.
@@ -411,7 +411,7 @@ def host_update(
     Args:
         module: A float32 module.
         objective: Its losses.
-        structure: Nesting of the batch.
+        structure: Structure of the batch.
         batch: All samples of the update.
         micro_batch_size: Samples of a forward pass.
 

@@ -43,7 +43,7 @@ from ipufit.types import Logs
 
 
 def returned_rows(options: poptorch.Options, plan: BatchPlan) -> Tensor | None:
-    """The rows of a call whose results come back, in the order of the results.
+    """Return the rows of a call whose results come back, in the results' order.
 
     Args:
         options: Options of the program.
@@ -70,7 +70,7 @@ def returned_rows(options: poptorch.Options, plan: BatchPlan) -> Tensor | None:
 
 
 def describe_coverage(options: poptorch.Options, plan: BatchPlan) -> str:
-    """Which samples of each call figures are about; empty if about all.
+    """Describe the samples of each call that metrics cover; "" if all.
 
     Example:
         >>> options = poptorch.Options().outputMode(poptorch.OutputMode.Final)
@@ -87,7 +87,7 @@ def describe_coverage(options: poptorch.Options, plan: BatchPlan) -> str:
 def check_rows(outputs: Any, num_rows: int) -> None:
     """Refuse outputs that don't have one row per sample.
 
-    A value per micro-batch can't be told apart from rows, cut or joined.
+    A value per micro-batch can't be told from rows, cut or joined.
 
     Raises:
         UnsupportedError: An output is a scalar or has another number of rows.
@@ -106,7 +106,7 @@ def check_rows(outputs: Any, num_rows: int) -> None:
 
 
 def cut(values: Any, rows: Any) -> Any:
-    """The `rows` of nested tensors: a slice, a mask or indices.
+    """Return rows of nested tensors, by a slice, a mask or indices.
 
     Example:
         >>> cut({"a": torch.arange(4), "b": None}, slice(2))
@@ -116,7 +116,7 @@ def cut(values: Any, rows: Any) -> Any:
 
 
 def in_passes(values: Any, rows_per_pass: int) -> list[Any]:
-    """Nested tensors cut into those of passes, of which the last may have fewer rows.
+    """Cut nested tensors into passes, of which the last may have fewer rows.
 
     Example:
         >>> in_passes({"a": torch.arange(3)}, rows_per_pass=2)
@@ -129,7 +129,7 @@ def in_passes(values: Any, rows_per_pass: int) -> list[Any]:
 
 
 def joined(parts: Iterable[Any]) -> Any:
-    """The rows of all parts in one: tensors, nested as in each of them.
+    """Join the rows of nested tensors that nest alike.
 
     Example:
         >>> joined([(torch.zeros(2), None), (torch.ones(1), None)])
@@ -144,7 +144,7 @@ def joined(parts: Iterable[Any]) -> Any:
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:
-    """One leaf of all parts; what is no tensor is the same in each."""
+    """Join one leaf of all parts; a leaf that is no tensor is equal in all."""
     if len(parts) == 1 or not isinstance(parts[0], Tensor):
         return parts[0]
     return torch.cat(parts)
@@ -154,19 +154,19 @@ _MOST_BYTES = 2**20
 
 
 class RowBuffer:
-    """Buffers outputs of calls with their labels until a group of rows is complete.
+    """Buffers outputs and labels until a group of rows is complete.
 
     Loss and metrics of a group take some twenty operations, which cost the same for ten
-    rows as for ten thousand. Sums of other groups differ in their last bits. So groups
-    are the same however many rows a call has: whole passes that fill a mebibyte, or
-    single passes.
+    rows as for ten thousand. Sums over other groups differ in their last bits. So
+    groups don't depend on the number of rows in a call: they are passes that fill a
+    mebibyte, or single passes.
 
     Args:
         rows_per_pass: Rows of a forward pass.
         by_pass: Whether each pass is a group by itself.
 
     Attributes:
-        parts: Outputs, labels and number of rows of each call that waits.
+        parts: Outputs, labels and number of rows of each call with buffered rows.
 
     Example:
         >>> waiting = RowBuffer(rows_per_pass=2, by_pass=True)
@@ -185,7 +185,7 @@ class RowBuffer:
         self._size = rows_per_pass if by_pass else 0  # of groups; 0 if unknown
 
     def groups(self, outputs: Any, labels: Labels, num_rows: int) -> Iterator[Rows]:
-        """Give the groups that rows of a call complete, and keep the rows left over.
+        """Yield the groups that rows of a call complete, and buffer the other rows.
 
         Args:
             outputs: Outputs of the model.
@@ -213,10 +213,10 @@ class RowBuffer:
             self.parts.append((outputs, Labels(*labels), left))
 
     def all(self, first: int = 0) -> Rows:
-        """All rows that wait, and go on waiting.
+        """Return all buffered rows, and keep them.
 
         Args:
-            first: Calls whose rows are left out, from the beginning.
+            first: Number of calls whose rows are left out, from the beginning.
         """
         parts = self.parts[first:]
         outputs, labels = joined((one[0], tuple(one[1])) for one in parts)
@@ -228,7 +228,7 @@ Rows = Tuple[Any, Labels, int]
 
 
 def _rows(rows: Rows, first: int, last: int) -> Rows:
-    """The rows from one to another, without a copy."""
+    """Return the rows from `first` to `last`, without a copy."""
     outputs, labels, num_rows = rows
     if last - first == num_rows:
         return rows
@@ -245,7 +245,7 @@ def _contiguous(leaf: Any) -> Any:
 
 
 def remark_on_passes(choice: Choice | None) -> str:
-    """The passes of a call, and why not more, if they were chosen for a reason.
+    """Describe the passes of a call, and why not more, if ipufit chose them.
 
     Example:
         >>> remark_on_passes(Choice(16, "32 would pad 80 passes to 96"))
@@ -262,18 +262,18 @@ def remark_on_passes(choice: Choice | None) -> str:
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that a call of training takes and changes.
+    """The programs, optimiser and metrics that a training call uses and changes.
 
     Attributes:
         executors: The programs.
         plan: The factors of a call.
         options: Options of the training program.
         optimization: The optimiser and its schedule.
-        structure: How the tensors of a batch nest.
+        structure: Structure of a batch.
         figures: Loss and metrics to report.
         average: The running average of the weights; None for none.
-        watched: The gradients that come back.
-        choice: The updates of a call, if they were left open and chosen.
+        watched: The gradients that are sent to the host.
+        choice: The updates of a call, if ipufit chose them.
     """
 
     executors: Executors
@@ -287,11 +287,11 @@ class Training:
     choice: Choice | None = None
 
     def prepare(self, batches: TrainingBatches, display: ProgressDisplay) -> None:
-        """Have the program attached, with the weights of the user's module.
+        """Attach the program, with the weights of the user's module.
 
         Args:
             batches: The calls, whose shapes are compiled for.
-            display: Shows that something is compiled.
+            display: Shows that PopTorch compiles.
         """
         entries = self.executors.prepare_training(
             batches,
@@ -307,7 +307,7 @@ class Training:
 
     @property
     def remark(self) -> str:
-        """The updates of a call, and why not more, if they were chosen."""
+        """The updates of a call, and why not more, in words, if ipufit chose them."""
         if self.choice is None:
             return ""
         value, reason = self.choice
@@ -318,12 +318,12 @@ class Training:
         )
 
     def run(self, call: Call, *, is_scheduled: bool = True) -> None:
-        """Train on one call, and add to the figures.
+        """Train on one call, and add to the metrics.
 
         Args:
             call: Batch of the call.
-            is_scheduled: False to leave learning rates and the count of updates as
-                they are.
+            is_scheduled: False to leave learning rates and the count of updates
+                unchanged.
         """
         updates = self.plan.device_iterations
         if is_scheduled:
@@ -342,22 +342,22 @@ class Training:
                 self.average.update(updates, self.executors.weights_shown)
 
     def losses_of_call(self) -> list[float]:
-        """The loss of the epoch so far after each update of the last call.
+        """Return the running loss after each update of the last call.
 
-        Only the last of them if not every micro-batch has come back for itself.
+        It is only the last of them if not every micro-batch is returned.
         """
         is_each = self.options.output_mode == poptorch.OutputMode.All.value
         return self.figures.losses(self.plan.device_iterations if is_each else 1)
 
     def finish(self) -> None:
-        """Put the average of the weights in their place, as Keras does after `fit`."""
+        """Replace the weights by their average, as Keras does after `fit`."""
         if self.average is not None:
             self.executors.fetch_weights()
             self.average.apply()
             self.executors.send_weights()
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The watched gradients of the last call, by parameter."""
+        """Return the watched gradients of the last call, by parameter."""
         scale = float(getattr(self.optimization.optimizer, "loss_scaling", 1.0))
         return self.watched.means(
             self.executors.anchored,
@@ -368,7 +368,7 @@ class Training:
         )
 
     def _stream(self, outputs: Any, call: Call) -> None:
-        """Give the real rows that came back to the metrics that need outputs."""
+        """Pass the unpadded rows that were returned to streamed metrics."""
         plan, rows = self.plan, returned_rows(self.options, self.plan)
         if rows is None:
             rows = torch.arange(plan.samples_per_call)
@@ -389,15 +389,16 @@ class Training:
 
 
 class Evaluation:
-    """An evaluation on one set of samples, done once or after every epoch.
+    """An evaluation on a set of samples, run once or after every epoch.
 
     Args:
         executors: The programs.
-        batches: Samples with targets, or with what the module's own loss needs.
+        batches: Samples with targets, or with the values that the module's own loss
+            needs.
         plan: The factors of a call.
         options: Options of the inference program.
         figures: Loss and metrics to report.
-        choice: The passes of a call, if they were left open and chosen.
+        choice: The passes of a call, if ipufit chose them.
     """
 
     def __init__(
@@ -423,11 +424,11 @@ class Evaluation:
 
     @property
     def remark(self) -> str:
-        """The passes of a call, and why not more, if they were chosen."""
+        """The passes of a call, and why not more, in words, if ipufit chose them."""
         return remark_on_passes(self.choice)
 
     def prepare(self, display: ProgressDisplay) -> None:
-        """Have the program attached, with the newest weights."""
+        """Attach the program, with the newest weights."""
         self._executors.prepare_inference(
             self.batches,
             self.plan,
@@ -453,20 +454,20 @@ class Evaluation:
         if has_scalars and self.options.output_mode != poptorch.OutputMode.All.value:
             raise UnsupportedError(
                 "The module returns its own loss, or logs scalars, and inference_"
-                "options don't ask for OutputMode.All: the samples that they are "
-                "about can't be told. Leave the mode at its default."
+                "options don't ask for OutputMode.All: it isn't known "
+                "which samples they cover. Leave the mode at its default."
             )
 
     def run(self, hooks: CallbackList, run: RunState) -> Logs:
-        """The figures over every sample, or over those that come back.
+        """Return the metrics over every sample, or over those that come back.
 
-        They are computed here, from the outputs: padding is cut away before it can
-        count, and targets are cut to the rows that the output mode returns. They are
-        computed for groups of rows that are the same however many rows a call has, so
-        that the size of calls changes no bit.
+        They are computed on the host, from the outputs: padding is cut away before, and
+        targets are cut to the rows that the output mode returns. They are computed for
+        groups of rows that don't depend on the size of calls, so that it changes no
+        bit.
 
         Args:
-            hooks: Callbacks, which hear of each call.
+            hooks: Callbacks, whose hooks are called for each call.
             run: `run.stop_evaluating` ends it, and so does an eviction.
         """
         self.figures.reset()
@@ -497,10 +498,10 @@ class Evaluation:
         return self.figures.logs()
 
     def _no_rows(self) -> RowBuffer:
-        """Make an empty store of rows, which it groups by passes or pass by pass.
+        """Return an empty buffer of rows, which groups by passes or pass by pass.
 
-        A function of the user's may give one value for all rows that it gets. And rows
-        of several processes are put together pass by pass.
+        A user's function may return one value for all rows. And rows of several
+        processes are joined pass by pass.
         """
         objective = self.figures.objective
         is_joined = objective.is_streamed and self.figures.processes.are_several
@@ -508,11 +509,10 @@ class Evaluation:
         return RowBuffer(self.plan.samples_per_update, by_pass=by_pass)
 
     def _look_at_waiting(self) -> Tensor | None:
-        """The sums of rows that go on waiting; None if there are none.
+        """Return the sums of buffered rows; None if there are none.
 
-        Each row is looked at once, so that looking after each call costs no more than
-        the call's own rows. The sums may differ from those of the group in the last
-        bits.
+        Each row is summed once, so that metrics after each call cost no more than the
+        call's own rows. The sums may differ from those of the group in the last bits.
         """
         if not self._waiting.parts:
             return None
@@ -599,12 +599,12 @@ def predictions(
     hooks: CallbackList,
     run: RunState,
 ) -> Iterator[Any]:
-    """The outputs of one call after the other, in order.
+    """Yield the outputs of one call after the other, in order.
 
     Args:
-        executors: With the inference program prepared.
+        executors: The programs, with the inference program prepared.
         batches: The calls.
-        hooks: Hear of each call.
+        hooks: Callbacks, whose hooks are called for each call.
         run: `run.stop_predicting` ends it.
 
     Yields:

@@ -29,8 +29,8 @@ _WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 def widened(values: Any) -> Any:
     """Convert nested tensors to the dtypes that torch's losses and exact sums need.
 
-    Half precision becomes float32, and every whole-number type int64, as which class
-    indices leave a device but in 32 bits.
+    Half precision becomes float32, and every integer type int64: class indices return
+    from a device in 32 bits.
 
     Example:
         >>> widened((torch.zeros(1, dtype=torch.float16), 3))[0].dtype
@@ -54,11 +54,12 @@ def widened_all(outputs: Any, labels: Labels) -> tuple[Any, Labels]:
 
 
 class Sums(NamedTuple):
-    """The sums of figures so far, of one process or of all.
+    """The running sums of metrics, of one process or of all.
 
     Attributes:
         vector: The sum of all vectors, float64; None without any.
-        extra: Total and number of rows of each figure that no vector holds, by name.
+        extra: Total and number of rows, by name, of each metric that no vector
+            contains.
     """
 
     vector: Tensor | None
@@ -83,9 +84,9 @@ class Sums(NamedTuple):
 
 
 def running_sums(sums: Tensor | None, vectors: Tensor, size: int) -> Tensor:
-    """Add vectors to sums, one after the other in float64.
+    """Return the sums after adding each vector in turn, in float64.
 
-    Adding in another order, or pairs first, would round otherwise.
+    Another order, or sums of pairs first, would round differently.
 
     Args:
         sums: The sums so far, `[size]`; None for zeros.
@@ -109,13 +110,13 @@ def running_sums(sums: Tensor | None, vectors: Tensor, size: int) -> Tensor:
 
 
 class Entry(NamedTuple):
-    """One figure in the vector of sums.
+    """A metric's part of the vector of sums.
 
     Attributes:
         name: Key in logs.
         size: Number of its sums; 0 for a streamed metric.
-        result: Computes the figure from its sums; None for a mean over samples.
-        direction: `"max"` or `"min"` if more or less of it is better.
+        result: Computes the metric's value from its sums; None for a mean over samples.
+        direction: `"max"` or `"min"` if larger or smaller values are better.
     """
 
     name: str
@@ -143,8 +144,8 @@ def vector_of(
         scalars: Logged means over the samples, by name.
 
     Returns:
-        1-d, float32, without gradients: the number of samples, then what each entry
-        adds; and the entries.
+        1-d, float32, without gradients: the number of samples, then the sums of each
+        entry; and the entries.
     """
     outputs = tree_map(_detached, outputs)
     entries, sums = [], []
@@ -179,19 +180,19 @@ def vector_of(
 
 
 class Figures:
-    """Loss, metrics and logged scalars over the samples of an epoch or evaluation.
+    """The loss, metrics and logged scalars over the samples of an epoch or evaluation.
 
     A micro-batch adds one float32 vector: its samples, the total of the loss and of
     each output's loss, the sums of each metric, the totals of logged scalars. Running
-    sums are float64, on the host. What the vector holds is known once a program was
-    traced; streamed metrics are kept beside it.
+    sums are float64, on the host. The entries of the vector are known once a program
+    was traced; streamed metrics are stored separately.
 
     With several processes, each has its own sums until `gather`, and keeps the outputs
     for streamed metrics until then.
 
     Args:
         objective: Losses and metrics.
-        processes: The processes whose samples the figures cover.
+        processes: The processes whose samples the metrics cover.
     """
 
     def __init__(
@@ -208,10 +209,10 @@ class Figures:
         self.reset()
 
     def adopt(self, entries: tuple[Entry, ...]) -> None:
-        """Take over the entries of the vectors to come.
+        """Set the entries of later vectors.
 
         Raises:
-            ConfigError: Two figures have the same name.
+            ConfigError: Two metrics have the same name.
         """
         if self._extra:
             _refuse_twins([*(entry.name for entry in entries), *self._extra])
@@ -219,7 +220,7 @@ class Figures:
 
     @property
     def names(self) -> list[str]:
-        """Names of the figures that a traced program gives."""
+        """Names of the metrics in a traced program."""
         return [entry.name for entry in self._entries]
 
     @property
@@ -227,7 +228,7 @@ class Figures:
         return 1 + sum(entry.size for entry in self._entries)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, from which a resumed epoch can go on.
+        """Return plain values, from which a resumed epoch can continue.
 
         Raises:
             UnsupportedError: A streamed metric has seen samples.
@@ -250,10 +251,10 @@ class Figures:
         return {"entries": entries, "sums": sums, "extra": extra}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse sums of other figures; a program must have been traced before.
+        """Refuse sums of other metrics; a program must have been traced before.
 
         Raises:
-            ConfigError: The sums are of other figures.
+            ConfigError: The sums are of other metrics.
         """
         own = {entry.name: entry.size for entry in self._entries}
         if state["sums"] is not None and state["entries"] != own:
@@ -264,13 +265,13 @@ class Figures:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same figures."""
+        """Restore a state of the same metrics."""
         sums = state["sums"]
         self._sums = None if sums is None else torch.tensor(sums, dtype=torch.float64)
         self._extra = copy.deepcopy(dict(state["extra"]))
 
     def reset(self) -> None:
-        """Forget all that was added."""
+        """Reset all sums and streamed metrics."""
         self._sums = self._partial = None
         self._extra = {}
         self._unstreamed = []
@@ -281,8 +282,8 @@ class Figures:
     def add(self, vectors: Tensor) -> None:
         """Add the vectors of any number of micro-batches, in one tensor.
 
-        They are added one after the other. So the sums have the same bits, however many
-        micro-batches come at once.
+        They are added one after the other, so that the sums have the same bits for any
+        number of micro-batches at once.
         """
         self._partial = None
         if len(vectors) == self._size:
@@ -294,17 +295,17 @@ class Figures:
         self._sums = self._partial[-1].clone()
 
     def add_means(self, scalars: Mapping[str, float], rows: int) -> None:
-        """Add means over a number of samples, which no vector holds."""
+        """Add means over a number of samples that no vector contains."""
         for name, value in scalars.items():
             extra = self._extra.setdefault(name, [0.0, 0.0])
             extra[0] += value * rows
             extra[1] += rows
 
     def stream(self, outputs: Any, labels: Labels) -> None:
-        """Update streamed metrics with the outputs of real rows.
+        """Update streamed metrics with the outputs of unpadded rows.
 
-        They may keep what they get, so they get copies: an asynchronous loader uses its
-        memory again.
+        They get copies, because they may store them, and an asynchronous loader reuses
+        its memory.
         """
         if not self.objective.is_streamed:
             return
@@ -321,14 +322,14 @@ class Figures:
                 self._streams[name] = measure.metric
 
     def logs(self) -> Logs:
-        """The figures, by name in alphabetical order, as Keras has them.
+        """Return the metrics, by name in alphabetical order, as in Keras.
 
-        NaN where nothing was counted.
+        A metric without samples is NaN.
         """
         return dict(sorted(self.in_order().items()))
 
     def gather(self) -> None:
-        """Have the figures cover the samples of all processes, which all call this."""
+        """Sum the metrics over all processes, which all call this."""
         if not self.processes.are_several:
             return
         own = self.sums(), self._unstreamed
@@ -343,10 +344,10 @@ class Figures:
                     self._update_streams(*rows)
 
     def sums(self, more: Tensor | None = None) -> Sums:
-        """The sums of this process so far.
+        """Return the sums of this process so far.
 
         Args:
-            more: A vector that counts here, though it isn't added yet.
+            more: A vector to include, though it isn't added yet.
         """
         sums = self._sums
         if more is not None:
@@ -355,14 +356,14 @@ class Figures:
         return Sums(sums, self._extra)
 
     def running(self, sums: Sums) -> Logs:
-        """The figures so far, for hooks of a call: all but streamed metrics.
+        """Return the metrics so far, for hooks of a call, without streamed metrics.
 
-        A streamed metric may go through all samples to give a value.
+        A streamed metric may need all samples to compute a value.
         """
         return dict(sorted(self._summed(sums).items()))
 
     def in_order(self) -> Logs:
-        """The figures in the order of `compile()`: losses, metrics, logged scalars."""
+        """Return losses, metrics and logged scalars, in the order of `compile()`."""
         streamed = {name: metric.result() for name, metric in self._streams.items()}
         values = {**self._summed(self.sums()), **streamed}
         order = ("loss", *(entry.name for entry in self._entries), *values)
@@ -370,18 +371,18 @@ class Figures:
 
     @property
     def loss(self) -> float:
-        """The loss so far, read from the device once; NaN if nothing was counted."""
+        """Return the loss so far, read from the device once; NaN without samples."""
         entry = self._entries[0] if self._entries else None
         if self._sums is None or entry is None or entry.name != "loss":
             return self._summed(self.sums()).get("loss", math.nan)
         return float(entry.result(self._sums[1 : 1 + entry.size]))  # type: ignore[misc]
 
     def losses(self, parts: int) -> list[float]:
-        """The loss so far after each of so many equal parts of what was added last.
+        """Return the running loss after each update of the last call.
 
         Args:
-            parts: Number of parts, such as the updates of a call; 1 if what was added
-                last doesn't divide into as many.
+            parts: Number of equal parts of the last vectors, such as the updates of a
+                call; 1 if they can't be divided.
         """
         entry = self._entries[0] if self._entries else None
         partial = self._partial
@@ -412,7 +413,7 @@ class Figures:
 
     @property
     def directions(self) -> dict[str, str]:
-        """`"max"` or `"min"` for each figure of which more or less is better."""
+        """Return `"max"` or `"min"` for each metric that has a direction."""
         found = {e.name: e.direction for e in self._entries}
         for measure in self.objective.measures:
             if isinstance(measure.metric, StreamedMetric):
@@ -422,7 +423,7 @@ class Figures:
 
     @property
     def samples(self) -> int:
-        """Number of samples that the figures cover."""
+        """Number of samples that the metrics cover."""
         return 0 if self._sums is None else int(self._sums[0])
 
 
@@ -431,7 +432,7 @@ def _mean(sums: Tensor) -> float:
 
 
 def _weighted_means(weights: list[float], sums: Tensor) -> float:
-    """The loss of several outputs: a weighted sum of means."""
+    """Compute the loss of several outputs: a weighted sum of means."""
     numbers = sums.tolist()
     pairs = zip(numbers[::2], numbers[1::2])
     return sum(weight * _quotient(*pair) for weight, pair in zip(weights, pairs))
@@ -450,10 +451,10 @@ def _copied(leaf: Any) -> Any:
 
 
 def _refuse_twins(names: list[str]) -> None:
-    """Refuse two figures of one name.
+    """Refuse two metrics of the same name.
 
     Raises:
-        ConfigError: Two figures have the same name.
+        ConfigError: Two metrics have the same name.
     """
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

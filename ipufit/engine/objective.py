@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses and metrics of `compile()`, and what they take of outputs and labels."""
+"""Losses and metrics of `compile()`, and the outputs and labels that each uses."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from ipufit.scalars import log
 
 
 def named_outputs(outputs: Any) -> dict[str, Any] | None:
-    """Several outputs by name; None if there is only one.
+    """Return several outputs by name; None if there is only one.
 
-    A dict has its keys, a tuple or list `output_1`, `output_2` and so on, an object
-    such as a data class the names of the attributes that are tensors.
+    The names are the keys of a dict, `output_1`, `output_2` and so on for a tuple or
+    list, and the attributes that are tensors for an object such as a data class.
 
     Example:
         >>> named_outputs((1, 2)), named_outputs({"a": 1}), named_outputs(3)
@@ -61,7 +61,7 @@ def named_outputs(outputs: Any) -> dict[str, Any] | None:
 
 
 def only(values: Any) -> Any:
-    """The element of a container that has one; anything else as it is.
+    """Return the only element of a container; other values unchanged.
 
     Example:
         >>> only({"a": 1}), only([1, 2])
@@ -75,7 +75,7 @@ def only(values: Any) -> Any:
 
 
 def bare(outputs: Any) -> Any:
-    """The tensor that is the only one of an object; otherwise as `only`.
+    """Return the only tensor of an object; for other values the result of `only`.
 
     Example:
         >>> import torch
@@ -95,7 +95,7 @@ def _tensors_of(record: Any) -> dict[str, Any]:
 
 
 def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any:
-    """The part of targets or weights that belongs to one of several outputs.
+    """Return the part of targets or weights for one of several outputs.
 
     Args:
         values: A dict by name or a sequence by position.
@@ -132,7 +132,7 @@ def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any
 
 
 def shapes_of(values: Any) -> str:
-    """Types and shapes of nested tensors, for messages.
+    """Describe types and shapes of nested tensors, for messages.
 
     Example:
         >>> import torch
@@ -158,16 +158,17 @@ OWN_LOSS = (
 def split_own_loss(
     outputs: Any, marked: Sequence[Tensor] = ()
 ) -> tuple[Tensor | None, Any]:
-    """Split the outputs into the loss that a model returns itself, and the others.
+    """Split outputs into the module's own loss and the others.
 
-    It is called "loss" in a dict, a named tuple or an object, as transformers have it;
-    else it is the result of `identity_loss`; the first or the last of a tuple if it is
-    a scalar; or all there is, if that is one. Objects stay what they are, without it.
+    The own loss is called "loss" in a dict, a named tuple or an object, as in
+    transformers; else it is the result of `identity_loss`; the first or the last of a
+    tuple if that is a scalar; or the only output if that is a scalar. Objects keep
+    their class, without the loss.
 
     Args:
         outputs: Everything that the module returned.
-        marked: Results of `identity_loss`, in the order of the calls. Of several that
-            are returned the last is taken, because it may be made of the others.
+        marked: Results of `identity_loss`, in the order of the calls. If several are
+            returned the last is taken, because it may be computed from the others.
 
     Raises:
         ConfigError: Two values might be the loss.
@@ -206,7 +207,7 @@ def _is_among(value: Any, tensors: Sequence[Tensor]) -> bool:
 
 
 def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
-    """The key "loss", or that of the scalar that was marked last; else None."""
+    """Return the key "loss", or that of the scalar marked last; else None."""
     if "loss" in outputs:
         return "loss" if isinstance(outputs["loss"], (Tensor, type(None))) else None
     for tensor in reversed(marked):
@@ -217,7 +218,7 @@ def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
 
 
 def _scalar_end(outputs: Sequence[Any]) -> int | None:
-    """The first or last position of a tuple, if a scalar is there; else None."""
+    """Return the first or last position of a tuple if a scalar is there; else None."""
     ends = sorted({0, len(outputs) - 1}) if outputs else []
     found = [
         end
@@ -260,12 +261,14 @@ _RETURNS = (
 
 
 class Steps(NamedTuple):
-    """The functions of a model that has a step of its own.
+    """The user's steps of a model.
 
     Attributes:
-        training: Gets the module and a batch; gives the loss, and what is reported.
+        training: Called with the module and a batch; returns the loss, and values to
+            report.
         validation: The same in eval mode, for `evaluate`.
-        prediction: Gets the module and inputs; gives outputs. None to call the module.
+        prediction: Called with the module and inputs; returns outputs. None to call the
+            module.
     """
 
     training: StepFunction
@@ -293,8 +296,8 @@ class StepResult(NamedTuple):
     """The results of a user's step for a batch.
 
     Attributes:
-        loss: Mean over the samples; None if it gave none.
-        outputs: One row per sample; `()` for nothing.
+        loss: Mean over the samples; None if the step returned none.
+        outputs: One row per sample; `()` without outputs.
     """
 
     loss: Tensor | None
@@ -302,15 +305,15 @@ class StepResult(NamedTuple):
 
 
 def result_of_step(returned: Any, marked: Sequence[Tensor] = ()) -> StepResult:
-    """Take apart what a step has returned, and log the scalars in it.
+    """Split the result of a step, and log the scalars in it.
 
     Args:
-        returned: The loss; a dict of "loss", "outputs" and scalars; or all that a
-            module with a loss of its own may return (`split_own_loss`).
+        returned: The loss; a dict of "loss", "outputs" and scalars; or outputs with an
+            own loss (`split_own_loss`).
         marked: Results of `identity_loss`.
 
     Raises:
-        ConfigError: It is nothing of that kind.
+        ConfigError: The result has another form.
 
     Example:
         >>> result_of_step({"loss": torch.tensor(2.0), "outputs": [1]})
@@ -341,15 +344,15 @@ def result_of_step(returned: Any, marked: Sequence[Tensor] = ()) -> StepResult:
 
 
 def checked_step(name: str, function: Any, *, is_method: bool = False) -> None:
-    """Refuse what can't be called in the place of a module.
+    """Refuse a step that can't be called as one.
 
     Args:
         name: Name of the argument or method.
-        function: The function; None is left alone.
-        is_method: Whether it takes a batch alone, as a method of a model does.
+        function: The function; None is accepted.
+        is_method: Whether it takes only a batch, as a method of a model does.
 
     Raises:
-        ConfigError: It is no function, or one of other arguments.
+        ConfigError: It is no function, or has other arguments.
 
     Example:
         >>> checked_step("step", "mse")
@@ -385,8 +388,8 @@ class Part(NamedTuple):
     """One output with its labels.
 
     Attributes:
-        name: Name of the output; empty if the model has one output.
-        output: Tensor, or what else the module returns there.
+        name: Name of the output; "" if the model has one output.
+        output: The tensor, or another value that the module returns there.
         target: Target of the same output.
         weights: Weights of its samples; None without weights.
     """
@@ -406,16 +409,17 @@ def find_parts(
     splits: bool,
     is_named: bool,
 ) -> list[Part]:
-    """Find the outputs that a loss or metric is for.
+    """Return the outputs that a loss or metric is for.
 
     Args:
         key: The output that it was given for.
         outputs: Everything that the module returned.
         labels: Targets and weights.
         loss_keys: Outputs that losses are given for.
-        splits: Without a key it is for each of several outputs, not for all at once.
-        is_named: It has a name, such as "mse", and takes the only tensor of an object;
-            a function of the user's takes the object.
+        splits: Without a key it is for each of several outputs, and not for all at
+            once.
+        is_named: Whether it has a name, such as "mse", and takes the only tensor of an
+            object; a user's function takes the object.
 
     Raises:
         ConfigError: The model has no such output.
@@ -449,7 +453,7 @@ def find_parts(
 
 
 def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
-    """Names of the outputs that a key means: without a key, of those with targets."""
+    """Return the names of a key's outputs; without a key, of those with targets."""
     if key is None:
         with_targets = targets if isinstance(targets, dict) else names
         return [name for name in names if name in with_targets] or names
@@ -483,7 +487,7 @@ def _check_key(key: str, names: Sequence[Any]) -> None:
 
 
 def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
-    """The outputs that are probabilities, and the functions that they come from.
+    """Return the outputs that are probabilities, and the functions that they come from.
 
     Args:
         outputs: Everything that the module returned.
@@ -539,15 +543,15 @@ class Measure(NamedTuple):
     """A metric of one output.
 
     Attributes:
-        output: The output that it is given for.
+        output: The output that it is for.
         name: Key in logs, without the output's name.
-        metric: The metric itself.
-        is_weighted: Whether sample weights count.
+        metric: The metric.
+        is_weighted: Whether sample weights are used.
         listed_at: Index and length of the list that it was given in, if that isn't a
             list per output and the metric is about one output; with several outputs
             such a list must have one metric for each.
-        given: Name, metric or function that it was made from. Measures made from the
-            same ones make the same program.
+        given: Name, metric or function that it was made from. Equal ones make equal
+            programs.
     """
 
     output: OutputKey
@@ -575,9 +579,9 @@ class Objective:
         losses: Losses and their outputs; empty if the module returns its own loss.
         loss_weights: Weights by output; a loss without one has weight 1.
         measures: Metrics, in the order in which they were given.
-        num_listed: Length of the list of losses, None among them counted; None if
-            losses aren't given in a list.
-        steps: Functions that compute the loss in the place of the module; None if the
+        num_listed: Length of the list of losses, None entries included; None if losses
+            aren't given in a list.
+        steps: Functions that compute the loss in place of the module; None if the
             module is called.
     """
 
@@ -589,7 +593,7 @@ class Objective:
 
     @property
     def owns_loss(self) -> bool:
-        """Whether the module, or a step of the user's, returns its own loss."""
+        """Whether the module, or a user's step, returns its own loss."""
         return not self.losses
 
     @property
@@ -619,7 +623,7 @@ class Objective:
 
     @property
     def is_sum(self) -> bool:
-        """Whether the losses add over samples."""
+        """Whether the losses sum over samples."""
         return any(loss.is_sum for _, loss in self.losses)
 
     @property
@@ -630,14 +634,14 @@ class Objective:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether some metric needs the outputs themselves."""
+        """Whether a metric needs the outputs."""
         return any(isinstance(m.metric, StreamedMetric) for m in self.measures)
 
     @property
     def is_additive(self) -> bool:
-        """Whether the figures of many rows are surely the sums of those of fewer rows.
+        """Whether sums over many rows are surely the sums of fewer rows.
 
-        A function of the user's may give one value for all rows that it gets.
+        A user's function may return one value for all rows.
         """
         return all(loss.each is not None for _, loss in self.losses) and all(
             isinstance(m.metric, Metric) and not isinstance(m.metric, FunctionMetric)
@@ -646,7 +650,7 @@ class Objective:
 
     @property
     def program_key(self) -> tuple[object, ...]:
-        """The parts that are compiled in, which streamed metrics aren't."""
+        """The parts that are compiled in, without streamed metrics."""
         measures = [
             (
                 *(m.output, m.name, m.is_weighted, m.listed_at),
@@ -658,7 +662,7 @@ class Objective:
         return losses, self.loss_weights, self.num_listed, measures, self.steps
 
     def fresh(self) -> Objective:
-        """A copy whose streamed metrics share no state with these."""
+        """Return a copy whose streamed metrics have a state of their own."""
         measures = tuple(
             m._replace(metric=copy.deepcopy(m.metric))
             if isinstance(m.metric, StreamedMetric)
@@ -668,7 +672,7 @@ class Objective:
         return replace(self, measures=measures)
 
     def smoothed(self, amount: float) -> Objective:
-        """The objective with smoothed labels in its losses, which must have classes.
+        """Return the objective with label smoothing in its losses.
 
         Args:
             amount: As for `ipufit.losses.smoothed`.
@@ -680,7 +684,7 @@ class Objective:
 
     @property
     def _keys(self) -> list[OutputKey]:
-        """Outputs that losses are given for."""
+        """Return the outputs that losses are given for."""
         return [key for key, _ in self.losses]
 
     # Losses -----------------------------------------------------------------
@@ -739,7 +743,7 @@ class Objective:
         )
 
     def _weights_of(self, outputs: Any) -> dict[OutputKey, float]:
-        """The weights of the losses, by the names of outputs if one loss is for all."""
+        """Return the weights of the losses, by output if one loss is for all."""
         given = self.loss_weights
         if not given or self._keys != [None] or list(given) == [None]:
             return given
@@ -759,11 +763,11 @@ class Objective:
     def measured(
         self, outputs: Any, labels: Labels
     ) -> Iterator[tuple[str, Measure, Part, Tensor | None]]:
-        """Every metric with its full name, its output and the weights that count.
+        """Yield every metric with its full name, its output and the weights to use.
 
         Args:
             outputs: Everything that the module returned.
-            labels: Targets and weights; shares of 0 mark padding, which doesn't count.
+            labels: Targets and weights; shares of 0 mark padding, which is ignored.
         """
         mask = None if labels.share is None else labels.share.gt(0).to(torch.float32)
         for measure in self.measures:
@@ -791,7 +795,7 @@ class Objective:
 
     @staticmethod
     def _output_of(measure: Measure, outputs: Any) -> OutputKey:
-        """The output of a metric; in a plain list of metrics that is its position."""
+        """Return the output of a metric; in a plain list of metrics its position."""
         several = named_outputs(outputs)
         if measure.output is not None or measure.listed_at is None or several is None:
             return measure.output
@@ -815,7 +819,7 @@ class Objective:
 
 @contextlib.contextmanager
 def shapes_in_errors(what: str, part: Part) -> Iterator[None]:
-    """Raise errors of torch's with the shapes that a loss or metric can't take.
+    """Add the shapes of a loss's or metric's arguments to errors of torch.
 
     Args:
         what: Subject of the message: the loss or metric.
@@ -844,7 +848,7 @@ def resolve_objective(
     weighted_metrics: Any = None,
     steps: Steps | None = None,
 ) -> Objective:
-    """Resolve the losses and metrics that `compile()` was given.
+    """Create the objective from the arguments of `compile()`.
 
     Args:
         loss: A name, module or function; a list or dict of them, or None, per output;
@@ -852,8 +856,8 @@ def resolve_objective(
         loss_weights: Numbers, a list or dict of them per output.
         metrics: Names, metrics and functions in a list, or such lists per output in
             a list or dict.
-        weighted_metrics: The same, for those that sample weights count in.
-        steps: Functions that compute the loss in the place of the module.
+        weighted_metrics: The same, for metrics with sample weights.
+        steps: Functions that compute the loss in place of the module.
 
     Raises:
         ConfigError: A loss, metric or weight is of an unusable type or number.
@@ -911,7 +915,7 @@ def _metrics_per_output(metrics: Any) -> list[tuple[OutputKey, Any]]:
 
 
 def _is_about_one(item: Any) -> bool:
-    """Whether a metric is about one output: all but functions of the user's."""
+    """Return whether a metric is about one output: all but users' functions."""
     return isinstance(item, (str, Metric, StreamedMetric)) or hasattr(item, "compute")
 
 
@@ -951,7 +955,7 @@ def mixed_loss_terms(
 ) -> TermsByOutput:
     """Compute the losses of mixed samples, against both targets of each; traceable.
 
-    A weight of a sample goes with its target, wherever that counts.
+    A sample's weight is used wherever its target is.
 
     Args:
         objective: Losses and their weights.
@@ -977,7 +981,7 @@ def mixed_loss_terms(
 def dominant_labels(
     labels: Labels, mixing: Tensor, micro_batch_size: int | None = None
 ) -> Labels:
-    """The labels that metrics see: of each pair of samples the one with more share.
+    """Return labels for metrics: of each mixed pair those with the larger share.
 
     Args:
         labels: Targets, weights and shares of rows.
@@ -1006,7 +1010,7 @@ def dominant_labels(
 
 
 def _rolled(labels: Labels, micro_batch_size: int | None) -> Labels:
-    """The targets and weights of the other samples; each row keeps its share."""
+    """Return the targets and weights of the other samples; each row keeps its share."""
 
     def roll(leaf: Any) -> Any:
         return rolled(leaf, micro_batch_size) if isinstance(leaf, Tensor) else leaf
@@ -1016,7 +1020,7 @@ def _rolled(labels: Labels, micro_batch_size: int | None) -> Labels:
 
 
 def _weighed(labels: Labels, share: Tensor) -> Labels:
-    """The labels with weights times parts of the loss, `[rows]`."""
+    """Multiply the weights of labels by parts of the loss, `[rows]`."""
 
     def weigh(weights: Any) -> Any:
         if not isinstance(weights, Tensor):
@@ -1029,7 +1033,7 @@ def _weighed(labels: Labels, share: Tensor) -> Labels:
 
 
 def _added(own: LossTerms, other: LossTerms) -> LossTerms:
-    """The terms of both targets; each sample counts once."""
+    """Add the loss terms of both targets; each sample counts once."""
     return LossTerms(own.value + other.value, own.total + other.total, own.divisor)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module in the types that a config asks for, on the host and in a trace.
+"""Compute with a module in the types of a config, on the host and in a trace.
 
-A weight is rounded where it is used: in the block of that use, whoever owns the weight,
-and however often it is used (PopART merges equal casts, `mergeduplicateops.cpp`). The
+A weight is rounded where it is used: in the block of that use, whichever module owns
+the weight, and at every use (PopART merges equal casts, `mergeduplicateops.cpp`). The
 gradient goes back through the cast to the float32 weight, which the optimiser updates.
 """
 
@@ -43,7 +43,7 @@ _WORDS = {"norm": is_norm, "loss": _is_loss}
 
 
 def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Find the submodules that compute in float32.
+    """Return the names of submodules that compute in float32.
 
     Args:
         patterns: `"norm"` for normalisation layers, `"loss"` for torch's losses, and
@@ -51,7 +51,7 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
 
     Raises:
         UnknownNameError: A pattern matches none.
-        ConfigError: A word stands for none.
+        ConfigError: A word matches no layer.
 
     Example:
         >>> module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
@@ -78,12 +78,12 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
 
 
 class Counterparts:
-    """The parameters of a module that was given, and those of the copy in its place.
+    """Pairs of the user's parameters, and the parameters of the copy that is trained.
 
-    The module that was given may go: nothing here keeps it.
+    No reference to the user's module is kept.
 
     Args:
-        pairs: Each parameter that was given, and its counterpart.
+        pairs: Each parameter of the user's module, and its counterpart.
     """
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
@@ -94,7 +94,7 @@ class Counterparts:
             self._before.append((weakref.ref(given), _state(given)))
 
     def own(self, parameter: Tensor) -> Tensor:
-        """The counterpart of a parameter that was given; any other one itself.
+        """Return the counterpart of a user's parameter; other tensors themselves.
 
         Example:
             >>> given, own = torch.zeros(1), torch.ones(1)
@@ -104,14 +104,14 @@ class Counterparts:
         return self._own.get(parameter, parameter)
 
     def among(self, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """The pairs of those parameters that were given."""
+        """Return the pairs of these user's parameters."""
         return [(one, self._own[one]) for one in parameters if one in self._own]
 
     def warn_of_changes(self) -> None:
-        """Warn once of parameters that were changed, frozen or thawed since.
+        """Warn once of user's parameters that were changed, frozen or unfrozen.
 
         Warns:
-            CopiedModuleWarning: A parameter of the module that was given is another.
+            CopiedModuleWarning: A parameter of the user's module has changed.
         """
         alive = [(one(), before) for one, before in self._before]
         if all(one is None or _state(one) == before for one, before in alive):
@@ -133,11 +133,11 @@ def _state(parameter: Tensor) -> tuple[Any, ...]:
 
 
 def _refuse_bfloat16(module: torch.nn.Module, changed: Container[int]) -> None:
-    """Refuse weights in a type that PopTorch would silently compute without.
+    """Refuse bfloat16 weights, which PopTorch would silently compute otherwise.
 
     Args:
         module: The user's module.
-        changed: Ids of the weights whose types will be others.
+        changed: Ids of the weights whose types will change.
 
     Raises:
         UnsupportedError: Another weight is bfloat16.
@@ -154,16 +154,16 @@ def _refuse_bfloat16(module: torch.nn.Module, changed: Container[int]) -> None:
 def in_own_types(
     module: torch.nn.Module, config: IPUConfig, *, in_place: bool
 ) -> tuple[torch.nn.Module, Counterparts]:
-    """Give a module whose weights have the types that a config asks for.
+    """Return a module whose weights have the types of a config.
 
     Args:
-        module: It stays as it is unless `in_place`.
-        config: Has the precision, and the submodules that are float32 all the same.
+        module: It doesn't change unless `in_place`.
+        config: The precision, and the submodules that stay float32.
         in_place: Change the types of this module's own weights.
 
     Returns:
-        The module itself if nothing has to change, or if it may be changed; else a
-        copy. And the copy's counterparts of its parameters.
+        The module itself if nothing has to change, or if `in_place`; else a copy. And
+        the copy's counterparts of its parameters.
 
     Raises:
         UnknownNameError: `float32_modules` has a pattern that matches nothing.
@@ -203,7 +203,7 @@ def in_own_types(
 
 
 def change_types(module: torch.nn.Module, dtypes: Mapping[int, torch.dtype]) -> None:
-    """Change the types of weights of a module, as `Module.half` does it of all.
+    """Change the types of some weights of a module, as `Module.half` does for all.
 
     Args:
         dtypes: Types of parameters and buffers, by their ids; others keep theirs.
@@ -225,7 +225,7 @@ def change_types(module: torch.nn.Module, dtypes: Mapping[int, torch.dtype]) -> 
 def _changes(
     module: torch.nn.Module, config: IPUConfig, float32_names: Sequence[str]
 ) -> Iterator[tuple[Tensor, torch.dtype]]:
-    """Weights that don't have the types that they should have, and these types."""
+    """Yield weights that must change their types, and the new types."""
     if not config.types.is_half:
         return
     kept = {
@@ -247,7 +247,7 @@ def _floating(module: torch.nn.Module) -> list[Tensor]:
 
 
 def computed_attributes(module: torch.nn.Module) -> Iterator[Tensor]:
-    """Attributes that were computed from weights, as `weight_norm` computes them.
+    """Yield attributes computed from weights, such as those of `weight_norm`.
 
     torch can't copy them; `forward` computes them anew.
     """
@@ -262,7 +262,7 @@ def _is_lazy(weight: Tensor) -> bool:
 
 
 def _converted(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of a weight in another type; of its class, as `copy.deepcopy` makes it."""
+    """Copy a weight in another type, with its class, as `copy.deepcopy` does."""
     kind: Any = plain_class(weight)
     if _is_lazy(weight):
         lazy: Tensor = kind(weight.requires_grad, device=weight.device, dtype=dtype)
@@ -292,13 +292,13 @@ _PROPERTIES = frozenset({"H", "T", "data", "mH", "mT", "real"})
 
 @contextlib.contextmanager
 def computed_in(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
-    """Compute in the types of a config, while a module is called in a trace.
+    """Compute in the types of a config inside the context, in a trace.
 
-    Nothing is done where weights and activations are of one type anyway.
+    Nothing is done if weights and activations have the same type.
 
     Args:
         module: The user's module, with its weights as they are in the trace.
-        config: Has the precision, and the submodules that are float32 all the same.
+        config: The precision, and the submodules that stay float32.
     """
     names = float32_submodules(module, config.float32_patterns)
     types = config.types
@@ -320,14 +320,14 @@ def computed_in(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
 
 
 def compute_in_types(module: torch.nn.Module, config: IPUConfig) -> None:
-    """Have a module compute in the types of a config by itself, to be exported.
+    """Make a module compute in the types of a config by itself, for an export.
 
-    Its weights become float16 where they would be rounded, and hooks stay at its
-    submodules in float32. Both can be pickled.
+    Its weights become float16 where they would be rounded, and submodules in float32
+    get hooks. Both can be pickled.
 
     Args:
         module: A copy of the user's module, which is changed.
-        config: Has the precision, and the submodules that are float32 all the same.
+        config: The precision, and the submodules that stay float32.
     """
     if not config.types.is_half:
         return
@@ -362,7 +362,7 @@ def _narrowed_outputs(_module: Any, _args: Any, outputs: Any) -> Any:
 
 
 class HalfWeights(TorchFunctionMode):
-    """Has functions of torch get float32 weights as float16.
+    """Casts float32 weights to float16 for torch's functions.
 
     Args:
         module: Its parameters and buffers are cast; running statistics that a
@@ -414,7 +414,7 @@ class HalfWeights(TorchFunctionMode):
         return func(*given, **named)
 
     def hook_float32(self, module: torch.nn.Module) -> Sequence[Any]:
-        """Have a submodule get float32 inputs, and give float16 outputs.
+        """Cast a submodule's inputs to float32, and its outputs to float16.
 
         A 0-d output, such as a loss, stays float32: float16 may not hold its scaling.
 
@@ -439,7 +439,7 @@ class HalfWeights(TorchFunctionMode):
         return value is not None and self._weights.get(id(value)) is value
 
     def _halved(self, value: Any, keeps: Any) -> Any:
-        """A weight as float16, also in a tuple or list; anything else as it is."""
+        """Return a weight as float16, also in a tuple or list."""
         if type(value) in (tuple, list) and any(map(self._is_weight, value)):
             return type(value)([self._halved(one, keeps) for one in value])
         if self._is_weight(value) and id(value) not in keeps:
@@ -448,14 +448,14 @@ class HalfWeights(TorchFunctionMode):
 
 
 def _is_in_place(name: str) -> bool:
-    """Whether a function writes to its first argument."""
+    """Return whether a function writes to its first argument."""
     if name.startswith("__"):
         return name.startswith("__i") or name in ("__set__", "__setitem__")
     return name.endswith("_")
 
 
 def _as(dtype: torch.dtype, values: Any) -> Any:
-    """Nested values with the floats among them in another type, but no number (0-d)."""
+    """Cast floating-point tensors in nested values, except 0-d ones."""
     other = torch.float32 if dtype == torch.float16 else torch.float16
 
     def cast(leaf: Any) -> Any:

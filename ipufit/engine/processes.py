@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agreement of several processes: on figures to show, and on the end of a run.
+"""Agreement of processes on the metrics to show, and on the end of a run.
 
-Whatever depends on a clock, a signal or a callback of one process must count for all at
-the same call. Processes exchange that after calls that all of them know: each one if a
-callback listens to calls; else so many calls apart as process 0 makes in a tenth of a
-second.
+Events that depend on a clock, a signal or a callback of one process must take effect in
+all processes at the same call. Processes exchange them after calls that all of them
+know: after each call if a callback listens to calls; else every n calls, where process
+0 makes n calls in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _MOST_CALLS = 1000
 
 
 class ProcessSync:
-    """The calls of an epoch, evaluation or prediction after which processes agree.
+    """Chooses the calls after which processes exchange metrics and requests.
 
-    A process without others agrees with itself, at no cost.
+    A single process needs no exchange.
 
     Args:
         processes: The processes of the run.
         hooks: Callbacks of the run.
         run: State of the run.
-        hook: Names of the hook that hears calls.
-        clock: Returns the time in seconds; that of process 0 counts.
-        facts: Gives values that must be the same in all processes, such as learning
+        hook: Names of the hooks for calls.
+        clock: Returns the time in seconds; process 0's is used.
+        facts: Returns values that must be equal in all processes, such as learning
             rates; None if there are none.
 
     Attributes:
-        is_heard: Whether a callback of any process hears every call.
+        is_heard: Whether a callback of any process listens to every call.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class ProcessSync:
     def running(
         self, figures: Figures, more: Callable[[], Tensor | None] = lambda: None
     ) -> Logs:
-        """The figures so far, over all processes; empty if nobody wants them now.
+        """Return the metrics so far, over all processes; empty if not needed now.
 
         Args:
-            figures: Figures of the samples of this process.
-            more: Gives a vector that counts here, though it isn't added yet.
+            figures: Loss and metrics of this process's samples.
+            more: Returns a vector to include, though it isn't added yet.
         """
         if not self._processes.are_several:
             is_wanted = self.is_heard or self._hooks.are_displays_due()
@@ -90,7 +90,7 @@ class ProcessSync:
         return figures.running(Sums.joined(everyone))
 
     def sync(self) -> None:
-        """Have a request of any process to end something count for all, if it is due.
+        """Exchange requests to end a run, if an exchange is due.
 
         Called after each call.
         """
@@ -101,7 +101,7 @@ class ProcessSync:
             self._calls += 1
 
     def sync_now(self) -> None:
-        """Have a request of any process to end something count for all."""
+        """Exchange requests to end a run, so that they take effect in all processes."""
         run, processes = self._run, self._processes
         if not processes.are_several:
             return
@@ -133,13 +133,13 @@ class ProcessSync:
 
     @property
     def ends_evaluation(self) -> bool:
-        """Whether the evaluation ends after the call under way, in all processes."""
+        """Whether the evaluation ends after the present call, in all processes."""
         several = self._processes.are_several
         return self._ends_evaluation if several else self._run.stop_evaluating
 
     @property
     def ends_prediction(self) -> bool:
-        """Whether the prediction ends after the call under way, in all processes."""
+        """Whether the prediction ends after the present call, in all processes."""
         several = self._processes.are_several
         return self._ends_prediction if several else self._run.stop_predicting
 
@@ -148,7 +148,7 @@ class ProcessSync:
         return zlib.crc32(repr(facts).encode())
 
     def _next_interval(self) -> int:
-        """Calls until processes agree next, so that it is a tenth of a second."""
+        """Return the number of calls in a tenth of a second."""
         calls, self._last_calls = self._calls - self._last_calls, self._calls
         if not calls:
             return self._interval

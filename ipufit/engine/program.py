@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of one module: built, attached, run, and their weights in step.
+"""The programs of one module: build, attach, run, and move weights.
 
 The newest weights are in the host's module, or on the device of the training program;
-they are moved when somebody needs them elsewhere, and only if they differ.
+they are moved when they are needed elsewhere, and only if they differ.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Program:
         executor: PopTorch's executor.
         step: The module that was traced.
         num_micro_batches: Micro-batches of a call, over all replicas.
-        baked_in: Values that its code has computed with.
-        on_device: Fingerprint of the weights that the device has; None if unknown.
+        baked_in: Python values that are compiled in.
+        on_device: Fingerprint of the device's weights; None if unknown.
         must_compare: Whether the device's weights have to be compared with the host's
             before the next call.
         key: All that it was built for.
@@ -117,16 +117,16 @@ class Program:
 
     @property
     def findings(self) -> Findings:
-        """Everything that its trace has found out."""
+        """The findings of its trace."""
         return self.step.findings
 
     @property
     def weights(self) -> list[Tensor]:
-        """The host's tensors that its device has copies of, those of losses too."""
+        """The host's tensors that its device has copies of, with those of losses."""
         return self.step.weights
 
     def run(self, batch: list[Tensor]) -> Any:
-        """Make one call, and give all that the program returns.
+        """Run one call, and return all results of the program.
 
         Args:
             batch: Tensors of the batch; the host's values are added.
@@ -148,13 +148,13 @@ class TrainingProgram(Program):
     """A compiled program that updates the weights.
 
     Attributes:
-        wrappers: Classes that PopTorch has given to the weights.
-        optimizer: The one whose values and state the device has, or gets when it is
-            attached.
+        wrappers: Wrapper classes that PopTorch has given to the weights.
+        optimizer: The optimiser whose values and state the device has, or gets when it
+            is attached.
         random_state: State of the device's generator when the program was compiled;
             None if it has no seed.
-        sent: Values of the optimiser that were sent last; empty if the device may have
-            others.
+        sent: Values of the optimiser that were sent last; empty if the device's may
+            differ.
         counters: Buffers that the host counts up.
         trained_parts: Parts of the module that it trains.
     """
@@ -175,7 +175,7 @@ _OUT_OF_RANGE = re.compile(r"out of (range|bounds)|index.* invalid|Class values 
 def _refuse_index(
     error: Exception, module: torch.nn.Module, batch: Sequence[Tensor]
 ) -> None:
-    """Raise an error of torch's with the indices of the call, if one doesn't exist.
+    """Raise a DataError with the integers of the call if torch refused an index.
 
     The first micro-batch fails when it is traced, with shapes; later ones in the call.
 
@@ -201,7 +201,7 @@ def _refuse_index(
 
 @dataclass
 class CommonWeights:
-    """Gives all processes the same weights, where they may have others.
+    """Makes the weights of all processes equal.
 
     Args:
         module: The user's module.
@@ -216,12 +216,12 @@ class CommonWeights:
     def begin_alike(
         self, fetch: Callable[[], None], more: Iterable[torch.nn.Module] = ()
     ) -> None:
-        """Give all processes the weights of process 0, the first time.
+        """Copy the weights of process 0 to all processes, the first time.
 
         Afterwards their updates are the same, and only buffers differ.
 
         Args:
-            fetch: Brings the newest weights into the module.
+            fetch: Downloads the newest weights into the module.
             more: Further modules, such as losses with weights.
         """
         if not self.processes.are_several or self._are_common:
@@ -234,15 +234,15 @@ class CommonWeights:
 
     @torch.no_grad()
     def share_buffers(self, fetch: Callable[[], None]) -> None:
-        """Give all processes the buffers of process 0.
+        """Copy the buffers of process 0 to all processes.
 
         Each replica has running statistics of its own, such as those of batch norm. The
-        first replica's count, so that all processes evaluate and end alike. They train
-        on with their own, which `take_back` has restored then: otherwise some devices
-        would get weights anew, and others not.
+        first replica's are used, so that all processes evaluate and end alike. Training
+        continues with the own ones, which `take_back` has restored by then: otherwise
+        some devices would get their weights again, and others not.
 
         Args:
-            fetch: Brings the newest weights into the module, if it has buffers.
+            fetch: Downloads the newest weights into the module, if it has buffers.
         """
         buffers = list(self.module.buffers())
         if self.processes.are_several and buffers:
@@ -254,7 +254,7 @@ class CommonWeights:
                 self._lent = list(zip(buffers, map(checksum, buffers), own))
 
     def take_back(self) -> None:
-        """Restore the buffers of this process, but those that were changed since."""
+        """Restore the buffers of this process, except changed ones."""
         if self._lent:
             with torch.no_grad():
                 for buffer, given, own in self._lent:
@@ -270,17 +270,18 @@ _TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
 
 
 class Executors:
-    """The training and the inference programs of one module.
+    """The training and inference programs of one module.
 
     The programs used last are kept (`KEPT_PROGRAMS` of each kind), so that batches of
     another size, or another evaluation in between, build nothing again.
 
-    While a training program has newer weights than the host, whoever touches a weight
-    of the module gets them all, and may change them: the program's next call compares.
+    While a training program has newer weights than the host, reading a weight of the
+    module fetches them all, and the reader may change them: the program's next call
+    compares.
 
     Args:
         module: The user's module.
-        config: Its stages, replicas and precision.
+        config: Stages, replicas and precision.
         processes: The processes that run the module together.
     """
 
@@ -301,14 +302,14 @@ class Executors:
         self._set_config(config)
 
     def _set_config(self, config: IPUConfig) -> None:
-        """Refuse names in a config that the module doesn't have, and take it over."""
+        """Set the config, and refuse names in it that the module doesn't have."""
         find_beginnings(self.module, config)
         find_beginnings(self.module, config.inference_config)
         kept_submodules(self.module, config.recompute_patterns)
         self.config = config
 
     def _programs(self) -> list[Program]:
-        """All programs that are kept."""
+        """Return all programs that are kept."""
         return [*self._inferences, *self._trainings]
 
     # Building ---------------------------------------------------------------
@@ -324,11 +325,11 @@ class Executors:
         display: ProgressDisplay,
         remark: str,
     ) -> tuple[Entry, ...]:
-        """Have the training program attached; its next call has the host's weights.
+        """Attach the training program; its next call uses the host's weights.
 
-        It is built if none of those kept is for such data, this plan, loss, optimizer
-        and watched gradients, these trainable weights and modes, and the values that
-        the code reads now.
+        It is built unless a kept one fits: the shapes of data, the plan, loss,
+        optimizer and watched gradients, the trainable weights and modes, and the values
+        that the code reads now must be equal.
 
         Args:
             batches: Batches that it will train on; their first call is an example.
@@ -336,12 +337,12 @@ class Executors:
             options: Options of PopTorch.
             optimization: The optimiser and its schedule.
             objective: Losses and metrics.
-            watched: Names of the gradients that come back.
+            watched: Names of parameters whose gradients are sent to the host.
             display: Shows that PopTorch compiles.
-            remark: Text that it shows afterwards.
+            remark: Text to show after a compilation.
 
         Returns:
-            The figures in the vectors that calls return.
+            The entries of the vectors that calls return.
         """
         refuse_gradient_hooks([self.module, *objective.modules])
         refuse_synchronised_norms(self.module, plan)
@@ -383,15 +384,15 @@ class Executors:
         inferred: Inferred,
         remark: str = "",
     ) -> None:
-        """Have the inference program attached, with what training has learnt.
+        """Attach the inference program, with the newest weights.
 
         Args:
-            batches: Batches that it will see; their first call is an example.
+            batches: Batches that it will run on; their first call is an example.
             plan: Factors of a call.
             options: Options of PopTorch.
             display: Shows that PopTorch compiles.
             inferred: The computation of the program.
-            remark: Text that the display shows after a compilation.
+            remark: Text to show after a compilation.
         """
         self.common.begin_alike(self.fetch_weights)
         self.fetch_weights()
@@ -412,7 +413,7 @@ class Executors:
         program.must_compare = True
 
     def _take_over(self) -> None:
-        """Have another model that trains the same module bring its weights back."""
+        """Let another model that trains the same module download its weights."""
         reference = _TRAINERS.get(self.module)
         owner = None if reference is None else reference()
         if owner is not self:
@@ -424,11 +425,11 @@ class Executors:
     def _built(
         self, kept: list[Any], key: object, options: poptorch.Options, *given: Any
     ) -> Any:
-        """Build a program; once more if its trace has shown that buffers move.
+        """Build a program, and again if its trace shows changed buffers.
 
         Args:
             kept: Programs of its kind.
-            key: All that it is built for.
+            key: All properties that it is built for.
             options: Options of PopTorch.
             *given: Further arguments of `_build`.
         """
@@ -463,10 +464,10 @@ class Executors:
         objective: Objective | None = None,
         optimizer: Any = None,
     ) -> Program:
-        """Build a program: one that trains if there is an objective.
+        """Build a program; it trains if there is an objective.
 
         Raises:
-            MovedOnDeviceError: The trace has shown that buffers move.
+            MovedOnDeviceError: `forward` changes 0-d buffers in the trace.
         """
         is_training = objective is not None
         config = self.config if is_training else self.config.inference_config
@@ -530,7 +531,7 @@ class Executors:
         show: Shown,
         make: Callable[[], poptorch.PoplarExecutor],
     ) -> tuple[poptorch.PoplarExecutor, Wrappers]:
-        """Have PopTorch trace a step, in the right mode and with blocks for stages.
+        """Let PopTorch trace a step, in the right mode and with blocks for stages.
 
         Returns:
             The executor, and the classes that PopTorch has given to the weights.
@@ -566,9 +567,10 @@ class Executors:
             return executor, Wrappers(step.weights if step.is_training else [])
 
     def drop_incomplete(self) -> None:
-        """Destroy the programs that may have baked in values which nobody compares.
+        """Destroy programs that may have compiled-in values which aren't compared.
 
-        Who has changed such a value calls `IPUModel.compile()` to have it count.
+        A user who changes such a value calls `IPUModel.compile()` for it to take
+        effect.
         """
         if self._training and not self._training.baked_in.is_complete:
             self._leave_training()
@@ -576,10 +578,10 @@ class Executors:
         _drop(self._inferences, incomplete=True)
 
     def place(self, config: IPUConfig, news: str) -> None:
-        """Build programs for other stages from now on; the weights come back first.
+        """Download the weights, and build later programs for other stages.
 
         Args:
-            config: Has the stages.
+            config: The config with the stages.
             news: Line about them, which is shown with the next compilation.
         """
         self._set_config(config)
@@ -588,7 +590,7 @@ class Executors:
         self._inference, self._news = None, [news]
 
     def drop_training(self) -> None:
-        """Destroy the training programs; the weights come back first."""
+        """Download the weights, and destroy the training programs."""
         self._leave_training()
         _drop(self._trainings)
 
@@ -598,13 +600,13 @@ class Executors:
         """Make one call of the training program.
 
         Changes of the optimiser since the last call, such as another learning rate,
-        count from this call on.
+        take effect in this call.
 
         Returns:
-            The vectors of figures, and the outputs if the program returns them.
+            The vectors of metrics' sums, and the outputs if the program returns them.
 
         Raises:
-            ConfigError: The code would read another value now than the program has.
+            ConfigError: A value that is compiled into the program has changed.
         """
         program = _ready(self._training)
         self.common.take_back()
@@ -631,7 +633,7 @@ class Executors:
         return vector, program.findings.packing.unpack(outputs)[0]
 
     def anchored(self, name: str) -> Tensor:
-        """The tensors that an anchor of the training program got in the last call.
+        """Return the tensors of an anchor of the training program in the last call.
 
         Returns:
             One tensor after the other in dim 0, as the output mode returns them.
@@ -646,7 +648,7 @@ class Executors:
             The model's outputs; and the scalars of every micro-batch, by name.
 
         Raises:
-            ConfigError: The code would read another value now than the program has.
+            ConfigError: A value that is compiled into the program has changed.
         """
         program = _ready(self._inference)
         program.baked_in.check()
@@ -657,32 +659,32 @@ class Executors:
         return program.findings.packing.unpack(returned)
 
     def latency(self, *, is_training: bool) -> tuple[float, float, float]:
-        """Least, largest and mean latency of the last call in seconds, by PopTorch."""
+        """Return the minimum, maximum and mean latency of the last call in seconds."""
         program = _ready(self._training if is_training else self._inference)
         low, high, mean = program.executor.getLatency()
         return low, high, mean
 
     @property
     def inference_program(self) -> object:
-        """The inference program of now, to be compared by identity."""
+        """The present inference program, to be compared by identity."""
         return self._inference
 
     @property
     def gives_scalars(self) -> bool:
-        """Whether the inference program gives scalars: an own loss, or logged ones."""
+        """Whether the inference program returns scalars: a loss, or logged ones."""
         return bool(_ready(self._inference).findings.packing.names)
 
     @property
     def probabilities(self) -> dict[str, str]:
-        """The outputs of the inference program that are probabilities, by name."""
+        """Names of the inference program's outputs that are probabilities."""
         return _ready(self._inference).findings.probabilities
 
     # Weights ----------------------------------------------------------------
 
     def fetch_weights(self) -> None:
-        """Bring what training has learnt into the user's module, in plain weights.
+        """Download the newest weights into the user's module, and make them plain.
 
-        The host may change it there: the next call compares.
+        The host may change them there: the next call compares.
         """
         with span("weights"):
             self._bring()
@@ -690,7 +692,7 @@ class Executors:
                 self._training.wrappers.take_off()
 
     def _bring(self) -> None:
-        """Bring the newest weights to the host; the classes of weights stay."""
+        """Download the newest weights to the host; their classes stay."""
         program = self._ahead
         if program is not None:
             with self.weights_shown():
@@ -700,7 +702,7 @@ class Executors:
 
     @contextlib.contextmanager
     def weights_shown(self) -> Iterator[None]:
-        """Have what training has learnt in the user's module, to be read only."""
+        """Provide the newest weights in the user's module, read-only."""
         program = self._ahead
         if program is None:
             yield
@@ -716,18 +718,18 @@ class Executors:
             self._ahead = program
 
     def share_buffers(self) -> None:
-        """Bring what training has learnt, if it has buffers: those of process 0."""
+        """If it has buffers, download the weights, and copy process 0's buffers."""
         self.common.share_buffers(self.fetch_weights)
 
     def send_weights(self) -> None:
-        """Have the next calls go on with the weights of the user's module."""
+        """Let the next calls use the weights of the user's module."""
         self._ahead = None
         for program in self._programs():
             make_plain(program.weights)
             program.must_compare = True
 
     def _refresh(self, program: Program) -> None:
-        """Upload the host's weights, if the device has others."""
+        """Upload the host's weights, if the device's differ."""
         program.must_compare = False
         if program is self._ahead:
             return
@@ -741,9 +743,9 @@ class Executors:
     def _bind_optimizer(
         program: TrainingProgram, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Have a program train with an optimiser of the kind that it was compiled with.
+        """Let a program train with another optimiser of the kind it was compiled with.
 
-        One without a state begins at the beginning, as in a program that was just
+        An optimiser without a state starts anew, as in a program that was just
         compiled.
         """
         executor, previous = program.executor, program.optimizer
@@ -760,25 +762,25 @@ class Executors:
             executor.setOptimizer(optimizer)
 
     def device_random_state(self) -> list[int] | None:
-        """State of the training device's generator; None without a program or seed."""
+        """Return the training device's random state; None without program or seed."""
         program = self._training
         state = None if program is None else program.executor.rng_state
         return None if state is None else list(state)
 
     def set_device_random_state(self, state: list[int]) -> None:
-        """Have the training device's generator go on from a state."""
+        """Set the training device's random state."""
         _ready(self._training).executor.rng_state = state
 
     # IPUs -------------------------------------------------------------------
 
     def _attached(self) -> list[Program]:
-        """The programs that hold IPUs."""
+        """Return the programs that hold IPUs."""
         return [one for one in self._programs() if one.executor.isAttachedToDevice()]
 
     def _attach(self, program: Program) -> None:
-        """Attach a program if it isn't, which uploads the host's weights.
+        """Attach a program if it isn't attached, which uploads the host's weights.
 
-        One that was compiled for IPUs which aren't there stays as it is.
+        A program that was compiled for an offline target stays detached.
         """
         executor = program.executor
         if executor.isAttachedToDevice():
@@ -793,7 +795,7 @@ class Executors:
     def _acquire(
         self, executor: poptorch.PoplarExecutor, action: Callable[[], Any]
     ) -> None:
-        """Do what needs IPUs; other programs give way if they are short."""
+        """Call a function that needs IPUs; detach other programs if they are short."""
         others = [one for one in self._attached() if one.executor is not executor]
         if not self._takes_turns:
             try:
@@ -810,14 +812,14 @@ class Executors:
         action()
 
     def _detach(self, program: Program) -> None:
-        """Detach a program; what it has learnt comes back before."""
+        """Detach a program, after its weights were downloaded."""
         if isinstance(program, TrainingProgram):
             self._bring()
             program.wrappers.take_off()
         program.executor.detachFromDevice()
 
     def _leave_training(self) -> None:
-        """Bring weights and the optimiser's state to the host, for another program."""
+        """Download weights and optimiser state, for another program."""
         if self._training is not None:
             self.fetch_weights()
             if self._training.executor.isAttachedToDevice():
@@ -825,7 +827,7 @@ class Executors:
             self._training = None
 
     def detach(self) -> None:
-        """Give all IPUs back; the next run takes them again."""
+        """Release all IPUs; the next run acquires them again."""
         for program in self._attached():
             self._detach(program)
 
@@ -847,10 +849,10 @@ def _ready(program: ProgramT | None) -> ProgramT:
 def _kept(
     programs: list[ProgramT], key: object, unchanged: ProgramT | None = None
 ) -> ProgramT | None:
-    """Find the program of a key, which counts as used last from now on.
+    """Return the program of a key and mark it as used last; None without one.
 
-    A program is destroyed, and not found, if its code would compute with other values
-    now; one is known to compute with the same.
+    A program is destroyed, and not returned, if its compiled-in values have changed.
+    `unchanged` needs no check.
     """
     for program in programs:
         if program.key == key:
@@ -864,7 +866,7 @@ def _kept(
 
 
 def _drop(programs: list[Any], *, incomplete: bool = False) -> None:
-    """Destroy the programs of a list, or those of which not all values are recorded."""
+    """Destroy the programs of a list, or only those with unrecorded values."""
     for program in list(programs):
         if not (incomplete and program.baked_in.is_complete):
             programs.remove(program)
@@ -873,7 +875,7 @@ def _drop(programs: list[Any], *, incomplete: bool = False) -> None:
 
 @contextlib.contextmanager
 def _as_traced(step: Step) -> Iterator[None]:
-    """Put the user's module in the mode, and give it the hooks, that a trace needs."""
+    """Set the user's module to the mode of a trace, and add the trace's hooks."""
     module, is_training = step.module, step.is_training
     patterns = step.config.recompute_patterns if is_training else ()
     with contextlib.ExitStack() as stack:
@@ -884,12 +886,12 @@ def _as_traced(step: Step) -> Iterator[None]:
 
 
 def _give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None:
-    """Give an optimiser states for weights that it hasn't trained so far.
+    """Add states to an optimiser for weights that it hasn't trained so far.
 
-    PopTorch gives a program the state that the optimiser has from another one, and
-    logs a line for each tensor of it that is missing: those of layers that were frozen
-    then. They begin with zeros, as on the device. (Values such as learning rates are
-    sent before the first call; what stands for them here doesn't count.)
+    PopTorch uploads the state that the optimiser has from another program, and logs a
+    line for each missing tensor: those of layers that were frozen then. The added
+    states are zeros, as on the device. (Values such as learning rates are sent before
+    the first call; the added ones don't matter.)
 
     Args:
         optimizer: An optimiser of `poptorch.optim`.
@@ -929,14 +931,15 @@ _LOSS_SCALE_FACTOR = "lossScaleUpdateFactor"
 def _give_first_state(
     optimizer: torch.optim.Optimizer, previous: torch.optim.Optimizer
 ) -> None:
-    """Give an optimiser the state that one on a device begins with.
+    """Set the state of an optimiser to the initial state on a device.
 
-    That is zeros, and 1 for the factor of automatic loss scaling (PopART,
-    `addStateTensor`; `program_key` leaves out the optimiser that begins otherwise).
+    It is zeros, and 1 for the factor of automatic loss scaling (PopART,
+    `addStateTensor`; `program_key` excludes the optimiser that begins otherwise).
 
     Args:
         optimizer: An optimiser without a state.
-        previous: One of the same kind and parameters; the device has its state.
+        previous: An optimiser of the same kind and parameters; the device has its
+            state.
     """
     state = previous.state_dict()
     if state["ipu_state"] is None:
@@ -955,7 +958,7 @@ _POPART_PREFIX = f"Gradient___{MODULE}"
 
 @dataclass(frozen=True)
 class WatchedGradients:
-    """The parameters whose gradients come back from the device.
+    """The parameters whose gradients are sent to the host.
 
     Attributes:
         shapes: Shapes of these parameters, by name.
@@ -973,7 +976,7 @@ class WatchedGradients:
 
     @property
     def anchors(self) -> dict[str, str]:
-        """PopART's names of the gradients, by our own."""
+        """PopART's names of the gradients, by ipufit's names."""
         return {_PREFIX + name: _POPART_PREFIX + name for name in self.shapes}
 
     def means(
@@ -987,15 +990,15 @@ class WatchedGradients:
         """Compute the mean of the gradients of a call's updates, over all processes.
 
         An anchored gradient is that of one micro-batch on one replica, multiplied by
-        the loss scaling (PopART, `tensornames.hpp`); under `OutputMode.Sum` they are
-        added up on each replica. An update's is their mean, or their sum if gradients
-        are reduced by adding.
+        the loss scaling (PopART, `tensornames.hpp`); under `OutputMode.Sum` these are
+        summed on each replica. An update's gradient is their mean, or their sum if the
+        options reduce gradients by sums.
 
         Args:
-            anchored: Gives the tensors that an anchor got.
+            anchored: Returns the tensors of an anchor.
             options: Options of the training program.
             plan: Factors of a call.
-            loss_scaling: Factor of the loss, by which gradients are too large.
+            loss_scaling: Factor of the loss, by which gradients are divided.
             processes: The processes that train, each with replicas of its own.
 
         Returns:
@@ -1035,9 +1038,9 @@ class Surveyed(NamedTuple):
     """The findings of a survey of a training program.
 
     Attributes:
-        survey: The survey, as the emulator gives it.
+        survey: The emulator's survey.
         refusals: Errors that `fit` would raise before PopTorch traces the program.
-        warnings: Warnings that it would give meanwhile.
+        warnings: Warnings that it would give in the trace.
         tensors: Tensors of the micro-batch.
     """
 
@@ -1056,12 +1059,12 @@ def surveyed(
     plan: BatchPlan,
     example: Sequence[Tensor],
 ) -> Surveyed:
-    """Trace what `fit` would train, and note all that is refused.
+    """Trace the training program, and record all refusals.
 
     Args:
-        module: The user's module, whose weights are its own. It stays as it is.
-        config: Its stages and precision.
-        structure: Nesting of a batch.
+        module: The user's module, with its own weights; it doesn't change.
+        config: Stages and precision.
+        structure: Structure of a batch.
         objective: Losses and metrics.
         options: Options of PopTorch.
         plan: Factors of a call.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module that PopTorch traces: the user's, with a head that ipufit adds."""
+"""The module that PopTorch traces: the user's, with loss and sums of metrics."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ _NO_FORWARD = "_forward_unimplemented"
 
 
 class NoForwardError(DataError):
-    """A module that has no `forward` is to be called."""
+    """Raised if a module without `forward` is called."""
 
 
 def call_module(module: torch.nn.Module, inputs: Any) -> Any:
-    """Call a module: a dict of inputs gives arguments by name, a tuple by place.
+    """Call a module: a dict of inputs gives keyword arguments, a tuple positional ones.
 
     Raises:
         DataError: `forward` doesn't take such arguments, or not of these shapes.
@@ -107,7 +107,7 @@ def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
 
 
 def shape_of_batch(batch: Any) -> str:
-    """A batch in words: its parts and their shapes.
+    """Describe the parts of a batch and their shapes.
 
     Example:
         >>> shape_of_batch((torch.zeros(4, 2), torch.zeros(4)))
@@ -119,7 +119,7 @@ def shape_of_batch(batch: Any) -> str:
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a module by place, and by name if inputs are a dict.
+    """Return positional arguments for a module, and keyword arguments for a dict.
 
     Example:
         >>> arguments_of({"x": 1}), arguments_of([1, 2]), arguments_of(3)
@@ -132,7 +132,7 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @contextlib.contextmanager
 def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
-    """Say with which inputs a module is called within, if it fails.
+    """Add the inputs' shapes to errors of a module inside the context.
 
     Raises:
         DataError: `forward` doesn't take such arguments, or not of these shapes.
@@ -157,7 +157,7 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
 
 
 def _is_of_torch(error: Exception) -> bool:
-    """Whether code of torch has raised an error."""
+    """Return whether torch's own code has raised an error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -200,7 +200,7 @@ def _check_arguments(
 
 
 def _strangers(signature: inspect.Signature, by_name: dict[str, Any]) -> list[str]:
-    """Names of inputs that `forward` has no argument for."""
+    """Return the names of inputs that `forward` has no argument for."""
     known = signature.parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values()):
         return []
@@ -209,12 +209,12 @@ def _strangers(signature: inspect.Signature, by_name: dict[str, Any]) -> list[st
 
 @dataclass(frozen=True)
 class Packing:
-    """Places the tensors that a program returns into outputs as the module nests them.
+    """Converts between the module's nested outputs and the tensors of a program.
 
     Attributes:
-        structure: Nesting of the module's outputs.
-        leaves: Outputs that are no tensors, which are the same in every call; None for
-            a tensor.
+        structure: Structure of the module's outputs.
+        leaves: Outputs that are no tensors, which are equal in every call; None for a
+            tensor.
         is_tensor: Whether each leaf is a tensor.
         names: Names of the scalars that follow the outputs.
     """
@@ -230,7 +230,7 @@ class Packing:
 
         Args:
             outputs: Everything that the module returned.
-            scalars: 0-d tensors that it gives besides.
+            scalars: 0-d tensors that it returns besides.
 
         Raises:
             UnsupportedError: A tensor is hidden in an object.
@@ -257,10 +257,10 @@ class Packing:
         return (*tensors, *(value.reshape(1) for value in scalars.values())), packing
 
     def unpack(self, tensors: Sequence[Tensor]) -> tuple[Any, Scalars]:
-        """Nest outputs as the module does, beside scalars of `[micro-batches]` each.
+        """Nest tensors as outputs, and return scalars of `[micro-batches]`.
 
-        The tensors become plain ones: PopTorch's have an attribute of their own, with
-        which they can't be pickled.
+        The tensors become plain ones: PopTorch's have an attribute with which they
+        can't be pickled.
         """
         plain = [tensor.detach() for tensor in tensors]
         count = len(plain) - len(self.names)
@@ -273,12 +273,12 @@ class Packing:
 
 
 def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Find the submodules whose outputs are kept.
+    """Return the submodules whose outputs are kept.
 
     Args:
         patterns: Names of submodules, or patterns of them, as in `fnmatch`, where `*`
-            stands for dots too. A pattern doesn't mean what is within its matches, so
-            `"encoder.layer.*"` keeps what each layer returns, and nothing inside.
+            matches dots too. Submodules inside a match aren't matched, so
+            `"encoder.layer.*"` keeps the outputs of each layer, and nothing inside.
 
     Raises:
         UnknownNameError: A pattern matches none.
@@ -306,9 +306,9 @@ def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[st
 def recomputed_between(
     module: torch.nn.Module, patterns: Sequence[str]
 ) -> Iterator[None]:
-    """Have the outputs of submodules kept, and what is between them computed again.
+    """Keep the outputs of submodules, and recompute the activations between them.
 
-    The hooks are there while a program is traced, so the module stays as it was.
+    The hooks exist only while a program is traced, so the module doesn't change.
 
     Args:
         patterns: As for `kept_submodules`.
@@ -335,12 +335,12 @@ def refuse_unseen_pipeline(
 ) -> None:
     """Refuse recomputation in a pipeline that only the trace has shown.
 
-    The options are made before `forward` begins its blocks, and what recomputes on one
-    IPU does nothing in a pipeline (PopART, `ir.cpp`).
+    The options are made before `forward` begins its blocks, and the kind of
+    recomputation for one IPU has no effect in a pipeline (PopART, `ir.cpp`).
 
     Args:
         module: The user's module.
-        config: Has `recompute`.
+        config: The config with `recompute`.
         blocks: Blocks that `forward` has begun.
 
     Raises:
@@ -368,25 +368,25 @@ def refuse_unseen_pipeline(
 
 
 def _kept(output: Any) -> Any:
-    """A checkpoint of a tensor that has a gradient; anything else as it is."""
+    """Return a checkpoint of a tensor with a gradient; other values unchanged."""
     is_kept = isinstance(output, Tensor) and output.is_floating_point()
     return poptorch.recomputationCheckpoint(output) if is_kept else output
 
 
 class ShortPipelineError(ConfigError):
-    """A call has too few micro-batches for the blocks that the model begins itself."""
+    """Raised if a call has too few micro-batches for the model's own blocks."""
 
 
 def check_stages_begin(
     module: torch.nn.Module, config: IPUConfig, started: Blocks, *, training: bool
 ) -> None:
-    """Refuse names of stages that nothing begins: PopTorch would pass over them.
+    """Refuse names of stages that nothing begins: PopTorch would ignore them.
 
     Too much of the model, or all of it, would be on the first stage.
 
     Args:
         module: The user's module, whose `forward` has been traced.
-        config: Names the stages.
+        config: The config that names the stages.
         started: Blocks that `forward` has begun.
         training: Whether the program trains. In inference `forward` may leave parts
             out.
@@ -447,14 +447,14 @@ def _never_called(
 
 @contextlib.contextmanager
 def stage_blocks(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
-    """Begin a block where a submodule that a config's stages name begins.
+    """Begin a block at each submodule that a config's stages name.
 
-    Other names are blocks that the model makes itself. The hooks are only there while a
-    program is traced, so the user's module stays as it was.
+    Other names are blocks that the model makes itself. The hooks exist only while a
+    program is traced, so the user's module doesn't change.
 
     Args:
         module: The user's module.
-        config: Names the stages.
+        config: The config that names the stages.
 
     Raises:
         ShortPipelineError: The model's own blocks need more micro-batches than a call
@@ -479,7 +479,7 @@ def stage_blocks(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
 
 
 class _Begin:
-    """A hook that begins a block."""
+    """Hook that begins a block."""
 
     def __init__(self, block: str) -> None:
         self._block = block
@@ -489,7 +489,7 @@ class _Begin:
 
 
 def _refuse_short_pipeline(error: poptorch.Error) -> None:
-    """Explain an error of PopTorch about too few micro-batches for a model's blocks."""
+    """Explain PopTorch's error about too few micro-batches for a model's blocks."""
     found = re.search(r"number of pipeline stages \((\d+)\)", str(error))
     if found is None:
         return
@@ -511,17 +511,17 @@ def _refuse_short_pipeline(error: poptorch.Error) -> None:
 
 
 def last_block(name: str | None, started: Blocks) -> ContextManager[Any]:
-    """Enter the block that the loss, and all else that ipufit adds, joins.
+    """Enter the block for the loss and all other operations that ipufit adds.
 
-    After a `with Block(...)` no block is active, and PopTorch refuses every operator
-    then. Entering the last one again makes no new stage.
+    After a `with Block(...)` no block is active, and PopTorch then refuses every
+    operator. Entering the last block again makes no new stage.
 
     Args:
         name: Name of the block; None for the last one that the module started.
         started: Blocks that the module started.
 
     Returns:
-        A context in which the block is open; without blocks one that does nothing.
+        A context in which the block is open; without blocks one without effect.
     """
     if name is not None:
         return _named_block(name, started)
@@ -540,11 +540,11 @@ def _named_block(name: str, started: Blocks) -> Iterator[None]:
 
 
 class Findings(NamedTuple):
-    """Everything that the trace of a step has found out.
+    """The findings of the trace of a step.
 
     Attributes:
-        packing: Nesting of the outputs that the program returns.
-        entries: Figures in the vector that a training program returns.
+        packing: Structure of the outputs that the program returns.
+        entries: Entries of the vector that a training program returns.
         probabilities: Outputs that are probabilities (`probability_outputs`).
         increments: Number that a micro-batch adds to each buffer that is only counted
             up.
@@ -567,15 +567,15 @@ class Step(torch.nn.Module):
 
     A training program returns the sums of the figures, the marked loss, and the outputs
     if they are streamed. An inference program returns the outputs, then the scalars:
-    the module's own loss and what is logged.
+    the module's own loss and logged values.
 
     Args:
         module: The user's module. A dict of inputs becomes keyword arguments of it, a
             tuple or list positional ones.
-        config: Has its stages and precision.
-        structure: Nesting of a batch.
+        config: Stages and precision.
+        structure: Structure of a batch.
         host_values: Buffers whose values follow the tensors of a batch.
-        computed: What is called, and with what.
+        computed: The function to call, and its inputs.
         objective: Losses and metrics of a training program; None for inference.
     """
 
@@ -603,12 +603,12 @@ class Step(torch.nn.Module):
 
     @property
     def findings(self) -> Findings:
-        """The findings of the newest trace."""
+        """The findings of the last trace."""
         return self._found[-1]
 
     @property
     def num_given(self) -> int:
-        """Number of the first tensors of a batch that the program takes."""
+        """Number of tensors of a batch that the program takes, from the first."""
         structure = self._structure
         return (
             structure.num_given if self._computed.takes_labels else structure.num_inputs
@@ -621,13 +621,13 @@ class Step(torch.nn.Module):
         return [one for one in weights_of(self) if id(one) not in values]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Trace a micro-batch, and give all that the program returns.
+        """Compute a micro-batch, and return all results of the program.
 
         Args:
             *tensors: Tensors of the batch, then the host's values.
 
         Raises:
-            UnsupportedError: PopTorch would pass over something.
+            UnsupportedError: PopTorch would silently ignore something.
         """
         count = len(tensors) - len(self.host_values)
         config, is_training = self.config, self.is_training
@@ -703,10 +703,10 @@ class Step(torch.nn.Module):
         noted: ResultsNoted,
         probabilities: dict[str, str],
     ) -> Returned:
-        """Compute the sums of the figures, the loss, and the outputs if streamed.
+        """Compute the sums of metrics, the loss, and the outputs if they are streamed.
 
-        The loss is returned because PopTorch drops what no output depends on, before
-        it looks for the loss.
+        The loss is returned because PopTorch drops operations that no output depends on
+        before it looks for the loss.
         """
         own, packing, objective = None, Packing(), self._objective
         rows, labels = rows_of(tensors[0]), self._structure.labels(tensors)
@@ -784,7 +784,7 @@ class Step(torch.nn.Module):
 
     @property
     def _targets_hint(self) -> str:
-        """Advice if there are targets, which a module with its own loss doesn't get."""
+        """Advice about targets, which a module with its own loss doesn't get."""
         owns_loss = self._objective.owns_loss and self._computed.step is None
         if not (owns_loss and self._structure.has_targets):
             return ""
@@ -796,7 +796,7 @@ class Step(torch.nn.Module):
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Give the advice if `forward` fails, as with None in the place of targets."""
+        """Add the advice to errors of `forward`, as with None in place of targets."""
         try:
             yield
         except (TypeError, AttributeError) as error:
@@ -813,11 +813,11 @@ Returned = Tuple[Tuple[Tensor, ...], Packing, Tuple[Entry, ...]]
 
 
 def _split(outputs: Any, noted: ResultsNoted, rows: int) -> tuple[Tensor | None, Any]:
-    """Split what was returned into the module's own loss, or a step's, and the rest.
+    """Split results into the own loss of the module or step, and the rest.
 
     Raises:
-        ConfigError: The loss has several elements; or it is a sum over samples, so
-            that it means something else in a micro-batch of another size.
+        ConfigError: The loss has several elements; or it is a sum over samples, so that
+            it depends on the size of micro-batches.
     """
     if isinstance(outputs, StepResult):
         own, rest = outputs
@@ -833,7 +833,7 @@ def _split(outputs: Any, noted: ResultsNoted, rows: int) -> tuple[Tensor | None,
 
 
 def _require_outputs(outputs: Any) -> None:
-    """Refuse a step without outputs, where metrics need them.
+    """Refuse a step without outputs if metrics need them.
 
     Raises:
         ConfigError: There are none.
@@ -847,7 +847,7 @@ def _require_outputs(outputs: Any) -> None:
 
 
 def total_loss(terms: dict[str, tuple[LossTerms, float]]) -> Tensor:
-    """Sum the losses up, with their weights; 0-d.
+    """Return the weighted sum of the losses; 0-d.
 
     Args:
         terms: Terms and weight of each loss, by output.
@@ -857,10 +857,11 @@ def total_loss(terms: dict[str, tuple[LossTerms, float]]) -> Tensor:
 
 
 def _with_other_losses(value: Tensor, returned: Sequence[Tensor]) -> Tensor:
-    """Add everything else that is returned to the loss, as a part of it that is 0.
+    """Add all other results to the loss, multiplied so that they add 0.
 
-    Built-in loss functions that a metric, `log` or the module uses are markers too.
-    PopTorch takes those for a step on the way from which the final loss is reached.
+    A metric, `log` or the module may call a built-in loss function, which PopTorch
+    marks as a loss. It takes these for intermediate losses if the final loss depends on
+    them.
     """
     nothing = [
         tensor.detach().reshape(-1)[:1].to(torch.float32).mul(0.0)

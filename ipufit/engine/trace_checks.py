@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a trace for things that PopTorch passes over without a word.
+"""Checks of a trace for code that PopTorch would silently ignore.
 
 PopTorch records `forward` once, and PopART makes the backward pass from that. torch's
 own autograd never runs, so its hooks are never called.
 
-PopTorch compiles buffers of whole numbers in as constants, so a value that `forward`
-writes to one is gone with the micro-batch (PopTorch's `JitDispatch::addParameter`): the
-next one begins with the constant again. Counters that nothing computes with are counted
-on the host. Of other writes there is a warning, and computing with a written value is
-refused.
+PopTorch compiles integer buffers in as constants, so a value that `forward` writes to
+one is lost after the micro-batch (PopTorch's `JitDispatch::addParameter`): the next one
+begins with the constant again. Counters that are only counted up are counted on the
+host. Other writes cause a warning, and computing with a written value is refused.
 
 `docs/concepts/limits.md` has the whole list.
 """
@@ -58,14 +57,14 @@ _NO_VALUES = ("__get__", "dim", "size", "numel", "stride", "__len__", "__repr__"
 
 
 class TraceChecks(TorchFunctionMode):
-    """Refuses, or mends, what a trace would pass over.
+    """Refuses, or corrects, code that a trace would ignore.
 
     Gradients in `forward`, hooks on gradients, autograd functions with a backward pass
-    of their own, autocast and inference mode are refused. What is computed without
-    gradients is detached, because PopTorch works out from the weights what needs a
-    gradient, and doesn't know of `torch.no_grad` (`fixRequiresGradFromDispatch`).
+    of their own, autocast and inference mode are refused. Results computed without
+    gradients are detached, because PopTorch derives from the weights which tensors need
+    a gradient, and ignores `torch.no_grad` (`fixRequiresGradFromDispatch`).
 
-    Of buffers of whole numbers it notes which are written to, viewed and used.
+    Integer buffers are recorded if they are written to, viewed or used.
 
     Args:
         buffers: All buffers by name, as they are in the trace.
@@ -98,7 +97,7 @@ class TraceChecks(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch's, between the checks."""
+        """Call a torch function, with checks before and after it."""
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         tensors = list(tensors_of((args, kwargs)))
         try:
@@ -133,14 +132,14 @@ class TraceChecks(TorchFunctionMode):
         return result
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        """Raise what was refused, which Python's operators hide behind a TypeError."""
+        """Raise the refusal that Python's operators hide behind a TypeError."""
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call,unused-ignore]
         is_hidden = isinstance(error, TypeError) and error is not self._refusal
         if is_hidden and self._refusal is not None:
             raise self._refusal from None
 
     def _refuse_autograd(self, name: str, tensors: list[Tensor]) -> None:
-        """Refuse an operation that a device would do otherwise."""
+        """Refuse an operation that a device would compute otherwise."""
         if self._is_training and name in _HOOKS:
             raise UnsupportedError(
                 f"{name}() in forward ({user_line()}): {INSTEAD_OF_HOOKS}"
@@ -212,13 +211,13 @@ class TraceChecks(TorchFunctionMode):
             )
 
     def increments(self) -> dict[str, int]:
-        """The number that a micro-batch adds to each buffer that is only counted up."""
+        """Return the number that a micro-batch adds to each buffer only counted up."""
         return {name: number for name, number in self._added.items() if number}
 
     def warn(self) -> None:
-        """Warn of buffers that are written to in vain.
+        """Warn of buffers whose new values are lost.
 
-        In training the host counts those up that are only counted up.
+        In training the host counts buffers that are only counted up.
 
         Warns:
             ConstantBuffersWarning: There are such buffers.
@@ -237,7 +236,7 @@ class TraceChecks(TorchFunctionMode):
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts.
+    """Yield the tensors in nested tuples, lists and dicts.
 
     Example:
         >>> list(tensors_of((torch.ones(1), {"other": [torch.zeros(1)]}, 3)))
@@ -253,7 +252,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def _detached(result: Any, given: set[int]) -> Any:
-    """The tensors of a result, but for those that are arguments, without gradients."""
+    """Detach the tensors of a result, except arguments."""
     if isinstance(result, Tensor):
         return result if id(result) in given else result.detach()
     if type(result) in (tuple, list):
@@ -262,7 +261,7 @@ def _detached(result: Any, given: set[int]) -> Any:
 
 
 def _is_autocast() -> bool:
-    """Whether torch on this host would compute in other types: a device never does."""
+    """Return whether torch on this host would autocast: a device never does."""
     try:
         return torch.is_autocast_enabled("cpu")  # type: ignore[call-arg,unused-ignore]
     except TypeError:  # torch before 2.4
@@ -270,10 +269,10 @@ def _is_autocast() -> bool:
 
 
 def user_line(error: BaseException | None = None) -> str:
-    """File, number and text of the line of the user's code that is running.
+    """Return file, number and text of the user's line that is running.
 
     Args:
-        error: Its origin, if it isn't what is running.
+        error: An error whose origin to return instead.
     """
     stack = traceback.extract_stack()
     if error is not None:
@@ -289,7 +288,7 @@ _DIVISION = re.compile(r"(true_|floor_)?div(ide)?_?|__[ir]?(true|floor)?div__")
 
 
 class Divisions(TorchFunctionMode):
-    """Refuses to divide whole numbers (PopTorch's `AtenHandlers` truncate).
+    """Refuses to divide integers, which PopTorch's `AtenHandlers` truncate.
 
     Args:
         divider: Subject of the message: the code that divides.
@@ -308,7 +307,7 @@ class Divisions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Refuse the division of whole numbers by whole numbers."""
+        """Refuse the division of integers by integers."""
         given = (*args, *(kwargs or {}).values())
         is_division = _DIVISION.fullmatch(getattr(func, "__name__", ""))
         if is_division and all(map(_is_whole_number, given)):
@@ -326,7 +325,7 @@ class Divisions(TorchFunctionMode):
 
 
 def divisions_refused(divider: str) -> ContextManager[Any]:
-    """Refuse to divide whole numbers in a program; on the host torch divides exactly.
+    """Refuse to divide integers in a program; on the host torch divides exactly.
 
     Args:
         divider: Subject of the message: the code that divides.
@@ -358,16 +357,16 @@ _SAME_VALUES = frozenset(
 
 
 class ResultsNoted(TorchFunctionMode):
-    """Notes the results of loss functions, and of sigmoids and softmaxes.
+    """Records the results of loss functions, sigmoids and softmaxes.
 
     PopTorch marks the results of built-in loss functions as losses, whatever they are
-    for. A marker that isn't a part of the final loss is an error ("Multiple independent
-    losses").
+    for. A marker that the final loss doesn't depend on is an error ("Multiple
+    independent losses").
 
     Attributes:
         has_losses: Whether a built-in loss function was called.
         marked: Results of `identity_loss`, in order.
-        sums: Results of loss functions that were asked for a sum.
+        sums: Results of loss functions with a sum as reduction.
 
     Example:
         >>> with ResultsNoted() as noted:
@@ -387,7 +386,7 @@ class ResultsNoted(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Note the result of a loss function, or of one that gives probabilities."""
+        """Record the result of a loss function, sigmoid or softmax."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -413,7 +412,7 @@ class ResultsNoted(TorchFunctionMode):
         return result
 
     def function_of(self, tensor: Any) -> str | None:
-        """The function that a tensor's probabilities come from; None for others."""
+        """Return the function that computed a tensor's probabilities, or None."""
         found = (name for one, name in self._probabilities if one is tensor)
         return next(found, None)
 
@@ -423,7 +422,7 @@ _HOOKS_OF_MODULES = ("_backward_hooks", "_backward_pre_hooks")
 
 
 def refuse_gradient_hooks(modules: Iterable[torch.nn.Module]) -> None:
-    """Refuse modules that look at, or change, gradients on their way back.
+    """Refuse hooks on gradients of modules and weights.
 
     A hook on a weight that isn't trained is never called in torch either.
 
@@ -459,13 +458,13 @@ def _hooked(what: str) -> UnsupportedError:
 
 
 def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
-    """Refuse layers whose statistics are those of all replicas together.
+    """Refuse layers that normalise over all replicas, such as `SyncBatchNorm`.
 
-    Without torch.distributed, which no replica of a device has, `SyncBatchNorm`
-    computes what `BatchNorm` does.
+    Replicas of a device don't use torch.distributed, without which `SyncBatchNorm`
+    computes as `BatchNorm` does.
 
     Args:
-        plan: Factors of a call; one replica alone may have such layers.
+        plan: Factors of a call; a single replica may have such layers.
 
     Raises:
         UnsupportedError: Such a layer would be trained on several replicas.
@@ -492,10 +491,10 @@ def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
 
 
 def refuse_tied_buffers(module: torch.nn.Module) -> None:
-    """Refuse one buffer under two names, for which PopTorch has a KeyError.
+    """Refuse a buffer with two names, for which PopTorch raises a KeyError.
 
-    It puts tied weights back in their places by the names of parameters alone
-    (`_compileWithDispatch`). A module under two names has each buffer under two names.
+    PopTorch restores tied weights by the names of parameters only
+    (`_compileWithDispatch`). A module with two names has each buffer twice.
 
     Args:
         module: The module that is traced.
@@ -524,7 +523,7 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
 
 
 def require_trained_weights(module: torch.nn.Module) -> None:
-    """Refuse to train a module without weights that are trained.
+    """Refuse to train a module without trainable parameters.
 
     Args:
         module: The module that is traced.
@@ -541,10 +540,10 @@ def require_trained_weights(module: torch.nn.Module) -> None:
 
 
 def require_gradient(loss: Tensor) -> None:
-    """Refuse a loss that no trained weight is a part of; in a trace.
+    """Refuse a loss that depends on no trained weight; called in a trace.
 
-    Autograd notes dependencies while PopTorch traces, though it never runs backwards.
-    Where a backend doesn't have it noted, nothing is known, and nothing refused.
+    Autograd records dependencies while PopTorch traces, though it never runs backwards.
+    If a backend turns that off, nothing is refused.
 
     Args:
         loss: The loss to minimise.
@@ -576,18 +575,18 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 def refuse_hidden(leaf: Any, path: str) -> None:
-    """Refuse an output in which a tensor is hidden.
+    """Refuse an output object that contains a tensor.
 
-    A program returns tensors. Whatever else `forward` returns stays as it was when the
-    program was traced, so a tensor in it would have the values of tracing in all calls.
+    A program returns tensors. Other results of `forward` stay as they were when the
+    program was traced, so a tensor in them would have the values of tracing in all
+    calls.
 
     Args:
         leaf: An output that is no tensor.
         path: Name of the output in messages, such as `outputs[0]`.
 
     Raises:
-        UnsupportedError: There is a tensor in it, or it is an iterator, which may
-            give one.
+        UnsupportedError: It contains a tensor, or is an iterator, which may yield one.
 
     Example:
         >>> refuse_hidden(torch.distributions.Normal(torch.zeros(2), 1.0), "outputs")
@@ -625,7 +624,7 @@ def _path_to_tensor(value: Any, path: str, depth: int, seen: set[int]) -> str | 
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
-    """The parts of an object, and the text that leads to each."""
+    """Return the parts of an object, and the text that leads to each."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, Iterable) and hasattr(value, "__len__"):

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights of a user's module on the host: names, types, copies, modes.
 
-PopTorch gives classes of its own to the weights of a module that is trained. They fetch
-the newest values from the device when somebody reads a weight. PopTorch remembers them
-after `destroy()` and brings them back with its next compilation, also those of a
-program that is gone. And a buffer that has one can't be copied deeply. So a weight of
-ours has such a class only while the device's value is newer.
+PopTorch gives wrapper classes to the weights of a module that is trained. They fetch
+the newest values from the device when a weight is read. PopTorch remembers them after
+`destroy()` and restores them in its next compilation, also those of a destroyed
+program. And a wrapped buffer can't be copied deeply. So ipufit wraps a weight only
+while the device's value is newer.
 
-Weights of 64 bits: PopTorch sends them as float32 or int32, and brings float64 back
-rounded. Buffers of whole numbers are constants of a program; the host counts up those
-that `forward` only counts up, such as batch norm's `num_batches_tracked`.
+PopTorch sends weights of 64 bits as float32 or int32, and returns float64 rounded.
+Integer buffers are constants of a program; the host counts buffers that `forward` only
+counts up, such as batch norm's `num_batches_tracked`.
 
-0-d buffers go to the device with every call. A value that changes while a model trains,
-such as the weight of a loss that is annealed, can't be a number of the module: numbers
-are baked in. A buffer isn't, but it stays on the device as weights do. So a program
-gets 0-d buffers as inputs. A change counts from the next call on.
+0-d buffers go to the device with every call. A value that changes during training, such
+as an annealed loss weight, can't be a Python number: that is compiled in. A buffer
+isn't, but it stays on the device as weights do. So 0-d buffers are inputs of a program,
+and a change takes effect in the next call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MODULE = "module."
 
 
 def user_name(name: str) -> str:
-    """The user's name for a weight or buffer of the module that is traced.
+    """Return the user's name for a weight or buffer of the traced module.
 
     Example:
         >>> user_name("module.layer.weight"), user_name("losses.0.beta")
@@ -64,7 +64,7 @@ _PLAIN: MutableMapping[Tensor, type[Tensor]] = WeakIdKeyDictionary()  # type: ig
 
 
 def weights_of(module: torch.nn.Module) -> list[Tensor]:
-    """Parameters and buffers, each once.
+    """Return parameters and buffers without repetition.
 
     Example:
         >>> len(weights_of(torch.nn.BatchNorm1d(2)))
@@ -77,10 +77,10 @@ _RAISED = object()
 
 
 def unfetched(weight: Tensor, name: str, default: Any = _RAISED) -> Any:
-    """An attribute of a weight, without fetching the weight from its device.
+    """Return an attribute of a weight without fetching the weight from its device.
 
     Args:
-        weight: Tensor on the host, of PopTorch's class or of its own.
+        weight: Tensor on the host, wrapped by PopTorch or not.
         name: Name of the attribute.
         default: Value if there is no such attribute, instead of an error.
 
@@ -105,7 +105,7 @@ def remember_classes(weights: Iterable[Tensor]) -> None:
 
 
 def plain_class(weight: Tensor) -> type[Tensor]:
-    """The class that a weight had before PopTorch wrapped it, if it did.
+    """Return the class of a weight without PopTorch's wrapper.
 
     Example:
         >>> plain_class(torch.zeros(1))
@@ -115,16 +115,16 @@ def plain_class(weight: Tensor) -> type[Tensor]:
 
 
 def make_plain(weights: Iterable[Tensor]) -> None:
-    """Give weights the classes that they had before they were wrapped."""
+    """Restore the classes that weights had before they were wrapped."""
     for weight in weights:
         weight.__class__ = plain_class(weight)
 
 
 class Wrappers:
-    """The classes of the weights of one training program.
+    """The wrapper classes of one training program's weights.
 
-    While they are on, somebody who touches a weight gets the newest values, and may
-    change them, which PopTorch doesn't notice. So a method of ours is called before.
+    While they are on, code that reads a weight gets the newest values, and may change
+    them, which PopTorch doesn't notice. So a method of ipufit is called first.
 
     Args:
         weights: Weights that PopTorch has just wrapped.
@@ -138,10 +138,10 @@ class Wrappers:
             _report_touches(wrapper, reference)
 
     def put_on(self, on_touch: Callable[[], None]) -> None:
-        """Have the weights fetch themselves from the device when they are touched.
+        """Wrap the weights, so that reading them fetches them from the device.
 
         Args:
-            on_touch: A method to call before each touch.
+            on_touch: A method to call before each read.
         """
         self._on_touch = weakref.WeakMethod(on_touch)
         for weight, _, wrapper in self._classes:
@@ -153,7 +153,7 @@ class Wrappers:
             weight.__class__ = plain
 
     def touch(self) -> None:
-        """Call the method for a weight that is about to be touched."""
+        """Call the method before a weight is read."""
         on_touch = self._on_touch()
         if on_touch is not None:
             on_touch()
@@ -164,7 +164,7 @@ def _nobody() -> None:
 
 
 def _report_touches(wrapper: Any, reference: weakref.ReferenceType[Wrappers]) -> None:
-    """Report touches of weights of a class before; copies and results are plain."""
+    """Report reads of a wrapper class's weights first; copies and results are plain."""
     read, write = wrapper.__getattribute__, wrapper.__setattr__
 
     def touch() -> None:
@@ -189,7 +189,7 @@ def _report_touches(wrapper: Any, reference: weakref.ReferenceType[Wrappers]) ->
 def _plain_result(
     cls: type[Tensor], func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
-    """Call a function of torch with plain weights, so that state dicts can be saved."""
+    """Call a torch function with plain weights, so that state dicts can be saved."""
     with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
         return func(*args, **(kwargs or {}))
 
@@ -226,7 +226,7 @@ class ExactWeights:
         self._values: list[tuple[Tensor, Tensor]] = []
 
     def remember(self, weights: Iterable[Tensor]) -> None:
-        """Remember the values that are on the host now, and no earlier ones."""
+        """Store the host's present values, and drop earlier ones."""
         self._values = [
             (weight, weight.detach().clone())
             for weight in weights
@@ -234,7 +234,7 @@ class ExactWeights:
         ]
 
     def restore(self) -> None:
-        """Give weights that no program has changed their exact values back."""
+        """Restore the exact values of weights that no program has changed."""
         for weight, value in self._values:
             plain = weight.detach()
             rounded = value.to(torch.float32).to(torch.float64)
@@ -246,7 +246,7 @@ def check_values(module: torch.nn.Module) -> None:
     """Refuse weights that an IPU can't hold: complex ones, and too large integers.
 
     Args:
-        module: The user's module, or the one that is traced.
+        module: The user's module, or the traced one.
 
     Raises:
         UnsupportedError: There is such a weight.
@@ -277,7 +277,7 @@ def check_integers(name: str, buffer: Tensor) -> None:
 
     Args:
         name: Name of the buffer in messages.
-        buffer: Tensor of any dtype; only int64 is looked at.
+        buffer: Tensor of any dtype; only int64 is checked.
 
     Raises:
         UnsupportedError: An integer needs more than 32 bits.
@@ -306,12 +306,12 @@ class HostValue(NamedTuple):
 
     @property
     def tensor(self) -> Tensor:
-        """The buffer as it is now."""
+        """Return the present buffer."""
         return self.owner._buffers[self.name]  # type: ignore[return-value]
 
 
 class MovedOnDeviceError(Exception):
-    """`forward` itself changes 0-d buffers, so these have to stay on the device."""
+    """Raised if `forward` changes 0-d buffers, which must then stay on the device."""
 
     def __init__(self, moved: list[HostValue]) -> None:
         super().__init__("0-d buffers are changed by forward")
@@ -321,7 +321,7 @@ class MovedOnDeviceError(Exception):
 def host_values_of(
     modules: Iterable[torch.nn.Module], moved: Collection[HostValue] = ()
 ) -> list[HostValue]:
-    """Find the 0-d buffers that only the host changes.
+    """Return the 0-d buffers that only the host changes.
 
     Args:
         modules: The user's module, and losses.
@@ -345,10 +345,10 @@ def host_values_of(
 
 
 def host_tensors(values: Iterable[HostValue], num_micro_batches: int) -> list[Tensor]:
-    """Make inputs of a call from the host's values, of shape `[micro-batches]` each.
+    """Return inputs of a call for host values, of shape `[micro-batches]` each.
 
     Args:
-        values: Buffers to take the values of.
+        values: Buffers to read.
         num_micro_batches: Micro-batches of a call, over all replicas.
 
     Raises:
@@ -372,7 +372,7 @@ def host_tensors(values: Iterable[HostValue], num_micro_batches: int) -> list[Te
 def replaced_by_inputs(
     values: Sequence[HostValue], inputs: Sequence[Tensor]
 ) -> Iterator[None]:
-    """Have buffers be the inputs of a program, while it is traced.
+    """Replace buffers by inputs of a program, while it is traced.
 
     Args:
         values: Buffers to replace.
@@ -408,9 +408,8 @@ Fingerprint = Tuple[int, ...]
 def fingerprint(weights: Iterable[Tensor]) -> Fingerprint:
     """Compute checksums of the values of weights.
 
-    Nothing cheaper tells that nothing has changed: torch counts no changes that are
-    made through `weight.data`. Reading the weights once costs far less than moving
-    them to a device.
+    Nothing cheaper detects changes: torch doesn't count those made through
+    `weight.data`. Reading the weights once costs far less than moving them to a device.
 
     Args:
         weights: Tensors on the host, of any type and layout.
@@ -426,7 +425,7 @@ def fingerprint(weights: Iterable[Tensor]) -> Fingerprint:
 
 
 def checksum(tensor: Tensor) -> int:
-    """The CRC-32 of the bytes of a tensor on the host.
+    """Return the CRC-32 of the bytes of a tensor on the host.
 
     Example:
         >>> checksum(torch.zeros(2)) == checksum(torch.ones(2))
@@ -440,7 +439,7 @@ _COUNTED: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()  # type: ignore[n
 
 
 def is_counted(buffer: Tensor) -> bool:
-    """Whether the host counts a buffer up, so that its value changes by itself.
+    """Return whether the host counts a buffer up, so that its value changes by itself.
 
     Example:
         >>> is_counted(torch.tensor(0))
@@ -455,7 +454,7 @@ class Counters:
     Args:
         module: Module that has the buffers.
         increments: Number that each micro-batch adds, by the buffers' names.
-        micro_batches: Micro-batches that one replica sees in a call.
+        micro_batches: Number of micro-batches of one replica in a call.
 
     Example:
         >>> norm = torch.nn.BatchNorm1d(2)
@@ -489,11 +488,11 @@ class Counters:
 def mode(
     module: torch.nn.Module, *, training: bool, root: torch.nn.Module | None = None
 ) -> Iterator[None]:
-    """Put `module` and its children in train or eval mode, and back.
+    """Set `module` and its children to train or eval mode inside the context.
 
-    PopTorch traces a module in the mode it is in, and calls neither `train` nor
-    `eval` itself. To be trained, submodules that are in eval mode stay so if the user's
-    module is in train mode: somebody has frozen them.
+    PopTorch traces a module in its present mode, and calls neither `train` nor `eval`.
+    In training, submodules in eval mode stay so if the user's module is in train mode:
+    the user has frozen them.
 
     Args:
         module: The module that is traced.
@@ -522,7 +521,7 @@ def mode(
 
 
 def trained_modes(module: torch.nn.Module) -> list[bool]:
-    """Whether each part of a module is trained in train mode: frozen ones aren't.
+    """Return for each part of a module whether it trains in train mode or is frozen.
 
     Args:
         module: The user's module. If it is in train mode, its parts in eval mode are
@@ -554,10 +553,9 @@ class TrainedParts:
         self._before = self._now()
 
     def _now(self) -> tuple[list[bool], list[bool]]:
-        """Modes, and whether each parameter requires a gradient.
+        """Return the modes, and whether each parameter requires a gradient.
 
-        PopTorch fetches all weights when somebody looks at a parameter that it trains:
-        not for this.
+        Reading a parameter that PopTorch trains fetches all weights, but not here.
         """
         modes = list(map(attrgetter("training"), self._parts))
         if not modes[0]:
@@ -570,7 +568,7 @@ class TrainedParts:
         return isinstance(other, TrainedParts) and other._before == self._before
 
     def check(self) -> None:
-        """Refuse to go on if somebody has frozen or unfrozen a part.
+        """Refuse to go on if a part was frozen or unfrozen.
 
         Raises:
             ConfigError: A part has changed; the message names it.

@@ -182,7 +182,7 @@ class Loss:
 
 
 def _without_gradients(tensor: Any, weights: Tensor) -> Any:
-    """Cut the gradients of what has weight 0: 0 times a NaN would be NaN."""
+    """Detach values of weight 0, as 0 times a NaN gradient would be NaN."""
     if not isinstance(tensor, Tensor) or tensor.shape[:1] != weights.shape[:1]:
         return tensor
     if tensor.shape[: weights.dim()] != weights.shape:

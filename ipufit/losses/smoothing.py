@@ -103,8 +103,8 @@ def smoothed(loss: Loss, amount: float) -> Loss:
         return loss
     if getattr(loss.function, "label_smoothing", 0.0):
         raise ConfigError(
-            f"label_smoothing={amount!r} was given, and so has the loss "
-            f"{loss.name!r} one. Give one of them."
+            f"label_smoothing={amount!r} was given, but the loss {loss.name!r} "
+            "has label smoothing of its own. Give one of them."
         )
     of_all_classes = _of_all_classes(loss)
     is_weighted = getattr(loss.function, "pos_weight", None) is not None

@@ -111,6 +111,6 @@ def one_number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(
-            f"Metric {name!r} comes to {value!r}, not to one number. Logs hold one "
+            f"Metric {name!r} gives {value!r}, which isn't one number. Logs hold one "
             "number per metric: use an average, or a metric for each number."
         ) from None

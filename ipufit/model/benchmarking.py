@@ -24,7 +24,7 @@ _DATA_IN_WORDS = {
 
 
 class Spread(NamedTuple):
-    """The least, mean and largest of several times, in milliseconds.
+    """The minimum, mean and maximum of several times, in milliseconds.
 
     Example:
         >>> Spread.of([1.0, 3.0, 2.0])
@@ -37,31 +37,30 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Spread:
-        """The spread of times."""
+        """Return the spread of times."""
         return cls(min(times), sum(times) / len(times), max(times))
 
     @classmethod
     def joined(cls, spreads: Sequence[Spread]) -> Spread:
-        """The spread of as many times each, of which the spreads are known."""
+        """Join spreads of equally many times."""
         lows, means, highs = zip(*spreads)
         return cls(min(lows), sum(means) / len(means), max(highs))
 
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """The figures of `IPUModel.benchmark`, of all processes together.
+    """The results of `IPUModel.benchmark`, of all processes together.
 
     Attributes:
         mode: `"training"` or `"inference"`.
         data: `"real"`, `"generated"` or `"synthetic"`.
         samples_per_second: Samples of all repeats divided by their seconds, from asking
-            for the data of a call to having its results. Each process takes its own
-            samples, and the slowest one's time counts.
+            for the data of a call to having its results. Each process has its own
+            samples, and the slowest one's time is taken.
         repeats: Samples per second of each repeat.
         call_ms: Times of the calls on the host: results minus batch ready.
-        latency_ms: Times of micro-batches, from the host to the device and back, as
-            PopTorch's `getLatency` gives them; None for synthetic data, which goes
-            nowhere.
+        latency_ms: Times of micro-batches, from the host to the device and back, by
+            PopTorch's `getLatency`; None for synthetic data, which isn't transferred.
         loader_samples_per_second: Samples per second of the loader alone, without a
             device; None if there is no loader, or nothing to repeat it with.
         build_seconds: Seconds until the program was compiled and on the device.
@@ -82,7 +81,7 @@ class BenchmarkResult:
 
     @property
     def lines(self) -> list[str]:
-        """The lines that `benchmark` prints."""
+        """Return the lines that `benchmark` prints."""
         calls = "call" if self.calls == 1 else "calls"
         lines = [
             f"{self.mode}, {_DATA_IN_WORDS[self.data]}: {self.calls} {calls} of "
@@ -108,18 +107,18 @@ class BenchmarkResult:
         return lines
 
     def __str__(self) -> str:
-        """The lines, one below the other."""
+        """Return the lines as one text."""
         return "\n".join(self.lines)
 
 
 class Subject(NamedTuple):
-    """A program that is measured, and its calls.
+    """A program to measure, and its calls.
 
     Attributes:
         batches: Batches of the calls.
-        build: Has the program compiled, and on the device.
+        build: Compiles the program, and attaches it.
         run: Makes one call.
-        latency: Latencies of the last call in seconds: least, largest and mean.
+        latency: Latencies of the last call in seconds: minimum, maximum and mean.
     """
 
     plan: BatchPlan
@@ -131,14 +130,14 @@ class Subject(NamedTuple):
 
 @dataclass
 class _Times:
-    """Times that one process has measured, in seconds.
+    """Times measured by one process, in seconds.
 
     Attributes:
         build: Until the program was on the device.
         loader: Samples and seconds of the loader alone; None if there is none.
         repeats: Samples and seconds of each repeat.
         calls: Time of each call on the host, once its batch was there.
-        latencies: Least, largest and mean latency of each call.
+        latencies: Minimum, maximum and mean latency of each call.
     """
 
     build: float
@@ -148,7 +147,7 @@ class _Times:
     latencies: list[tuple[float, float, float]] = field(default_factory=list)
 
     def add(self, subject: Subject, given: Iterator[Call], calls: int) -> None:
-        """Measure calls: the clock stands while PopTorch is asked for latencies."""
+        """Measure calls, without the time in which PopTorch computes latencies."""
         samples, seconds = 0, 0.0
         for _ in range(calls):
             began = perf_counter()
@@ -202,7 +201,7 @@ def measured(
 
 
 def _endless(subject: Subject) -> Iterator[Call]:
-    """The calls of one pass after the other.
+    """Yield the calls of one pass after the other.
 
     Raises:
         DataError: The data is a generator, and has ended.
@@ -223,7 +222,7 @@ def _endless(subject: Subject) -> Iterator[Call]:
 
 
 def _loader_alone(given: Iterator[Call], warmup: int, calls: int) -> tuple[int, float]:
-    """The samples of calls that are loaded and not run, and the seconds they took."""
+    """Load the samples of calls without running them; return samples and seconds."""
     for _ in itertools.islice(given, warmup):
         pass
     began = perf_counter()
@@ -234,7 +233,7 @@ def _loader_alone(given: Iterator[Call], warmup: int, calls: int) -> tuple[int, 
 def result_of(
     every: Sequence[_Times], mode: str, data: str, plan: BatchPlan, calls: int
 ) -> BenchmarkResult:
-    """The figures of all processes: their samples together, in the slowest's time."""
+    """Return the results of all processes: all samples, in the slowest one's time."""
     repeats_of_each = (times.repeats for times in every)
     repeats = [
         (sum(samples), max(seconds))

@@ -19,17 +19,15 @@ from ipufit.data import HostRandomState
 
 @dataclass(frozen=True)
 class BuiltProgram:
-    """A program that `build` has made ready.
+    """A program that `build` has prepared.
 
     Attributes:
         name: "training" or "inference".
         plan: The factors of a call.
-        seconds: Time that PopTorch took to trace and compile it; 0 if the model had the
-            program already.
+        seconds: Time for tracing and compiling; 0 if the model had the program already.
         cache: "hit" if PopTorch has found the executable in its cache, "miss" if it has
-            compiled one and put it there, "none" if it did neither: there is no cache,
-            or PopTorch keeps nothing in it (an IPU model, the emulator), or the model
-            had the program.
+            compiled one and stored it, "none" otherwise: there is no cache, or PopTorch
+            doesn't use it (an IPU model, the emulator), or the model had the program.
         remark: The updates or passes of its calls, and why not more, if the config
             leaves them open.
     """
@@ -41,7 +39,7 @@ class BuiltProgram:
     remark: str = ""
 
     def __str__(self) -> str:
-        """The program in a line."""
+        """Describe the program in a line."""
         ending = {"hit": ", from the cache", "miss": ", put into the cache"}
         return (
             f"{self.name} program of {self.plan.samples_per_call} samples per call: "
@@ -52,7 +50,7 @@ class BuiltProgram:
 
 @dataclass(frozen=True)
 class Build:
-    """The programs that `build` has made ready, in the order of their compilation.
+    """The programs that `build` has prepared, in the order of their compilation.
 
     Example:
         >>> plan = BatchPlan(4)
@@ -64,24 +62,24 @@ class Build:
 
     @property
     def seconds(self) -> float:
-        """Time that all of them took."""
+        """Time for all of them."""
         return sum(program.seconds for program in self.programs)
 
     def __str__(self) -> str:
-        """A line for each program."""
+        """Return a line for each program."""
         return "\n".join(map(str, self.programs))
 
 
 class Watch(ProgressDisplay):
-    """Looks at the cache of executables before a compilation and after it.
+    """Compares the cache of executables before and after a compilation.
 
     Args:
-        display: Display of the user's, which is told too.
+        display: The user's display, which is called too.
         options: Options of the program.
 
     Attributes:
         has_compiled: Whether there was a compilation.
-        new_files: Names of the files that the cache has got.
+        new_files: Names of new files in the cache.
     """
 
     def __init__(self, display: ProgressDisplay, options: poptorch.Options) -> None:
@@ -97,16 +95,16 @@ class Watch(ProgressDisplay):
         self.new_files: set[str] = set()
 
     def compiling(self, what: str) -> None:
-        """Remember the files."""
+        """Remember the files in the cache."""
         self._before = _executables(self._folder)
         self._display.compiling(what)
 
     def noted(self, line: str) -> None:
-        """Pass it on."""
+        """Pass the line to the user's display."""
         self._display.noted(line)
 
     def compiled(self, what: str, seconds: float, remark: str = "") -> None:
-        """Compare the files."""
+        """Compare the files in the cache with the remembered ones."""
         self._display.compiled(what, seconds, remark)
         self.has_compiled = True
         self._taken += seconds
@@ -117,12 +115,12 @@ class Watch(ProgressDisplay):
             self._cache = "hit"
 
     def built(self, name: str, plan: BatchPlan, remark: str = "") -> BuiltProgram:
-        """Say what was seen."""
+        """Return the program with its compile time and cache result."""
         return BuiltProgram(name, plan, self._taken, self._cache, remark)
 
 
 def _executables(folder: Any) -> set[str]:
-    """Names of the executables in PopART's cache: it writes one file for each program.
+    """Return the names of the executables in PopART's cache, a file per program.
 
     Their names are hashes of the programs (PopART, `Executablex::getCachePath`), so a
     program whose executable was found adds no file.
@@ -143,7 +141,7 @@ def compile_only(
     *,
     is_first: bool,
 ) -> None:
-    """Have a program compiled, and write a file that describes it.
+    """Compile a program, and write a file that describes it.
 
     Random states are put back. A program that the model had already has no file of its
     own.
@@ -189,7 +187,7 @@ def compile_only(
 
 
 class _Lines(ProgressDisplay):
-    """Prints lines about what was chosen, as those about programs are printed."""
+    """Display that prints lines about automatic choices."""
 
     def noted(self, line: str) -> None:
         """Print the line."""
@@ -197,7 +195,7 @@ class _Lines(ProgressDisplay):
 
 
 def end_script() -> NoReturn:
-    """End a script that asks for outputs: nothing was computed.
+    """End a script that needs outputs: nothing was computed.
 
     Raises:
         SystemExit: With status 0.

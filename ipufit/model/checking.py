@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check`: everything at once that PopTorch would refuse, or compute otherwise."""
+"""`check`: all at once that PopTorch would refuse, or compute otherwise."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _LARGE_RESULTS = 64 * 2**20
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check has found.
+    """One result of a check.
 
     Attributes:
         severity: "refused", "other numbers", "slow" or "good to know".
         topic: The subject in a word, such as "operator", "value" or "batch norm".
         what: One sentence or more: the operator, value or setting, and what happens.
         advice: A way out; "" if nothing need be done.
-        module: Path of the submodule in which it is; "" for the whole, or none.
+        module: Path of the submodule; "" for the whole, or none.
         location: File and line, as in "train.py:12"; "" if no line has caused it.
         path: Path of the file of `location`; "" if no line is known.
 
@@ -73,7 +73,7 @@ class Finding:
     path: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """The finding in a line."""
+        """Return the finding in a line."""
         inside = f"in {self.module}" if self.module else ""
         where = ", ".join(filter(None, (self.location, inside)))
         text = (
@@ -84,11 +84,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Everything that a check of a model has found, the gravest first.
+    """The findings of a check, the most serious first.
 
     Attributes:
         title: Class of the module, and the samples of a call.
-        findings: All findings, those that PopTorch refuses first.
+        findings: All findings, refusals first.
 
     Example:
         >>> report = CheckReport("Net", (Finding("slow", "calls", "One update each"),))
@@ -101,19 +101,19 @@ class CheckReport:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the model doesn't run as it is."""
+        """Whether the model can't run as it is."""
         return bool(self.of(REFUSED))
 
     def of(self, severity: str) -> tuple[Finding, ...]:
-        """The findings of a severity."""
+        """Return the findings of a severity."""
         return tuple(one for one in self.findings if one.severity == severity)
 
     def __str__(self) -> str:
-        """A line for each finding, and a last one that counts them."""
+        """Return a line for each finding, and a last one that counts them."""
         return "\n".join([*map(str, self.findings), self._verdict()])
 
     def as_json(self) -> str:
-        """The report as JSON: `title`, `is_refused`, and `findings` with their fields.
+        """Return the report as JSON: `title`, `is_refused`, and `findings`.
 
         Example:
             >>> print(CheckReport("Net", ()).as_json())
@@ -128,7 +128,7 @@ class CheckReport:
         return json.dumps(data, indent=2)
 
     def table(self) -> Table:
-        """The table that `print` shows."""
+        """Return the table that `print` shows."""
         from rich.table import Table
         from rich.text import Text
 
@@ -166,7 +166,7 @@ class CheckReport:
 
 
 def report_of(title: str, findings: list[Finding]) -> CheckReport:
-    """A report with each finding once, the gravest first.
+    """Return a report without repeated findings, the most serious first.
 
     Example:
         >>> found = [Finding("slow", "a", "A"), Finding("refused", "b", "B")] * 2
@@ -183,7 +183,7 @@ def report_of(title: str, findings: list[Finding]) -> CheckReport:
 
 
 def findings_of_calls(training: Training, batches: TrainingBatches) -> list[Finding]:
-    """Findings about the calls of a pass."""
+    """Return findings about the calls of a pass."""
     plan, found = training.plan, []
     if batches.num_dropped:
         found.append(
@@ -227,7 +227,7 @@ def findings_of_program(
     structure: SampleStructure,
     seen: Surveyed,
 ) -> list[Finding]:
-    """Findings about the program that was traced."""
+    """Return findings about the traced program."""
     found = [finding_of(error, "module") for error in seen.refusals]
     found += _of_survey(seen.survey)
     for warning in seen.warnings:
@@ -248,7 +248,7 @@ def findings_of_program(
 
 
 def _of_norms(norms: list[Any], plan: BatchPlan) -> list[Finding]:
-    """A finding for layers that mix samples, if they don't see the user's batch."""
+    """Return a finding for layers that normalise over less than the user's batch."""
     if not norms or plan.micro_batch_size == plan.batch_size:
         return []
     names = [norm.module.partition(".")[2] or "the module" for norm in norms]
@@ -265,12 +265,12 @@ def _of_norms(norms: list[Any], plan: BatchPlan) -> list[Finding]:
 
 
 def finding_of(error: Exception, topic: str, place: Any = None) -> Finding:
-    """The finding that an error is.
+    """Convert an error to a finding.
 
     Args:
         error: Error that `fit` would raise.
         topic: Its subject.
-        place: Place of the program, as a survey gives it; None for none.
+        place: Place in the program, from a survey; None for none.
     """
     text = str(error)
     if not isinstance(error, IpufitError):
@@ -279,10 +279,10 @@ def finding_of(error: Exception, topic: str, place: Any = None) -> Finding:
 
 
 def _of_survey(survey: Any) -> list[Finding]:
-    """The findings of a survey.
+    """Convert a survey to findings.
 
     Args:
-        survey: As the emulator gives it.
+        survey: The emulator's survey.
     """
     found = [
         _finding(
@@ -313,11 +313,11 @@ def _of_survey(survey: Any) -> list[Finding]:
 def _of_dtypes(
     module: torch.nn.Module, structure: SampleStructure, tensors: Sequence[Tensor]
 ) -> list[Finding]:
-    """Findings for tensors of 64 bits, which an IPU doesn't have.
+    """Return findings for tensors of 64 bits, which an IPU doesn't have.
 
     Args:
         module: The user's module.
-        structure: Nesting of a batch.
+        structure: Structure of a batch.
         tensors: Tensors of a micro-batch.
     """
     count = structure.num_inputs
@@ -341,7 +341,7 @@ def _of_dtypes(
 
 
 def _explains_torch(error: BaseException) -> bool:
-    """Whether an error of ours says with which shapes torch has failed."""
+    """Return whether an error gives the shapes with which torch has failed."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, IpufitError)
 
@@ -355,7 +355,7 @@ def _finding(
 
 
 def _at(finding: Finding, place: Any) -> Finding:
-    """The finding with a place of the program, as a survey gives it."""
+    """Return the finding with a place from a survey."""
     first, _, rest = place.module.partition(".")
     module = rest if first == "module" else place.module
     location = f"{os.path.basename(place.file)}:{place.line}" if place.file else ""
@@ -366,11 +366,11 @@ def _at(finding: Finding, place: Any) -> Finding:
 
 
 def _parted(message: str, *, by_colon: bool = True) -> tuple[str, str]:
-    """Part a message into the problem and the advice at its end.
+    """Split a message into the problem and the advice at its end.
 
     Args:
         message: Sentences; the last of several is the advice.
-        by_colon: Whether the only sentence may be parted at its last colon.
+        by_colon: Whether a single sentence may be split at its last colon.
 
     Example:
         >>> _parted("Packed sequences are not supported: pad them.")

@@ -47,11 +47,11 @@ class Difference:
         name: Name of the tensor: of a parameter, a layer, or an output among several.
         index: Position of the largest difference; of the first element that is NaN or
             infinite on one side only, if there is one.
-        host: The value there on the host.
-        device: The value there on the device.
+        host: The value at `index` on the host.
+        device: The value at `index` on the device.
         absolute: The difference between both; NaN or infinite if one of them is.
-        relative: `absolute` by the host's value.
-        share: `absolute` by the largest absolute value of the host's tensor.
+        relative: `absolute` divided by the host's value.
+        share: `absolute` divided by the largest absolute value of the host's tensor.
         num_broken: Number of elements that are NaN or infinite on one side only.
         num_elements: Number of elements of the tensor.
     """
@@ -69,7 +69,7 @@ class Difference:
 
     @property
     def rank(self) -> tuple[float, float, float]:
-        """Sorts differences: the worst has the greatest."""
+        """Sort key of differences: the worst has the greatest."""
         broken = self.num_broken / self.num_elements
         share, absolute = (
             math.inf if math.isnan(one) else one for one in (self.share, self.absolute)
@@ -79,13 +79,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that `compare` has found.
+    """The results of `compare`.
 
     Attributes:
         differences: One for each tensor, the worst first: by the share of elements
             that are NaN or infinite on one side only, then by `share`.
         layers: Differences of layers, in the order of their calls.
-        notes: Sentences about what was left out or can't be equal.
+        notes: Sentences about parts that were left out or can't be equal.
     """
 
     differences: tuple[Difference, ...]
@@ -93,17 +93,17 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     def of(self, part: str) -> tuple[Difference, ...]:
-        """The differences of one part, the worst first."""
+        """Return the differences of one part, the worst first."""
         return tuple(one for one in self.differences if one.part == part)
 
     @property
     def first_broken_layer(self) -> str | None:
-        """The first layer with values that are NaN or infinite on the device only."""
+        """Name of the first layer that is NaN or infinite on the device only."""
         broken = (one.name for one in self.layers if one.num_broken)
         return next(broken, None)
 
     def __repr__(self) -> str:
-        """A table of at most 100 columns, of the worst differences."""
+        """Return a table of the worst differences, of at most 100 columns."""
         lines = [_line("", "tensor", "at", "host", "device", "abs", "rel", "share")]
         lines += [_row(one) for one in self.differences[:_SHOWN]]
         left = len(self.differences) - _SHOWN
@@ -119,7 +119,7 @@ class Comparison:
 def differences(
     part: str, host: Mapping[str, Tensor], device: Mapping[str, Tensor]
 ) -> Iterator[Difference]:
-    """The largest difference of each pair of tensors.
+    """Yield the largest difference of each pair of tensors.
 
     Args:
         part: As in `Difference`.
@@ -269,10 +269,10 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
 
 
 class _Data(NamedTuple):
-    """The batch.
+    """The batch to compare.
 
     Attributes:
-        source: How it nests.
+        source: The batch as a source, with its structure.
         leaves: Its tensors.
     """
 
@@ -280,7 +280,7 @@ class _Data(NamedTuple):
     leaves: list[Tensor]
 
     def again(self) -> StreamSource:
-        """The batch as a source, which gives it once."""
+        """Return the batch as a new source, which yields it once."""
         inputs, labels = self.source.structure.split(self.leaves)
         targets = labels.targets if self.source.structure.has_targets else None
         return as_batch(inputs, targets, labels.weights)
@@ -292,7 +292,7 @@ class _Data(NamedTuple):
 
     @property
     def wide(self) -> list[Tensor]:
-        """The tensors, with floating-point numbers as float32."""
+        """Return the tensors, with floating-point numbers as float32."""
         return [t.float() if t.is_floating_point() else t for t in self.leaves]
 
     @property
@@ -302,7 +302,7 @@ class _Data(NamedTuple):
 
 
 class _Twin:
-    """A copy of a model with its weights and a new optimizer, and one for the host.
+    """A copy of a model with its weights and a new optimizer, and a copy for the host.
 
     Attributes:
         model: The copy, which makes one update per call; its dropout layers are off.
@@ -346,7 +346,7 @@ class _Twin:
 
 
 def _one_update(config: IPUConfig) -> IPUConfig:
-    """A config whose calls make one update, and that profiles nothing."""
+    """Return a config whose calls make one update, without profiling."""
     changes: dict[str, Any] = {"device_iterations": 1, "profile_dir": None}
     own = config.training_options
     if own is not None:
@@ -356,7 +356,7 @@ def _one_update(config: IPUConfig) -> IPUConfig:
 
 
 def _take_values(new: torch.optim.Optimizer, old: torch.optim.Optimizer) -> None:
-    """Give an optimizer the learning rates and other numbers of another one."""
+    """Copy learning rates and other numbers from one optimizer to another."""
     for group, values in zip(new.param_groups, old.param_groups):
         for name, value in values.items():
             if isinstance(value, _NUMBERS) and name in group:
@@ -453,7 +453,7 @@ def _step_on_host(optimizer: Any, on_device: Any) -> str:
     """Make the first update of an optimizer on the host, by PopTorch's formula.
 
     Returns:
-        The reason why that can't be done; empty if it was.
+        The reason why it can't be made; "" if it was.
     """
     kind = type(optimizer).__name__
     if on_device.has_state() and optimizer.has_state():
@@ -487,7 +487,7 @@ def _step_on_host(optimizer: Any, on_device: Any) -> str:
 
 
 def _clip(gradients: Iterable[Tensor], limit: float) -> None:
-    """Scale gradients down to a common norm, if theirs is larger."""
+    """Scale gradients to a common norm, if theirs is larger."""
     given = list(gradients)
     norm = float(torch.stack([g.norm() for g in given]).norm()) if given else 0.0
     if norm > limit:
@@ -496,7 +496,7 @@ def _clip(gradients: Iterable[Tensor], limit: float) -> None:
 
 
 def _named(outputs: Any) -> dict[str, Tensor]:
-    """The tensors of outputs, by their place."""
+    """Return the tensors of outputs, by their path."""
     leaves = [
         leaf
         for leaf in Structure.of_outputs(outputs).flatten(outputs)
@@ -521,7 +521,7 @@ def _of_layers(model: IPUModel, data: _Data) -> Iterator[Difference]:
 
 
 def _return_layers(module: torch.nn.Module) -> None:
-    """Have a module return the outputs of its layers in the place of its own."""
+    """Make a module return the outputs of its layers instead of its own."""
     found: dict[str, Tensor] = {}
     rows: list[int] = []
 

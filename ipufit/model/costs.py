@@ -96,7 +96,7 @@ def plan_of_module(
     epoch: EpochPlan,
     device: Device,
 ) -> ModelPlan:
-    """Measure a module's stages, and join them with what is known of its calls.
+    """Measure a module's stages, and add the calls and settings for its plan.
 
     Args:
         module: The user's module.
@@ -171,7 +171,7 @@ def _memory_settings(
 
 
 def _is_pipelined(config: IPUConfig) -> bool:
-    """Whether stages, if there are several, are busy at once."""
+    """Return whether several stages are busy at once."""
     others = (
         poptorch.ShardedExecution,
         poptorch.SerialPhasedExecution,
@@ -181,7 +181,7 @@ def _is_pipelined(config: IPUConfig) -> bool:
 
 
 def _location(options: Any) -> dict[str, Any]:
-    """Where own options have the optimiser's state."""
+    """Return where own options store the optimiser's state."""
     locations = options.TensorLocations
     found = getattr(locations, "location_optimizer", None)
     return dict(found or {})
@@ -194,7 +194,7 @@ def _traffic(
     batch: BatchPlan,
     inference: BatchPlan,
 ) -> tuple[HostTraffic, ...]:
-    """Bytes of a call in one process, for each output mode."""
+    """Return the bytes of a call in one process, for each output mode."""
 
     def bytes_in(tensors: Sequence[Tensor]) -> int:
         return sum(tensor.numel() * device_bytes(tensor.dtype) for tensor in tensors)
@@ -258,7 +258,7 @@ def split_of_module(
 
 
 def _in_words(split: Split, uncounted: Sequence[str]) -> str:
-    """Write the stages in a line, for the display that reports compilations.
+    """Describe the stages in a line, for the display of compilations.
 
     Example:
         >>> print(_in_words(Split(("stem", "body"), (3, 7), (0, 0), (8,)), []))
@@ -296,7 +296,7 @@ def _held_bytes(
     config: IPUConfig,
     costs: Sequence[BlockCost],
 ) -> Iterator[int]:
-    """Bytes that each block holds all the time: weights, state and accumulators."""
+    """Yield the bytes of each block's weights, optimiser state and accumulators."""
     parameters = dict(module.named_parameters())
     trained = [one for one in parameters.values() if one.requires_grad]
     states = {} if optimizer is None else weight_states(optimizer, trained)
@@ -363,9 +363,10 @@ class ModelCost(NamedTuple):
 
     Attributes:
         stages: Its stages in the order in which they run.
-        output_bytes: Bytes of what it returns for one micro-batch.
+        output_bytes: Bytes of its outputs for one micro-batch.
         unused: Names of parameters that `forward` doesn't use.
-        shared: Names of parameters that several stages use; the first has them.
+        shared: Names of parameters that several stages use; the first stage counts
+            them.
     """
 
     stages: tuple[StageCost, ...]
@@ -380,19 +381,19 @@ def block_costs(
     config: IPUConfig | None = None,
     call: Call = call_module,
 ) -> tuple[BlockCost, ...]:
-    """Measure what each block of a module costs, in the order in which they run.
+    """Return the costs of each block of a module, in the order in which they run.
 
-    A block begins at each submodule that one forward pass calls exactly once, and
-    lasts until the next one begins. Where several begin at the same operation, as a
-    container and its first layer do, they are one block with the name of the outermost.
-    So a stage of a pipeline may begin at each name. A submodule that is called several
-    times, as shared layers are, belongs to the blocks that call it.
+    A block begins at each submodule that one forward pass calls exactly once, and ends
+    where the next begins. If several begin at the same operation, as a container and
+    its first layer do, they are one block with the name of the outermost. So a stage of
+    a pipeline may begin at each name. A submodule that is called several times, as
+    shared layers are, belongs to the blocks that call it.
 
     Args:
         module: The user's module.
-        example: Tensors of a micro-batch, of which only shapes and types count. Floats
+        example: Tensors of a micro-batch, of which only shapes and types matter. Floats
             become those of the config's precision.
-        config: Has the precision of activations; float32 by default.
+        config: The precision of activations; float32 by default.
         call: Calls the copy with tensors like those of `example`; by default with one
             argument for each.
 
@@ -435,12 +436,12 @@ def stage_costs(
     states: Mapping[int, WeightState],
     call: Call,
 ) -> ModelCost:
-    """Measure what each stage of a module costs in training.
+    """Return the costs of each stage of a module in training.
 
     Args:
         module: The user's module.
-        example: Tensors of a micro-batch, of which only shapes and types count.
-        config: Names the stages, and the types to compute in.
+        example: Tensors of a micro-batch, of which only shapes and types matter.
+        config: Stages and precision.
         states: State of the optimiser for each weight that is trained, by its `id`.
         call: Calls the copy with such tensors.
 
@@ -509,11 +510,11 @@ def stage_costs(
 def weight_cost(
     name: str, parameter: torch.nn.Parameter, state: WeightState | None
 ) -> WeightCost:
-    """The costs of a parameter on a device, with what an optimiser keeps for it.
+    """Return the costs of a parameter on a device, with its optimiser state.
 
     Args:
         name: Its name.
-        parameter: Its shape and type count.
+        parameter: The parameter, of which shape and type matter.
         state: The state and the accumulator; None if it isn't trained.
 
     Example:
@@ -539,7 +540,7 @@ def weight_cost(
 
 
 def device_bytes(dtype: torch.dtype) -> int:
-    """Bytes of a number on a device, which has none of 64 bits.
+    """Return the bytes of a number on a device, which has none of 64 bits.
 
     Example:
         >>> device_bytes(torch.int64), device_bytes(torch.float16)
@@ -565,12 +566,12 @@ def _leaves(outputs: Any) -> list[Tensor]:
 
 @dataclass
 class _Segment:
-    """Some operators of a pass, and the storages of their tensors by keys.
+    """Consecutive operators of a pass, and the storages of their tensors by keys.
 
     Attributes:
-        name: Name of the submodule whose call begins it; empty before the first.
+        name: Name of the submodule whose call begins it; "" before the first.
         ipu: IPU of its stage.
-        names: Names of the submodules that a stage begins with.
+        names: Names of the submodules at which a stage begins.
         used: Storages that operators read, or that are returned.
         made: Storages that operators make.
         saved: Storages that are saved for the backward pass, without weights.
@@ -591,10 +592,10 @@ class _Segment:
 
 
 class _Recorder(TorchDispatchMode):
-    """Takes each operator of a pass into the segment of that moment.
+    """Records each operator of a pass in the present segment.
 
-    Tensors are told apart by their storages. These are held, so that none is taken for
-    another; a view has the key of what it views.
+    Tensors are identified by their storages. References keep these alive, so that no
+    key is used twice; a view has the key of its base.
     """
 
     def __init__(
@@ -631,7 +632,7 @@ class _Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def hearing(self, module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
-        """Record what runs within, with the module in train mode."""
+        """Record the operators inside the context, with the module in train mode."""
         with mode(module, training=True), torch.enable_grad(), saved_tensors_hooks(
             self._save, lambda tensor: tensor
         ), self, computed_in(module, config):
@@ -644,7 +645,7 @@ class _Recorder(TorchDispatchMode):
         return tensor
 
     def key(self, tensor: Tensor) -> int:
-        """The key of a tensor's storage."""
+        """Return the key of a tensor's storage."""
         storage = tensor.untyped_storage()
         key = int(storage._cdata)
         if key not in self._held:
@@ -653,11 +654,11 @@ class _Recorder(TorchDispatchMode):
         return key
 
     def keys(self, tensors: Iterable[Tensor]) -> dict[int, None]:
-        """The keys of tensors, each once, in their order."""
+        """Return the keys of tensors without repetition, in their order."""
         return dict.fromkeys(map(self.key, tensors))
 
     def num_bytes(self, keys: Iterable[int]) -> int:
-        """Bytes of storages on a device, all together."""
+        """Return the bytes of storages on a device."""
         return sum(self._held[key][1] for key in keys)
 
 
@@ -665,7 +666,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _joined_blocks(segments: Sequence[_Segment]) -> list[_Segment]:
-    """Join segments that begin at no name of their own, or do nothing yet."""
+    """Join segments without a name of their own, or without operators so far."""
     times = Counter(segment.name for segment in segments)
     blocks = [_Segment()]
     is_filled = False  # since the block's own submodule was called
@@ -729,10 +730,10 @@ def _costs_of_blocks(
 
 
 class _Stages:
-    """The stages that a pass has come to, and the one where it is.
+    """The stages that a pass has reached, and the present one.
 
     Args:
-        config: Names the stages.
+        config: The config that names the stages.
         blocks: Blocks that `forward` has begun so far; it grows.
     """
 
@@ -745,7 +746,7 @@ class _Stages:
             self.begin((config.first_block, None))
 
     def now(self) -> _Segment:
-        """The stage where the pass is."""
+        """Return the present stage."""
         if len(self._blocks) > self._num_seen:
             self._num_seen = len(self._blocks)
             self.begin(self._blocks[-1])
@@ -753,7 +754,7 @@ class _Stages:
         return self.found.setdefault(number, _Segment(ipu=ipu))
 
     def begin(self, block: Begun | None) -> None:
-        """Come to a block, if it is one.
+        """Enter a block, if one is given.
 
         Raises:
             ConfigError: Only own options know its stage.
@@ -775,7 +776,7 @@ class _Stages:
 def _follow_calls(
     module: torch.nn.Module, config: IPUConfig, stages: _Stages, recorder: _Recorder
 ) -> None:
-    """Have stages begin where calls of submodules begin them."""
+    """Begin stages at the calls of the submodules that begin them."""
     begins, ends = blocks_begun(module, config)
     kept = set(kept_submodules(module, config.recompute_patterns))
 
@@ -804,9 +805,9 @@ def _follow_calls(
 
 
 def _flops_of(operator: Any, args: Sequence[Any], result: Any) -> int | None:
-    """Count the floating-point operations of an operator; None if there's no formula.
+    """Return the floating-point operations of an operator; None without a formula.
 
-    Operators that compute little count 0.
+    Operators with little work count 0.
     """
     space, _, name = operator._schema.name.partition("::")
     if space not in ("aten", "prim", "prims"):
@@ -860,14 +861,14 @@ _ELEMENTWISE = re.compile(r"_thnn_fused_|_conj|convert")
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
-    """Give all tensors that are made within shapes and types, but no values.
+    """Create all tensors inside the context with shapes and types, but no values.
 
-    Torch's part for this takes a second to be imported, so whoever needs no such
-    tensors should not come here. Random states are put back at the end: a module may
-    draw numbers without torch.
+    Torch's module for this takes a second to import, so use it only where such tensors
+    are needed. Random states are restored at the end: a module may draw numbers without
+    torch.
 
     Raises:
-        UnsupportedError: Code within asks for values.
+        UnsupportedError: Code inside reads values.
 
     Example:
         >>> with shapes_only():
@@ -922,7 +923,7 @@ def _asks_for_values(error: BaseException) -> bool:
 
 
 def like(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape and type, and a parameter if it is one.
+    """Return a tensor of the same shape and type, and a parameter for a parameter.
 
     Example:
         >>> like(torch.nn.Parameter(torch.zeros(2), requires_grad=False)).shape
@@ -937,10 +938,10 @@ def like(tensor: Tensor) -> Tensor:
 
 
 def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
-    """Copy a module within `shapes_only`, with weights of its shapes and types.
+    """Copy a module inside `shapes_only`, with weights of its shapes and types.
 
-    So are tensors that it has as plain attributes, in lists, or anywhere else. Weights
-    that PopTorch trains aren't fetched from their device for it.
+    Other tensors in it, such as plain attributes or elements of lists, are copied so
+    too. Weights that PopTorch trains aren't fetched from their device.
 
     Raises:
         ConfigError: The module can't be copied.
@@ -963,7 +964,7 @@ def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
 
 
 class _CopiesOfShapes(TorchFunctionMode):
-    """Has `copy.deepcopy` make tensors of shapes and types from those with values."""
+    """Makes `copy.deepcopy` create tensors without values from tensors with values."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -974,7 +975,7 @@ class _CopiesOfShapes(TorchFunctionMode):
 
 
 class KnownShapes(TorchFunctionMode):
-    """Computes some functions by other ones, whose shapes don't depend on values.
+    """Replaces functions by others whose output shapes don't depend on values.
 
     PopTorch compiles them. On tensors without values, torch 2.0 computes none of them,
     and later versions not all.

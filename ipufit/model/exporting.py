@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`export`: an inference program in a file of PopTorch's, and its description."""
+"""`export`: write an inference program to a file of PopTorch's, with a description."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Exported:
     def write(
         self, path: PathLike, num_updates: int, *, with_module: bool
     ) -> dict[str, Any]:
-        """Write the file and its description, and free the IPUs."""
+        """Write the file and its description, and release the IPUs."""
         target = Path(path)
         if target.is_dir():
             target /= _NAME_IN_FOLDER
@@ -162,11 +162,11 @@ class Exported:
 def _begin_blocks(
     module: torch.nn.Module, config: IPUConfig, options: poptorch.Options
 ) -> None:
-    """Begin blocks at the submodules that stages name, for good.
+    """Begin blocks permanently at the submodules that stages name.
 
-    ipufit begins them only while it has a program compiled, and whoever loads the file
-    traces the module once more. PopTorch can't pickle strategies with names, so the
-    blocks say their IPUs, and stages follow from those.
+    ipufit begins them only while it compiles, but loading the file traces the module
+    again. PopTorch can't pickle strategies with names, so the blocks have IPUs, from
+    which the stages follow.
 
     Raises:
         UnsupportedError: The stages have names that are no submodules, or one begins
@@ -209,19 +209,19 @@ def _begin_blocks(
 
 
 def _traced(output: Any) -> Any:
-    """A tensor without values in the place of one that was traced."""
+    """Return a tensor without values in place of a traced one."""
     if not isinstance(output, Tensor):
         return output
     return torch.empty(tuple(output.shape), dtype=output.dtype, device="meta")
 
 
 def _described(values: Any, plan: BatchPlan | None) -> list[dict[str, Any]]:
-    """Names, shapes and types of tensors.
+    """List names, shapes and types of tensors.
 
     Args:
         values: Tensors by name, nested ones too.
-        plan: The factors of a call, if these are outputs of one micro-batch; None if
-            they are of a whole call.
+        plan: The factors of a call, if the tensors are outputs of one micro-batch; None
+            if they are of a whole call.
     """
     found = []
     for name, value in values.items():

@@ -194,17 +194,17 @@ _OF_KERAS = {
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """The settings that `compile` has made of its arguments.
+    """The settings that `compile` makes from its arguments.
 
     Attributes:
         objective: Losses and metrics.
         optimization: The optimiser and its schedule.
-        training_figures: Figures of `fit`.
-        test_figures: Figures of `evaluate` and of validations.
+        training_figures: Loss and metrics of `fit`.
+        test_figures: Loss and metrics of `evaluate` and of validations.
         average: The running average of the weights; None for none.
-        mixing: How samples are mixed in training; None if they aren't.
+        mixing: Mixup and CutMix in training; None without.
         in_words: Each setting as text, which a resumed run compares.
-        arguments: The arguments of `compile` by name, of which copies are made.
+        arguments: The arguments of `compile` by name, for copies of the model.
     """
 
     objective: Objective
@@ -223,7 +223,7 @@ class FitArguments:
 
     Attributes:
         updates: Updates of a call, if they were chosen before; None to choose them.
-        checkpoint: Checkpoint of the run to go on with; None for a new run.
+        checkpoint: Checkpoint of the run to resume; None for a new run.
     """
 
     batch_size: int | None = None
@@ -239,7 +239,7 @@ class FitArguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> FitArguments:
-        """Take those among all arguments of a `fit`, by name."""
+        """Select these arguments among all arguments of a `fit`."""
         names = {one.name for one in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in given.items() if name in names})
 
@@ -251,8 +251,8 @@ class InferencePlan(NamedTuple):
         inferred: The computation of the program.
         plan: The factors of a call.
         options: PopTorch's options.
-        batches: The calls that cover each sample once.
-        choice: The passes of a call, if they were left open and chosen.
+        batches: The calls that contain each sample once.
+        choice: The passes of a call, if ipufit chose them.
     """
 
     inferred: Inferred
@@ -374,7 +374,7 @@ class IPUModel:
         validation_step: StepFunction | None = None,
         predict_step: StepFunction | None = None,
     ) -> None:
-        """Say how to train and what to report.
+        """Set the optimizer, the loss and the metrics.
 
         Nothing is compiled for a device yet: that happens when the first data shows
         the shapes.
@@ -749,13 +749,14 @@ class IPUModel:
         callbacks: CallbackLike = None,
         return_dict: bool = True,
     ) -> Logs | float | list[float]:
-        """Loss and metrics over every sample, once each.
+        """Return loss and metrics over every sample.
 
         Args:
             x: As for `fit`.
             y: As for `fit`.
-            batch_size: Samples of one pass over all replicas; it changes no figure. By
-                default the config's `micro_batch_size`, or else 32, on each replica.
+            batch_size: Samples of one pass over all replicas; it doesn't change the
+                result. By default the config's `micro_batch_size`, or else 32, on each
+                replica.
             verbose: As for `fit`.
             sample_weight: As for `fit`.
             steps: Batches to evaluate, from the beginning; None for all.
@@ -800,17 +801,17 @@ class IPUModel:
         y: str | Sequence[str] | None = None,
         stream: bool = False,
     ) -> Any:
-        """The module's outputs, one row per sample, in order.
+        """Return the module's outputs, one row per sample, in order.
 
         Args:
-            x: Inputs, or samples; their targets, if any, are left alone. So are columns
+            x: Inputs, or samples; their targets, if any, are ignored. So are columns
                 that the last `fit` or `evaluate` had as targets.
             batch_size: As for `evaluate`.
             verbose: As for `fit`.
             steps: Batches to predict, from the beginning; None for all.
             callbacks: As for `fit`.
-            y: The names of other columns to leave alone, if `x` has columns.
-            stream: Give an iterator over the outputs of each call, in constant
+            y: Names of other columns to ignore, if `x` has columns.
+            stream: Return an iterator over the outputs of each call, in constant
                 memory, instead of all at once.
 
         Returns:
@@ -851,14 +852,14 @@ class IPUModel:
     ) -> Logs | float | list[float]:
         """Train on one batch, in one call: `device_iterations` updates, 1 by default.
 
-        With several processes each of them gives the whole batch, and takes its share.
+        With several processes each passes the whole batch, and trains on its share.
 
-        No hooks are called. Batches of another size are compiled for anew, because the
+        No hooks are called. A batch of another size compiles a new program, because the
         shapes of a program are fixed.
 
         The weights stay on the device; `get_weights`, `save_weights`, `evaluate` and
-        `predict` bring them back, and so does touching them. They may be changed in
-        between, in place or by `set_weights`.
+        `predict` download them, and so does reading them. They may be changed between
+        calls, in place or by `set_weights`.
 
         Args:
             x: Inputs: arrays, as for `fit`.
@@ -868,7 +869,7 @@ class IPUModel:
             return_dict: As for `evaluate`.
 
         Returns:
-            The figures of this batch.
+            Loss and metrics of this batch.
 
         Raises:
             NotCompiledError: `compile` wasn't called.
@@ -926,9 +927,9 @@ class IPUModel:
         sample_weight: Any = None,
         return_dict: bool = True,
     ) -> Logs | float | list[float]:
-        """The figures of one batch, without training, in one call.
+        """Return loss and metrics of one batch, without training, in one call.
 
-        A `micro_batch_size` of the config counts, and then it may take several calls.
+        If the config has a `micro_batch_size`, it may take several calls.
 
         Args:
             x: As for `train_on_batch`.
@@ -937,7 +938,7 @@ class IPUModel:
             return_dict: As for `evaluate`.
 
         Returns:
-            The figures of this batch.
+            Loss and metrics of this batch.
 
         Raises:
             NotCompiledError: `compile` wasn't called.
@@ -956,7 +957,7 @@ class IPUModel:
         return _as_asked(test.figures, return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
-        """The outputs for one batch, in calls as those of `test_on_batch`.
+        """Return the outputs for one batch, in calls like those of `test_on_batch`.
 
         Args:
             x: As for `train_on_batch`.
@@ -984,7 +985,7 @@ class IPUModel:
         steps_per_epoch: int | None = None,
         drop_last: bool | str = True,
     ) -> EpochPlan:
-        """Say how `fit` with these arguments would divide the data, and run nothing.
+        """Return how `fit` with these arguments would divide the data.
 
         Only lazy layers get their shapes, as they do in `fit`.
 
@@ -992,8 +993,8 @@ class IPUModel:
             x: Data as for `fit`.
             y: Targets, as for `fit`.
             batch_size: As for `fit`.
-            callbacks: Callbacks of the `fit` to come: those that hear each update ask
-                for calls of one.
+            callbacks: Callbacks of the later `fit`: one that listens to each update
+                makes each a call.
             validation_split: As for `fit`.
             steps_per_epoch: As for `fit`.
             drop_last: As for `fit`.
@@ -1033,7 +1034,7 @@ class IPUModel:
         steps_per_epoch: int | None = None,
         drop_last: bool | str = True,
     ) -> ModelPlan:
-        """Say what training takes of each IPU and how its pipeline runs; run nothing.
+        """Return the memory on each IPU and the pipeline of training.
 
         The module is called once, with tensors that have shapes and no values: this
         takes seconds, little memory and no IPU. Parameters, buffers, the optimiser's
@@ -1097,7 +1098,7 @@ class IPUModel:
         validation_updates: int | None = None,
         validation_data: Any = None,
     ) -> Build:
-        """Have the programs of the next runs compiled, before any data is gone through.
+        """Compile the programs of the next runs, before they read their data.
 
         Compiling takes minutes on IPUs, and it is here that a module fails which an IPU
         can't run. The next `fit`, `evaluate` and `predict` with the same arguments
@@ -1242,13 +1243,13 @@ class IPUModel:
         validation_updates: int | None = None,
         drop_last: bool | str = True,
     ) -> CheckReport:
-        """Say at once all that PopTorch would refuse in a `fit`, or compute otherwise.
+        """Find all that PopTorch would refuse in a `fit`, or compute otherwise.
 
         The program that `fit` would run is traced on one micro-batch, by the rules of
-        the emulator, and each refusal is noted where a compilation would end at the
-        first one. Nothing is compiled or trained, and the model stays as it is. After a
-        refusal code goes on with torch's result for the first sample, so what is found
-        behind it may depend on that sample.
+        the emulator. All refusals are recorded; a compilation would end at the first
+        one. Nothing is compiled or trained, and the model doesn't change. After a
+        refusal the trace continues with torch's result for the first sample, so later
+        findings may depend on that sample.
 
         Args:
             x: Data as for `fit`.
@@ -1327,7 +1328,7 @@ class IPUModel:
             repeats: Number of times that the calls are measured; a line is printed for
                 each. Benchmark files with `skip: 1` leave out the slowest line, so they
                 need two or more.
-            warmup: Calls that come first and don't count.
+            warmup: Number of first calls that aren't measured.
             verbose: 0 prints nothing.
 
         Returns:
@@ -1419,14 +1420,14 @@ class IPUModel:
         return summary
 
     def reset_metrics(self) -> None:
-        """Forget the figures so far; every epoch and evaluation does so itself."""
+        """Reset the metrics; every epoch and evaluation does so itself."""
         self._compiled.training_figures.reset()
         self._compiled.test_figures.reset()
 
     # Weights --------------------------------------------------------------------------
 
     def get_weights(self) -> list[Any]:
-        """Copies of the weights and buffers, as NumPy arrays in `state_dict`'s order.
+        """Return copies of weights and buffers, as arrays in `state_dict`'s order.
 
         Example:
             >>> from ipufit import IPUModel
@@ -1436,7 +1437,7 @@ class IPUModel:
         return [t.detach().numpy().copy() for t in self._fetched_state().values()]
 
     def copied_weights(self) -> dict[str, Tensor]:
-        """Copies of the weights and buffers by name, in any dtype.
+        """Return copies of the weights and buffers by name, in any dtype.
 
         Returns:
             Tensors on the host; names that are tied share a copy.
@@ -1452,8 +1453,8 @@ class IPUModel:
         """Set the weights and buffers, on the device too.
 
         Args:
-            weights: Arrays as from `get_weights`; or a state dict, such as the one that
-                `average_checkpoints` gives.
+            weights: Arrays as from `get_weights`; or a state dict, such as from
+                `average_checkpoints`.
 
         Raises:
             DataError: The weights aren't arrays, or their number, a name or a shape is
@@ -1497,8 +1498,8 @@ class IPUModel:
 
         Args:
             path: A file whose name ends in `.safetensors`.
-            moment: When in a run they are saved, and the figure that they have then, as
-                `ModelCheckpoint` tells it for `average_checkpoints`.
+            moment: Update, epoch and metric of the weights, which `ModelCheckpoint`
+                passes for `average_checkpoints`.
 
         Raises:
             ConfigError: The name ends in something else.
@@ -1515,7 +1516,7 @@ class IPUModel:
         files.written_by_one(write)
 
     def load_weights(self, path: PathLike) -> None:
-        """Take the weights from a file, on the device too.
+        """Load the weights from a file, and send them to the device.
 
         Args:
             path: A file of safetensors (`.safetensors`) or a state dict of torch
@@ -1549,15 +1550,14 @@ class IPUModel:
         self._set_state(given)
 
     def swap_weights(self, *, is_average: bool, is_joint: bool = False) -> None:
-        """Put the running average in the place of the weights, or the weights back.
+        """Exchange the weights for their running average, or back.
 
-        Training on would average the averages: have the weights back before.
+        Training on averaged weights would average the averages: swap back before.
 
         Args:
             is_average: True for the average, False for the weights.
             is_joint: Whether all processes of a run call it together. Then all get the
-                averages that process 0 has of buffers, as it is with buffers in an
-                evaluation.
+                averages of buffers from process 0, as in an evaluation.
 
         Raises:
             ConfigError: There is no average: `compile` got no `ema_momentum`.
@@ -1583,11 +1583,11 @@ class IPUModel:
     # Checkpoints: weights and the optimiser's state, and in a callback the whole run.
 
     def checkpoint(self) -> files.Checkpoint:
-        """The state now: of the model and, while `fit` runs, of the whole run.
+        """Return the state of the model and, while `fit` runs, of the whole run.
 
         Returns:
-            Weights, the optimiser's state, averages; in a callback also everything
-            that `fit(resume=...)` needs. In `run.after_hooks` it has the state of all
+            Weights, the optimiser's state, averages; in a callback also everything that
+            `fit(resume=...)` needs. In `run.after_hooks` it has the state of all
             callbacks after the event.
 
         Raises:
@@ -1601,10 +1601,9 @@ class IPUModel:
     def save(self, path: PathLike) -> None:
         """Write a checkpoint: a directory of safetensors and JSON.
 
-        The directory is written beside `path` and renamed: a whole checkpoint is there
-        at any time, the old one or the new. In several processes of torch.distributed
-        all of them call `save`, as `save_weights`: the first one writes, the others
-        wait and hear of a failure.
+        The directory is written beside `path` and renamed: at any time there is a whole
+        checkpoint, the old one or the new. With several processes all of them call
+        `save`: the first one writes, and a failure is raised in all.
 
         Args:
             path: A directory, which is made; a checkpoint there is replaced.
@@ -1624,9 +1623,9 @@ class IPUModel:
         files.written_by_one(write)
 
     def load(self, path: PathLike) -> None:
-        """Take weights, the optimiser's state and averages from a checkpoint.
+        """Load weights, the optimiser's state and averages from a checkpoint.
 
-        To go on with a run use `fit(resume=path)`.
+        To resume a run use `fit(resume=path)`.
 
         Args:
             path: A checkpoint of the same module and optimizer.
@@ -1728,7 +1727,7 @@ class IPUModel:
         return files.written_by_one(write)
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients of the last call, in a callback that watches them.
+        """Return the gradients of the last call, for a callback that watches them.
 
         Returns:
             For each parameter that a callback names in `watched_gradients` the mean of
@@ -1746,7 +1745,7 @@ class IPUModel:
         return self._snapshot.training.gradients()
 
     def detach(self) -> None:
-        """Give the IPUs back; the weights stay in `module`, the programs compiled."""
+        """Release the IPUs; the weights stay in `module`, the programs compiled."""
         self._executors.detach()
 
     @property
@@ -1763,13 +1762,13 @@ class IPUModel:
 
     @property
     def num_updates(self) -> int:
-        """Weight updates made since `compile`."""
+        """Number of weight updates since `compile`."""
         settings = self._settings
         return 0 if settings is None else settings.optimization.num_updates
 
     @property
     def weight_average(self) -> WeightAverage | None:
-        """The average of the weights (`ema_momentum`); None for none."""
+        """The average of the weights (`ema_momentum`); None without one."""
         return None if self._settings is None else self._settings.average
 
     @property
@@ -1803,7 +1802,7 @@ class IPUModel:
         self._innermost_run.stop_predicting = value
 
     def __repr__(self) -> str:
-        """Module, layout, and the settings of `compile`."""
+        """Describe the module, the layout, and the settings of `compile`."""
         settings, compiled = self._settings, "not compiled"
         if settings is not None:
             objective = settings.objective
@@ -1871,7 +1870,7 @@ class IPUModel:
             self.swap_weights(is_average=True)
 
     def _copied_state(self) -> dict[str, Any]:
-        """Take the state that a copy is made of, with the newest weights.
+        """Return the state from which a copy is built, with the newest weights.
 
         Its module, config, arguments and attributes are the model's own.
         """
@@ -1904,10 +1903,10 @@ class IPUModel:
         }
 
     def _independent_copy(self: ModelT, purpose: str) -> ModelT:
-        """Make a copy for a run that leaves this model as it is, but for its IPUs.
+        """Return a copy for a run that mustn't change this model; it releases its IPUs.
 
         Args:
-            purpose: The run, to begin an error message with.
+            purpose: The run, as the beginning of an error message.
 
         Raises:
             UnsupportedError: The model can't be copied.
@@ -1940,29 +1939,29 @@ class IPUModel:
 
     @property
     def _compiled(self) -> CompileSettings:
-        """The settings of `compile`, which must have been called."""
+        """Return the settings of `compile`, which must have been called."""
         self._require_compiled()
         assert self._settings is not None  # noqa: S101 - as was just seen
         return self._settings
 
     @property
     def _predicted_by(self) -> Inferred:
-        """The computation of a program for `predict`, also before `compile`."""
+        """Return the computation of a program for `predict`, also before `compile`."""
         settings = self._settings
         return Inferred(False) if settings is None else settings.objective.predicted
 
     @property
     def _of_data(self) -> dict[str, Any]:
-        """Arguments that all forms of data take."""
+        """Return arguments that all forms of data take."""
         return {"num_workers": self.config.num_workers, "processes": self.processes}
 
     def _inputs(self, x: Any, left_out: Sequence[str]) -> Source:
-        """Take data without targets."""
+        """Return data as a source without targets."""
         left_out = (*self._target_columns, *left_out)
         return as_source(x, inputs_only=True, left_out=left_out, **self._of_data)
 
     def _require_ipus(self) -> None:
-        """Refuse to run programs that are compiled for IPUs which aren't there.
+        """Refuse to run programs that are compiled for an offline target.
 
         Raises:
             ConfigError: The config is offline, or programs are only compiled.
@@ -1980,7 +1979,7 @@ class IPUModel:
             )
 
     def _fetched_state(self) -> dict[str, Tensor]:
-        """The state dict of the module, with the newest weights of the device."""
+        """Return the module's state dict, with the newest weights from the device."""
         check_shapes(self.module)
         self._executors.fetch_weights()
         state: dict[str, Tensor] = self.module.state_dict()
@@ -1993,15 +1992,15 @@ class IPUModel:
         self._executors.send_weights()
 
     def _trained_state(self) -> TrainedState:
-        """The parts of a compiled model that training changes."""
+        """Return the parts of a compiled model that training changes."""
         settings = self._compiled
         return TrainedState(self._executors, settings.optimization, settings.average)
 
     def _settle(self, source: Source) -> None:
-        """Find out what depends on shapes of samples: lazy weights, and stages.
+        """Determine the shapes of lazy weights, and the stages, from a sample.
 
-        Stages that `pipeline="auto"` leaves open depend on the module, the shapes, the
-        config and the optimizer alone, so all processes choose the same, and so do a
+        Stages that `pipeline="auto"` leaves open depend only on the module, the shapes,
+        the config and the optimizer, so all processes choose the same, and so do a
         resumed run, `build` and `ipufit compile`.
 
         Raises:
@@ -2018,7 +2017,7 @@ class IPUModel:
         self.config = with_stages(self.config, names)
 
     def _resolved(self, config: IPUConfig, x: Any = None) -> IPUConfig:
-        """Name the stages that a config leaves open, for `config.resolved`."""
+        """Return a config with the stages it leaves open, for `config.resolved`."""
         given = self._given_config
         is_chosen = given.has_open_stages and not self.config.has_open_stages
         if x is None and is_chosen and given.ipus == config.ipus:
@@ -2048,10 +2047,10 @@ class IPUModel:
         validation_step: StepFunction | None,
         predict_step: StepFunction | None,
     ) -> Steps | None:
-        """Find the steps: those given, else methods of a subclass; None for no step.
+        """Return the given steps, else methods of a subclass; None without a step.
 
         Raises:
-            ConfigError: Something is no function, or the class has a method of Keras's.
+            ConfigError: A step is no function, or the class has a method of Keras's.
         """
         checked_step("step", step)
         checked_step("validation_step", validation_step)
@@ -2096,7 +2095,7 @@ class IPUModel:
         Args:
             source: The data.
             given: Arguments of `fit`.
-            watched: Names of parameters whose gradients come back.
+            watched: Names of parameters whose gradients are sent to the host.
             num_passes: Number of the next pass over the data; None for that of the
                 model.
 
@@ -2104,7 +2103,7 @@ class IPUModel:
             ConfigError: The optimiser lacks a weight, or the batch size a factor.
             DataError: Targets are missing.
             UnsupportedError: The loss can't take weights or padding, or gradients are
-                watched that the device scales as it likes.
+                watched with automatic loss scaling.
         """
         if not isinstance(given.shuffle, bool):
             raise ConfigError(f"shuffle={given.shuffle!r} is neither True nor False.")
@@ -2194,9 +2193,10 @@ class IPUModel:
     def _updates_per_call(
         self, source: Source, plan: BatchPlan, given: FitArguments
     ) -> Choice:
-        """Choose the updates of a call so that a `fit` is the same as with one of them.
+        """Choose the updates of a call.
 
-        The choice is the same in all processes, and depends on the arguments alone.
+        `fit` gives the same results as with one update per call. The choice is the same
+        in all processes, and depends only on the arguments.
         """
         if given.checkpoint is not None:
             begun = int(given.checkpoint.state["plan"]["device_iterations"])
@@ -2291,7 +2291,7 @@ class IPUModel:
     def _epoch_of_fit(
         self, arguments: Mapping[str, Any], *, is_spare: bool = False
     ) -> tuple[Source, EpochPlan]:
-        """Look at the data of a `fit`, and divide them into calls.
+        """Read the data of a `fit`, and divide them into calls.
 
         Args:
             arguments: Arguments of `fit` by name, of which `x` is needed.
@@ -2330,7 +2330,7 @@ class IPUModel:
         *,
         is_spare: bool = False,
     ) -> ModelPlan:
-        """Plan the IPUs of a `fit`; arguments as for `_epoch_of_fit`, and `plan`."""
+        """Return the plan of a `fit`; arguments as for `_epoch_of_fit`, and `plan`."""
         # Few processes ask for a plan, so the others don't import what makes it.
         from ipufit.planning.memory import device_named
 
@@ -2356,8 +2356,8 @@ class IPUModel:
     def _check_of_fit(self, arguments: Mapping[str, Any]) -> CheckReport:
         """Check a `fit` with arguments by name; a generator loses its first batch.
 
-        Data that is too little for a call is refused, and the program checked all the
-        same.
+        Data that is too little for a call is refused, and the program is checked
+        nevertheless.
         """
         from . import checking  # few processes ask for it
 
@@ -2431,7 +2431,7 @@ class IPUModel:
             )
 
     def _check_processes(self, plan: BatchPlan) -> None:
-        """Refuse other processes than the model was made with.
+        """Refuse processes that differ from those when the model was made.
 
         Raises:
             ConfigError: A process group was made, or a launcher's variables were set,
@@ -2466,9 +2466,9 @@ class IPUModel:
             batch_size: Samples of one pass over all replicas.
             inferred: The computation of the program.
             kind: "test" or "predict", as in the names of the hooks.
-            max_rows: Samples to go through, from the beginning; None for all.
-            rows_in_one_call: Samples that one call takes, if the config leaves the
-                micro-batch open; None to go by the batch size.
+            max_rows: Number of samples to use, from the first; None for all.
+            rows_in_one_call: Number of samples in the only call, if the config leaves
+                the micro-batch open; None to use the batch size.
             callbacks: Callbacks of the run.
             is_open: Whether passes may be chosen, if the config leaves them open.
 
@@ -2510,7 +2510,7 @@ class IPUModel:
         return InferencePlan(inferred, plan, options, batches, choice)
 
     def _prepare_inference(self, plan: InferencePlan, display: ProgressDisplay) -> None:
-        """Have an inference program attached, with the newest weights."""
+        """Attach an inference program, with the newest weights."""
         self._executors.prepare_inference(
             plan.batches,
             plan.plan,
@@ -2535,7 +2535,7 @@ class IPUModel:
         Args:
             source: The data.
             batch_size: Samples of one pass over all replicas.
-            words: The argument that gave the data, and the use of targets.
+            words: Name of the argument with the data, and use of the targets.
             max_rows: As for `_inference_plan`.
             rows_in_one_call: As for `_inference_plan`; passes aren't chosen then.
             callbacks: Callbacks of the run.
@@ -2625,10 +2625,10 @@ class IPUModel:
         callbacks: CallbackLike,
         kind: str,
     ) -> Choice | None:
-        """Choose the passes of a call, from those of a plan with the least of them.
+        """Choose the passes of a call, as multiples of a plan's.
 
-        All processes choose the same: what process 0 sees counts, and a callback of
-        any. None if a callback hears each batch, which then comes by itself.
+        All processes choose the same: process 0's data decide, and callbacks of any
+        process. None if a callback listens to each batch, which is then a call.
         """
         hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
         is_heard = CallbackList(callbacks).hears(*hooks)
@@ -2695,16 +2695,15 @@ class IPUModel:
         verbose: Verbose,
         history: History | None = None,
     ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
-        """Begin a run with hooks in Keras's order, and fetch the weights at its end.
+        """Begin a run with hooks in Keras's order, and download the weights at its end.
 
-        After an error the IPUs are free too: nobody may come back to free them.
+        After an error the IPUs are released too: the user may never do so.
 
         Args:
             run: State of the run.
-            callbacks: The user's; a display among them shows instead of ours, as in
-                Keras.
+            callbacks: The user's; a display among them replaces ipufit's, as in Keras.
             verbose: As for `fit`.
-            history: History of a `fit`, whose hooks come after those of the user.
+            history: History of a `fit`, whose hooks are called after the user's.
 
         Yields:
             All callbacks, and the display among them.
@@ -2713,7 +2712,7 @@ class IPUModel:
             ConfigError: The config is offline.
 
         Warns:
-            CopiedModuleWarning: The module that was given has changed, and isn't what
+            CopiedModuleWarning: The user's module has changed, and isn't the one that
                 runs.
         """
         self._require_ipus()
@@ -2756,7 +2755,7 @@ class IPUModel:
     def _benchmarked(
         self, source: Source, batch_size: int | None, mode: str, data: str
     ) -> Subject:
-        """Plan the program that a benchmark measures; this model is a copy."""
+        """Plan the program to measure; this model is a copy."""
         from .benchmarking import REAL, SYNTHETIC, TRAINING, Subject
 
         executors, is_training = self._executors, mode == TRAINING
@@ -2830,7 +2829,7 @@ class IPUModel:
     def _unknown(
         self, figures: Figures, return_dict: bool
     ) -> Logs | float | list[float]:
-        """Figures of a run that wasn't made, as `_as_asked` gives those of one."""
+        """Return NaN for the metrics of a run that wasn't made, as `_as_asked` does."""
         unknown = _unknown_figures(figures)
         if return_dict:
             return unknown
@@ -2843,7 +2842,7 @@ class IPUModel:
         validation: Evaluation | None,
         epochs: Mapping[int, bool],
     ) -> History:
-        """Compile what a `fit` would run; its history has NaN for each figure."""
+        """Compile the programs of a `fit`, and return a history of NaN."""
         names = set()
         if validation is not None:
             self._compiled_test(validation, return_dict=True)
@@ -2858,7 +2857,7 @@ class IPUModel:
 
 
 class MethodStep:
-    """A method of a model in the place of a function of the module.
+    """A method of a model as a function of module and batch.
 
     Args:
         method: Method of one argument, of the model that is trained.
@@ -2876,7 +2875,7 @@ class MethodStep:
         self.__qualname__ = str(getattr(method, "__qualname__", method))
 
     def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
-        """Call the method with a batch; `self.module` is the module meanwhile."""
+        """Call the method with a batch, while `self.module` is the module."""
         owner: Any = getattr(self.method, "__self__", None)
         own = getattr(owner, "module", module)
         if own is module:
@@ -2888,7 +2887,7 @@ class MethodStep:
             owner.module = own
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same method of the same model."""
+        """Return whether it is the same method of the same model."""
         return isinstance(other, MethodStep) and self.method == other.method
 
     def __hash__(self) -> int:
@@ -2896,10 +2895,10 @@ class MethodStep:
 
 
 class _WithoutTensors(pickle.Pickler):
-    """Goes through an object as pickle does, but not through the values of tensors."""
+    """Pickles an object without the values of tensors."""
 
     def persistent_id(self, part: Any) -> str | None:
-        """A name that stands for a tensor; None for all other parts."""
+        """Return a name in place of a tensor; None for other objects."""
         return "tensor" if isinstance(part, torch.Tensor) else None
 
 
@@ -2923,7 +2922,7 @@ def _with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig
 def _check_augmentation(
     objective: Objective, mixing: Mixing | None, label_smoothing: float
 ) -> None:
-    """Refuse to mix samples, or to smooth labels, where the loss can't take it.
+    """Refuse mixing or label smoothing that the loss can't take.
 
     Raises:
         ConfigError: `augment` or `label_smoothing` is of an unusable type or number.
@@ -2955,7 +2954,7 @@ def _check_augmentation(
 def _epochs(
     initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
 ) -> dict[int, bool]:
-    """The epochs to come, 0-based, and whether each is validated."""
+    """Return the epochs to run, 0-based, and whether each is validated."""
     check_count("epochs", epochs)
     check_count("initial_epoch", initial_epoch)
     to_come = range(initial_epoch, epochs)
@@ -2970,7 +2969,7 @@ def _epochs(
 def _calls_between(
     updates: int | None, per_call: int, source: Source | None
 ) -> int | None:
-    """Calls from one validation within an epoch to the next; None for none.
+    """Return the number of calls between validations in an epoch; None for none.
 
     Raises:
         ConfigError: There is no data for it, or a call ends in between.
@@ -2994,7 +2993,7 @@ def _calls_between(
 
 
 def _check_repeats(source: Source, steps: int | None, num_validations: int) -> None:
-    """Refuse to go through a generator several times.
+    """Refuse to iterate over a generator several times.
 
     Raises:
         DataError: The data is a generator, and there are several validations.
@@ -3009,10 +3008,10 @@ def _check_repeats(source: Source, steps: int | None, num_validations: int) -> N
 
 
 def _check_weighting(objective: Objective, given: FitArguments) -> None:
-    """Refuse weights of classes, or padding, that a loss can't take.
+    """Refuse class weights or padding that a loss can't take.
 
     Raises:
-        ConfigError: `drop_last` is something else.
+        ConfigError: `drop_last` has another value.
         UnsupportedError: The module returns its own loss.
     """
     drop_last, class_weight = given.drop_last, given.class_weight
@@ -3059,10 +3058,10 @@ def _require_targets(
 
 
 def _refuse_names_of_validation(names: Sequence[str]) -> None:
-    """Refuse figures of the training that History would take for the validation's.
+    """Refuse metrics of the training with a validation's name.
 
     Raises:
-        ConfigError: The name of one begins with `val_`.
+        ConfigError: A name begins with `val_`.
     """
     for name in names:
         if name.startswith("val_"):
@@ -3090,7 +3089,7 @@ def _plan_of_pass(
     batch_size: int,
     inference_iterations: int | None = None,
 ) -> BatchPlan:
-    """The factors of a call that evaluates or predicts.
+    """Return the factors of a call that evaluates or predicts.
 
     Args:
         module: The user's module, which may begin stages itself.
@@ -3150,7 +3149,7 @@ def _rows_to_evaluate(
 
 
 def _as_asked(figures: Figures, return_dict: bool) -> Logs | float | list[float]:
-    """The figures by name; or as Keras's list, or the loss if there is only that."""
+    """Return metrics by name; or as Keras's list, or the loss if there is only that."""
     if return_dict:
         return figures.logs()
     values = list(figures.in_order().values())
@@ -3158,35 +3157,35 @@ def _as_asked(figures: Figures, return_dict: bool) -> Logs | float | list[float]
 
 
 def _unknown_figures(figures: Figures) -> Logs:
-    """Figures of a run that wasn't made: NaN, by their names."""
+    """Return NaN for each metric of a run that wasn't made, by name."""
     measured = [measure.full_name for measure in figures.objective.measures]
     return dict.fromkeys(sorted({"loss", *measured}), math.nan)
 
 
 def _params(batches: InferenceBatches) -> dict[str, Any]:
-    """Calls and steps of a run, as Keras's callbacks see them."""
+    """Return the calls and steps of a run, for Keras's callbacks."""
     rows = batches.num_samples
     steps = None if rows is None else batches.num_passes(rows)
     return {"calls": batches.num_calls, "steps": steps}
 
 
 def _plain(outputs: Any) -> Any:
-    """Outputs that can be pickled: PopTorch's own tensors refuse."""
+    """Convert PopTorch's tensors to plain ones, which can be pickled."""
     return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
 
 
 def _in_order(of_processes: Sequence[Any], rows_per_pass: int) -> Any:
-    """Join the outputs of a call of all processes: they divide each pass."""
+    """Join the outputs of all processes for a call: they divide each pass."""
     cut_up = [in_passes(part, rows_per_pass) for part in of_processes]
     of_passes = itertools.zip_longest(*cut_up)
     return joined(part for one in of_passes for part in one if part is not None)
 
 
 def _warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -> str:
-    """Warn if figures are about a part of the samples; called by a public method.
+    """Warn if metrics cover only a part of the samples; called by a public method.
 
     Returns:
-        Which samples; empty for all.
+        The samples, in words; "" for all.
     """
     coverage = describe_coverage(options, plan)
     if coverage:
@@ -3211,8 +3210,8 @@ def _validate(
 ) -> None:
     """Validate, unless the run was resumed after the validation.
 
-    If the run is evicted meanwhile, random states are those from before: the process
-    that goes on validates anew.
+    If the run is evicted meanwhile, random states are restored: the process that
+    resumes the run validates again.
 
     Raises:
         EvictedError: The process was told to end.
@@ -3232,7 +3231,7 @@ def _validate(
 
 
 class EvictedError(Exception):
-    """The process was told to end: the epoch under way goes on in another one."""
+    """Raised if the process was told to end; another one will resume the epoch."""
 
 
 @contextlib.contextmanager
@@ -3241,11 +3240,11 @@ def _ended_in_order(
 ) -> Iterator[None]:
     """End the loop in this context in order, if it is interrupted.
 
-    On Ctrl-C `on_train_end` hears the figures of the last complete epoch and the IPUs
-    are free; then the interrupt goes on. On an eviction the loop ends, and no more.
+    On Ctrl-C `on_train_end` gets the metrics of the last complete epoch, and the IPUs
+    are released; then the interrupt continues. On an eviction only the loop ends.
 
     Args:
-        training: The training of the loop, whose IPUs are freed.
+        training: The training of the loop, whose IPUs are released.
         hooks: Callbacks of the run.
         run: State of the run.
     """
@@ -3263,11 +3262,11 @@ def _ended_in_order(
 
 
 def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
-    """Save a run if asked, after a call or an epoch, and return whether it ends.
+    """Save the run if requested, and return whether it ends.
 
     Args:
         run: State of the run.
-        sync: Makes a request of one process count for all.
+        sync: Exchanges requests between processes.
 
     Raises:
         EvictedError: The process was told to end, and the run was saved.
@@ -3282,9 +3281,9 @@ def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
 
 @contextlib.contextmanager
 def _heard_eviction(run: RunState) -> Iterator[None]:
-    """Tell a run of SIGTERM instead of dying, if a callback saves then.
+    """Handle SIGTERM inside the context by telling the run, if a callback saves then.
 
-    Python hears signals in the main thread alone: in others nothing is done.
+    Python handles signals in the main thread only: in others nothing is done.
 
     Args:
         run: State of the run, which is told.
@@ -3337,7 +3336,7 @@ def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
 
 
 def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
-    """Warn once if the loss of the call that has begun with an update isn't finite."""
+    """Warn once if the loss of the last call isn't finite."""
     if math.isfinite(training.figures.loss) or not run.is_finite:
         return
     run.is_finite = False  # once is enough

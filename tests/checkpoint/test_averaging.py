@@ -269,7 +269,7 @@ FIGURES = {
     "none": ({}, "None of the 2 checkpoints", None),
     "other names": (
         {"monitor": ["a", "b"], "value": [1.0, 1.0]},
-        "different figures: a, b",
+        "different metrics: a, b",
         None,
     ),
     "no mode": (

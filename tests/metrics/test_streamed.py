@@ -86,5 +86,5 @@ def test_one_number_is_a_float(value):
     "value", [torch.zeros(2), {"a": 1}, None, (1.0, 2.0), np.zeros((2, 2))]
 )
 def test_anything_else_is_refused(value):
-    with pytest.raises(DataError, match="not to one number"):
+    with pytest.raises(DataError, match="isn't one number"):
         one_number("f", value)

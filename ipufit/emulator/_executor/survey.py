@@ -508,7 +508,7 @@ class SurveyTracer(StrictTracer):
             self.notes.attempt("host tensor", check, name, touched, place=None)
 
     def escaped(self, func: Any) -> None:
-        """Note an operator that the tracer hasn't seen."""
+        """Record an operator that the tracer hasn't seen."""
         self.has_escapes = True
         self.notes.add("tracing", untraceable(func))
 

@@ -472,7 +472,7 @@ class OptimizerSync:
         optimizer = self._poptorch
         if optimizer is None:
             raise AssertionError(
-                "The executor that this optimizer was made for has one of torch's now."
+                "This optimizer's executor now trains with an optimizer of torch."
             )
         self.read_state()
         return optimizer.get_state_dict()

@@ -58,7 +58,7 @@ def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def unchanged(module: torch.nn.Module) -> Iterator[list[str]]:
-    """Give a module its own weights again at the end, and torch its random state.
+    """Restore a module's weights, and torch's random state, after the context.
 
     Yields:
         List that describes, at the end, weights whose names had got other tensors.
