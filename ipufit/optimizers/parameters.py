@@ -130,7 +130,8 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
     missing = [
         name
         for name, p in module.named_parameters()
-        if p.requires_grad and id(p) not in given
+        # In this order: who looks at a weight that is trained has all of them fetched.
+        if id(p) not in given and p.requires_grad
     ]
     if missing:
         raise ConfigError(

@@ -172,6 +172,15 @@ def test_the_programs_used_last_are_kept(moves):
     assert moves.taken()["compiled"] == 1
 
 
+def test_batches_that_are_trained_one_by_one_move_no_weights(moves):
+    model = make()
+    model.train_on_batch(X, Y)
+    moves.clear()
+    for _ in range(3):
+        model.train_on_batch(X, Y)
+    assert moves.taken() == {"compiled": 0, "up": 0, "down": 0}
+
+
 def test_a_change_made_past_torchs_version_counter_is_uploaded():
     """`weight.data` has a counter of its own, so torch can't tell of it."""
     model, twin = make("sgd"), network()
