@@ -289,6 +289,11 @@ class _Walk:
         get = dict.get if isinstance(mapping, dict) else type(mapping).get
         self._follow(get, mapping, key, path, depth)
 
+    def _whole(self, container: Any) -> None:
+        """Note that a container counts as a whole; keys of a mapping are followed."""
+        read: Any = len if isinstance(container, Mapping) else _ids
+        self.checks.append((read, (container,), read(container)))
+
     def _visit(self, path: str, value: Any, depth: int) -> None:
         while path in self.values:  # a variable of another function
             path += "'"
@@ -374,7 +379,7 @@ class _Walk:
             members = vars(module).get(name)
             if not isinstance(members, dict):  # the module is a compiled script
                 continue
-            self.checks.append((_ids, (members,), _ids(members)))
+            self._whole(members)
             for key in members:
                 dtype = _scalar_dtype(members, key) if name == "_buffers" else None
                 if dtype is None:
@@ -384,7 +389,7 @@ class _Walk:
                     self.values[f"{path}.{key}"] = Contents(f"0-d buffer of {dtype}")
         for name in _HOOKS:
             hooks = vars(module).get(name, {})
-            self.checks.append((_ids, (hooks,), _ids(hooks)))
+            self._whole(hooks)
             for key in hooks:
                 self._item(hooks, key, f"{path}'s hook {key}", depth)
 
@@ -436,7 +441,7 @@ class _Walk:
             self.is_complete &= is_plain and all(map(_is_plain, values))
             self._sum(path, f"{kind} of {len(container)} values", container)
             return
-        self.checks.append((_ids, (container,), _ids(container)))
+        self._whole(container)
         if isinstance(container, (set, frozenset)):
             self.values[path] = frozenset(container) if is_plain else container
             return
