@@ -63,7 +63,10 @@ from ipufit.data import (
     unpacked,
 )
 from ipufit.distributed import get_process_info, processes
-from ipufit.engine import Executors, Objective, Sums, Training
+from ipufit.engine.loop import Training
+from ipufit.engine.metric_state import Sums
+from ipufit.engine.objective import Objective
+from ipufit.engine.program import Executors
 from ipufit.errors import (
     ConfigError,
     DamagedCheckpointError,

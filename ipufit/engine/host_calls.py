@@ -325,7 +325,7 @@ def figure_bytes(
 
     Example:
         >>> from ipufit.data import as_source
-        >>> from ipufit.engine import resolve_objective
+        >>> from ipufit.engine.objective import resolve_objective
         >>> module = torch.nn.Linear(3, 5)
         >>> source = as_source(torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64))
         >>> for metric in ("accuracy", "f1"):

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ipufit.batching import BatchPlan
 from ipufit.data import SampleStructure, TrainingBatches
-from ipufit.engine import Surveyed, Training, describe_coverage
+from ipufit.engine.loop import Training, describe_coverage
+from ipufit.engine.program import Surveyed
 from ipufit.errors import IpufitError
 
 if TYPE_CHECKING:

@@ -18,13 +18,9 @@ from ipufit._tree import Structure
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data import HostRandomState, StreamSource, as_batch, as_source
-from ipufit.engine import (
-    HostUpdate,
-    Inferred,
-    NoForwardError,
-    host_outputs,
-    host_update,
-)
+from ipufit.engine.host_calls import HostUpdate, host_outputs, host_update
+from ipufit.engine.objective import Inferred
+from ipufit.engine.step import NoForwardError
 from ipufit.errors import ConfigError
 
 from .model import FitArguments, IPUModel

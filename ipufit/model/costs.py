@@ -39,9 +39,9 @@ from ipufit._tree import Structure
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
 from ipufit.data import HostRandomState, SampleStructure, Source
-from ipufit.engine import NoForwardError, Steps, call_module, call_step
+from ipufit.engine.objective import Steps
 from ipufit.engine.precision import computed_in
-from ipufit.engine.step import kept_submodules
+from ipufit.engine.step import NoForwardError, call_module, call_step, kept_submodules
 from ipufit.engine.trace_checks import tensors_of, user_line
 from ipufit.engine.weights import mode, unfetched, weights_of
 from ipufit.errors import ConfigError, IpufitError, UnsupportedError

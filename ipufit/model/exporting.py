@@ -20,12 +20,9 @@ from ipufit._version import __version__
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
 from ipufit.data import Source
-from ipufit.engine import (
-    arguments_of,
-    compute_in_types,
-    failures_explained,
-    named_outputs,
-)
+from ipufit.engine.objective import named_outputs
+from ipufit.engine.precision import compute_in_types
+from ipufit.engine.step import arguments_of, failures_explained
 from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 from ipufit.placement import find_beginnings
 from ipufit.types import PathLike

@@ -74,37 +74,38 @@ from ipufit.distributed import (
     exchanges_off,
     get_process_info,
 )
-from ipufit.engine import (
-    Counterparts,
-    Evaluation,
-    Executors,
-    Figures,
-    Inferred,
-    NoForwardError,
-    Objective,
+from ipufit.engine.host_calls import (
     OutputSize,
-    ProcessSync,
-    StepFunction,
-    Steps,
-    Training,
-    WatchedGradients,
     bytes_of,
     check_shapes,
-    checked_step,
-    describe_coverage,
     figure_bytes,
     give_shapes,
-    in_own_types,
-    in_passes,
-    joined,
     lazy_layers,
     num_weights,
     output_size,
+)
+from ipufit.engine.loop import (
+    Evaluation,
+    Training,
+    describe_coverage,
+    in_passes,
+    joined,
     predictions,
     remark_on_passes,
-    resolve_objective,
-    surveyed,
 )
+from ipufit.engine.metric_state import Figures
+from ipufit.engine.objective import (
+    Inferred,
+    Objective,
+    StepFunction,
+    Steps,
+    checked_step,
+    resolve_objective,
+)
+from ipufit.engine.precision import Counterparts, in_own_types
+from ipufit.engine.processes import ProcessSync
+from ipufit.engine.program import Executors, WatchedGradients, surveyed
+from ipufit.engine.step import NoForwardError
 from ipufit.errors import (
     ConfigError,
     CoverageWarning,

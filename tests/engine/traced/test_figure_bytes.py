@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.data import as_source
-from ipufit.engine import figure_bytes, resolve_objective
-from ipufit.engine.objective import Steps
+from ipufit.engine.host_calls import figure_bytes
+from ipufit.engine.objective import Steps, resolve_objective
 from ipufit.metrics import AUC, BinaryAccuracy, Metric, RootMeanSquaredError
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ipufit import log
 from ipufit.data import as_source
-from ipufit.engine import Inferred, OutputSize, num_weights, output_size
+from ipufit.engine.host_calls import OutputSize, num_weights, output_size
+from ipufit.engine.objective import Inferred
 from tests import reference
 
 
