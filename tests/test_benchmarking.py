@@ -90,7 +90,7 @@ def test_figures_are_those_of_the_calls_without_the_first():
     told = result.mode, result.data, result.calls, result.samples_per_call
     assert told == ("training", "real", 3, 8)
     assert result.latency_ms == (1.0, pytest.approx(3.0), 5.0)
-    assert 20 <= result.call_ms.min <= result.call_ms.mean <= result.call_ms.max < 1000
+    assert 20 <= result.call_ms.min <= result.call_ms.mean <= result.call_ms.max
     assert 0 < result.loader_samples_per_second <= 1 / 0.002
     assert len(result.repeats) == 2
     assert max(result.repeats) <= 8 / (0.02 + 8 * 0.002)
