@@ -208,17 +208,17 @@ def test_averages_of_buffers_are_those_of_process_0(pool):
             np.testing.assert_array_equal(value, plain[0][2][name])
 
 
-def late_group():
+def late_group(path):
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.distributed.destroy_process_group()
     model = model_of()
     x, y, _ = samples(32)
     torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=size
     )
-    model.processes = distributed.Processes(distributed.ProcessInfo(0, 2))
     model.fit(x, y, 8, verbose=0)
 
 
-def test_a_group_is_made_before_the_model(pool):
+def test_a_group_is_made_before_the_model(pool, tmp_path):
     with pytest.raises(ipufit.ConfigError, match="when the model was made"):
-        pool.run(late_group, count=1)
+        pool.run(late_group, tmp_path / "group", count=2)
