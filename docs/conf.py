@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(os|abc|json|datetime)\.\w+"),
     ("py:.*", r"[A-Z]?[a-z]+(\[.*)?"),  # built-in types
     ("py:.*", r"(.*\.)?(_\w+|T|\w+Like|SavedAt|Rates|Precision|Structure|Leaf)"),
-    ("py:.*", r"(.*\.)?ExecutionStrategy"),
+    ("py:.*", r"(.*\.)?(ExecutionStrategy|Setter|StateTensor)"),
 ]
 
 myst_enable_extensions = ["attrs_inline", "colon_fence"]

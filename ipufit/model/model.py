@@ -1678,8 +1678,7 @@ class IPUModel:
             samples per call and the factors that make it, versions, size and SHA-256.
 
         Raises:
-            DataError: The data can't be used; or `x` is None, and the model hasn't run
-            yet.
+            DataError: The data can't be used; or `x` is None, and there was no run.
             ConfigError: The path ends in `.pt2` or `.onnx`, which torch writes.
             UnsupportedError: The module can't be pickled.
             FileError: The file can't be written.
