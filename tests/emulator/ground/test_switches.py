@@ -33,6 +33,7 @@ def test_any_integer_but_zero_is_on(monkeypatch, text, expected):
     ],
 )
 def test_what_makes_no_sense_is_named(monkeypatch, name, text, message):
+    monkeypatch.setenv("IPUFIT_EMULATOR_FOLD", "1")  # else nothing reads its MiB
     monkeypatch.setenv(name, text)
     options = poptorch.Options().deviceIterations(2)
     with pytest.raises(poptorch.Error, match=f"{name}={text!r} is no {message}"):
