@@ -13,7 +13,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -677,6 +677,8 @@ def test_any_program_infers_alike(names, D, R, B, mode, mib):
     st.integers(2, 3),
 )
 def test_programs_of_layers_are_folded(names, B):
+    # Whether it copies depends on strides: behind an LSTM a fold has other ones.
+    assume("written through a view" not in names[1:])
     *_, said = train("1", names, 1, 3, 1, B, OutputMode.All)
     assert folded_in(said) == 3
 
