@@ -136,8 +136,8 @@ def as_source(
 
 def as_batch(
     x: Any, y: Any = None, sample_weight: Any = None, *, left_out: Sequence[str] = ()
-) -> StreamSource:
-    """Convert one batch of arrays to a stream of one block.
+) -> Source:
+    """Convert one batch of arrays to a source.
 
     Args:
         x: Arrays of inputs, nested.
@@ -149,7 +149,7 @@ def as_batch(
         DataError: The arguments are no arrays, or arrays that can't be used.
 
     Example:
-        >>> as_batch(torch.zeros(5, 2)).rows_of_first
+        >>> as_batch(torch.zeros(5, 2)).num_samples
         5
     """
     if not is_array_like(x):
@@ -157,10 +157,7 @@ def as_batch(
             f"`x` is {describe(x)}. Pass the arrays of one batch, or use fit, "
             "evaluate and predict."
         )
-    x = without_columns(x, left_out)
-    from_arrays(x, y, sample_weight, name="x")  # refuses what can't be used
-    parts = [unframed(part, "`x`") for part in (x, y, sample_weight)]
-    return StreamSource([parts], _identity, name="x")
+    return from_arrays(without_columns(x, left_out), y, sample_weight, name="x")
 
 
 def from_arrays(

@@ -17,7 +17,7 @@ from torch import Tensor
 from ipufit._tree import Structure
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
-from ipufit.data import HostRandomState, StreamSource, as_batch, as_source
+from ipufit.data import HostRandomState, Source, StreamSource, as_batch, as_source
 from ipufit.engine.host_calls import HostUpdate, host_outputs, host_update
 from ipufit.engine.objective import Inferred
 from ipufit.engine.step import NoForwardError
@@ -275,8 +275,8 @@ class _Data(NamedTuple):
     source: StreamSource
     leaves: list[Tensor]
 
-    def again(self) -> StreamSource:
-        """Return the batch as a new source, which yields it once."""
+    def as_arrays(self) -> Source:
+        """Return the batch as a source for one update."""
         inputs, labels = self.source.structure.split(self.leaves)
         targets = labels.targets if self.source.structure.has_targets else None
         return as_batch(inputs, targets, labels.weights)
@@ -308,7 +308,7 @@ class _Twin:
         mixes: Whether the model is trained on mixed samples, which these aren't.
     """
 
-    def __init__(self, model: IPUModel, source: StreamSource) -> None:
+    def __init__(self, model: IPUModel, source: Source) -> None:
         settings = model._settings
         self.mixes = settings is not None and settings.mixing is not None
         state = {**model._copied_state(), "trained": None}
@@ -390,7 +390,7 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
     model, settings = twin.model, twin.model._settings
     assert settings is not None  # noqa: S101 - the caller has looked
     optimization = settings.optimization
-    rows = data.source.rows_of_first
+    rows = len(data.leaves[0])
     expected = host_update(
         twin.host,
         settings.training_figures.objective,
@@ -411,7 +411,7 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
             "differ by those."
         )
     given = FitArguments(rows, shuffle=False, updates=1)
-    training, batches = model._training(data.again(), given, list(known))
+    training, batches = model._training(data.as_arrays(), given, list(known))
     training.prepare(batches, make_progress(0))
     training.figures.reset()
     for call in batches:  # the only one; with several processes each has a share

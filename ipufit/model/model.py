@@ -891,10 +891,11 @@ class IPUModel:
         updates = self.config.device_iterations or 1
         if own is not None:
             updates = own.device_iterations
-        size, rest = divmod(source.rows_of_first, updates)
+        rows = source.num_samples or 0  # that of arrays is known
+        size, rest = divmod(rows, updates)
         if rest or not size:
             raise DataError(
-                f"A batch of {source.rows_of_first} samples doesn't make the {updates} "
+                f"A batch of {rows} samples doesn't make the {updates} "
                 "updates of a call (device_iterations): pass a multiple of it."
             )
         given = FitArguments(
@@ -948,7 +949,7 @@ class IPUModel:
         self._require_compiled()
         source = as_batch(x, y, sample_weight)
         size, _ = _rows_to_evaluate(self.config, source, None, None)
-        rows = source.rows_of_first
+        rows = source.num_samples
         test = self._evaluation(source, size, rows_in_one_call=rows)
         if _env.compile_only() is not None:
             return self._compiled_test(test, return_dict)
@@ -971,7 +972,7 @@ class IPUModel:
         """
         source = as_batch(x, left_out=self._target_columns)
         size, _ = _rows_to_evaluate(self.config, source, None, None)
-        rows = source.rows_of_first
+        rows = source.num_samples
         plan = self._prediction(source, size, rows_in_one_call=rows, is_open=False)
         return self._whole_outputs(plan, self._predicted(plan))
 
