@@ -10,6 +10,7 @@ samples costs a few scalars per call. `evaluate` runs the same functions. A
 from __future__ import annotations
 
 import abc
+import functools
 import inspect
 import math
 from typing import Any, Callable
@@ -201,7 +202,11 @@ def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
     if len(names) < 2 or names[0] not in _TARGETS or names[1] in _TARGETS:
         return function
 
-    return lambda outputs, targets: function(targets, outputs)
+    return functools.partial(_with_targets_first, function)
+
+
+def _with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
+    return function(targets, outputs)
 
 
 def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> Tensor:

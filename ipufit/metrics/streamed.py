@@ -20,8 +20,9 @@ class StreamedFunction(CollectingMetric):
     """A function of all outputs and targets, such as scikit-learn's, on the host.
 
     Args:
-        function: `function(outputs, targets)`, in this order, of NumPy arrays with all
-            rows; it returns one number.
+        function: `function(outputs, targets)`, or `function(y_true, y_pred)` with its
+            parameters named so, as scikit-learn's are. It gets NumPy arrays with all
+            rows, and returns one number.
         name: Key in logs; None for the function's name.
         direction: `"max"`, `"min"` or None, as in `StreamedMetric`.
 

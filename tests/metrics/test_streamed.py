@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -88,3 +89,16 @@ def test_one_number_is_a_float(value):
 def test_anything_else_is_refused(value):
     with pytest.raises(DataError, match="isn't one number"):
         one_number("f", value)
+
+
+def surplus(y_true, y_pred):
+    return float((y_pred - y_true).sum())
+
+
+def test_names_of_parameters_say_the_order_in_a_copy_for_another_process_too():
+    for metric in (
+        StreamedFunction(surplus),
+        pickle.loads(pickle.dumps(StreamedFunction(surplus))),
+    ):
+        metric.update(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 1.0]))
+        assert (metric.name, metric.result()) == ("surplus", 3.0)
