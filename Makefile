@@ -20,7 +20,7 @@ test: $(TOX)  ## the everyday checks: lint, tests, doctests, examples, Keras, ty
 	$(TOX) run -e lint,tests,keras; status=$$?; wait; \
 	$(FLOOR) && exit $$status
 
-test-long: $(TOX)  ## the long ones: many more examples of properties, all tests in the other modes, the site, all of the floor
+test-long: $(TOX)  ## the long ones: many more examples of properties, tests in the other modes, the site, all of the floor
 	@$(TOX) run -m long; status=$$?; \
 	$(FLOOR) -- tests --ignore=tests/test_examples.py --ignore=tests/keras --ignore=tests/benchmarks && exit $$status
 
@@ -33,10 +33,10 @@ lint: $(TOX)  ## ruff: rules and format
 types: $(TOX)  ## mypy on the running interpreter; `floor` runs it on 3.8
 	$(TOX) run -e types
 
-tests: $(TOX)  ## tests, doctests and examples on the running interpreter
+tests: $(TOX)  ## tests, doctests and examples on the running interpreter, and some tests looped
 	$(TOX) run -e tests
 
-modes: $(TOX)  ## all tests in the emulator's other modes: looped, and contiguous
+modes: $(TOX)  ## tests that run programs in the emulator's other modes: looped, and contiguous
 	$(TOX) run -e modes
 
 keras: $(TOX)  ## Keras and ipufit side by side, on Python 3.11 or newer
