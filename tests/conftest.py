@@ -72,6 +72,9 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "thorough: a costly test, for the thorough profile only"
     )
+    config.addinivalue_line(
+        "markers", "spread: a test with more cases in the thorough profile"
+    )
     if is_thorough(config):  # with a seed alone, too: other profiles ignore it
         hypothesis.settings.load_profile("thorough")
     try:

@@ -24,6 +24,8 @@ def examples(thorough):
 def spread(cases):
     """A share of the cases as large as the profile's share of examples, spread evenly.
 
+    Mark the test with `pytest.mark.spread`, so that the thorough profile runs it.
+
     Args:
         cases: A list, of which the first and the last are always kept.
     """

@@ -114,6 +114,7 @@ def models():
     return importlib.import_module("torchvision.models")
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", spread(TORCHVISION))
 def test_torchvisions_networks_are_not_refused(name, models):
     has_aux = name in ("googlenet", "inception_v3")

@@ -107,6 +107,7 @@ def on_one_ipu():
     return trained(network, gradient_accumulation=8)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", spread(list(LAYOUTS)))
 def test_a_pipeline_is_evaluated_with_a_layout_of_its_own(
     monkeypatch, on_one_ipu, name

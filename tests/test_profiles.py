@@ -21,6 +21,7 @@ def share(request):
     return 10 if is_quick else 25
 
 
+@pytest.mark.spread
 def test_examples_are_drawn_anew_only_on_request(share):
     assert settings().max_examples == share
     assert settings().derandomize is (share < 100)
@@ -28,11 +29,13 @@ def test_examples_are_drawn_anew_only_on_request(share):
     assert settings().deadline is None
 
 
+@pytest.mark.spread
 def test_costly_properties_get_their_share_of_examples(share):
     assert examples(60) == {100: 60, 25: 15, 10: 6}[share]
     assert examples(3) == (3 if share == 100 else 1)
 
 
+@pytest.mark.spread
 def test_costly_cases_are_spread_evenly(share):
     cases = list(range(10))
     assert spread(cases) == {100: cases, 25: [0, 4, 8, 9], 10: [0, 9]}[share]

@@ -518,6 +518,7 @@ SCENARIOS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_resuming_after_any_call_is_as_not_having_stopped(name, tmp_path):
     scenario = SCENARIOS[name]

@@ -131,6 +131,7 @@ def one():
     return run(ONE)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize(
     "how", spread(list(draws())), ids=lambda how: "-".join(map(str, how.values()))
 )

@@ -93,6 +93,7 @@ def added_up(metric, outputs, targets, size):
     return metric.result(sums.double())
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("kind", REFERENCES)
 @pytest.mark.parametrize(
     ("mean", "spread"),

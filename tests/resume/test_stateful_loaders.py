@@ -72,6 +72,7 @@ SCENARIOS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_resumed_run_is_the_unbroken_one(name, tmp_path):
     scenario = SCENARIOS[name]
@@ -101,6 +102,7 @@ def test_no_batch_is_drawn_twice(tmp_path):
         assert scenario.data.loaders[-1].drawn == 1 + 6 - calls
 
 
+@pytest.mark.spread
 def test_the_state_is_kept_on_and_on(tmp_path):
     scenario = SCENARIOS["batches that are larger"]
     saver = Saver(tmp_path)
@@ -234,6 +236,7 @@ REAL = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated", "ignore:.*fork")
 @pytest.mark.parametrize("name", REAL)
 def test_torchdata_goes_on_exactly(name, tmp_path):
