@@ -37,29 +37,8 @@ def test_a_crew_answers_together_and_says_why_it_fails():
         crew.dismiss()
 
 
-def measured():
-    found = Measured()
-    for layout in (Layout(1, 1), Layout(2, 1)):
-        for name, wall in {"ipufit": 1.0, "ipufit-d1": 2.0, "loop": 3.0}.items():
-            found.turns["mlp", layout, name] += [Turn(wall, wall, 3000.0, None)] * 2
-        found.turns["mlp", layout, "usual"] += [Turn(4.0, 4.0, 9.0, None)] * 2
-    return found
 
 
-def test_tables_show_ratios_and_bytes_beside_a_ring():
-    found = measured()
-    layouts = [Layout(1, 1), Layout(2, 1)]
-    lines = distributed._speeds(found, "mlp", layouts, quick=True).splitlines()
-    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
-    assert cells[0] == "2 processes"
-    assert cells[5:] == ["3.00", "3.00", "3.00", "4.00"]
-    lines = distributed._bytes(found, ["mlp"], layouts, quick=True).splitlines()
-    cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
-    assert cells[:4] == ["mlp", "2", "2704", "2704"]
-    assert distributed._verdict(found).endswith("1 of 1.")
-    slow = [Turn(9.0, 9.0, None, None)] * 2
-    found.turns["mlp", Layout(2, 1), "ipufit"] = slow
-    assert distributed._verdict(found).endswith("slower: mlp with 2 processes (0.33).")
 
 
 @pytest.mark.thorough

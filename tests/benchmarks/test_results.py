@@ -42,16 +42,6 @@ def test_a_repeat_is_compared_with_the_plain_loop_of_the_same_repeat():
     assert rows[1].cached_seconds == pytest.approx((0.25 + 0.0) / 2)
 
 
-def test_who_has_no_figures_is_listed_with_the_reason():
-    missing = result(1.0)
-    missing["operations"]["train"] = {"unavailable": "it has no train"}
-    found = measured(
-        plain=[result(1.0)], ipufit=[missing], keras=[{"failed": "exit 1"}]
-    )
-    assert [row.contestant for row in found.rows()] == ["plain"]
-    reasons = {(one.contestant, one.operation): one.reason for one in found.absences()}
-    assert reasons["ipufit", "train"] == "it has no train"
-    assert reasons["keras", "train"] == "exit 1"
 
 
 PLAIN = {

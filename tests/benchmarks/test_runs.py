@@ -53,28 +53,8 @@ def test_a_process_that_fails_says_why(tmp_path, echo):
     assert answer == {"failed": "exit 1: so it is"}
 
 
-class Scripted:
-    """A runner whose processes fail where it is told."""
-
-    def __init__(self, *failing):
-        self.failing = failing
-
-    def run(self, job, repeat):
-        failed = (job.contestant, repeat) in self.failing
-        return {"failed": "so it is"} if failed else {"repeat": repeat}
 
 
-def test_contestants_take_turns_and_who_failed_is_left_out():
-    jobs = [Job("W2", name) for name in ("plain", "ipufit", "bare")]
-    done = [
-        (job.contestant, result.get("repeat"))
-        for job, result in interleaved(Scripted(("ipufit", 1)), jobs, 3)
-    ]
-    assert done == [
-        *(("plain", 0), ("ipufit", 0), ("bare", 0)),
-        *(("plain", 1), ("ipufit", None), ("bare", 1)),
-        *(("plain", 2), ("bare", 2)),
-    ]
 
 
 def test_a_contestant_that_does_less_fails_the_run(monkeypatch, capsys):
