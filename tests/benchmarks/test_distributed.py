@@ -9,7 +9,6 @@ from torch import distributed as dist
 
 from benchmarks import distributed
 from benchmarks.crews import Crew, CrewError
-from benchmarks.distributed import Layout, Measured, Turn
 
 
 class Adder:
@@ -35,10 +34,6 @@ def test_a_crew_answers_together_and_says_why_it_fails():
             crew.ask(-1)
     finally:
         crew.dismiss()
-
-
-
-
 
 
 @pytest.mark.thorough

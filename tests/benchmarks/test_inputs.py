@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from benchmarks import inputs, reading
-from benchmarks.reading import WAYS, Reading
-from benchmarks.runs import Runner
+from benchmarks import reading
+from benchmarks.reading import Reading
 
 SMALL = {"samples": 400, "epochs": 1, "source": "drawings"}
 
@@ -29,7 +25,3 @@ def test_every_way_can_be_measured(way):
     assert found["cpu"] > 0
     assert found["wall"] > 0
     assert found["source"] == "drawings like MNIST's"
-
-
-
-

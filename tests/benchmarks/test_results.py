@@ -42,8 +42,6 @@ def test_a_repeat_is_compared_with_the_plain_loop_of_the_same_repeat():
     assert rows[1].cached_seconds == pytest.approx((0.25 + 0.0) / 2)
 
 
-
-
 PLAIN = {
     "train": [[1.0, 0.5], [0.5, 0.75]],
     "evaluate": [0.4, 0.8],

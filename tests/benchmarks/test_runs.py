@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import peers, workloads
-from benchmarks.runs import Runner, interleaved
-from benchmarks.worker import Job
+from benchmarks.runs import Runner
 
 ECHO = """
 import json, os, sys
@@ -51,10 +50,6 @@ def test_a_process_gets_its_environment_and_answers(tmp_path, monkeypatch, echo)
 def test_a_process_that_fails_says_why(tmp_path, echo):
     answer = Runner(tmp_path).call(echo, {"fails": True}, 0, "title")
     assert answer == {"failed": "exit 1: so it is"}
-
-
-
-
 
 
 def test_a_contestant_that_does_less_fails_the_run(monkeypatch, capsys):

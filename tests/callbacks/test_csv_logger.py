@@ -15,8 +15,6 @@ from ipufit import ConfigError, FileError, IpufitWarning
 from ipufit.callbacks import CallbackList, CSVLogger
 from tests.callbacks.driving import play
 
-NAN = float("nan")
-
 
 @pytest.fixture
 def file(tmp_path):
@@ -28,21 +26,6 @@ def rows(file):
     assert text.endswith("\r\n")
     assert text.count("\n") == text.count("\r\n")
     return text.split("\r\n")[:-1]
-
-
-def test_columns_are_the_first_epoch_s_figures_and_a_validation_s(file):
-    series = [{"loss": 0.5, "acc": 1.0}, {"acc": NAN, "loss": 0.25, "val_loss": 2.0}]
-    play(CSVLogger(file), series)
-    assert rows(file) == [
-        "epoch,acc,loss,val_acc,val_loss",
-        "0,1.0,0.5,NA,NA",
-        "1,nan,0.25,NA,2.0",
-    ]
-
-
-def test_a_first_epoch_that_was_validated_has_all_there_will_be(file):
-    play(CSVLogger(str(file), separator=";"), [{"val_loss": 2.0, "loss": 1.0}])
-    assert rows(file) == ["epoch;loss;val_loss", "0;1.0;2.0"]
 
 
 def test_text_and_arrays_are_cells(file):
@@ -83,14 +66,6 @@ def test_appending_keeps_rows_and_columns(file):
         "1,3.0,4.0,NA",
         "2,NA,6.0,NA",
     ]
-
-
-@pytest.mark.parametrize("is_there", [False, True])
-def test_appending_to_nothing_writes_a_header(file, is_there):
-    if is_there:
-        file.touch()
-    play(CSVLogger(file, append=True), [1.0])
-    assert rows(file)[0] == "epoch,q,val_q"
 
 
 def test_a_row_that_was_cut_short_stays_on_its_own_line(file):

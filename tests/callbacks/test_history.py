@@ -32,13 +32,6 @@ def test_a_new_run_counts_epochs_anew_and_keeps_what_there_was():
     assert (history.dropped_samples, history.coverage) == (3, "half")
 
 
-def test_two_histories_share_nothing():
-    first, second = History(), History()
-    first.on_epoch_end(0, {"loss": 2.0})
-    assert second.history == {}
-    assert second.epoch == []
-
-
 def test_the_model_is_not_kept():
     history = History()
     history.set_model(object())

@@ -45,12 +45,6 @@ def test_the_schedule_sets_the_rate_of_each_epoch(schedule, rates):
     assert played_rates(schedule) == rates
 
 
-def test_it_says_the_rate_of_every_epoch(capsys):
-    play(LearningRateScheduler(lambda epoch: 0.5, verbose=1), [1.0, 1.0])
-    line = "Epoch {}: LearningRateScheduler setting learning rate to 0.5."
-    assert capsys.readouterr().out == (f"\n{line.format(1)}\n\n{line.format(2)}\n")
-
-
 def test_other_groups_keep_their_ratio_across_a_rate_of_zero():
     model = ScriptedModel(rates=(0.1, 0.01, 0.0))
     play(LearningRateScheduler(lambda epoch: epoch / 10), [1.0] * 3, model=model)
@@ -120,36 +114,10 @@ def test_a_fit_trains_with_the_rates_of_the_schedule():
 # `ReduceLROnPlateau`, driven by scripted figures; the rates are Keras's -------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "rates"),
-    [
-        ({"patience": 2}, [1, 1, 0.5, 0.5, 0.25, 0.25]),
-        ({"patience": 1, "cooldown": 2}, [1, 0.5, 0.5, 0.25, 0.25, 0.125]),
-        ({"patience": 0}, [1, 0.5, 0.25]),
-        ({"patience": 0, "min_lr": 0.3}, [1, 0.5, 0.3, 0.3]),
-        ({"patience": 0, "min_lr": 2.0}, [1, 1]),
-    ],
-)
-def test_the_rate_falls_while_the_figure_is_flat(arguments, rates):
-    reducing = ReduceLROnPlateau("q", factor=0.5, mode="min", **arguments)
-    played = play(reducing, [3.0] * len(rates))
-    assert played.rates == rates
-    # The logs have the rate that the epoch was trained with.
-    assert [logs["learning_rate"] for logs in played.logs] == [1, *rates[:-1]]
-
-
 def test_a_rate_that_is_the_lowest_but_for_rounding_stays(capsys):
     reducing = ReduceLROnPlateau("q", mode="min", patience=0, min_lr=0.01, verbose=1)
     play(reducing, [3.0] * 5, model=ScriptedModel(rates=(1.0,)))
     assert capsys.readouterr().out.count("reducing") == 2  # 0.1, 0.010000000000000002
-
-
-def test_it_says_what_it_did(capsys):
-    reducing = ReduceLROnPlateau("q", factor=0.5, mode="min", patience=2, verbose=1)
-    play(reducing, [3.0] * 3)
-    assert capsys.readouterr().out == (
-        "\nEpoch 3: ReduceLROnPlateau reducing learning rate to 0.5.\n"
-    )
 
 
 def test_all_groups_fall_by_the_same_ratio():

@@ -49,59 +49,6 @@ def test_names_are_made_of_the_logs_and_folders_are_made():
 
 
 @pytest.mark.parametrize(
-    ("series", "arguments", "expected"),
-    [
-        ([3.0, 4.0, 2.0, 2.0, 1.0], {}, ["e1", "e3", "e5"]),
-        ([NAN, 4.0, NAN, 3.0], {}, ["e2", "e4"]),
-        ([3.0, 1.0, 0.5], {"initial_value_threshold": 2.0}, ["e2", "e3"]),
-    ],
-)
-def test_only_the_best_are_saved_if_asked(series, arguments, expected):
-    assert saved(series, save_best_only=True, **arguments) == expected
-
-
-def test_the_best_outlives_the_run():
-    assert saved([3.0, 2.0], save_best_only=True, runs=2) == ["e1", "e2"]
-
-
-def test_updates_are_counted_over_epochs():
-    path = "e{epoch}-b{batch}.safetensors"
-    assert saved([1.0, 1.0], path, batches=3, save_freq=2) == [
-        "e1-b2",
-        "e2-b1",
-        "e2-b3",
-    ]
-
-
-def test_a_missing_figure_warns_and_saves():
-    with pytest.warns(UserWarning, match="Can save best model only with q available"):
-        assert saved([1.0, None], save_best_only=True) == ["e1", "e2"]
-
-
-def test_it_says_what_it_does(capsys):
-    saved([3.0, 4.0, 2.0], "x.safetensors", save_best_only=True, verbose=1)
-    assert capsys.readouterr().out == (
-        "\nEpoch 1: q improved from None to 3.00000, saving model to x.safetensors\n"
-        "\nEpoch 1: finished saving model to x.safetensors\n"
-        "\nEpoch 2: q did not improve from 3.00000\n"
-        "\nEpoch 3: q improved from 3.00000 to 2.00000, saving model to "
-        "x.safetensors\n"
-        "\nEpoch 3: finished saving model to x.safetensors\n"
-    )
-    saved([3.0], "x.safetensors", verbose=1)
-    assert capsys.readouterr().out == (
-        "\nEpoch 1: saving model to x.safetensors\n"
-        "\nEpoch 1: finished saving model to x.safetensors\n"
-    )
-    saved([3.0], "x.safetensors")
-    assert capsys.readouterr().out == ""
-
-
-def test_a_direction_matters_only_for_the_best():
-    play(ModelCheckpoint("x.safetensors", "q"), [1.0], directions={"loss": "min"})
-
-
-@pytest.mark.parametrize(
     "path",
     [
         "{val_q}.safetensors",

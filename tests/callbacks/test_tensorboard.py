@@ -67,12 +67,6 @@ def test_figures_of_epochs(double):
     assert double.open == []
 
 
-def test_figures_of_calls(double):
-    fit(model_of(updates_per_call=2), TensorBoard("elsewhere", "batch"), epochs=1)
-    folder = os.path.join("elsewhere", "train")
-    assert written(double, folder)[:2] == [("batch_loss", 2), ("batch_loss", 4)]
-
-
 def test_figures_of_every_so_many_updates(double):
     fit(model_of(), TensorBoard(update_freq=3))
     calls = [one for one in written(double, TRAIN) if one[0] == "batch_loss"]

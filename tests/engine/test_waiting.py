@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import ipufit.engine.loop
 from ipufit import Callback, IPUConfig, IPUModel
 from ipufit.callbacks import ProgressDisplay
-from ipufit.engine.objective import Objective
 from tests import reference
 from tests.strategies import examples
 
@@ -57,36 +56,6 @@ def test_waiting_changes_no_figure(count, size, iterations, is_weighted, most):
         each = model.evaluate(x, y, size, callbacks=heard, **arguments)
     assert bits(waited) == bits(each)
     assert heard.logs == pytest.approx(each, nan_ok=True)
-
-
-def test_fewer_vectors_are_computed_than_there_are_calls(monkeypatch):
-    counted = []
-    terms = Objective.loss_terms
-    monkeypatch.setattr(
-        Objective,
-        "loss_terms",
-        lambda *a: counted.append(a[-1]) or terms(*a),
-    )
-    x, y = reference.samples(21)
-    compiled().evaluate(x, y, batch_size=2, verbose=0)
-    assert counted == [2, 21]  # the first call is looked at by itself
-    compiled(inference_iterations=11).evaluate(x, y, batch_size=2, verbose=0)
-    assert counted == [2, 21, 21]
-
-
-def test_each_row_is_looked_at_once_by_a_callback_that_hears_calls(monkeypatch):
-    counted = []
-    terms = Objective.loss_terms
-    monkeypatch.setattr(
-        Objective,
-        "loss_terms",
-        lambda *a: counted.append(a[-1]) or terms(*a),
-    )
-    x, y = reference.samples(21)
-    heard = Hears()
-    figures = compiled().evaluate(x, y, 2, 0, callbacks=heard)
-    assert counted == [2] * 10 + [1, 21]
-    assert heard.logs == pytest.approx(figures)
 
 
 def test_a_display_does_not_change_the_figures(monkeypatch):
