@@ -770,12 +770,22 @@ class Objective:
             labels: Targets and weights; shares of 0 mark padding, which is ignored.
         """
         mask = None if labels.share is None else labels.share.gt(0).to(torch.float32)
+        binary = {
+            part.name
+            for key, loss in self.losses
+            if loss.is_binary and self.measures
+            for part in self._parts_of_loss(key, loss, outputs, labels)
+        }
         for measure in self.measures:
             output = self._output_of(measure, outputs)
             is_named = not isinstance(measure.metric, FunctionMetric)
             (part,) = find_parts(
                 output, outputs, labels, self._keys, splits=False, is_named=is_named
             )
+            if part.name in binary and isinstance(measure.metric, Metric):
+                metric = copy.copy(measure.metric)
+                metric.has_binary_loss = True
+                measure = measure._replace(metric=metric)
             weights = part.weights if measure.is_weighted else None
             if weights is not None:
                 weights = weights.to(torch.float32)

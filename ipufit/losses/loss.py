@@ -49,6 +49,7 @@ class Loss:
         summed: The same loss as a sum, for a loss that ignores targets.
         takes_logits: Whether the loss takes logits, though its name means probabilities
             in Keras.
+        is_binary: Whether each output is a problem of its own, with a target of 0 or 1.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Loss:
     ignore_index: int | None = None
     summed: LossFunction | None = None
     takes_logits: bool = False
+    is_binary: bool = False
 
     def terms(
         self,

@@ -195,6 +195,20 @@ _LOGITS = (
 )
 """Names, as keys, that mean a loss of probabilities in Keras or torch."""
 
+_BINARY_MODULES = (
+    torch.nn.BCELoss,
+    torch.nn.BCEWithLogitsLoss,
+    torch.nn.MultiLabelSoftMarginLoss,
+    torch.nn.SoftMarginLoss,
+)
+_BINARY = (
+    *(_LOSSES[name] for name in ("hinge", "squared_hinge")),
+    _LOSSES["bce binary_cross_entropy binary_crossentropy"],
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+)
+"""Losses of outputs that are each a problem with targets 0 and 1, or -1 and 1."""
+
 _IGNORED = -100
 _IGNORING = (_categorical, _cross_entropy, _nll, _sparse)
 
@@ -244,6 +258,7 @@ def named_loss(name: str) -> Loss:
         ignore_index=_IGNORED if function in _IGNORING else None,
         summed=reduced("sum"),
         takes_logits=key in _LOGITS,
+        is_binary=function in _BINARY,
     )
 
 
@@ -293,6 +308,7 @@ def resolve_loss(loss: LossLike) -> Loss:
         is_per_output=is_torchs,
         ignore_index=ignore_index,
         summed=None if ignore_index is None else _with_reduction(loss, "sum"),
+        is_binary=isinstance(loss, _BINARY_MODULES) or loss in _BINARY,
     )
 
 

@@ -45,9 +45,13 @@ class Metric(abc.ABC):
     Attributes:
         direction: `"max"` or `"min"` if larger or smaller values are better, else None.
             Callbacks that monitor the metric use it.
+        has_binary_loss: Whether the loss of the same output is binary, so that each
+            output is a 0 or 1 of its own. It is set in copies of the metric.
     """
 
     direction: str | None = None
+    has_binary_loss = False
+    _takes_one_hot = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,6 +82,8 @@ class Metric(abc.ABC):
             The value. In the base class it is the first sum divided by the second; NaN
             if the second is 0.
         """
+        if self._takes_one_hot:
+            refuse_parts(self.name, sums[1])
         return float(sums[0] / sums[1])
 
 
@@ -207,6 +213,23 @@ def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
 
 def _with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
     return function(targets, outputs)
+
+
+def refuse_parts(name: str, sums: Tensor) -> None:
+    """Refuse the sums of targets of which some rows weren't one-hot.
+
+    Raises:
+        DataError: The sums are NaN.
+    """
+    if sums.isnan().any():
+        raise DataError(
+            f"The metric {name!r} takes targets of the outputs' shape for one-hot, "
+            "with classes on the last axis, and some rows don't sum to 1. If each "
+            "output has a 0 or 1 of its own, use a binary loss such as 'bce', metric "
+            "'binary_accuracy', one such as ipufit.metrics.F1Score(multi_label=True), "
+            "or masks with a channel axis, [N, 1, H, W]. If classes are on axis 1, "
+            "give class indices."
+        )
 
 
 def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> Tensor:

@@ -28,9 +28,10 @@ from .shapes import (
     classified,
     dense_targets,
     has_class_axis,
-    is_binary,
+    is_of_bits,
     matched_targets,
     one_hot,
+    whole_rows,
 )
 
 __all__ = [
@@ -58,6 +59,7 @@ class _Share(Metric):
     """Base of accuracies: the weighted share of correct samples."""
 
     direction = "max"
+    _takes_one_hot = True
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the weight of the correct samples, and of all samples."""
@@ -146,7 +148,8 @@ class Accuracy(_Share):
     """Binary, categorical or sparse accuracy, chosen by the shapes.
 
     The rule is Keras's for `"accuracy"`: one output per sample is binary; targets
-    without the class axis are class indices; else they are one-hot.
+    without the class axis are class indices; else they are one-hot. Outputs with a
+    binary loss, or with a channel axis of size 1, are binary too.
 
     Args:
         from_logits: Whether binary outputs are logits; else they are probabilities.
@@ -163,7 +166,7 @@ class Accuracy(_Share):
         self._binary = BinaryAccuracy(from_logits=from_logits)
 
     def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        if is_binary(outputs):
+        if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
             return self._binary._judge(outputs, targets, weights)
         return _best(outputs, targets, weights)
 
@@ -237,7 +240,10 @@ def _best(outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         scores, labels, counts = classified(outputs, targets, weights)
         return scores.argmax(dim=-1).eq(labels), counts
     if has_class_axis(outputs, targets):
-        return outputs.argmax(dim=-1).eq(targets.argmax(dim=-1)), None
+        is_right = outputs.argmax(dim=-1).eq(targets.argmax(dim=-1))
+        return is_right, whole_rows(
+            targets, torch.ones_like(is_right, dtype=torch.float32)
+        )
     labels = class_indices(outputs, targets)
     if labels.shape != outputs.shape[:-1]:
         outputs = outputs.movedim(1, -1)
@@ -293,6 +299,7 @@ class CategoricalHinge(Metric):
     """
 
     direction = "min"
+    _takes_one_hot = True
 
     def __init__(self, name: str = "categorical_hinge") -> None:
         super().__init__(name)

@@ -11,8 +11,14 @@ from torch import Tensor
 
 from ipufit.errors import ConfigError, DataError
 
-from .base import Metric, is_between, is_whole, score_above
-from .shapes import classified, elements, is_binary, one_hot, total_marked
+from .base import Metric, is_between, is_whole, refuse_parts, score_above
+from .shapes import (
+    classified,
+    elements,
+    is_of_bits,
+    one_hot,
+    total_marked,
+)
 
 __all__ = [
     "BalancedAccuracy",
@@ -49,9 +55,11 @@ class Counts(NamedTuple):
 class ConfusionMetric(Metric):
     """Base of metrics that are functions of each class's confusion matrix.
 
-    With one output per sample the problem is binary. With scores of classes `[..., C]`
-    the class of the highest score is predicted. Targets are then class indices, of
-    which -100 is ignored, or one-hot.
+    With one output per sample, or a channel axis of size 1, the problem is binary.
+    With scores of classes `[..., C]` the class of the highest score is predicted.
+    Targets are then class indices, of which -100 is ignored, or one-hot. With a binary
+    loss, outputs `[N, C]` or `[N, C, ..., W]` are C binary problems, and `[N, H, W]`
+    are one.
 
     Args:
         name: Key in logs.
@@ -88,11 +96,16 @@ class ConfusionMetric(Metric):
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return predictions and targets, bools `[..., C]`, and their weights."""
-        if is_binary(outputs) or self._is_multi_label:
+        is_loss = self.has_binary_loss
+        is_bits = is_of_bits(outputs, targets, has_binary_loss=is_loss)
+        if is_bits or self._is_multi_label:
             scores, truths, counts = elements(outputs, targets, weights)
             predicted, true = scores.gt(self._threshold), truths.gt(0.5)
             if self._is_multi_label:
                 return predicted, true, counts
+            if isinstance(self, ClassScore) and is_loss and outputs.dim() in (2, 4, 5):
+                predicted, true = predicted.movedim(1, -1), true.movedim(1, -1)
+                return predicted, true, counts.movedim(1, -1)
             return predicted.reshape(-1, 1), true.reshape(-1, 1), counts.reshape(-1, 1)
         scores, labels, counts = classified(outputs, targets, weights)
         num_classes = scores.shape[-1]
@@ -105,6 +118,7 @@ class ConfusionMetric(Metric):
 
     def result(self, sums: Tensor) -> float:
         """Compute the metric's value from the counts; NaN without samples."""
+        refuse_parts(self.name, sums)
         if not float(sums.sum()):
             return float("nan")
         return self._figure(Counts(*sums.reshape(4, -1)))
@@ -174,6 +188,7 @@ class _Count(ConfusionMetric):
 
     def result(self, sums: Tensor) -> float:
         """Return the count; 0 without samples."""
+        refuse_parts(self.name, sums)
         return self._figure(Counts(*sums.reshape(4, -1)))
 
     def _figure(self, counts: Counts) -> float:
@@ -265,7 +280,7 @@ class ClassScore(ConfusionMetric):
 
     def _present(self, counts: Counts) -> Tensor:
         """Return 1 for each class in the average, 0 for others."""
-        if self._is_multi_label:
+        if self._is_multi_label or self.has_binary_loss:
             return torch.ones_like(counts.tp)
         present: Tensor = union(counts).gt(0).to(torch.float64)
         return present

@@ -24,7 +24,7 @@ from .shapes import (
     classified,
     dense_targets,
     has_class_axis,
-    is_binary,
+    is_of_bits,
     matched_targets,
 )
 
@@ -231,7 +231,7 @@ class CrossEntropy(SparseCategoricalCrossentropy):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the losses, and the weight of the targets that count."""
-        if is_binary(outputs):
+        if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
             values = binary_crossentropy(outputs, targets, self._from_logits)
         elif has_class_axis(outputs, targets):
             values = categorical_crossentropy(outputs, targets, self._from_logits)

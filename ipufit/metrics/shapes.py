@@ -56,6 +56,30 @@ def is_binary(outputs: Tensor) -> bool:
     return outputs.dim() == 1 or int(outputs.shape[-1]) == 1
 
 
+def is_of_bits(outputs: Tensor, targets: Tensor, *, has_binary_loss: bool) -> bool:
+    """Return whether each output is a problem of its own, with a target of 0 or 1.
+
+    Args:
+        outputs: Outputs of the model.
+        targets: Their targets.
+        has_binary_loss: Whether the loss of the outputs is binary.
+
+    Example:
+        >>> masks = torch.zeros(2, 1, 8, 8)
+        >>> is_of_bits(masks, torch.zeros(2, 8, 8), has_binary_loss=False)
+        True
+    """
+    if is_binary(outputs):
+        return True
+    _check_tensors(targets=targets)
+    if _extent(outputs) != _extent(targets):
+        return False
+    # [N, 1, L] with targets of that shape may also be sequences of one step.
+    is_channel = outputs.dim() > 2 and outputs.shape[1] == 1
+    has_channel = is_channel and (outputs.dim() > 3 or targets.shape != outputs.shape)
+    return has_binary_loss or has_channel
+
+
 def weights_like(values: Tensor, weights: Tensor | None) -> Tensor:
     """Expand weights to the shape of `values`, in float32; ones for None."""
     if weights is None:
@@ -123,8 +147,8 @@ def classified(
     """
     if has_class_axis(outputs, targets):
         labels = targets.argmax(dim=-1)
-        scores = in_float32(outputs)
-        return Classified(scores, labels, weights_like(labels, weights))
+        spread = whole_rows(targets, weights_like(labels, weights))
+        return Classified(in_float32(outputs), labels, spread)
     labels = class_indices(outputs, targets)
     if labels.shape != outputs.shape[:-1]:
         outputs = outputs.movedim(1, -1)
@@ -135,6 +159,17 @@ def classified(
         torch.where(counts, labels, zeros_like(labels)),
         torch.where(counts, spread, zeros_like(spread)),
     )
+
+
+def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:
+    """Return the weights of one-hot targets, NaN for those that don't sum to 1.
+
+    A program can't raise an error: `Metric.result` does.
+    """
+    sums = in_float32(targets).sum(dim=-1)
+    is_wrong = sums.sub(1.0).abs().gt(0.01).logical_and(weights.ne(0))
+    marked: Tensor = weights.masked_fill(is_wrong, float("nan"))
+    return marked
 
 
 def has_class_axis(outputs: Tensor, targets: Tensor) -> bool:

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks and several labels per sample: each output is a 0 or 1 of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score, jaccard_score
+from torch import nn
+
+import ipufit
+from ipufit import IPUModel
+from ipufit.errors import DataError
+
+METRICS = ["accuracy", "f1", "iou", "mean_iou"]
+BINARY = ["bce", nn.BCEWithLogitsLoss(), nn.functional.binary_cross_entropy_with_logits]
+
+
+def dice(outputs, targets):
+    return 1 - (outputs.sigmoid() * targets).mean()
+
+
+def figures(x, y, loss, metrics=METRICS):
+    """Figures of `fit` and of `evaluate` of a module that returns `x`."""
+    model = IPUModel(Shift())
+    model.compile(ipufit.Optimizer("sgd", learning_rate=0.0), loss, metrics=metrics)
+    history = model.fit(x, y, batch_size=4, verbose=0).history
+    trained = {name: values[0] for name, values in history.items()}
+    return trained, model.evaluate(x, y, batch_size=8, verbose=0)
+
+
+class Shift(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x + self.by
+
+
+def drawn(*shape):
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    return x, (x + torch.randn(shape)).gt(0.5).float()
+
+
+@pytest.mark.parametrize("loss", BINARY)
+@pytest.mark.parametrize(
+    ("shape", "target"),
+    [
+        ((8, 1, 6, 5), (8, 1, 6, 5)),
+        ((8, 1, 6, 5), (8, 6, 5)),
+        ((8, 6, 5), (8, 6, 5)),
+        ((8, 5), (8, 5)),
+        ((8, 3, 4, 5), (8, 3, 4, 5)),
+    ],
+)
+def test_a_binary_loss_makes_each_output_a_problem(loss, shape, target):
+    x, y = drawn(*shape)
+    if loss != "bce" and target != shape:
+        y = y.reshape(shape)
+    columns = {2: 5, 4: shape[1]}.get(len(shape), 1)
+    is_one, was = (t.movedim(1, -1).reshape(-1, columns) for t in (x > 0, y > 0.5))
+    if len(shape) == 3:
+        is_one, was = (x > 0).reshape(-1, 1), (y > 0.5).reshape(-1, 1)
+    pooled = is_one.reshape(-1), was.reshape(-1)
+    average = {"average": "macro"} if columns > 1 else {}
+    expected = {
+        "accuracy": accuracy_score(*pooled),
+        "f1": f1_score(was, is_one, **average),
+        "iou": jaccard_score(was, is_one, **average),
+        "mean_iou": jaccard_score(*pooled[::-1], average="macro"),
+    }
+    for found in figures(x, y.reshape(target) if loss == "bce" else y, loss):
+        assert {name: found[name] for name in METRICS} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("loss", [dice, "mse"])
+def test_a_channel_axis_of_1_makes_a_mask(loss):
+    x, y = drawn(8, 1, 6, 5)
+    expected = jaccard_score(y.reshape(-1) > 0, x.reshape(-1) > 0)
+    for found in figures(x, y, loss):
+        assert found["iou"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("metric", [*METRICS, "categorical_hinge", "true_positives"])
+def test_rows_that_are_not_one_hot_are_refused(metric):
+    x, y = drawn(8, 6, 5)
+    with pytest.raises(DataError, match=r"don't sum to 1.*'bce'"):
+        figures(x, y, dice, [metric])
+
+
+def test_one_hot_rows_and_shares_are_classes():
+    x, _ = drawn(8, 5)
+    classes = torch.arange(8) % 5
+    for y in (
+        nn.functional.one_hot(classes),
+        nn.functional.one_hot(classes) * 0.9 + 0.02,
+    ):
+        for found in figures(x, y, "categorical_crossentropy"):
+            accuracy = accuracy_score(classes, x.argmax(1))
+            assert found["accuracy"] == pytest.approx(accuracy)
