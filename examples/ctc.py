@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read numbers of unknown length from images, with torch's CTC loss.
 
-Shows a loss of one's own whose targets are a dict: the digits of each number, padded
+Shows a loss of your own whose targets are a dict: the digits of each number, padded
 to one length, and how many there are. The network scores each column of an image, and
 the loss sums over all ways to place the digits on the columns: nobody says where they
 are.

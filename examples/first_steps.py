@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first twenty lines: a network, and its `compile`, `fit`, `evaluate`, `predict`.
 
-Shows all that a model of one's own needs. The network learns which of three rings a
+Shows all that a model of your own needs. The network learns which of three rings a
 point of the plane lies in. It needs nothing but torch and ipufit.
 
     python examples/first_steps.py

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a GAN: two networks against each other, in a training step of one's own.
+"""Train a GAN: two networks against each other, in a training step of your own.
 
 Shows `training_step` and `predict_step`, which say what happens to a batch where one
 network and one loss aren't enough. A program on IPUs has one optimizer, so there can't
@@ -49,7 +49,7 @@ class GAN(ipufit.IPUModel):
     """A pair that is trained on points, and generates points from noise."""
 
     def training_step(self, batch: Tensor) -> dict[str, Tensor]:
-        """Points [N, 2] to the loss, and figures to report."""
+        """Return the loss for points [N, 2], and values to report."""
         noise = torch.randn(batch.shape[0], NOISE, device=batch.device)
         points = self.module.generator(noise)
         reversed_ = 2 * points.detach() - points  # the same points, the gradient * -1

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples a figure is about, under each of PopTorch's output modes.
+"""Compare which samples an accuracy covers under each of PopTorch's output modes.
 
 Shows four trainings that differ only in the output mode of PopTorch's options. All of
-them end with the same weights. Only `All` and `Sum` report an accuracy of every sample;
-`Sum`, ipufit's default, brings a few scalars per call back from the device. For `Final`
-and `EveryN` a `CoverageWarning` says which samples are counted.
+them end with the same weights. Only `All`, ipufit's default, and `Sum` report an
+accuracy over every sample. For `Final` and `EveryN` a `CoverageWarning` says which
+samples are counted.
 
     python examples/output_modes.py
 
