@@ -333,7 +333,7 @@ class Training:
         if is_scheduled:
             with span("optimizer"):
                 self.optimization.after_call(updates)
-        with span("figures"):
+        with span("metrics"):
             self.figures.add(sums)
             if outputs is not None:
                 self._stream(outputs, call)

@@ -428,7 +428,7 @@ def _memory(plan: ModelPlan) -> Iterator[Content]:
     header = ["IPU", "parameters", "buffers", "state", "accumulators", "exact"]
     header += ["gradients", "activations", "total", f"of {capacity}"]
     caption = (
-        "Figures with ~ are estimates, and the bounds are how far they may be off. "
+        "Numbers with ~ are estimates, and the bounds are how far they may be off. "
         f"Code isn't counted.\n{_judgement(plan)}"
     )
     yield Table("Memory", [*header, "bounds of the total"], rows, caption)

@@ -65,7 +65,7 @@ def test_a_run_says_what_it_does(tmp_path):
     saving = ModelCheckpoint(tmp_path / "{epoch}")
     model = make(Optimizer("sgd", ema_momentum=0.9))
     fit(model, [saving, profiler], epochs=2, validation_data=(X, Y))
-    for name in ("figures", "weights", "save", "ModelCheckpoint.on_epoch_end"):
+    for name in ("metrics", "weights", "save", "ModelCheckpoint.on_epoch_end"):
         assert count(profiler, name) >= 2, name
 
 
