@@ -114,7 +114,11 @@ def test_no_link_within_the_site_is_dead(site):
 
 QUESTIONS = {
     "two-ipus": ["How do I use two IPUs?", "use two IPUs", "two IPUs", "multiple IPUs"],
-    "accuracy-cut": ["Why does my accuracy cover fewer samples?", "accuracy cut", "accuracy lower"],
+    "accuracy-cut": [
+        "Why does my accuracy cover fewer samples?",
+        "accuracy cut",
+        "accuracy lower",
+    ],
     "log-a-value": ["How do I log a value?", "log a value", "print a value in forward"],
     "where-are-my-weights": ["Where are my weights?", "trained weights", "get weights"],
     "resume": ["How do I resume a run?", "resume", "continue training"],
