@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
-from .errors import FileError, IpufitError
+from .errors import ConfigError, FileError, IpufitError
 
 _ADVICE = {
     errno.ENOSPC: "Free some space, or give a path on another disk.",
@@ -52,6 +52,29 @@ def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
         )
         error.errno = cause.errno
         raise error from cause
+
+
+def as_path(given: Any, name: str = "path") -> Path:
+    """Return a user's path; refuse what is none, and bytes.
+
+    Args:
+        given: Any value.
+        name: Name of the argument, for the message.
+
+    Raises:
+        ConfigError: It is neither a str nor a path object of a str.
+
+    Example:
+        >>> as_path("run/weights").name
+        'weights'
+        >>> as_path(b"run", "backup_dir")
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: backup_dir=b'run' is no path: give a str or a ...
+    """
+    is_path = isinstance(given, (str, os.PathLike))
+    if not is_path or not isinstance(os.fspath(given), str):
+        raise ConfigError(f"{name}={given!r} is no path: give a str or a pathlib.Path.")
+    return Path(given)
 
 
 def written_beside(target: Path, write: Callable[[Path], Any]) -> Path:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ipufit import checkpoint as files
+from ipufit._files import as_path
 from ipufit._kinds import (
     Kind,
     anything,
@@ -653,7 +654,7 @@ def find_checkpoint(
     found = None
     with files.missing_allowed():
         if resume is not None and resume != AUTO:
-            found = _checkpoint_at(Path(resume))
+            found = _checkpoint_at(as_path(resume, "resume"))
         elif stores:
             _, found = files.load_newest(stores, stacklevel=4) or (None, None)
         elif resume == AUTO:

@@ -32,9 +32,9 @@ ROOMS = {
     "engine and model": (Size(20, 8136, 63840), "engine model"),
     "data": (Size(8, 2557, 19903), "data"),
     "metrics and losses": (Size(16, 1922, 16500), "metrics losses"),
-    "optimizers": (Size(8, 1662, 12618), "optimizers"),
-    "callbacks": (Size(12, 1930, 15757), "callbacks"),
-    "checkpoint and resume": (Size(5, 2057, 15959), "checkpoint resume"),
+    "optimizers": (Size(4, 1642, 12492), "optimizers"),
+    "callbacks": (Size(12, 1979, 16139), "callbacks"),
+    "checkpoint and resume": (Size(5, 2109, 16413), "checkpoint resume"),
     "config, placement, batching": (
         Size(4, 1273, 9624),
         "batching config mixing placement",
@@ -44,7 +44,7 @@ ROOMS = {
         "planning",
     ),
     "command lines, distributed, Lightning, ground": (
-        Size(22, 2935, 20048),
+        Size(22, 2940, 20107),
         "__init__ cli __main__ _env _failures _files _kinds _lazy _optional _poptorch "
         "_spans _tree _version distributed doctor errors "
         "integrations scalars state summary types",

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 import sys
 from functools import cached_property, partial
 from typing import (
@@ -567,6 +569,44 @@ def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:
         )
     for callback in callbacks:
         yield from _flatten(callback)
+
+
+def check_argument(
+    callback: Callback,
+    name: str,
+    value: Any,
+    kind: type = numbers.Real,
+    *,
+    least: float = -math.inf,
+    below: float | None = None,
+) -> None:
+    """Refuse an argument of a callback that is no number in a range.
+
+    Args:
+        callback: The callback, for the message.
+        name: Name of the argument, for the message.
+        value: Any value; infinity is a number, NaN isn't.
+        kind: `numbers.Integral` for whole numbers.
+        least: Smallest value allowed.
+        below: Bound that the value must stay below, if any.
+
+    Raises:
+        ConfigError: The value is no such number.
+
+    Example:
+        >>> check_argument(Callback(), "patience", "3", least=0)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: Callback has patience='3': use a number of 0 or more.
+    """
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if is_number and value >= least and (below is None or value < below):
+        return
+    bounds = "" if least == -math.inf else f" of {least:g} or more"
+    bounds += "" if below is None else f" below {below:g}"
+    whole = "whole " if kind is numbers.Integral else ""
+    raise ConfigError(
+        f"{type(callback).__name__} has {name}={value!r}: use a {whole}number{bounds}."
+    )
 
 
 def copied(value: Any) -> Any:

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Callable, ClassVar, Mapping
 
 from ipufit._failures import do_all
-from ipufit._files import file_errors
+from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, number, optional, whole
 from ipufit.checkpoint import (
     BackgroundWriter,
@@ -123,6 +123,7 @@ class ModelCheckpoint(MonitorCallback):
         is_background: bool = False,
     ) -> None:
         super().__init__(monitor, mode, 0.0, verbose, initial_value_threshold)
+        as_path(filepath, "filepath")
         self.filepath = os.fspath(filepath)
         self.save_weights_only = _is_of_weights(self.filepath, save_weights_only)
         if save_freq != "epoch" and not _is_positive(save_freq):
@@ -378,6 +379,7 @@ class BackupAndRestore(Callback):
                 f"save_freq={save_freq!r} is neither 'epoch' nor a number of updates, "
                 "1 or more."
             )
+        as_path(backup_dir, "backup_dir")
         self.store = CheckpointStore(backup_dir, keep_last=keep_last)
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint

@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 import warnings
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import Any, ClassVar, Iterable, Mapping, Sequence
 
 import torch
 
 from ipufit._kinds import Kind, count, dict_of, number
-from ipufit.errors import NonFiniteGradientWarning, UnknownNameError
+from ipufit.errors import ConfigError, NonFiniteGradientWarning, UnknownNameError
 
 from .base import Callback
 
@@ -46,6 +46,7 @@ class GradientMonitor(Callback):
         norms: Norms of the last call by name of the parameter.
 
     Raises:
+        ConfigError: `parameters` are no names.
         UnknownNameError: When `fit` begins, if a name or pattern fits no trainable
             parameter.
         UnsupportedError: If the loss scaling is automatic: only the device knows the
@@ -74,9 +75,14 @@ class GradientMonitor(Callback):
         *,
         is_detailed: bool = False,
     ) -> None:
-        if isinstance(parameters, str):
-            parameters = [parameters]
-        self.parameters = None if parameters is None else tuple(parameters)
+        is_one = isinstance(parameters, str) or not isinstance(parameters, Iterable)
+        names: Any = (parameters,) if is_one else parameters
+        self.parameters = None if parameters is None else tuple(names)
+        if not all(isinstance(name, str) for name in self.parameters or ()):
+            raise ConfigError(
+                f"GradientMonitor has parameters={parameters!r}: give names of "
+                "parameters, or patterns such as 'encoder.*.weight'."
+            )
         self.is_detailed = is_detailed
         self.norms: dict[str, float] = {}
         self.sums: dict[str, float] = {}

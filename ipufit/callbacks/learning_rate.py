@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import numbers
 from typing import Any, Callable, ClassVar, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from ipufit._kinds import Kind, count, list_of, number, optional, whole
 from ipufit.errors import ConfigError
 
-from .base import Callback, say
+from .base import Callback, check_argument, say
 from .stopping import MonitorCallback, warn_unavailable
 
 
@@ -115,7 +117,8 @@ class LearningRateScheduler(RateCallback):
 
     Raises:
         ConfigError: If `schedule` isn't a function of one or two arguments, or returns
-            no float. When `fit` begins, if the model was compiled with a schedule.
+            no float of 0 or more. When `fit` begins, if the model was compiled with a
+            schedule.
 
     Example:
         >>> halving = LearningRateScheduler(lambda epoch, rate: rate / 2)
@@ -147,6 +150,8 @@ class LearningRateScheduler(RateCallback):
                 "The output of the `schedule` function should be a float. Got: "
                 f"{rate!r}"
             )
+        name = f"schedule({epoch}, ...)"
+        check_argument(self, name, float(rate), least=0, below=math.inf)
         self.group_ratios = set_learning_rate(optimizer, float(rate), self.group_ratios)
         if self.verbose > 0:
             say(
@@ -202,9 +207,9 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
         cooldown_counter: Number of epochs left of the pause.
 
     Raises:
-        ConfigError: If `factor` is 1 or more. When `fit` begins, if the model was
-            compiled with a schedule. At the figure's first value, if `mode="auto"` and
-            no metric has its direction.
+        ConfigError: If `factor` is 1 or more, or an argument is negative. When `fit`
+            begins, if the model was compiled with a schedule. At the figure's first
+            value, if `mode="auto"` and no metric has its direction.
 
     Example:
         >>> ReduceLROnPlateau("loss", factor=2.0)
@@ -231,6 +236,10 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
         min_lr: float = 0.0,
     ) -> None:
         super().__init__(monitor, mode, min_delta, verbose)
+        for name, value in (("factor", factor), ("patience", patience)):
+            check_argument(self, name, value, least=0)
+        check_argument(self, "cooldown", cooldown, numbers.Integral, least=0)
+        check_argument(self, "min_lr", min_lr, least=0, below=math.inf)
         if factor >= 1.0:
             raise ConfigError(
                 "ReduceLROnPlateau does not support a factor >= 1.0. Received "

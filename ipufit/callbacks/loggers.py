@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ipufit._files import file_errors
+from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._optional import need
 from ipufit.batching import check_count
@@ -201,7 +201,7 @@ class CSVLogger(Callback):
     ) -> None:
         if not isinstance(separator, str) or len(separator) != 1:
             raise ConfigError(f"separator={separator!r} is not one character.")
-        self.filename = os.fspath(filename)
+        self.filename = str(as_path(filename, "filename"))
         self.separator = separator
         self.append = append
         self.columns: list[str] | None = None
@@ -346,7 +346,7 @@ class TensorBoard(FigureLogger):
         super().__init__(update_freq)
         check_count("histogram_freq", histogram_freq)
         self.histogram_freq = histogram_freq
-        self.log_dir = os.fspath(log_dir)
+        self.log_dir = str(as_path(log_dir, "log_dir"))
         module = need("torch.utils.tensorboard", "TensorBoard", "ipufit[tensorboard]")
         self._make_writer = module.SummaryWriter
         self._writers: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from ipufit._files import file_errors
+from ipufit._files import as_path, file_errors
 from ipufit._spans import is_recorded
 from ipufit.batching import check_count, check_positive
 from ipufit.errors import ConfigError
@@ -79,7 +79,7 @@ class Profiler(Callback):
     ) -> None:
         check_positive("calls", calls)
         check_count("skip", skip)
-        self.directory = Path(directory)
+        self.directory = as_path(directory, "directory")
         self.num_calls = calls
         self.skip = skip
         self.verbose = verbose

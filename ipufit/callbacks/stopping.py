@@ -12,7 +12,7 @@ import numpy as np
 from ipufit._kinds import Kind, array, count, list_of, number, optional
 from ipufit.errors import ConfigError, DamagedCheckpointError, IpufitWarning
 
-from .base import Callback, say
+from .base import Callback, check_argument, say
 
 
 class MonitorCallback(Callback):
@@ -39,6 +39,16 @@ class MonitorCallback(Callback):
         verbose: int,
         best: float | None = None,
     ) -> None:
+        if not isinstance(monitor, str):
+            raise ConfigError(
+                f"{type(self).__name__} has monitor={monitor!r}: give the name of one "
+                "metric in the logs, such as 'val_loss'."
+            )
+        check_argument(self, "min_delta", min_delta)
+        if not isinstance(verbose, bool):
+            check_argument(self, "verbose", verbose)
+        if best is not None:
+            check_argument(self, "initial_value_threshold", best)
         if mode not in ("auto", "min", "max"):
             warnings.warn(
                 f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto "
@@ -173,8 +183,8 @@ class EarlyStopping(MonitorCallback):
         wait: Number of epochs since the last improvement.
 
     Raises:
-        ConfigError: At the figure's first value, if `mode="auto"` and no metric has its
-            direction.
+        ConfigError: If an argument isn't what it must be. At the figure's first value,
+            if `mode="auto"` and no metric has its direction.
 
     Example:
         >>> from ipufit.state import RunState
@@ -207,6 +217,10 @@ class EarlyStopping(MonitorCallback):
         start_from_epoch: int = 0,
     ) -> None:
         super().__init__(monitor, mode, min_delta, verbose)
+        check_argument(self, "patience", patience, least=0)
+        check_argument(self, "start_from_epoch", start_from_epoch, least=0)
+        if baseline is not None:
+            check_argument(self, "baseline", baseline)
         self.patience = patience
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights

@@ -39,6 +39,7 @@ from safetensors import (  # type: ignore[attr-defined,unused-ignore]
 from safetensors.torch import save
 from torch import Tensor
 
+from ipufit._files import as_path
 from ipufit._kinds import Kind, count, fields, list_of, number, optional, text
 from ipufit._version import __version__
 from ipufit.errors import (
@@ -55,6 +56,8 @@ SUFFIX = ".safetensors"
 GROUP = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 TIED_KEY = "ipufit.tied"
 MOMENT_KEY = "ipufit.moment"
+_DIGEST_KEY = "ipufit.sha256"
+_DIGEST = re.compile(rb'"ipufit\.sha256":"([^"]{64})"')
 MAX_DEPTH = 100  # levels of lists and objects in JSON
 
 _FORMAT, _VERSION = "ipufit-checkpoint", 1
@@ -375,21 +378,21 @@ def _check(kind: Kind, value: Any, name: str) -> None:
 def dump_tensors(
     tensors: Mapping[str, Tensor], name: str, more: Mapping[str, str] | None = None
 ) -> list[bytes | memoryview]:
-    """Encode tensors as a safetensors file, in parts.
+    """Encode tensors as a safetensors file, in parts, which share their memory.
 
     Tied tensors are written under each of their names, so that plain torch can load
     them with `load_state_dict(load_file(...))`. The metadata say which names are tied.
 
     Args:
         name: Name of the tensors in error messages.
-        more: Entries of the file's metadata, besides the tied names.
+        more: Entries of the metadata of a file of its own, which gets a checksum, too;
+            None for a file of a checkpoint, whose manifest has the checksum.
 
     Raises:
         UnsupportedError: A name is no str, or a tensor is sparse, has no values or a
             dtype that safetensors lacks.
     """
     plain: dict[str, Tensor] = {}
-    storages = set()
     for key, tensor in tensors.items():
         where = f"{name}[{key!r}]"
         if not isinstance(key, str) or key == "__metadata__":
@@ -401,27 +404,60 @@ def dump_tensors(
                 f"{where} is {tensor.layout} on {tensor.device}: only dense tensors "
                 "with values can be written. Call `.to_dense()`, or leave it out."
             )
-        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        storage = tensor.untyped_storage().data_ptr()  # safetensors refuses shared ones
-        plain[key] = tensor.clone() if storage in storages else tensor
-        storages.add(storage)
+        plain[key] = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     try:
-        data = memoryview(save(plain))
+        # The library copies values several times. Of empty tensors it gives the dtypes
+        # and the order.
+        empty = save({key: tensor.new_empty(0) for key, tensor in plain.items()})
     except (KeyError, SafetensorError, UnicodeError) as error:
         raise UnsupportedError(
             f"{name} has names or dtypes that safetensors files can't hold ({error}): "
             "convert them."
         ) from error
+    entries = json.loads(empty[8 : 8 + int.from_bytes(empty[:8], "little")])
+    values: list[bytes | memoryview] = []
+    end = 0
+    for key, entry in entries.items():
+        values.append(plain[key].reshape(-1).view(torch.uint8).numpy().data)
+        begin, end = end, end + len(values[-1])
+        entry.update(shape=list(plain[key].shape), data_offsets=[begin, end])
     metadata = {"format": "pt", **(more or {})}
+    if more is not None:
+        metadata[_DIGEST_KEY] = _NO_DIGEST
     tied = tied_names(tensors)
     if tied:
         metadata[TIED_KEY] = json.dumps(tied)
-    # The library writes metadata in any order, and 0.4.0 breaks them without tensors.
-    begin = 8 + int.from_bytes(data[:8], "little")
-    header = {"__metadata__": metadata, **json.loads(bytes(data[8:begin]))}
-    text = json.dumps(header, separators=(",", ":")).encode("ascii")
-    text += b" " * (-len(text) % 8)  # so that the values are aligned
-    return [len(text).to_bytes(8, "little") + text, data[begin:]]
+    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":"))
+    text += " " * (-len(text) % 8)  # so that the values are aligned
+    begun = len(text).to_bytes(8, "little") + text.encode("ascii")
+    if more is not None:
+        digest = hashlib.sha256(begun)
+        for value in values:
+            digest.update(value)
+        begun = begun.replace(_NO_DIGEST.encode(), digest.hexdigest().encode(), 1)
+    return [begun, *values]
+
+
+def check_digest(file: BinaryIO) -> None:
+    """Compare a file of weights with the checksum in it, if it has one.
+
+    Raises:
+        ValueError: The file has changed since it was written.
+    """
+    begun = file.read(8)
+    begun += file.read(min(int.from_bytes(begun, "little"), _MAX_HEADER_BYTES))
+    found = _DIGEST.search(begun)
+    if found is not None:
+        begun = begun.replace(found[1], _NO_DIGEST.encode(), 1)
+        if _sha256(file, hashlib.sha256(begun)).encode() != found[1]:
+            raise ValueError("its checksum doesn't fit")
+
+
+def _sha256(file: BinaryIO, digest: Any) -> str:
+    """Return the SHA-256 of what a file has from its position on."""
+    for block in iter(lambda: file.read(_BLOCK_BYTES), b""):
+        digest.update(block)
+    return str(digest.hexdigest())
 
 
 @contextlib.contextmanager
@@ -527,6 +563,7 @@ def names_that_differ(
 
 MAX_READS = 100  # how often to read anew, if a writer replaced what was read
 MAX_STATE_BYTES = 64 * 2**20
+_MAX_HEADER_BYTES = 100_000_000  # of safetensors
 _MAX_MANIFEST_BYTES = 2**20
 _BLOCK_BYTES = 2**20
 _NUM_LOOKS = 3  # how often to look, as a writer may rename between two looks
@@ -643,7 +680,7 @@ def _current_path(target: Path) -> Path | None:
         aged = []
         for path in _leftovers(target, "old"):
             with contextlib.suppress(FileNotFoundError):  # deleted since
-                if (path / MANIFEST).exists():
+                if (path / MANIFEST).exists() and not path.is_symlink():
                     aged.append((path.stat().st_mtime_ns, path))
         if aged:
             return max(aged)[1]
@@ -664,9 +701,14 @@ def remove(target: Path) -> None:
 def delete(directory: Path) -> None:
     """Delete the files of a checkpoint, the manifest first, and their directory.
 
+    Of a symbolic link only the link is deleted.
+
     Raises:
         OSError: A file can't be deleted, or the directory holds other files.
     """
+    if directory.is_symlink():
+        os.unlink(directory)
+        return
     names = sorted(os.listdir(directory), key=lambda name: (name != MANIFEST, name))
     for name in filter(belongs, names):
         os.unlink(directory / name)
@@ -702,7 +744,7 @@ def write_checkpoint(
         ...     load_checkpoint(f"{folder}/a").tensors["model"]["w"]
         tensor([1., 1.])
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(as_path(path)))
     state = dump_json(checkpoint.state, name="state")
     if not isinstance(checkpoint.state, dict) or len(state) > MAX_STATE_BYTES:
         raise UnsupportedError(
@@ -858,7 +900,7 @@ def _read(
     Returns:
         The checkpoint's directory, its manifest, and the files' contents by name.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(as_path(path)))
     for _ in range(MAX_READS):
         found = _current_path(target)
         if found is None:
@@ -913,10 +955,7 @@ def _opened(folder: int, name: str) -> BinaryIO:
 def _content(name: str, file: BinaryIO, written: Written) -> Any:
     if name == STATE and written.size > MAX_STATE_BYTES:
         raise ValueError(f"it has {written.size} bytes, too many")
-    digest = hashlib.sha256()
-    for block in iter(lambda: file.read(_BLOCK_BYTES), b""):
-        digest.update(block)
-    if digest.hexdigest() != written.sha256:
+    if _sha256(file, hashlib.sha256()) != written.sha256:
         raise ValueError("its SHA-256 isn't the one in the manifest")
     if name != STATE:
         return load_tensors(file.fileno())

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple, TypeVar
 
 from ipufit import _env
+from ipufit._files import as_path
 from ipufit.distributed import processes
 from ipufit.errors import (
     CheckpointError,
@@ -244,16 +245,17 @@ class CheckpointStore:
         keep_best: int | None = None,
         mode: str | None = "min",
     ) -> None:
-        if keep_last is not None and keep_last < 1:
+        is_count = isinstance(keep_last, int) and not isinstance(keep_last, bool)
+        if keep_last is not None and not (is_count and keep_last > 0):
             raise ConfigError(
-                f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or "
+                f"keep_last={keep_last!r} would keep no checkpoint: give 1 or more, or "
                 "None to keep all."
             )
         if keep_best not in (None, 1):
             raise ConfigError(f"keep_best={keep_best!r} must be None or 1.")
         if mode not in ("min", "max", None):
             raise ConfigError(f'mode={mode!r} must be "min", "max" or None.')
-        self.directory = Path(os.path.realpath(directory))
+        self.directory = Path(os.path.realpath(as_path(directory, "directory")))
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.mode = mode
@@ -315,10 +317,14 @@ class CheckpointStore:
             if self.keep_last is not None:
                 found = self._listed({}, is_strict=False)
                 sound = self._without_damaged(found)
-                kept = self._best_of(sound) if self.keep_best else []
-                oldest = sound[-self.keep_last :][0]  # the one just written, at least
-                for one in found[: found.index(oldest)]:
-                    if one not in kept and not foreign_files(one[0]):
+                # A run that goes on from an earlier checkpoint saves updates again.
+                newest = {one[1].update: one for one in sound}
+                kept = sorted(newest.values(), key=_order)[-self.keep_last :]
+                oldest = found.index(kept[0])  # the one just written, at least
+                kept += self._best_of(sound) if self.keep_best else []
+                for index, one in enumerate(found):
+                    is_over = index < oldest or one in sound
+                    if is_over and one not in kept and not foreign_files(one[0]):
                         _try(remove, one[0])
             return path
 
@@ -434,11 +440,18 @@ class CheckpointStore:
             is_stale = False
             if self.directory.is_dir():
                 with os.scandir(self.directory) as found:
-                    names = [f.name for f in found if f.is_dir(follow_symlinks=False)]
+                    names = [one.name for one in found if one.is_dir()]
             for name in sorted(filter(_NAME.fullmatch, names)):
                 path = self.directory / name
                 try:
                     moment = read_manifest(path).moment
+                    is_ours = moment is not None and moment.sequence is not None
+                    if is_ours and path.is_symlink():
+                        raise CheckpointError(
+                            f"Checkpoint {str(path)!r} is a symbolic link, and a store "
+                            "has directories of its own only. Put the directory itself "
+                            "there, or resume from its path."
+                        )
                 except MissingCheckpointError:
                     is_stale = True
                 except DamagedCheckpointError as error:
@@ -447,7 +460,7 @@ class CheckpointStore:
                     if is_strict:
                         raise
                 else:
-                    if moment is not None and moment.sequence is not None:
+                    if moment is not None and is_ours:
                         listed.append((path, moment))
             if listed or not is_stale:
                 return sorted(listed, key=_order)

@@ -13,16 +13,26 @@ import json
 import math
 import os
 import re
+import stat
 import warnings
 import zipfile
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    BinaryIO,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch import Tensor
 
-from ipufit._files import file_errors
+from ipufit._files import as_path, file_errors
 from ipufit.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -40,6 +50,7 @@ from .directory import (
     STATE,
     SUFFIX,
     SavedAt,
+    check_digest,
     dump_json,
     dump_tensors,
     load_json,
@@ -92,7 +103,7 @@ def save_weights(
         tensor([1., 1.])
     """
     target = _checked(path)
-    more = {}
+    more: dict[str, str] = {}
     if moment is not None:
         more[MOMENT_KEY] = dump_json(moment.plain(), name="moment").decode("ascii")
     if averaged is not None:
@@ -129,6 +140,7 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
     target = _checked(path, TORCH_SUFFIXES)
     with _opened(target) as file:
         if target.suffix == SUFFIX:
+            check_digest(file)
             return load_tensors(file.fileno())
         return _state_dict(target, file)
 
@@ -148,15 +160,22 @@ def read_moment(path: Path) -> tuple[SavedAt | None, bool]:
         return moment, _AVERAGED_KEY in metadata
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BufferedReader]:
+def _opened(path: Path) -> Iterator[BinaryIO]:
     with file_errors("can't be read", path):
         if not path.exists():
             raise MissingCheckpointError(
                 f"There is no file {str(path)!r} to load. Check the path."
             )
         try:
-            with path.open("rb") as file:
+            # Without O_NONBLOCK opening a pipe would wait for a writer.
+            with open(path, "rb", opener=_without_waiting) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ValueError("it is no regular file")
                 yield file
         except DataError:
             raise
@@ -167,7 +186,7 @@ def _opened(path: Path) -> Iterator[BufferedReader]:
             ) from error
 
 
-def _state_dict(path: Path, file: BufferedReader) -> dict[str, Tensor]:
+def _state_dict(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     """Read a file of `torch.save(module.state_dict(), path)`.
 
     Damaged files are refused, and so are formats that aren't safe to load before torch
@@ -233,9 +252,7 @@ def _state_dict(path: Path, file: BufferedReader) -> dict[str, Tensor]:
 
 def _checked(path: PathLike, others: Sequence[str] = ()) -> Path:
     """Return the path, which must end in `.safetensors` or one of `others`."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise ConfigError(f"{path!r} is no path: give a str or a pathlib.Path.")
-    target = Path(path)
+    target = as_path(path)
     if target.suffix not in (SUFFIX, *others):
         raise ConfigError(
             f"Weights are kept in safetensors files, and {str(path)!r} doesn't end in "
@@ -331,7 +348,7 @@ def average_checkpoints(
     if mode not in ("min", "max", None):
         raise ConfigError(f'mode={mode!r} must be "min", "max" or None.')
     with missing_allowed():
-        folder = Path(directory)
+        folder = as_path(directory, "directory")
         damaged: _Damaged = {}
         for _ in range(MAX_READS):
             chosen = _candidates(folder, pattern, damaged)

@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 from .averaging import WeightAverage
-from .optimization import Optimization, resolve_optimization
 from .optimizer import (
+    Frozen,
+    Optimization,
     Optimizer,
     OptimizerLike,
     WeightState,
+    check_covers,
+    freeze,
     hyper_parameters,
+    is_norm,
+    resolve_optimization,
     resolve_optimizer,
     weight_states,
 )
-from .parameters import Frozen, check_covers, freeze, is_norm
-from .scaling import LossScaleRamp
-from .schedule import PerEpoch, Schedule, ScheduleLike, SchedulesLike
+from .schedule import LossScaleRamp, PerEpoch, Schedule, ScheduleLike, SchedulesLike
 
 __all__ = [
     "Frozen",

@@ -12,7 +12,7 @@ from torch import Tensor
 from ipufit._kinds import Kind, count, fields
 from ipufit.errors import ConfigError
 
-from .checks import check_number
+from .schedule import check_number
 
 Shown = Callable[[], ContextManager[None]]
 """Makes a context in which a module has its newest weights."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopTorch's optimisers: described by an `Optimizer`, and made from it or torch's.
+"""PopTorch's optimisers: parameter groups, values between updates, device state.
 
-An `Optimizer` uses Keras's words where Keras has one. Settings that PopTorch lacks are
-refused; `docs/reference/optimizers.md` describes the differences.
+An `Optimizer` describes one, in Keras's words where Keras has one. Settings that
+PopTorch lacks are refused; `docs/reference/optimizers.md` describes the differences.
 
 PopTorch takes four of torch's optimisers as they are, but keeps their momentum only
 until the next detach, and compiles their settings in as constants. Its own optimisers
@@ -13,20 +13,308 @@ from __future__ import annotations
 
 import copy
 import difflib
+import fnmatch
 import functools
 import inspect
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Union
 
 import torch
 
+from ipufit._kinds import Kind, count, fields
 from ipufit._poptorch import poptorch
-from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
+from ipufit.errors import (
+    ConfigError,
+    SharedRateWarning,
+    UnknownNameError,
+    UnsupportedError,
+)
 
-from .checks import check_number, check_whole
-from .parameters import parameter_groups, words
-from .scaling import FLOAT16_LOSS_SCALING, LossScaleRamp
-from .schedule import plain
+from .schedule import (
+    FLOAT16_LOSS_SCALING,
+    LossScaleRamp,
+    ScheduledValues,
+    ScheduleLike,
+    SchedulesLike,
+    Setter,
+    TorchScheduler,
+    check_number,
+    check_whole,
+    make_rates,
+    make_schedules,
+    plain,
+    updates_per_epoch,
+)
+
+# Parameters ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The counts of parameters that `freeze` has frozen, with a sentence as text.
+
+    Attributes:
+        before: Name of the first layer that is trained.
+        parameters: Number of parameters that are frozen.
+        values: Number of values in them.
+        trained_parameters: Number of parameters that are trained.
+        trained_values: Number of values in these.
+    """
+
+    before: str
+    parameters: int
+    values: int
+    trained_parameters: int
+    trained_values: int
+
+    def __str__(self) -> str:
+        """Return the counts as a sentence."""
+        return (
+            f"Frozen before {self.before!r}: {self.parameters:,} parameters "
+            f"({self.values:,} values); trained: {self.trained_parameters:,} "
+            f"({self.trained_values:,} values)"
+        )
+
+
+def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) -> Frozen:
+    """Freeze the parameters of all layers before a named one.
+
+    Layers come in the order in which the module was given them, as
+    `module.named_modules()` has them; the named layer and those after it are left as
+    they are. A parameter that a later layer shares with an earlier one is frozen. Call
+    it before `fit`; `compile` needn't be called again.
+
+    A frozen layer still behaves as in training: a batch norm normalises by the batch,
+    and its running statistics move. With `statistics=True` frozen layers are in eval
+    mode, and the module in train mode, which `fit` keeps: batch norms use their
+    statistics and leave them, and dropout does nothing.
+
+    Args:
+        module: The user's module.
+        before: Name of the first layer that is trained, such as "layer3" or
+            "encoder.layer.8".
+        statistics: Whether frozen layers are put into eval mode, too.
+
+    Returns:
+        The numbers of parameters; `print` shows a sentence.
+
+    Raises:
+        UnknownNameError: The module has no such layer; the nearest is suggested.
+        ConfigError: No layer with parameters comes before it; or `module` is none.
+
+    Example:
+        >>> from torch import nn
+        >>> module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        >>> print(freeze(module, before="2"))
+        Frozen before '2': 4 parameters (15 values); trained: 2 (4 values)
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            f"freeze() got a {type(module).__name__}, which is no torch.nn.Module. "
+            "The module of an IPUModel is model.module."
+        )
+    names = [name for name, _ in module.named_modules() if name]
+    if before not in names:
+        near = difflib.get_close_matches(str(before), names, n=5)
+        known = near or [name for name, _ in module.named_children()]
+        raise UnknownNameError("layer", str(before), known)
+    kept = {id(layer) for layer in module.get_submodule(before).modules()}
+    chosen: dict[int, torch.nn.Parameter] = {}
+    layers = []
+    for name, layer in module.named_modules():
+        if name == before:
+            break
+        contains_it = not name or before.startswith(f"{name}.")
+        if not contains_it and id(layer) not in kept:
+            layers.append(layer)
+        # The own parameters of what contains the named layer come before it.
+        chosen.update({id(p): p for p in layer.parameters(recurse=False)})
+    if not chosen:
+        raise ConfigError(
+            f"Nothing with parameters comes before {before!r}: nothing was frozen. "
+            f"Layers are, in this order: {', '.join(names)}."
+        )
+    for parameter in chosen.values():
+        parameter.requires_grad_(False)
+    if statistics:
+        if not module.training:  # else `fit` would take no part of it for frozen
+            module.train()
+        for layer in layers:
+            layer.training = False
+    trained = [p for p in module.parameters() if p.requires_grad]
+    frozen_values = sum(p.numel() for p in chosen.values())
+    trained_values = sum(p.numel() for p in trained)
+    return Frozen(before, len(chosen), frozen_values, len(trained), trained_values)
+
+
+def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
+    """Refuse to train weights that the optimiser wasn't given.
+
+    torch would leave them as they are; PopTorch trains them with the optimiser's
+    defaults (PopTorch, `CompilerImpl.cpp`), which nobody expects.
+
+    Raises:
+        ConfigError: A trainable parameter is in none of the groups.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> check_covers(torch.optim.SGD([module.weight], lr=0.1), module)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: bias: trainable, but not among the optimizer's ...
+    """
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [
+        name
+        for name, p in module.named_parameters()
+        # In this order: who looks at a weight that is trained has all of them fetched.
+        if id(p) not in given and p.requires_grad
+    ]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)}: trainable, but not among the optimizer's "
+            "parameters. An IPU would train them with the optimizer's defaults. Freeze "
+            "them with requires_grad_(False), or give them to the optimizer."
+        )
+
+
+_NORMS = (
+    torch.nn.modules.batchnorm._NormBase,  # batch and instance norms
+    torch.nn.GroupNorm,
+    torch.nn.LayerNorm,
+    getattr(torch.nn, "RMSNorm", torch.nn.LayerNorm),  # torch 2.0 has none
+)
+
+
+def is_norm(layer: torch.nn.Module) -> bool:
+    """Return whether a layer is one of torch's normalisation layers, or named like one.
+
+    Example:
+        >>> is_norm(torch.nn.LayerNorm(2)), is_norm(torch.nn.Linear(2, 2))
+        (True, False)
+    """
+    return isinstance(layer, _NORMS) or type(layer).__name__.endswith("Norm")
+
+
+def words(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Split a user's words into a tuple; `"bias_and_norm"` becomes two words.
+
+    Example:
+        >>> words("bias_and_norm"), words(["bias", "embed.*"])
+        (('bias', 'norm'), ('bias', 'embed.*'))
+    """
+    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    several: tuple[str, ...] = (given,) if is_one else tuple(given)  # type: ignore[assignment]
+    both = ("bias", "norm")
+    spelled = [both if word == "bias_and_norm" else (word,) for word in several]
+    return tuple(dict.fromkeys(word for some in spelled for word in some))
+
+
+def spared(
+    module: torch.nn.Module, no_decay: Sequence[str], argument: str = "no_decay"
+) -> set[int]:
+    """Return the ids of parameters without weight decay.
+
+    Args:
+        module: The module that has the parameters.
+        no_decay: `"bias"`: parameters whose last name part is `bias`. `"norm"`:
+            parameters of normalisation layers, which are torch's and classes whose name
+            ends in `Norm`. Any other word is a pattern of names, as in `fnmatch`.
+        argument: Name of the user's argument, for messages.
+
+    Raises:
+        ConfigError: No parameter matches one of the patterns.
+    """
+    # A tied parameter is spared by any of its names.
+    every = list(module.named_parameters(remove_duplicate=False))
+    chosen: set[int] = set()
+    for word in no_decay:
+        if word == "norm":
+            norms = filter(is_norm, module.modules())
+            chosen.update(id(p) for n in norms for p in n.parameters(recurse=False))
+        elif word == "bias":
+            chosen.update(id(p) for n, p in every if n.rpartition(".")[2] == "bias")
+        else:
+            found = {id(p) for n, p in every if fnmatch.fnmatchcase(n, word)}
+            if not found:
+                raise ConfigError(
+                    f"{argument} has {word!r}, which matches no parameter. Use 'bias', "
+                    "'norm', 'bias_and_norm' or patterns of names such as "
+                    f"{', '.join(repr(name) for name, _ in every[:3]) or 'head.*'}."
+                )
+            chosen |= found
+    return chosen
+
+
+def parameter_groups(
+    module: torch.nn.Module,
+    no_decay: Sequence[str],
+    no_trust_ratio: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimiser: with weight decay and without.
+
+    Args:
+        module: The module that has the parameters.
+        no_decay: As for `spared`.
+        no_trust_ratio: The same, for parameters that LAMB updates as Adam does: a
+            `max_weight_norm` of 0 makes their trust ratio 1.
+
+    Returns:
+        One group to four, none of them empty. The first has the optimiser's own
+        values; `weight_decay` or `max_weight_norm` is 0 in the others.
+
+    Raises:
+        ConfigError: No parameter matches one of the patterns.
+
+    Example:
+        >>> groups = parameter_groups(torch.nn.Linear(2, 1), ["bias"])
+        >>> [group.get("weight_decay") for group in groups]
+        [None, 0.0]
+    """
+    undecayed = spared(module, no_decay)
+    untrusted = spared(module, no_trust_ratio, "no_trust_ratio")
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {
+        (False, False): {"params": []},
+        (True, False): {"params": [], "weight_decay": 0.0},
+        (True, True): {"params": [], "weight_decay": 0.0, "max_weight_norm": 0.0},
+        (False, True): {"params": [], "max_weight_norm": 0.0},
+    }
+    for parameter in module.parameters():
+        key = id(parameter)
+        groups[key in undecayed, key in untrusted]["params"].append(parameter)
+    return [group for group in groups.values() if group["params"]] or [{"params": []}]
+
+
+def groups_in_words(optimizer: torch.optim.Optimizer) -> str:
+    """Describe how many parameters each group has, and which settings differ.
+
+    Args:
+        optimizer: An optimizer with several groups of `parameter_groups`.
+
+    Example:
+        >>> groups = parameter_groups(torch.nn.Linear(2, 3), ["bias"])
+        >>> print(groups_in_words(torch.optim.AdamW(groups, weight_decay=0.1)))
+        weight_decay 0.1: 1 parameter (6 values); weight_decay 0: 1 parameter (3 values)
+    """
+
+    def counted(number: int, noun: str) -> str:
+        return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+    groups = optimizer.param_groups
+    parts = []
+    for group in groups:
+        own = [
+            f"{name} {group[name]:g}"
+            for name in ("weight_decay", "max_weight_norm")
+            if len({one.get(name) for one in groups}) > 1
+        ]
+        number = counted(len(group["params"]), "parameter")
+        values = counted(sum(p.numel() for p in group["params"]), "value")
+        parts.append(f"{', '.join(own)}: {number} ({values})")
+    return "; ".join(parts)
+
+
+# Optimizers ------------------------------------------------------------------------
 
 CLASSES = {
     "adam": "Adam",
@@ -454,6 +742,13 @@ def resolve_optimizer(
             f"optimizer={optimizer!r} is neither a name ({', '.join(CLASSES)}) nor "
             "an ipufit.Optimizer, nor an optimizer made with the module's parameters."
         )
+    for name, kind in ((_DECOUPLED, "AdamW"), ("centered", "RMSprop")):
+        values = [group[name] for group in optimizer.param_groups if name in group]
+        if any(values) and not all(values):
+            raise UnsupportedError(
+                f"{_class_name(optimizer)} has {name} in some groups only, and on an "
+                f"IPU it is one {kind} for all of them. Set it alike for all groups."
+            )
     groups = _own_groups(optimizer, module, own or (lambda parameter: parameter))
     if isinstance(optimizer, poptorch.optim.Optimizer):
         for group, parameters in zip(optimizer.param_groups, groups):
@@ -560,14 +855,9 @@ def _rebuild(
                 f"{_class_name(optimizer)} with {flag}=True can't run on an IPU: "
                 f"PopTorch has no {flag}. Leave it out."
             )
-    decoupled = {g.get(_DECOUPLED, name == "adamw") for g in optimizer.param_groups}
-    if len(decoupled) > 1:
-        raise UnsupportedError(
-            f"{_class_name(optimizer)} has {_DECOUPLED} in some groups only, and "
-            "PopTorch in all (AdamW) or none (Adam). Set it alike for all groups."
-        )
     if name.startswith("adam"):
-        name = "adamw" if decoupled == {True} else "adam"
+        is_decoupled = optimizer.param_groups[0].get(_DECOUPLED, name == "adamw")
+        name = "adamw" if is_decoupled else "adam"
     counting = _arguments(name).difference(_HOST_ONLY)
     unknown = set(optimizer.defaults).difference(counting, _HOST_ONLY, {_DECOUPLED})
     for setting in sorted(one for one in unknown if optimizer.defaults[one]):
@@ -614,6 +904,329 @@ def _rebuild(
 
 def _class_name(value: object) -> str:
     return f"{type(value).__module__.split('._')[0]}.{type(value).__qualname__}"
+
+
+# Values that change between updates -------------------------------------------------
+
+
+class Optimization:
+    """The optimiser of a model, and its schedules.
+
+    It only writes values into the optimiser; executors send the changed values.
+
+    Args:
+        optimizer: One of `poptorch.optim`.
+        rates: Sets its learning rates.
+        spec: The `ipufit.Optimizer` that it was made from, if any.
+        schedules: Set other values of its parameter groups, by name.
+
+    Attributes:
+        optimizer: One of `poptorch.optim`.
+        num_updates: Number of updates made since `compile`.
+        ema_momentum: Momentum of the weights' running average; None for no average.
+        automatic_loss_scaling: Whether the options must turn it on.
+        needs_running_mean: Whether the options must ask for
+            `MeanReductionStrategy.Running`: otherwise the optimiser clips gradients
+            that aren't divided by the number of replicas yet.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rates: Setter,
+        spec: Optimizer | None,
+        schedules: Mapping[str, Setter],
+    ) -> None:
+        ramp = spec.loss_scaling if spec else None
+        self.optimizer = optimizer
+        self.num_updates = 0
+        self.per_batch_size = spec.per_batch_size if spec else None
+        self.ema_momentum = spec.ema_momentum if spec else None
+        self.automatic_loss_scaling = ramp == "auto"
+        self.needs_running_mean = bool(
+            spec and spec.name == "sgd" and spec.global_clipnorm is not None
+        )
+        self._rates = rates
+        self._schedules = dict(schedules)
+        self._setters = [rates, *schedules.values()]
+        self._spec = spec
+        self._batch_size: int | None = None
+        self._notes: list[str] = []
+        self._told: set[str] = set()
+        self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
+        self._ramp_in_updates = self._ramp
+
+    @property
+    def program_key(self) -> tuple[object, ...]:
+        """Settings that are compiled into a program: others need another one."""
+        # What a device has adapted the loss scaling to can't be taken back.
+        adapted = self.optimizer if self.automatic_loss_scaling else None
+        return program_key(self.optimizer), adapted, self.needs_running_mean
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """Return the numbers of each parameter group, such as its learning rate."""
+        kinds = (bool, int, float, tuple)
+        return [
+            {name: value for name, value in group.items() if isinstance(value, kinds)}
+            for group in self.optimizer.param_groups
+        ]
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether a schedule sets the learning rates."""
+        return isinstance(self._rates, (ScheduledValues, TorchScheduler))
+
+    @property
+    def schedule(self) -> str:
+        """The source of the learning rates, in words."""
+        return self._rates.describe()
+
+    @property
+    def schedules(self) -> dict[str, str]:
+        """The schedules of other values of parameter groups, in words, by name."""
+        return {name: rates.describe() for name, rates in self._schedules.items()}
+
+    @property
+    def moves_per_update(self) -> str:
+        """Reason why each update needs work on the host; "" if it doesn't.
+
+        Example:
+            >>> module = torch.nn.Linear(2, 1)
+            >>> resolve_optimization("sgd", None, module).moves_per_update
+            ''
+            >>> spec = Optimizer("sgd", ema_momentum=0.9)
+            >>> resolve_optimization(spec, None, module).moves_per_update
+            'weights are averaged after each update'
+        """
+        if self._set_per_update:
+            names = " and the ".join(self._set_per_update)
+            return f"a schedule sets the {names} of each update"
+        if self._ramp is not None or self.automatic_loss_scaling:
+            return "the loss scaling may change with each update"
+        if self.ema_momentum is not None:
+            return "weights are averaged after each update"
+        return ""
+
+    @property
+    def _set_per_update(self) -> list[str]:
+        """Names of the values that a schedule sets for each update."""
+        setters = {"learning rate": self._rates, **self._schedules}
+        return [name for name, setter in setters.items() if setter.is_per_update]
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether a schedule depends on the number of updates of a fit."""
+        return any(setter.needs_total for setter in self._setters)
+
+    @property
+    def needs_epochs(self) -> bool:
+        """Whether a schedule or ramp has lengths in epochs."""
+        in_epochs = self._ramp is not None and self._ramp.every_epochs is not None
+        return in_epochs or any(setter.needs_epochs for setter in self._setters)
+
+    def news(self) -> list[str]:
+        """Return and remove the lines about automatic choices."""
+        lines = list(self._notes)
+        if self._spec is not None and len(self.optimizer.param_groups) > 1:
+            lines.append(f"Optimizer groups: {groups_in_words(self.optimizer)}")
+        per = self.per_batch_size
+        if self._spec is not None and per is not None:
+            rate = self._spec.learning_rate
+            size = self._batch_size or per
+            lines.append(
+                f"Learning rate: {rate:g} * {size} / {per} = {rate * size / per:g}"
+            )
+        new = [line for line in lines if line not in self._told]
+        self._told.update(new)
+        return new
+
+    def begin_fit(
+        self,
+        total_updates: int | None,
+        updates_per_call: int,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        """Prepare for the updates of a fit, and set the values of the first.
+
+        Args:
+            total_updates: Number of updates it will make; None if unknown.
+            updates_per_call: Number of updates that share one learning rate, since
+                values are sent between calls only.
+            epochs: Number of epochs it will have; None outside `fit`.
+            batch_size: Number of samples of an update, for an optimizer whose rate is
+                meant for another number; None leaves the rate as it is.
+
+        Raises:
+            ConfigError: A schedule needs to know the total, or is longer than the fit.
+
+        Warns:
+            SharedRateWarning: A schedule can't be followed update by update.
+        """
+        self.scale_to(batch_size)
+        if self._ramp is not None and self._ramp.every_epochs is not None:
+            per_epoch = updates_per_epoch(total_updates, epochs)
+            self._ramp_in_updates = self._ramp.in_updates(per_epoch)
+        for setter in self._setters:
+            setter.begin_fit(self.num_updates, total_updates, epochs)
+        self.before_call()
+        shared = " and one ".join(self._set_per_update)
+        if shared and updates_per_call > 1:
+            warnings.warn(
+                f"A call makes {updates_per_call} updates (device_iterations), which "
+                f"share one {shared}: the schedule's for the first of them. With "
+                "device_iterations=1 each has its own.",
+                SharedRateWarning,
+                stacklevel=4,
+            )
+
+    def note(self, line: str) -> None:
+        """Add a line for `news`."""
+        self._notes.append(line)
+
+    def scale_to(self, batch_size: int | None) -> None:
+        """Scale the rates to a batch size, if they are meant for another one.
+
+        Args:
+            batch_size: Number of samples of the next update; None if unknown.
+        """
+        per = self.per_batch_size
+        if per is None or batch_size in (None, self._batch_size):
+            return
+        factor = (batch_size or per) / (self._batch_size or per)
+        self._batch_size = batch_size
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+        self._rates.rescale(factor)
+
+    def before_call(self) -> None:
+        """Set the values of the next call, which all its updates share."""
+        for setter in self._setters:
+            setter.write(self.num_updates)
+        if self._ramp_in_updates is None or self._spec is None:
+            return
+        scaling = self._ramp_in_updates.value(self.num_updates)
+        self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
+        if self._spec.velocity_follows:
+            for group in self.optimizer.param_groups:
+                group["velocity_scaling"] = scaling
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plain values that a resumed run needs.
+
+        The optimiser's own state isn't included.
+        """
+        state = {"num_updates": self.num_updates, "rates": self._rates.state_dict()}
+        if self._schedules:
+            others = self._schedules.items()
+            state["schedules"] = {name: one.state_dict() for name, one in others}
+        if self._batch_size is not None:
+            state["batch_size"] = self._batch_size
+        return state
+
+    @property
+    def state_kind(self) -> Kind:
+        """Return the kind of states of the same optimiser and schedules."""
+
+        def check(state: Any, where: str) -> str | None:
+            is_begun = isinstance(state, Mapping) and bool(state.get("num_updates"))
+            kinds = {
+                "num_updates": count,
+                "rates": self._rates.state_kind(is_begun=is_begun),
+            }
+            if self._schedules:
+                others = {
+                    name: setter.state_kind(is_begun=is_begun)
+                    for name, setter in self._schedules.items()
+                }
+                kinds["schedules"] = fields(others, is_closed=True)
+            if isinstance(state, Mapping) and "batch_size" in state:
+                kinds["batch_size"] = count
+            return fields(kinds)(state, where)
+
+        return check
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of the same optimiser and schedules."""
+        self.num_updates = int(state["num_updates"])
+        self._rates.load_state_dict(state["rates"])
+        self._batch_size = state.get("batch_size", self._batch_size)
+        for name, rates in self._schedules.items():
+            rates.load_state_dict(state["schedules"][name])
+
+    def after_call(self, num_updates: int) -> None:
+        """Count the updates of a call, and step torch's scheduler as often."""
+        self.num_updates += num_updates
+        self._rates.advance(num_updates)
+
+    def end_epoch(self) -> None:
+        """Step a scheduler of torch that is stepped per epoch."""
+        self._rates.end_epoch()
+
+
+def resolve_optimization(
+    optimizer: OptimizerLike,
+    lr_schedule: ScheduleLike,
+    module: torch.nn.Module,
+    schedules: SchedulesLike = None,
+    *,
+    own: Callable[[Any], Any] | None = None,
+    is_half: bool = False,
+) -> Optimization:
+    """Create the optimiser and its schedules from the arguments of `compile`.
+
+    Args:
+        optimizer: As for `resolve_optimizer`.
+        lr_schedule: As for `make_rates`.
+        module: Its parameters are given to an optimizer that has none.
+        schedules: As for `make_schedules`.
+        own: As for `resolve_optimizer`.
+        is_half: Whether training is in float16; weights in float16 imply it, too.
+
+    Raises:
+        UnknownNameError: A name is unknown.
+        ConfigError: Optimiser, schedule and module don't fit each other.
+        UnsupportedError: PopTorch has no such optimiser or setting.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> schedule = lambda sgd: torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)
+        >>> optimization = resolve_optimization("sgd", schedule, module)
+        >>> optimization.begin_fit(total_updates=3, updates_per_call=1)
+        >>> for _ in range(3):
+        ...     optimization.before_call()
+        ...     print(optimization.optimizer.param_groups[0]["lr"])
+        ...     optimization.after_call(1)
+        0.01
+        0.005
+        0.0025
+    """
+    if isinstance(optimizer, str):
+        optimizer = Optimizer(optimizer)
+    spec = optimizer if isinstance(optimizer, Optimizer) else None
+    is_half = is_half or any(p.dtype == torch.float16 for p in module.parameters())
+    is_scaled = is_half and spec is not None and spec.loss_scaling is None
+    if spec is not None and is_scaled:
+        optimizer = spec = spec.scaled_for_float16()
+    resolved = resolve_optimizer(optimizer, module, own)
+    rates = make_rates(lr_schedule, resolved, optimizer)
+    if spec and spec.per_batch_size and isinstance(rates, TorchScheduler):
+        raise ConfigError(
+            f"{rates.describe()} keeps rates of its own, and the optimizer has "
+            f"per_batch_size={spec.per_batch_size}, which scales them. Use an "
+            "ipufit.Schedule, or give the optimizer the rate for your batch size."
+        )
+    others = make_schedules(schedules, resolved)
+    optimization = Optimization(resolved, rates, spec, others)
+    make_settable(
+        resolved, optimization.schedule if optimization.has_schedule else None
+    )
+    if spec is not None and is_scaled:
+        optimization.note(
+            f"Loss scaling: {spec.loss_scaling:g}, for float16; "
+            "Optimizer(..., loss_scaling=1.0) turns it off"
+        )
+    return optimization
 
 
 # `model.optimizer` ------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of learning rates and other values, ours and torch's.
+"""Schedules of learning rates, loss scaling and other values, ours and torch's.
 
 A `Schedule` is a factor on each parameter group's own value. Formulas are those of
 torch's schedulers and of the transformers library, where they have the schedule.
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import bisect
 import math
+import operator
 import warnings
-import weakref
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import (
@@ -18,7 +18,6 @@ from typing import (
     Callable,
     Iterator,
     Mapping,
-    MutableMapping,
     Sequence,
     Union,
 )
@@ -30,7 +29,179 @@ from ipufit._kinds import Kind, count, like, optional
 from ipufit._kinds import fields as dict_with
 from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
-from .checks import check_number, check_whole
+
+def check_number(
+    where: str,
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+) -> None:
+    """Refuse a value that is no finite number in a range.
+
+    Args:
+        where: The holder of the value, for the message.
+        name: The value's name, for the message.
+        value: Any object.
+        least: Smallest value allowed.
+        above: Bound that the value must exceed.
+        below: Bound that the value must stay below.
+        most: Largest value allowed.
+
+    Raises:
+        ConfigError: The value is no such number.
+
+    Example:
+        >>> check_number("Optimizer('sgd')", "momentum", 2, least=0, below=1)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: Optimizer('sgd') has momentum=2: use a number ...
+    """
+    bounds = {
+        "at least": (operator.ge, least),
+        "above": (operator.gt, above),
+        "below": (operator.lt, below),
+        "at most": (operator.le, most),
+    }
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if (
+        is_number
+        and math.isfinite(value)
+        and all(
+            bound is None or holds(value, bound) for holds, bound in bounds.values()
+        )
+    ):
+        return
+    text = " and ".join(
+        f"{words} {bound:g}"
+        for words, (_, bound) in bounds.items()
+        if bound is not None
+    )
+    raise ConfigError(f"{where} has {name}={value!r}: use a number {text}.")
+
+
+def check_whole(where: str, name: str, value: Any, *, least: int) -> None:
+    """Refuse a value that is no whole number of at least `least`.
+
+    Args:
+        where: The holder of the value, for the message.
+        name: The value's name, for the message.
+        value: Any object.
+        least: Smallest value allowed.
+
+    Raises:
+        ConfigError: The value is no such number.
+
+    Example:
+        >>> check_whole("Schedule('step')", "cycles", 1.5, least=1)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: Schedule('step') has cycles=1.5: use a whole ...
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"{where} has {name}={value!r}: use a whole number of at least {least}."
+        )
+
+
+# Loss scaling ----------------------------------------------------------------------
+
+FLOAT16_LOSS_SCALING = 128.0
+"""Loss scaling of float16 training where the user gives none.
+
+Graphcore's CNN training begins with it. It keeps most of the gradients that float16
+would lose, and leaves room below the largest float16, 65504, where gradients are sums.
+"""
+
+
+@dataclass(frozen=True)
+class LossScaleRamp:
+    """Multiply the loss scaling by a factor at regular intervals.
+
+    Gradients shrink during training, so float16 can take a larger scaling later.
+    Updates are counted over all fits since `compile`. The velocity of SGD with
+    `use_combined_accum=True` is scaled too, unless `velocity_scaling` is given.
+
+    Args:
+        initial: Scaling of the first updates.
+        factor: Factor by which the scaling grows; above 1.
+        every_updates: Number of updates between two steps; None if `every_epochs` is
+            given.
+        maximum: Largest scaling; 32768, the largest power of 2 in float16, by default.
+        every_epochs: Number of epochs between two steps, whole or not. `fit` converts
+            it to updates, rounded to the nearest.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Example:
+        >>> ramp = LossScaleRamp(128, factor=2, every_updates=1000, maximum=512)
+        >>> [ramp.value(update) for update in (0, 999, 1000, 2000, 9000)]
+        [128.0, 128.0, 256.0, 512.0, 512.0]
+    """
+
+    initial: float
+    factor: float
+    every_updates: int | None = None
+    maximum: float = 32768.0
+    every_epochs: float | None = None
+
+    def __post_init__(self) -> None:
+        where = "LossScaleRamp"
+        check_number(where, "initial", self.initial, above=0)
+        check_number(where, "factor", self.factor, above=1)
+        if self.every_epochs is None:
+            check_whole(where, "every_updates", self.every_updates, least=1)
+        else:
+            check_number(where, "every_epochs", self.every_epochs, above=0)
+            if self.every_updates is not None:
+                raise ConfigError(
+                    f"LossScaleRamp has every_updates={self.every_updates} and "
+                    f"every_epochs={self.every_epochs}. Give one of them."
+                )
+        check_number(where, "maximum", self.maximum, above=0)
+        if self.maximum < self.initial:
+            raise ConfigError(
+                f"LossScaleRamp has maximum={self.maximum}, which is less than "
+                f"initial={self.initial}. Raise maximum, or lower initial."
+            )
+
+    def in_updates(self, updates_per_epoch: int) -> LossScaleRamp:
+        """Return a ramp with `every_epochs` converted to updates.
+
+        Example:
+            >>> LossScaleRamp(1, 2, every_epochs=1.5).in_updates(100).every_updates
+            150
+        """
+        if self.every_epochs is None:
+            return self
+        every = max(1, math.floor(self.every_epochs * updates_per_epoch + 0.5))
+        return replace(self, every_updates=every, every_epochs=None)
+
+    def value(self, update: int) -> float:
+        """Compute the scaling of an update.
+
+        Args:
+            update: The update's index, from 0.
+
+        Returns:
+            `min(maximum, initial * factor ** (update // every_updates))`.
+
+        Example:
+            >>> LossScaleRamp(1, factor=4, every_updates=1, maximum=8).value(1)
+            4.0
+        """
+        # Before `fit` knows the length of an epoch, no update was made.
+        steps = update // self.every_updates if self.every_updates else 0
+        # More steps stay at the maximum; their power would overflow.
+        enough = math.ceil(math.log(self.maximum / self.initial, self.factor))
+        if steps > enough:
+            return float(self.maximum)
+        return float(min(self.maximum, self.initial * self.factor**steps))
+
+
+# Schedules -------------------------------------------------------------------------
 
 # Name of a schedule -> its settings besides those of the warm-up.
 _SETTINGS = {
@@ -453,11 +624,6 @@ class Setter:
 
 BETAS = {"beta1": 0, "beta2": 1}  # names of the parts of `betas`
 
-# Optimizer -> for each value those that a `Schedule` wrote last, and the groups' own.
-_WRITTEN: MutableMapping[
-    torch.optim.Optimizer, dict[str, tuple[list[Any], list[Any]]]
-] = weakref.WeakKeyDictionary()
-
 
 class ScheduledValues(Setter):
     """Multiply each group's own rate, or another value, by the factor of a schedule."""
@@ -475,8 +641,10 @@ class ScheduledValues(Setter):
         self._start = 0
         self._total: int | None = None
         self._per_epoch: int | None = None
+        # An optimizer may be compiled again: its values are those of a schedule then.
         values = [value_of(group, name) for group in optimizer.param_groups]
-        written, own = _WRITTEN.get(optimizer, {}).get(name, (None, values))
+        self._written = vars(optimizer).setdefault("_written_by_schedules", {})
+        written, own = self._written.get(name, (None, values))
         self._own = own if values == written else values
         attribute = "betas" if name in BETAS else name
         optimizer.variable_attrs.markAsVariable(attribute)  # type: ignore[attr-defined]
@@ -508,7 +676,7 @@ class ScheduledValues(Setter):
                 group["betas"] = tuple(betas)
             else:
                 group[self._name] = value
-        _WRITTEN.setdefault(self._optimizer, {})[self._name] = values, self._own
+        self._written[self._name] = values, self._own
 
     def rescale(self, factor: float) -> None:
         """Multiply the groups' own values."""
@@ -594,6 +762,8 @@ class OptimizerMirror(Setter):
             for name in new:
                 if new[name] == old[name]:
                     continue
+                if name == "lr":
+                    check_number(f"{who}, which", name, new[name], least=0)
                 if is_constant(name):
                     raise ConfigError(
                         f"{who} changes {name}, which is a constant of the compiled "

@@ -9,7 +9,9 @@ import threading
 import warnings
 
 import pytest
+import torch
 
+from ipufit import BackupAndRestore, IPUModel
 from ipufit.checkpoint import (
     CheckpointStore,
     load_checkpoint,
@@ -301,7 +303,7 @@ def test_threads_that_save_at_once_take_turns(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=3)
 
     def save(number):
-        store.save(sample(number), epoch=0, update=5)
+        store.save(sample(number), epoch=0, update=number)
 
     threads = [threading.Thread(target=save, args=(n,)) for n in range(6)]
     for thread in threads:
@@ -345,3 +347,41 @@ def test_metrics_that_are_no_numbers_are_never_best(tmp_path, metrics, best, lef
     fill(store, metrics)
     assert numbers(filter(None, [store.best()])) == best
     assert numbers(store.all()) == left
+
+
+def test_updates_that_are_saved_again_count_once(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=3)
+    for update in (10, 20, 30, 20, 30, 20):  # gone back to 10, and to 20
+        store.save(sample(update), epoch=0, update=update)
+    assert [path.name for path in store.all()] == [
+        "update-00000010",
+        "update-00000030-2",
+        "update-00000020",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["partial", "old", "trash"])
+def test_links_that_look_like_leftovers_lead_nowhere(tmp_path, kind):
+    write_checkpoint(tmp_path / "theirs", sample(1))
+    before = names(tmp_path / "theirs")
+    (tmp_path / "run").mkdir()
+    links = [tmp_path / f".one.12345678.{kind}"]
+    links.append(tmp_path / "run" / f".update-00000001.12345678.{kind}")
+    for link in links:
+        link.symlink_to(tmp_path / "theirs")
+    for number in (2, 3):
+        write_checkpoint(tmp_path / "one", sample(number))
+        CheckpointStore(tmp_path / "run").save(sample(number), epoch=0, update=1)
+    assert names(tmp_path / "theirs") == before
+    assert number_of(load_checkpoint(tmp_path / "one")) == 3
+
+
+def test_a_checkpoint_that_is_a_link_is_refused_and_not_passed_over(tmp_path):
+    path = CheckpointStore(tmp_path / "disk").save(sample(1), epoch=0, update=1)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / path.name).symlink_to(path)
+    model = IPUModel(torch.nn.Linear(2, 1))
+    model.compile("sgd", "mse")
+    backup = BackupAndRestore(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="is a symbolic link"):
+        model.fit(torch.ones(4, 2), torch.ones(4, 1), 2, verbose=0, callbacks=backup)

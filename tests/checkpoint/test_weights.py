@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -39,6 +41,51 @@ def test_folders_are_made_and_nothing_else_is_left(tmp_path):
     save_weights({"w": torch.zeros(1)}, path)  # over the old one
     assert [p.name for p in path.parent.iterdir()] == ["c.safetensors"]
     assert load_weights(path)["w"].item() == 0
+
+
+def test_every_flipped_bit_is_found_or_changes_nothing(tmp_path):
+    path = tmp_path / "a.safetensors"
+    weights = {"w": torch.arange(9.0), "b": torch.ones(3, dtype=torch.float16)}
+    save_weights({**weights, "tied": weights["w"]}, path)
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(bytes(damaged))
+        try:
+            loaded = load_weights(path)
+        except DataError:
+            refused += 1
+        else:
+            assert list(loaded) == ["b", "tied", "w"], place
+            assert all(torch.equal(loaded[n], weights[n]) for n in weights), place
+    assert refused > 7.5 * len(whole)
+
+
+def test_pipes_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    with pytest.raises(DataError, match="no regular file"):
+        load_weights(tmp_path / "a.safetensors")
+
+
+def test_saving_takes_no_copy_of_the_weights(tmp_path):
+    run = f"""if True:
+        import resource, torch
+        from ipufit import IPUModel
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+        module = torch.nn.Linear(2**12, 2**12)  # 64 MiB
+        model = IPUModel(module)
+        model.save_weights({str(tmp_path / "first.safetensors")!r})
+        module.weight.data = torch.ones(2**14, 2**12)  # 256 MiB
+        before = peak()
+        model.save_weights({str(tmp_path / "second.safetensors")!r})
+        print((peak() - before) / 2**28)
+    """
+    out = subprocess.run([sys.executable, "-c", run], capture_output=True, check=True)
+    assert float(out.stdout) < 0.5
+    assert len(load_weights(tmp_path / "second.safetensors")["weight"]) == 2**14
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

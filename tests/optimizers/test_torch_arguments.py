@@ -9,7 +9,7 @@ import inspect
 import pytest
 import torch
 
-from ipufit import IPUModel, UnsupportedError
+from ipufit import IPUModel, UnsupportedError, poptorch
 
 VALUES = {
     "alpha": 0.5,
@@ -86,3 +86,14 @@ def test_weight_decay_is_decoupled_in_all_groups_or_none():
     ]
     with pytest.raises(UnsupportedError, match="decoupled_weight_decay in some groups"):
         IPUModel(network).compile(torch.optim.Adam(groups), "mse")
+
+
+@pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
+def test_rmsprop_is_centered_in_all_groups_or_none(library):
+    network = torch.nn.Linear(3, 2)
+    groups = [
+        {"params": [network.weight], "centered": True},
+        {"params": [network.bias]},
+    ]
+    with pytest.raises(UnsupportedError, match="centered in some groups only"):
+        IPUModel(network).compile(library.RMSprop(groups, lr=0.1), "mse")
