@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from contextvars import ContextVar
 from typing import Dict, Iterator
 
 import torch
@@ -14,7 +15,8 @@ from .errors import ConfigError
 Scalars = Dict[str, Tensor]
 """0-d tensors by name."""
 
-_collectors: list[Scalars] = []
+_collector: ContextVar[Scalars | None] = ContextVar("collector", default=None)
+"""Where this thread collects the scalars of the module that it traces."""
 
 
 def log(name: str, value: Tensor) -> None:
@@ -44,7 +46,8 @@ def log(name: str, value: Tensor) -> None:
         >>> Net()(torch.zeros(1, 2)).shape
         torch.Size([1, 1])
     """
-    if not _collectors:
+    scalars = _collector.get()
+    if scalars is None:
         return
     if not isinstance(name, str) or not name:
         raise ConfigError(f"log() needs a name, and got {name!r}.")
@@ -59,12 +62,12 @@ def log(name: str, value: Tensor) -> None:
             f"log({name!r}) got a tensor of shape {tuple(value.shape)}, which is no "
             "scalar: reduce it first, as with .mean()."
         )
-    if name in _collectors[-1]:
+    if name in scalars:
         raise ConfigError(
             f"log({name!r}) was called twice in one forward pass: add the values up, "
             "or give them names of their own."
         )
-    _collectors[-1][name] = value.detach().reshape(()).to(torch.float32)
+    scalars[name] = value.detach().reshape(()).to(torch.float32)
 
 
 @contextlib.contextmanager
@@ -78,8 +81,8 @@ def collected() -> Iterator[Scalars]:
         {'two': tensor(2.)}
     """
     scalars: Scalars = {}
-    _collectors.append(scalars)
+    token = _collector.set(scalars)
     try:
         yield scalars
     finally:
-        _collectors.pop()
+        _collector.reset(token)

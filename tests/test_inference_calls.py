@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -302,3 +305,115 @@ def test_no_pass_is_padding_where_a_buffer_moves(sizes):
         outputs = model.predict(X[:74], batch_size=2, verbose=0)
         assert outputs[::2, 0].tolist() == list(range(first, first + 37))
     assert set(sizes) == {2}
+
+
+class Own(torch.nn.Module):
+    """Has what a call on the host might change, and notes how it was called."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.recurrent = torch.nn.LSTM(3, 6, batch_first=True)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.head = torch.nn.Linear(6, 200)
+        self.calls, self.kept, self.note = 0, [], seen.append
+
+    def forward(self, x):
+        if len(x) == 1:  # for the size alone
+            self.calls += 1
+            self.kept.append(x)
+            self.last = self.recurrent.weight_hh_l0
+            self.note(bool(self.last.any()) or self.training)
+            torch.rand(3)
+        return self.head(self.norm(self.recurrent(x[:, None])[0][:, 0]))
+
+
+def remembered(module):
+    own = {name: value.clone() for name, value in module.state_dict().items()}
+    return own, module.calls, len(module.kept), hasattr(module, "last"), module.training
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_the_call_for_a_size_leaves_the_module_as_it_was(sizes, precision):
+    seen = []
+    module = Own(seen)
+    model = make(module, precision=precision, metrics=["f1", "accuracy"])
+    module = model.module
+    before, state = remembered(module), torch.get_rng_state()
+    model.predict(X, verbose=0)
+    assert taken(sizes) == [128]
+    model.batch_plan(X, Y, batch_size=4)
+    assert seen == [False, False]
+    after = remembered(module)
+    assert after[1:] == before[1:]
+    assert all(map(torch.equal, after[0].values(), before[0].values()))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("use", ["predict", "evaluate", "batch_plan"])
+def test_a_forward_that_is_a_closure_over_its_module_changes_no_buffer(use):
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 4))
+    module.forward = lambda x: module[1](module[0](x))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    model = make(module, metrics=["f1"])
+    given = (X,) if use == "predict" else (X, Y)
+    getattr(model, use)(*given, **({} if use == "batch_plan" else {"verbose": 0}))
+    after = module.state_dict()
+    assert all(map(torch.equal, after.values(), before.values()))
+    assert module[0].training
+
+
+class Pairs(ipufit.metrics.Metric):
+    """How often each class is taken for each other: a matrix of sums."""
+
+    def sums(self, outputs, targets, weights=None):
+        size = outputs.shape[-1]
+        found = torch.nn.functional.one_hot(outputs.argmax(dim=-1), size).float()
+        true = torch.nn.functional.one_hot(targets.long(), size).float()
+        return torch.matmul(true.t(), found).reshape(-1)
+
+    def result(self, sums):
+        matrix = sums.reshape(2 * [round(sums.numel() ** 0.5)])
+        return float(matrix.diagonal().sum() / matrix.sum())
+
+
+def step_with_outputs(module, batch):
+    outputs = module(batch[0])
+    return torch.nn.functional.cross_entropy(outputs, batch[1]), outputs
+
+
+@pytest.mark.parametrize("step", [None, step_with_outputs])
+@pytest.mark.parametrize(
+    ("metrics", "expected"), [(["accuracy"], 32), (["f1"], 32), ([Pairs("pairs")], 4)]
+)
+def test_large_sums_of_metrics_make_calls_of_training_small(step, metrics, expected):
+    model = IPUModel(torch.nn.Linear(3, 1000), IPUConfig(micro_batch_size=4))
+    loss = "cross_entropy" if step is None else None
+    model.compile("sgd", loss, metrics=metrics, step=step)
+    plan = model.batch_plan(X, Y, batch_size=4)
+    assert plan.batch.device_iterations == expected
+
+
+def test_two_threads_that_fit_and_evaluate_keep_the_standard_output():
+    before = sys.stdout
+    start = threading.Barrier(2)
+    found = []
+
+    class Slow(Scaled):
+        def forward(self, x):
+            if len(x) == 1:
+                start.wait(5)  # both are in the call for a size
+                found.append(sys.stdout is before)
+            return super().forward(x)
+
+    def run():
+        model = make(Slow())
+        model.evaluate(X, Y, verbose=0)
+        model.fit(X, Y, 4, verbose=0)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert sys.stdout is before
+    assert found == [True, True]

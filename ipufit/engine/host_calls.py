@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a user's module on the host: for shapes, sizes and comparisons."""
+"""Calls of a user's module on the host, with a sample: for shapes and sizes."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import io
 import math
-import warnings
+from collections import OrderedDict
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 import torch
@@ -16,21 +14,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ipufit._tree import Structure
 from ipufit.data import HostRandomState, SampleStructure, Source
-from ipufit.engine.objective import (
-    AnyMetric,
-    Inferred,
-    Objective,
-    StepResult,
-    result_of_step,
-    split_own_loss,
-)
+from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.precision import change_types
-from ipufit.engine.step import call_module, call_step, total_loss
+from ipufit.engine.step import call_module, results_of
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import mode, unfetched
 from ipufit.errors import ConfigError
-from ipufit.losses import LossTerms
-from ipufit.metrics import Metric, rows_of
+from ipufit.metrics import Metric
 from ipufit.scalars import collected
 
 
@@ -127,11 +117,13 @@ class OutputSize(NamedTuple):
         has_scalars: Whether it returns scalars: its own loss, or logged ones.
         moves_buffers: Whether the module changes a buffer in place in eval mode, so
             that a pass changes later ones.
+        outputs: Outputs for one sample of zeros.
     """
 
     num_bytes: int
     has_scalars: bool
-    moves_buffers: bool = False
+    moves_buffers: bool
+    outputs: Any
 
 
 def output_size(
@@ -142,10 +134,8 @@ def output_size(
 ) -> OutputSize | None:
     """Call a module, or a step, with one sample of zeros, and return the output's size.
 
-    A copy of the module with zero weights is called: one number for each parameter,
-    expanded to its shape. So this takes little memory and time, and the module and all
-    random states don't change. Nothing is printed: `forward` prints when it is traced.
-    (Meta tensors would make torch import its compiler, which takes a second.)
+    The weights are zeros, too: one number for each, expanded to its shape. So this
+    takes little memory and time. Random states don't change, nor does the module.
 
     Args:
         module: The user's module.
@@ -154,111 +144,76 @@ def output_size(
         example: Tensors of a micro-batch, of which only shapes and types matter.
 
     Returns:
-        None if the module can't be copied, or can't be called with such tensors.
+        None if the module can't be called with such tensors.
 
     Example:
         >>> from ipufit.data import as_source
         >>> source = as_source(torch.zeros(8, 3))
         >>> module, example = torch.nn.Linear(3, 5), source.example(4)
-        >>> output_size(module, Inferred(False), source.structure, example)
-        OutputSize(num_bytes=80, has_scalars=False, moves_buffers=False)
+        >>> output_size(module, Inferred(False), source.structure, example).num_bytes
+        80
     """
+    sample = _first_as_zeros(example)
+    inputs = structure.inputs.rebuild(sample[: structure.num_inputs])
+    before = HostRandomState()
     try:
-        with quiet(), collected() as scalars:
-            copied = of_zeros(module)
-            buffers = list(copied.buffers())
-            outputs = called(copied, inferred, structure, first_of_zeros(example))
-            leaves = [*_leaves(outputs), *scalars.values()]
-            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(mode(module, training=False))
+            buffers = stack.enter_context(_weights_as_zeros(module))
+            scalars = stack.enter_context(collected())
+            marked = stack.enter_context(ResultsNoted()).marked
+            results = results_of(inferred, module, structure, inputs, sample, marked)
     except Exception:  # noqa: BLE001 - a user's code may raise anything
         return None
-    has_scalars = bool(scalars) or any(not tensor.dim() for tensor in tensors)
+    finally:
+        before.put_back()
+    leaves = [*Structure.of_outputs(results).flatten(results), *scalars.values()]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     rows = len(example[0])
-    num_bytes = sum(bytes_of([t]) * (rows if t.dim() else 1) for t in tensors)
-    return OutputSize(num_bytes, has_scalars, any(one._version for one in buffers))
+    return OutputSize(
+        sum(bytes_of([t]) * (rows if t.dim() else 1) for t in tensors),
+        bool(scalars) or any(not tensor.dim() for tensor in tensors),
+        any(buffer._version for buffer in buffers),
+        results[1],
+    )
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Compute without gradients, output and warnings; restore random states.
+def _weights_as_zeros(module: torch.nn.Module) -> Iterator[list[Tensor]]:
+    """Give a module zeros as weights inside the context.
 
-    Example:
-        >>> before = torch.get_rng_state()
-        >>> with quiet():
-        ...     print(torch.rand(()))
-        >>> torch.equal(torch.get_rng_state(), before)
-        True
+    They replace its own weights in the module itself, because `forward` may be a
+    closure over it. All attributes of its parts are restored. A weight that PopTorch
+    trains isn't fetched from its device: only attributes that `unfetched` reads are
+    used.
+
+    Yields:
+        The buffers of the context.
     """
-    before = HostRandomState()
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # they come again when it is traced
-            with contextlib.redirect_stdout(io.StringIO()):
-                yield
-    finally:
-        before.put_back()
-
-
-def called(
-    module: torch.nn.Module,
-    inferred: Inferred,
-    structure: SampleStructure,
-    tensors: Sequence[Tensor],
-) -> Any:
-    """Return all results of a module in eval mode, or of a step.
-
-    Args:
-        module: A copy of the user's module.
-        inferred: The computation of the program.
-        structure: Structure of a batch.
-        tensors: Tensors of a batch.
-    """
-    with mode(module, training=False):
-        return _result(module, inferred, structure, tensors)
-
-
-def _result(
-    module: torch.nn.Module,
-    inferred: Inferred,
-    structure: SampleStructure,
-    tensors: Sequence[Tensor],
-) -> Any:
-    inputs, _ = structure.split(tensors)
-    if inferred.step is None:
-        return call_module(module, inputs)
-    if not inferred.takes_labels:
-        return call_step(inferred.step, module, inputs)
-    batch = structure.batch(inputs, tensors)
-    result = result_of_step(call_step(inferred.step, module, batch))
-    return result if inferred.gives_outputs else result.loss
-
-
-def first_of_zeros(example: Sequence[Tensor]) -> list[Tensor]:
-    """Return one sample of zeros, of the shapes and types of a batch.
-
-    Example:
-        >>> first_of_zeros([torch.ones(4, 2)])
-        [tensor([[0., 0.]])]
-    """
-    return [_zeros_like(tensor[:1]) for tensor in example]
-
-
-def of_zeros(module: torch.nn.Module) -> torch.nn.Module:
-    """Copy a module, with zeros for its weights.
-
-    Reading a weight that PopTorch trains fetches it from its device. So only attributes
-    that `unfetched` reads are used.
-
-    Example:
-        >>> of_zeros(torch.nn.Linear(2, 1)).weight.tolist()
-        [[0.0, 0.0]]
-    """
-    memo: dict[int, Any] = {}
+    zeros: dict[int, Tensor] = {}
     for weight in module.parameters():
-        memo[id(weight)] = torch.nn.Parameter(_zeros_like(weight), requires_grad=False)
-    for buffer in module.buffers():  # may be changed in place
-        memo[id(buffer)] = _zeros_like(buffer).contiguous()
-    return copy.deepcopy(module, memo)
+        zeros[id(weight)] = torch.nn.Parameter(_zeros_like(weight), requires_grad=False)
+    buffers = {id(one): _zeros_like(one).contiguous() for one in module.buffers()}
+    zeros.update(buffers)
+    parts = [(vars(part), dict(vars(part))) for part in module.modules()]
+    try:
+        for attributes, before in parts:
+            for name, value in before.items():
+                if type(value) in (dict, OrderedDict):
+                    items = [(k, zeros.get(id(one), one)) for k, one in value.items()]
+                    attributes[name] = type(value)(items)
+                elif type(value) is list:  # LSTM has its weights in one, too
+                    attributes[name] = [zeros.get(id(one), one) for one in value]
+        yield list(buffers.values())
+    finally:
+        for attributes, before in parts:
+            attributes.clear()
+            attributes.update(before)
+
+
+def _first_as_zeros(example: Sequence[Tensor]) -> list[Tensor]:
+    return [_zeros_like(tensor[:1]) for tensor in example]
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:
@@ -279,10 +234,6 @@ def num_weights(module: torch.nn.Module) -> int:
     """
     shapes = [unfetched(weight, "shape") for weight in module.parameters()]
     return sum(math.prod(shape) for shape in shapes)
-
-
-def _leaves(outputs: Any) -> list[Any]:
-    return Structure.of_outputs(outputs).flatten(outputs)
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -310,8 +261,7 @@ def figure_bytes(
     A training program returns these sums for each micro-batch, and the host keeps the
     running sums after each. A metric may have many sums: a matrix of all pairs of
     classes has a million for a thousand classes. Only the metric knows their number, so
-    it computes the sums of one sample, from the outputs of a copy of the module for
-    zeros.
+    it computes the sums of one sample.
 
     Args:
         module: The user's module.
@@ -321,7 +271,7 @@ def figure_bytes(
 
     Returns:
         0 if all metrics are means, which have two sums, or streamed; the module isn't
-        called then. Also 0 if the module can't be copied or called.
+        called then. Also 0 if the module can't be called.
 
     Example:
         >>> from ipufit.data import as_source
@@ -335,141 +285,23 @@ def figure_bytes(
         0
         240
     """
-    if not any(_may_be_large(measure.metric) for measure in objective.measures):
+    metrics = [measure.metric for measure in objective.measures]
+    means = Metric.result
+    if all(not isinstance(m, Metric) or type(m).result is means for m in metrics):
         return 0
+    size = output_size(module, objective.evaluated, structure, example)
+    if size is None:
+        return 0
+    labels = structure.labels(_first_as_zeros(example))
     try:
-        with quiet():
-            given = first_of_zeros(example)
-            result = called(of_zeros(module), objective.evaluated, structure, given)
-            outputs = _outputs(result, owns_loss=objective.owns_loss)
-            labels = structure.labels(given)
+        with torch.no_grad():
             count: int = sum(
                 measure.metric.sums(part.output, part.target, weights).numel()
-                for _, measure, part, weights in objective.measured(outputs, labels)
+                for _, measure, part, weights in objective.measured(
+                    size.outputs, labels
+                )
                 if isinstance(measure.metric, Metric)
             )
-    except Exception:  # noqa: BLE001 - a user's code may raise anything
+    except Exception:  # noqa: BLE001 - a user's metric may raise anything
         return 0
     return _BYTES_OF_SUM * count
-
-
-def _may_be_large(metric: AnyMetric) -> bool:
-    """Return whether a metric may have more than two sums."""
-    return isinstance(metric, Metric) and type(metric).result is not Metric.result
-
-
-def _outputs(result: Any, *, owns_loss: bool) -> Any:
-    """Return the outputs among the results."""
-    if isinstance(result, StepResult):
-        return result.outputs
-    return split_own_loss(result)[1] if owns_loss else result
-
-
-class HostUpdate(NamedTuple):
-    """The first half of a weight update: loss and gradients.
-
-    Attributes:
-        loss: Mean over the samples.
-        gradients: float32 gradients by parameter; None for a parameter that the loss
-            doesn't depend on.
-        draws: Whether the forward pass has drawn random numbers.
-    """
-
-    loss: float
-    gradients: dict[str, Tensor | None]
-    draws: bool
-
-
-def host_outputs(module: torch.nn.Module, inputs: Any, predicted: Inferred) -> Any:
-    """Return the outputs in eval mode, without the module's own loss.
-
-    Args:
-        module: A float32 module.
-        inputs: As a sample's, with samples in dim 0.
-        predicted: The computation of `predict`.
-    """
-    noted = ResultsNoted()
-    with mode(module, training=False), torch.no_grad(), noted:
-        if predicted.step is not None:
-            return call_step(predicted.step, module, inputs)
-        outputs = call_module(module, inputs)
-    return split_own_loss(outputs, noted.marked)[1] if predicted.owns_loss else outputs
-
-
-def host_update(
-    module: torch.nn.Module,
-    objective: Objective,
-    structure: SampleStructure,
-    batch: Sequence[Tensor],
-    micro_batch_size: int,
-) -> HostUpdate:
-    """Return the loss and the gradients of an update, micro-batch by micro-batch.
-
-    They are the mean over micro-batches, or their sum if the loss is a sum over
-    samples, as on the device. The module's buffers change as in training.
-
-    Args:
-        module: A float32 module.
-        objective: Its losses.
-        structure: Structure of the batch.
-        batch: All samples of the update.
-        micro_batch_size: Samples of a forward pass.
-
-    Raises:
-        ConfigError: The module returns no loss, and there is no other.
-    """
-    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    sums: dict[str, list[float]] = {}
-    micro_batches = list(zip(*(torch.split(leaf, micro_batch_size) for leaf in batch)))
-    factor = 1 if objective.is_sum else len(micro_batches)
-    before = torch.get_rng_state()
-    module.zero_grad(set_to_none=True)
-    with mode(module, training=True), torch.enable_grad():
-        for micro_batch in micro_batches:
-            terms = _terms(module, objective, structure, micro_batch)
-            loss = torch.div(total_loss(terms), factor)
-            loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
-            for name, (term, weight) in terms.items():
-                total, divisor, _ = sums.setdefault(name, [0.0, 0.0, weight])
-                sums[name][:2] = (
-                    total + float(term.total),
-                    divisor + float(term.divisor),
-                )
-    return HostUpdate(
-        sum(
-            weight * total / (divisor or 1) for total, divisor, weight in sums.values()
-        ),
-        {name: parameter.grad for name, parameter in parameters.items()},
-        not torch.equal(before, torch.get_rng_state()),
-    )
-
-
-def _terms(
-    module: torch.nn.Module,
-    objective: Objective,
-    structure: SampleStructure,
-    tensors: Sequence[Tensor],
-) -> dict[str, tuple[LossTerms, float]]:
-    inputs, labels = structure.split(tensors)
-    rows = rows_of(tensors[0])
-    noted = ResultsNoted()
-    with noted:
-        if objective.steps is None:
-            outputs = call_module(module, inputs)
-        else:
-            batch = structure.batch(inputs, tensors)
-            outputs = call_step(objective.steps.training, module, batch)
-    if not objective.owns_loss:
-        return objective.loss_terms(outputs, labels, rows)
-    if objective.steps is None:
-        own, _ = split_own_loss(outputs, noted.marked)
-    else:
-        own, _ = result_of_step(outputs, noted.marked)
-    if own is None:
-        raise ConfigError(
-            "There is no loss to compare: compile() got none, and the module returns "
-            "none in train mode."
-        )
-    value = own.reshape(())
-    count = torch.tensor(float(rows))
-    return {"": (LossTerms(value, value.detach() * rows, count), 1.0)}

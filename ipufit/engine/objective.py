@@ -292,20 +292,10 @@ class Inferred(NamedTuple):
     gives_outputs: bool = True
 
 
-class StepResult(NamedTuple):
-    """The results of a user's step for a batch.
-
-    Attributes:
-        loss: Mean over the samples; None if the step returned none.
-        outputs: One row per sample; `()` without outputs.
-    """
-
-    loss: Tensor | None
-    outputs: Any
-
-
-def result_of_step(returned: Any, marked: Sequence[Tensor] = ()) -> StepResult:
-    """Split the result of a step, and log the scalars in it.
+def result_of_step(
+    returned: Any, marked: Sequence[Tensor] = ()
+) -> tuple[Tensor | None, Any]:
+    """Split the result of a step into loss and outputs, and log the scalars in it.
 
     Args:
         returned: The loss; a dict of "loss", "outputs" and scalars; or outputs with an
@@ -317,14 +307,14 @@ def result_of_step(returned: Any, marked: Sequence[Tensor] = ()) -> StepResult:
 
     Example:
         >>> result_of_step({"loss": torch.tensor(2.0), "outputs": [1]})
-        StepResult(loss=tensor(2.), outputs=[1])
+        (tensor(2.), [1])
         >>> result_of_step(torch.tensor(2.0))
-        StepResult(loss=tensor(2.), outputs=())
+        (tensor(2.), ())
     """
     if returned is None:
-        return StepResult(None, ())
+        return None, ()
     if type(returned) is not dict:
-        return StepResult(*split_own_loss(returned, marked))
+        return split_own_loss(returned, marked)
     rest = {name: v for name, v in returned.items() if name not in ("loss", "outputs")}
     for name, value in rest.items():
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -340,7 +330,7 @@ def result_of_step(returned: Any, marked: Sequence[Tensor] = ()) -> StepResult:
             f"The step returned {loss!r} as its loss, and must return a tensor that is "
             "computed from the batch."
         )
-    return StepResult(loss, returned.get("outputs", ()))
+    return loss, returned.get("outputs", ())
 
 
 def checked_step(name: str, function: Any, *, is_method: bool = False) -> None:

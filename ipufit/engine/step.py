@@ -8,7 +8,7 @@ import fnmatch
 import inspect
 import re
 from dataclasses import dataclass
-from typing import Any, ContextManager, Iterator, NamedTuple, Sequence, Tuple
+from typing import Any, ContextManager, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from ipufit.engine.objective import (
     Inferred,
     Objective,
     StepFunction,
-    StepResult,
     checked_scalar,
     dominant_labels,
     mixed_loss_terms,
@@ -104,6 +103,35 @@ def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
         raise DataError(
             f"{name} failed with {shape_of_batch(batch)}: {error}"
         ) from error
+
+
+def results_of(
+    computed: Inferred,
+    module: torch.nn.Module,
+    structure: SampleStructure,
+    inputs: Any,
+    tensors: Sequence[Tensor],
+    marked: Sequence[Tensor],
+) -> tuple[Tensor | None, Any]:
+    """Call a module or a user's step, and return its own loss and its outputs.
+
+    Args:
+        computed: The function to call, and whether it returns a loss.
+        module: The user's module.
+        structure: Structure of a batch.
+        inputs: Inputs, nested as the data.
+        tensors: Tensors of the batch, from which a step gets targets and weights.
+        marked: Results of `identity_loss`, which the call adds to.
+    """
+    if computed.step is None:
+        outputs = call_module(module, inputs)
+        return (
+            split_own_loss(outputs, marked) if computed.owns_loss else (None, outputs)
+        )
+    if not computed.takes_labels:
+        return None, call_step(computed.step, module, inputs)
+    batch = structure.batch(inputs, tensors)
+    return result_of_step(call_step(computed.step, module, batch), marked)
 
 
 def shape_of_batch(batch: Any) -> str:
@@ -647,16 +675,20 @@ class Step(torch.nn.Module):
                     stack.enter_context(noted)
                     stack.enter_context(self._explained())
                     stack.enter_context(computed_in(self.module, config))
-                    outputs = self._called(batch, noted)
+                    own, outputs = self._called(batch, noted)
                 check_stages_begin(self.module, config, blocks, training=is_training)
                 if is_training:
                     refuse_unseen_pipeline(self.module, config, blocks)
                 found = probability_outputs(outputs, noted)
                 with last_block(config.last_block, blocks):
-                    compute = self._trained if is_training else self._predicted
-                    returned, packing, entries = compute(
-                        batch, outputs, scalars, noted, found
-                    )
+                    own = _checked_mean(own, noted, rows_of(batch[0]))
+                    if is_training:
+                        returned, packing, entries = self._trained(
+                            batch, own, outputs, scalars, noted, found
+                        )
+                    else:
+                        returned, packing = self._predicted(own, outputs, scalars)
+                        entries = ()
                     if overlap is not None:  # the loss stays the one that is marked
                         returned = tuple(
                             one
@@ -669,8 +701,10 @@ class Step(torch.nn.Module):
         self._found.append(Findings(packing, entries, found, checks.increments()))
         return returned
 
-    def _called(self, tensors: Sequence[Tensor], noted: ResultsNoted) -> Any:
-        """Call the user's module, or the user's step, with a micro-batch."""
+    def _called(
+        self, tensors: Sequence[Tensor], noted: ResultsNoted
+    ) -> tuple[Tensor | None, Any]:
+        """Return the own loss and the outputs of the module or step."""
         given = tensors[: self._structure.num_inputs]
         if self.config.types.is_half:
             halves = [
@@ -686,32 +720,27 @@ class Step(torch.nn.Module):
                 for t in given
             ]
         inputs = self._structure.inputs.rebuild(given)
-        if self._computed.step is None:
-            return call_module(self.module, inputs)
-        if not self._computed.takes_labels:
-            return call_step(self._computed.step, self.module, inputs)
-        batch = self._structure.batch(inputs, tensors)
-        return result_of_step(
-            call_step(self._computed.step, self.module, batch), noted.marked
+        return results_of(
+            *(self._computed, self.module, self._structure, inputs, tensors),
+            noted.marked,
         )
 
     def _trained(
         self,
         tensors: Sequence[Tensor],
+        own: Tensor | None,
         outputs: Any,
         scalars: Scalars,
         noted: ResultsNoted,
         probabilities: dict[str, str],
-    ) -> Returned:
+    ) -> tuple[tuple[Tensor, ...], Packing, tuple[Entry, ...]]:
         """Compute the sums of metrics, the loss, and the outputs if they are streamed.
 
         The loss is returned because PopTorch drops operations that no output depends on
         before it looks for the loss.
         """
-        own, packing, objective = None, Packing(), self._objective
+        packing, objective = Packing(), self._objective
         rows, labels = rows_of(tensors[0]), self._structure.labels(tensors)
-        if objective.owns_loss:
-            own, outputs = _split(outputs, noted, rows)
         if self._computed.step is not None and objective.measures:
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
@@ -738,28 +767,20 @@ class Step(torch.nn.Module):
         return (vector, marked, *streamed), packing, entries
 
     def _predicted(
-        self,
-        tensors: Sequence[Tensor],
-        outputs: Any,
-        scalars: Scalars,
-        noted: ResultsNoted,
-        probabilities: dict[str, str],
-    ) -> Returned:
-        if self._computed.owns_loss:
-            own, outputs = _split(outputs, noted, rows_of(tensors[0]))
-            if own is not None:
-                if "loss" in scalars:
-                    raise ConfigError(
-                        "log('loss') was called, and the module returns its own loss, "
-                        "which is called so: log it under another name."
-                    )
-                scalars = {"loss": own.detach().to(torch.float32), **scalars}
+        self, own: Tensor | None, outputs: Any, scalars: Scalars
+    ) -> tuple[tuple[Tensor, ...], Packing]:
+        if own is not None:
+            if "loss" in scalars:
+                raise ConfigError(
+                    "log('loss') was called, and the module returns its own loss, "
+                    "which is called so: log it under another name."
+                )
+            scalars = {"loss": own.detach().to(torch.float32), **scalars}
         if not self._computed.gives_outputs:
             outputs = ()
         elif self._computed.step is not None and self._computed.takes_labels:
             _require_outputs(outputs)
-        returned, packing = Packing.of(outputs, scalars)
-        return returned, packing, ()
+        return Packing.of(outputs, scalars)
 
     def _own_terms(
         self, own: Tensor | None, outputs: Any, rows: int
@@ -808,28 +829,20 @@ class Step(torch.nn.Module):
             ) from error
 
 
-Returned = Tuple[Tuple[Tensor, ...], Packing, Tuple[Entry, ...]]
-"""Tensors that a program returns, their nesting, and the figures in a vector."""
-
-
-def _split(outputs: Any, noted: ResultsNoted, rows: int) -> tuple[Tensor | None, Any]:
-    """Split results into the own loss of the module or step, and the rest.
+def _checked_mean(own: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor | None:
+    """Return a module's or step's own loss as a scalar.
 
     Raises:
         ConfigError: The loss has several elements; or it is a sum over samples, so that
             it depends on the size of micro-batches.
     """
-    if isinstance(outputs, StepResult):
-        own, rest = outputs
-    else:
-        own, rest = split_own_loss(outputs, noted.marked)
     if rows > 1 and any(own is added for added in noted.sums):
         raise ConfigError(
             f"The model's own loss is a sum over the {rows} samples of a micro-batch "
             "(reduction='sum'), and has to be their mean: gradients and figures would "
             "depend on how samples are split into micro-batches. Use reduction='mean'."
         )
-    return None if own is None else checked_scalar(own), rest
+    return None if own is None else checked_scalar(own)
 
 
 def _require_outputs(outputs: Any) -> None:

@@ -18,10 +18,12 @@ from ipufit._tree import Structure
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data import HostRandomState, Source, StreamSource, as_batch, as_source
-from ipufit.engine.host_calls import HostUpdate, host_outputs, host_update
 from ipufit.engine.objective import Inferred
-from ipufit.engine.step import NoForwardError
+from ipufit.engine.step import NoForwardError, results_of, total_loss
+from ipufit.engine.trace_checks import ResultsNoted
+from ipufit.engine.weights import mode
 from ipufit.errors import ConfigError
+from ipufit.losses import LossTerms
 
 from .model import FitArguments, IPUModel
 
@@ -367,7 +369,7 @@ def _compared(twin: _Twin, data: _Data) -> Comparison:
     found: list[Difference] = []
     notes: list[str] = []
     try:
-        on_host = host_outputs(twin.host, data.wide_inputs, twin.model._predicted_by)
+        on_host = _host_outputs(twin.host, data, twin.model._predicted_by)
     except NoForwardError:
         notes.append("No outputs: there is neither a forward nor a predict_step.")
     else:
@@ -391,21 +393,18 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
     assert settings is not None  # noqa: S101 - the caller has looked
     optimization = settings.optimization
     rows = len(data.leaves[0])
-    expected = host_update(
-        twin.host,
-        settings.training_figures.objective,
-        data.source.structure,
-        data.wide,
-        model.config.training_plan(rows).micro_batch_size,
-    )
+    before = torch.get_rng_state()
+    expected = _host_loss(twin, data, model.config.training_plan(rows).micro_batch_size)
+    draws = not torch.equal(before, torch.get_rng_state())
+    trained = {n: p for n, p in twin.host.named_parameters() if p.requires_grad}
     # A tensor that isn't in the program can't be watched.
-    known = {n: g for n, g in expected.gradients.items() if g is not None}
+    known = {n: p.grad for n, p in trained.items() if p.grad is not None}
     if optimization.automatic_loss_scaling:
         notes.append("No gradients: the loss scaling is automatic, and unknown here.")
         known = {}
     if twin.mixes:
         notes.append("Samples aren't mixed, though compile() got augment.")
-    if expected.draws:
+    if draws:
         notes.append(
             "forward draws random numbers in train mode: loss, gradients and weights "
             "differ by those."
@@ -419,15 +418,65 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
         training.figures.add(sums)
     training.figures.gather()
     loss = torch.tensor(training.figures.loss)
-    yield from differences("loss", {"": torch.tensor(expected.loss)}, {"": loss})
+    yield from differences("loss", {"": torch.tensor(expected)}, {"": loss})
     yield from differences("gradient", known, training.gradients())
     model._executors.fetch_weights()
     is_single = training.plan.replicas * training.plan.processes == 1
-    yield from _of_state(twin, expected, notes, has_buffers=is_single)
+    yield from _of_state(twin, list(trained), notes, has_buffers=is_single)
+
+
+def _host_outputs(module: torch.nn.Module, data: _Data, predicted: Inferred) -> Any:
+    """Return the outputs of a float32 module in eval mode, without its own loss."""
+    inputs, structure = data.wide_inputs, data.source.structure
+    with mode(module, training=False), torch.no_grad(), ResultsNoted() as noted:
+        return results_of(predicted, module, structure, inputs, (), noted.marked)[1]
+
+
+def _host_loss(twin: _Twin, data: _Data, micro_batch_size: int) -> float:
+    """Return the mean loss of an update on the host, and compute its gradients.
+
+    These are the mean over micro-batches, or their sum if the loss is a sum over
+    samples, as on the device. The module's buffers change as in training.
+    """
+    settings = twin.model._settings
+    assert settings is not None  # noqa: S101 - the caller has looked
+    objective, structure = settings.training_figures.objective, data.source.structure
+    parts = list(zip(*(torch.split(leaf, micro_batch_size) for leaf in data.wide)))
+    factor = 1 if objective.is_sum else len(parts)
+    sums: dict[str, list[float]] = {}
+    twin.host.zero_grad(set_to_none=True)
+    with mode(twin.host, training=True), torch.enable_grad():
+        for tensors in parts:
+            inputs, labels = structure.split(tensors)
+            with ResultsNoted() as noted:
+                own, outputs = results_of(
+                    *(objective.trained, twin.host, structure, inputs, tensors),
+                    noted.marked,
+                )
+            rows = len(tensors[0])
+            if own is not None:
+                value, count = own.reshape(()), torch.tensor(float(rows))
+                terms = {"": (LossTerms(value, value.detach() * count, count), 1.0)}
+            elif objective.owns_loss:
+                raise ConfigError(
+                    "There is no loss to compare: compile() got none, and the module "
+                    "returns none in train mode."
+                )
+            else:
+                terms = objective.loss_terms(outputs, labels, rows)
+            torch.div(total_loss(terms), factor).backward()  # type: ignore[no-untyped-call,unused-ignore]
+            for name, (term, weight) in terms.items():
+                total_so_far, divisor, _ = sums.get(name, (0.0, 0.0, weight))
+                sums[name] = [
+                    total_so_far + float(term.total),
+                    divisor + float(term.divisor),
+                    weight,
+                ]
+    return sum(weight * total / (count or 1) for total, count, weight in sums.values())
 
 
 def _of_state(
-    twin: _Twin, expected: HostUpdate, notes: list[str], *, has_buffers: bool
+    twin: _Twin, trained: list[str], notes: list[str], *, has_buffers: bool
 ) -> Iterator[Difference]:
     """Compare weights after an update, and buffers if there is one replica."""
     module = twin.model.module
@@ -436,7 +485,7 @@ def _of_state(
         notes.append(f"No weights: {reason}.")
     else:
         parameters = dict(twin.host.named_parameters())
-        named = {n: parameters[n] for n in expected.gradients}
+        named = {n: parameters[n] for n in trained}
         yield from differences("weight", named, dict(module.named_parameters()))
     buffers = {n: b for n, b in twin.host.named_buffers() if b.is_floating_point()}
     if buffers and has_buffers:
@@ -509,7 +558,7 @@ def _of_layers(model: IPUModel, data: _Data) -> Iterator[Difference]:
     host = copy.deepcopy(module).float()
     _return_layers(module)
     _return_layers(host)
-    on_host = host_outputs(host, data.wide_inputs, Inferred(owns_loss=False))
+    on_host = _host_outputs(host, data, Inferred(owns_loss=False))
     bare = IPUModel(module, dataclasses.replace(model._given_config))
     on_device = bare.predict_on_batch(data.inputs)
     bare.detach()
