@@ -20,7 +20,10 @@ import multiprocessing
 import os
 import pickle
 import re
+import threading
+import zlib
 from collections import deque
+from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Iterator, Sequence, TypeVar
@@ -242,7 +245,8 @@ class Processes:
         if not self.are_several:
             return tensor
         total: Tensor = tensor.detach().clone()
-        with self._exchange("a sum") as group:
+        what = f"a sum of {total.numel()} numbers of {total.dtype}"
+        with self._exchange(what) as (group, _):
             dist.all_reduce(_kept(total), group=group)
         return total
 
@@ -256,7 +260,7 @@ class Processes:
         flat: list[Any] = [one.detach().contiguous().reshape(-1) for one in tensors]
         own = [one.view(torch.uint8) for one in flat]
         joined = _kept(torch.cat(own))
-        with self._exchange("tensors of process 0") as group:
+        with self._exchange("tensors of process 0") as (group, _):
             dist.broadcast(joined, _FIRST, group=group)
         if self.is_first:
             return
@@ -274,11 +278,10 @@ class Processes:
         if not self.are_several:
             return value
         content = _pickled(value) if self.is_first else _zeros(0)
-        size = _kept(torch.tensor([content.numel()]))
-        with self._exchange("a value of process 0") as group:
-            dist.broadcast(size, _FIRST, group=group)
+        what = "a value of process 0"
+        with self._exchange(what, content.numel()) as (group, sizes):
             if not self.is_first:
-                content = _zeros(int(size))
+                content = _zeros(sizes[_FIRST])
             dist.broadcast(content, _FIRST, group=group)
         return value if self.is_first else _unpickled(content)
 
@@ -291,23 +294,42 @@ class Processes:
         if not self.are_several:
             return [value]
         own = _pickled(value)
-        size = _kept(torch.tensor([own.numel()]))
-        sizes = [_kept(torch.empty_like(size)) for _ in range(self.count)]
-        with self._exchange("values of all processes") as group:
-            dist.all_gather(sizes, size, group=group)
-            lengths = [int(one) for one in sizes]
-            padded = _zeros(max(lengths))
-            padded[: own.numel()] = own
-            contents = [_zeros(max(lengths)) for _ in lengths]
-            dist.all_gather(contents, padded, group=group)
-        return [_unpickled(one[:length]) for one, length in zip(contents, lengths)]
+        with self._exchange("values of all processes", own.numel()) as (group, sizes):
+            contents = _all_gather(group, own, sizes)
+        return [_unpickled(content) for content in contents]
 
     def barrier(self) -> None:
         """Wait until all processes call this."""
-        self.summed(torch.zeros(1))
+        if self.are_several:
+            with self._exchange("all processes"):
+                pass
+
+    def require_same(self, method: str, **arguments: object) -> None:
+        """Check that all processes call the same method with the same arguments.
+
+        Args:
+            method: Name of the method.
+            **arguments: Arguments that must be equal in all processes.
+
+        Raises:
+            ProcessError: They differ. The message has the calls of all processes.
+        """
+        if self.are_several:
+            words = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+            with self._exchange(f"{method}({words})"):
+                pass
 
     @contextlib.contextmanager
-    def _exchange(self, what: str) -> Iterator[Any]:
+    def _exchange(self, what: str, size: int = 0) -> Iterator[tuple[Any, list[int]]]:
+        """Enter an exchange with all processes, which must enter the same one.
+
+        Args:
+            what: Name of the value, or the method that begins.
+            size: Number of bytes that this process sends.
+
+        Yields:
+            The process group, and the sizes of all processes.
+        """
         if _is_off:
             raise ProcessError(
                 f"The run of process {self.index} of {self.count} has failed or was "
@@ -316,7 +338,25 @@ class Processes:
             )
         group = _group_of(self.info)
         try:
-            yield group
+            own = what.encode()
+            header = torch.tensor([zlib.crc32(own), len(own), size])
+            headers = [_kept(torch.empty_like(header)) for _ in range(self.count)]
+            dist.all_gather(headers, _kept(header), group=group)
+            sums, lengths, sizes = zip(*(one.tolist() for one in headers))
+            if len(set(sums)) > 1:
+                texts = _all_gather(group, torch.tensor(list(own)), lengths)
+                calls = [bytes(text.tolist()).decode() for text in texts]
+                who = {c: [i for i, d in enumerate(calls) if d == c] for c in calls}
+                raise ProcessError(
+                    "The processes don't do the same: "
+                    + "; ".join(f"process {i} is at {c}" for c, (i, *_) in who.items())
+                    + ". All must call the same methods of a model in the same order, "
+                    "with the same data, arguments and callbacks: move them out of an "
+                    "`if` on the number of the process."
+                )
+            yield group, list(sizes)
+        except ProcessError:
+            raise
         except RuntimeError as error:
             first_line = str(error).strip().split("\n")[0]
             raise ProcessError(
@@ -334,6 +374,15 @@ def _kept(tensor: Tensor) -> Any:
     if tensor.numel() * tensor.element_size() <= _SMALL:
         _recent.append(tensor)
     return tensor
+
+
+def _all_gather(group: Any, own: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Return the vectors of all processes, which have these sizes."""
+    padded = _kept(own.new_zeros(max(sizes)))
+    padded[: own.numel()] = own
+    vectors = [_kept(torch.zeros_like(padded)) for _ in sizes]
+    dist.all_gather(vectors, padded, group=group)
+    return [vector[:size] for vector, size in zip(vectors, sizes)]
 
 
 def _zeros(length: int) -> Any:
@@ -397,10 +446,24 @@ def _make_group(info: ProcessInfo) -> None:
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master = info.index == 0 and not has_agent
     torch_distributed: Any = dist
-    # Process 0 waits for others when the group is made, and not here, too.
-    store = torch_distributed.TCPStore(
-        host, port, info.count, is_master, timeout, wait_for_workers=False
-    )
+    outcome: Future[Any] = Future()
+
+    def connect() -> None:
+        try:
+            # Process 0 waits for others when the group is made, and not here, too.
+            store = torch_distributed.TCPStore(
+                host, port, info.count, is_master, timeout, wait_for_workers=False
+            )
+            outcome.set_result(store)
+        except (RuntimeError, OSError, ValueError) as error:
+            outcome.set_exception(error)
+
+    # torch tries twice, and waits for ever for another service at the port.
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        store = outcome.result(timeout.total_seconds())
+    except TimeoutError:
+        raise OSError(f"nothing of process 0 answers at {host}:{port}") from None
     if has_agent:
         # torchrun keeps its store when it starts processes again, and newer torch reads
         # addresses of processes that are gone from it.

@@ -575,6 +575,16 @@ class IPUModel:
             x, y, sample_weight, validation_split, validation_data, **self._of_data
         )
         self._target_columns = column_names(y) or ()
+        self.processes.require_same(
+            "fit",
+            samples=_common_samples(source),
+            batch_size=batch_size,
+            epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
+            shuffle=shuffle,
+            validation_samples=_common_samples(validated),
+            callbacks=[type(one).__name__ for one in CallbackList(callbacks).callbacks],
+        )
         given = FitArguments(
             batch_size=batch_size,
             callbacks=callbacks,
@@ -777,6 +787,9 @@ class IPUModel:
         source = as_source(x, y, sample_weight, **self._of_data)
         self._target_columns = column_names(y) or ()
         size, max_rows = _rows_to_evaluate(self.config, source, batch_size, steps)
+        self.processes.require_same(
+            "evaluate", samples=_common_samples(source), batch_size=size, steps=steps
+        )
         test = self._evaluation(source, size, max_rows=max_rows, callbacks=callbacks)
         if _env.compile_only() is not None:
             return self._compiled_test(test, return_dict)
@@ -830,6 +843,9 @@ class IPUModel:
             )
         source = self._inputs(x, columns or ())
         size, max_rows = _rows_to_evaluate(self.config, source, batch_size, steps)
+        self.processes.require_same(
+            "predict", samples=_common_samples(source), batch_size=size, steps=steps
+        )
         plan = self._prediction(
             source, size, max_rows=max_rows, callbacks=callbacks, is_open=not stream
         )
@@ -892,6 +908,7 @@ class IPUModel:
         if own is not None:
             updates = own.device_iterations
         rows = source.num_samples or 0  # that of arrays is known
+        self.processes.require_same("train_on_batch", samples=source.num_samples)
         size, rest = divmod(rows, updates)
         if rest or not size:
             raise DataError(
@@ -950,6 +967,7 @@ class IPUModel:
         source = as_batch(x, y, sample_weight)
         size, _ = _rows_to_evaluate(self.config, source, None, None)
         rows = source.num_samples
+        self.processes.require_same("test_on_batch", samples=source.num_samples)
         test = self._evaluation(source, size, rows_in_one_call=rows)
         if _env.compile_only() is not None:
             return self._compiled_test(test, return_dict)
@@ -973,6 +991,7 @@ class IPUModel:
         source = as_batch(x, left_out=self._target_columns)
         size, _ = _rows_to_evaluate(self.config, source, None, None)
         rows = source.num_samples
+        self.processes.require_same("predict_on_batch", samples=source.num_samples)
         plan = self._prediction(source, size, rows_in_one_call=rows, is_open=False)
         return self._whole_outputs(plan, self._predicted(plan))
 
@@ -3034,6 +3053,13 @@ def _check_weighting(objective: Objective, given: FitArguments) -> None:
         f"{what} was given, but {whose}, in which samples can't be told apart. "
         f"{instead}, or leave it out."
     )
+
+
+def _common_samples(source: Source | None) -> int | None:
+    """Return the number of samples, if all processes have the same ones."""
+    if source is None or isinstance(source, StreamSource):
+        return None
+    return source.num_samples
 
 
 def _require_targets(

@@ -104,9 +104,14 @@ def left_open(iterations, form="arrays", **compiled):
     if form == "loader":
         data = torch.utils.data.DataLoader(data, BATCH, shuffle=True)
     is_second = distributed.get_process_info().index == 1
-    hears = [ipufit.TerminateOnNaN()] if form == "heard by one" and is_second else []
+    hear = print if form == "heard by one" and is_second else None
     history = model.fit(
-        data, batch_size=BATCH, epochs=2, verbose=0, drop_last="pad", callbacks=hears
+        data,
+        batch_size=BATCH,
+        epochs=2,
+        verbose=0,
+        drop_last="pad",
+        callbacks=[ipufit.LambdaCallback(on_train_batch_end=hear)],
     )
     weights = [w.detach().numpy() for w in network.state_dict().values()]
     return {
