@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -25,39 +23,6 @@ def compiled(module=None, config=None, **settings):
 # The module -------------------------------------------------------------------
 
 
-def swap_layer(module):
-    module[1] = nn.ReLU()
-
-
-def swap_weight(module):
-    module[2].weight = nn.Parameter(torch.zeros(4, 5))
-
-
-def change_private(module):
-    module[1]._slope = 2.0
-
-
-class Sloped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self._slope = 1.0
-
-    def forward(self, x):
-        return torch.tanh(x) * self._slope
-
-
-@pytest.mark.parametrize("change", [swap_layer, swap_weight, change_private])
-def test_a_module_that_was_changed_is_compiled_anew(change):
-    module = reference.network()
-    module[1] = Sloped()
-    model = compiled(module)
-    model.predict(X, verbose=0)
-    change(module)
-    with torch.no_grad():
-        expected = module(X)
-    torch.testing.assert_close(model.predict(X, verbose=0), expected)
-
-
 def test_submodules_that_somebody_put_in_eval_mode_stay_so():
     module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
     module[0].eval()
@@ -67,17 +32,6 @@ def test_submodules_that_somebody_put_in_eval_mode_stay_so():
     module.eval()  # all of it: as predictions leave it, say
     model.fit(X, Y, verbose=0, batch_size=16)
     assert not torch.equal(module[0].running_mean, torch.zeros(3))
-
-
-def test_a_layer_that_was_swapped_after_a_fit_is_trained():
-    module = reference.network()
-    model = compiled(module)
-    model.fit(X, Y, verbose=0)
-    swap_layer(module)
-    twin = copy.deepcopy(module)
-    model.fit(X, Y, shuffle=False, verbose=0)
-    reference.train(twin, torch.optim.SGD(twin.parameters(), lr=0.01), X, Y, 32)
-    reference.assert_same_weights(module, twin)
 
 
 # Orders and steps -------------------------------------------------------------

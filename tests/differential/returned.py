@@ -16,6 +16,8 @@ try:
 except ImportError:  # comes with other packages, if at all
     attr = None
 
+from tests.engine.model_outputs import ModelOutput
+
 from .kinds import REFUSED, RIGHT, Linear, Program, kind, mean_squares
 
 
@@ -107,6 +109,12 @@ enter(
     "dict with attributes",
     lambda h: Named(hidden=h, doubled=h * 2),
     lambda r: r.hidden + r["doubled"],
+)
+enter("model output", ModelOutput, lambda r: r.logits)
+enter(
+    "default dict",
+    lambda h: collections.defaultdict(list, a=h, b=-h),
+    lambda r: r["a"] - r["b"],
 )
 enter("list subclass", lambda h: Sequence([h, h * 2]), lambda r: r[0] + r[1])
 enter(

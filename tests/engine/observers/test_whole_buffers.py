@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-
 import pytest
 import torch
 
@@ -68,23 +65,6 @@ def test_counters_count_what_a_replica_has_seen(act, number, config):
     micro_batches = 2 * 24 // 2 // config.get("replicas", 1)
     assert module.count.item() == 5 + number * micro_batches
     assert model.module.state_dict()["count"].dtype == torch.int64
-
-
-def test_batch_norm_counts_as_in_torch():
-    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    twin = copy.deepcopy(module)
-    fitted(module, device_iterations=2)
-    for _ in range(2):
-        for rows in X.split(2):
-            twin(rows)
-    assert module[1].num_batches_tracked == twin[1].num_batches_tracked
-
-
-def test_a_frozen_batch_norm_counts_nothing():
-    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    module[1].eval()
-    fitted(module)
-    assert module[1].num_batches_tracked == 0
 
 
 def test_a_counter_is_right_in_mid_fit():
@@ -178,11 +158,3 @@ def test_what_evaluation_would_count_is_said():
     with pytest.warns(ConstantBuffersWarning, match="forward changes count"):
         model.predict(X, verbose=0)
     assert model.module.count == 0
-
-
-def test_buffers_that_are_only_read_are_fine():
-    module = Counting(lambda module, hidden: hidden * module.count, start=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fitted(module)
-    assert module.count == 2

@@ -59,9 +59,6 @@ def smoothed(outputs, targets):
 FORMS = {
     "named": ("cross_entropy", None, Y, F.cross_entropy),
     "nll": ("nll", lambda h: F.log_softmax(h, -1), Y, F.nll_loss),
-    "mse": ("mse", None, numbers(), F.mse_loss),
-    "mae": ("mae", None, numbers(), F.l1_loss),
-    "huber": ("huber", None, numbers(), F.smooth_l1_loss),
     "poisson": ("poisson", None, numbers().abs(), F.poisson_nll_loss),
     "binary": (
         "binary_cross_entropy",
@@ -81,25 +78,12 @@ FORMS = {
         numbers(),
         lambda o, t: torch.log(torch.cosh(o - t)).mean(),
     ),
-    "module": (nn.CrossEntropyLoss(), None, Y, F.cross_entropy),
     "label smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), None, Y, smoothed),
     "batchmean": (
         nn.KLDivLoss(reduction="batchmean"),
         lambda h: F.log_softmax(h, -1),
         probabilities(),
         lambda o, t: F.kl_div(o, t, reduction="batchmean"),
-    ),
-    "own function": (
-        lambda o, t: 3.0 * F.cross_entropy(o, t) + o.pow(2).mean(),
-        None,
-        Y,
-        lambda o, t: 3.0 * F.cross_entropy(o, t) + o.pow(2).mean(),
-    ),
-    "a value per sample": (
-        lambda o, t: (o - t).pow(2).mean(dim=1),
-        None,
-        numbers(),
-        F.mse_loss,
     ),
     "probabilities": (
         lambda o, t: F.cross_entropy(o, t),
@@ -156,74 +140,10 @@ def test_a_weight_on_the_only_loss_counts(plan):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_the_weighted_losses_of_several_outputs_are_added(plan):
-    def head(h):
-        return {"a": h, "b": h[:, :1]}
-
-    module = trained(
-        {"a": "cross_entropy", "b": "mse"},
-        head,
-        {"a": Y, "b": numbers()[:, :1]},
-        PLANS[plan],
-        loss_weights={"a": 0.5, "b": 2.0},
-    )
-
-    def loss_of(twin):
-        outputs = twin(X)
-        return 0.5 * F.cross_entropy(outputs["a"], Y) + 2.0 * F.mse_loss(
-            outputs["b"], numbers()[:, :1]
-        )
-
-    assert_moved_as(module, loss_of)
-
-
-class OwnLoss(nn.Module):
-    """Returns its own loss, as a dict, as the first of a tuple, or alone."""
-
-    def __init__(self, form):
-        super().__init__()
-        self.layer = nn.Linear(3, 4)
-        self.form = form
-
-    def forward(self, x, labels):
-        outputs = self.layer(x)
-        loss = F.cross_entropy(outputs, labels)
-        if self.form == "dict":
-            return {"loss": loss, "logits": outputs}
-        return (loss, outputs) if self.form == "tuple" else loss
-
-
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("form", ["dict", "tuple", "alone"])
-def test_the_modules_own_loss_is_minimised(form, plan):
-    torch.manual_seed(1)
-    module = OwnLoss(form)
-    model = IPUModel(module, PLANS[plan])
-    model.compile(torch.optim.SGD(module.parameters(), RATE))
-    data = {"x": X, "labels": Y}
-    history = model.fit(data, batch_size=ROWS, shuffle=False, verbose=0)
-    assert_moved_as(module, lambda twin: F.cross_entropy(twin.layer(X), Y))
-    assert history.history["loss"][0] > 0.5
-
-
-@pytest.mark.parametrize("plan", PLANS)
 def test_padding_counts_nothing(plan):
     settings = {"drop_last": "pad"}
     module = trained("cross_entropy", None, Y[:20], PLANS[plan], x=X[:20], fit=settings)
     assert_moved_as(module, lambda twin: F.cross_entropy(twin(X[:20]), Y[:20]))
-
-
-@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss()])
-def test_sample_weights_count(loss):
-    weights = torch.rand(ROWS, generator=generator())
-    settings = {"sample_weight": weights}
-    module = trained(loss, None, Y, IPUConfig(), fit=settings)
-
-    def loss_of(twin):
-        each = F.cross_entropy(twin(X), Y, reduction="none")
-        return (each * weights).sum() / ROWS
-
-    assert_moved_as(module, loss_of)
 
 
 # Built-in losses beside the loss -----------------------------------------------------

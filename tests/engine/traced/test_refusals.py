@@ -127,29 +127,6 @@ def test_a_gradient_of_zero_is_one_as_in_torch():
     fit(Network(torch.sign))
 
 
-@pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
-def test_a_forward_without_gradients_is_refused():
-    class Sealed(Network):
-        @torch.no_grad()
-        def forward(self, x):
-            return super().forward(x)
-
-    with pytest.raises(ConfigError, match="the loss depends on no weight"):
-        fit(Sealed())
-
-
-@pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
-def test_an_own_loss_without_gradient_is_refused():
-    class Own(Network):
-        def forward(self, x, y):
-            return {"loss": (super().forward(x) - y).square().mean().detach()}
-
-    model = IPUModel(Own(), IPUConfig(micro_batch_size=2))
-    model.compile("sgd")
-    with pytest.raises(ConfigError, match="the loss depends on no weight"):
-        model.fit({"x": X, "y": Y}, verbose=0)
-
-
 def test_frozen_weights_are_refused():
     module = Network().requires_grad_(False)
     with pytest.raises(ConfigError, match="no parameter of the module requires"):
@@ -194,40 +171,10 @@ def test_norms_over_replicas_are_refused():
         fit(synchronised(), replicas=2)
 
 
-def test_a_synchronised_norm_alone_is_batch_norm():
-    torch.manual_seed(0)
-    one = fit(synchronised()).module
-    torch.manual_seed(0)
-    other = fit(
-        torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    ).module
-    torch.testing.assert_close(one.state_dict(), other.state_dict())
-
-
 def test_a_frozen_synchronised_norm_needs_no_statistics():
     module = synchronised()
     module[1].eval()
     fit(module, replicas=2)
-
-
-def test_what_is_computed_without_gradients_is_detached():
-    def scaled(hidden):
-        with torch.no_grad():
-            factor = hidden.abs()
-            factor.add_(1.0)
-        return hidden * factor
-
-    module, twin = Network(scaled), Network(scaled)
-    twin.load_state_dict(module.state_dict())
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
-    model = IPUModel(module, IPUConfig(micro_batch_size=8))
-    model.compile(torch.optim.SGD(module.parameters(), lr=0.1), "mse")
-    model.fit(X, Y, epochs=3, shuffle=False, verbose=0)
-    for _ in range(3):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(twin(X), Y).backward()
-        optimizer.step()
-    torch.testing.assert_close(module.state_dict(), twin.state_dict())
 
 
 class Halved(torch.autograd.Function):
@@ -349,8 +296,3 @@ def test_a_buffer_under_two_names_is_refused(make, names, use):
     model.compile("sgd", "mse")
     with pytest.raises(UnsupportedError, match=f"^{names} are one buffer"):
         getattr(model, use)(*(X, Y)[: 1 if use == "predict" else 2], verbose=0)
-
-
-def test_a_module_without_buffers_may_have_two_names():
-    layer = torch.nn.Linear(2, 2)
-    fit(torch.nn.Sequential(torch.nn.Linear(3, 2), layer, layer))

@@ -7,13 +7,13 @@ import collections
 import dataclasses
 import functools
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ipufit import Callback, ConfigError, IPUConfig, IPUModel, UnsupportedError
+from ipufit import ConfigError, IPUModel, UnsupportedError
 from tests import reference
 from tests.engine.model_outputs import ModelOutput
 
@@ -27,52 +27,6 @@ class Data:
     count: int = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    logits: Any
-    inner: Any
-
-
-class Named(NamedTuple):
-    logits: Any
-    rest: Any
-
-
-class Attrs:
-    """As the package attrs makes classes."""
-
-    __attrs_attrs__ = ()
-    __slots__ = ("logits",)
-
-    def __init__(self, logits):
-        self.logits = logits
-
-
-class Tagged(dict):
-    """A dict with an attribute of its own."""
-
-    def __init__(self, logits):
-        super().__init__(logits=logits)
-        self.extra = logits * 2
-
-
-FORMS = {
-    "data class": (Data, lambda o: o.logits),
-    "frozen": (lambda t: Frozen(t, [Data(t)]), lambda o: o.inner[0].logits),
-    "named tuple": (lambda t: Named(t, {"a": t}), lambda o: o.rest["a"]),
-    "attrs": (Attrs, lambda o: o.logits),
-    "namespace": (lambda t: types.SimpleNamespace(a=t, b=None), lambda o: o.a),
-    "ordered": (lambda t: collections.OrderedDict(a=t), lambda o: o["a"]),
-    "model output": (ModelOutput, lambda o: o.logits),
-    "model output by item": (ModelOutput, lambda o: o["logits"]),
-    "default dict": (
-        lambda t: collections.defaultdict(list, a=t),
-        lambda o: o["a"],
-    ),
-    "tagged": (Tagged, lambda o: o.extra / 2),
-}
-
-
 class Returning(nn.Module):
     def __init__(self, wrap):
         super().__init__()
@@ -81,45 +35,6 @@ class Returning(nn.Module):
 
     def forward(self, x):
         return self.wrap(self.net(x))
-
-
-@pytest.mark.parametrize("settings", [{}, {"device_iterations": 2}], ids=str)
-@pytest.mark.parametrize("form", FORMS)
-def test_objects_come_back_as_what_they_are(form, settings):
-    wrap, logits = FORMS[form]
-
-    def loss(outputs, targets):
-        if isinstance(outputs, torch.Tensor):  # the only value of a dict
-            return nn.functional.cross_entropy(outputs, targets)
-        return nn.functional.cross_entropy(logits(outputs), targets)
-
-    module = Returning(wrap)
-    model = IPUModel(module, IPUConfig(**settings))
-    model.compile(torch.optim.SGD(module.parameters(), lr=0.5), loss)
-    seen = []
-
-    class Look(Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            with torch.no_grad():
-                seen.append(float(nn.functional.cross_entropy(module.net(X), Y)))
-
-    run = {"batch_size": 8, "verbose": 0}
-    history = model.fit(
-        X, Y, epochs=3, validation_data=(X, Y), callbacks=Look(), **run
-    ).history
-    assert history["val_loss"] == pytest.approx(seen, rel=1e-5)
-    assert len(set(seen)) == 3
-    returned = model.predict(X, batch_size=5, verbose=0)
-    with torch.no_grad():
-        expected = module(X)
-    assert type(returned) is type(expected)
-    torch.testing.assert_close(logits(returned), logits(expected))
-
-
-def test_what_is_no_tensor_in_an_object_stays():
-    model = IPUModel(Returning(Data))
-    returned = model.predict(X, verbose=0)
-    assert (returned.note, returned.count) == ("a", 3)
 
 
 def test_the_items_and_attributes_of_a_model_output_are_one():

@@ -123,48 +123,6 @@ def test_evaluate_and_predict_have_the_value_of_now(counted):
     assert counted.count("copyWeightsToDevice") <= 1  # at the compilation
 
 
-def test_a_change_during_a_validation_reaches_the_next_call():
-    class Change(Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.module.scale.fill_(5.0)
-            assert self.model.module.net[0].weight.norm() > 0  # fetches all weights
-
-    module = Annealed()
-    model = IPUModel(module)
-    model.compile(torch.optim.SGD(module.parameters(), lr=0.0), "cross_entropy")
-    run = {"epochs": 2, "validation_data": (X, Y), "verbose": 0}
-    history = model.fit(X, Y, callbacks=Change(), **run).history
-    with torch.no_grad():
-        expected = nn.functional.cross_entropy(module(X), Y)
-    assert history["loss"][1] == pytest.approx(float(expected), rel=1e-5)
-    assert history["val_loss"][1] == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_the_value_of_a_loss_module_counts():
-    class Weighted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("scale", torch.tensor(1.0))
-
-        def forward(self, outputs, targets):
-            return self.scale * nn.functional.cross_entropy(outputs, targets)
-
-    loss = Weighted()
-    model = IPUModel(reference.network())
-    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), loss)
-    schedule = Schedule([1.0, 2.0, 3.0, 4.0])
-    schedule.module = loss
-    run = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": schedule}
-    with torch.no_grad():
-        parts = [
-            nn.functional.cross_entropy(model.module(X[i : i + 8]), Y[i : i + 8])
-            for i in range(0, 32, 8)
-        ]
-    expected = sum(value * float(part) for value, part in zip((1, 2, 3, 4), parts)) / 4
-    history = model.fit(X, Y, **run).history
-    assert history["loss"] == [pytest.approx(expected, rel=1e-5)]
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
 def test_whole_numbers_count_too(dtype):
     model = IPUModel(Annealed(1, dtype))
