@@ -98,65 +98,9 @@ IMAGES = floats(4, 8, 8)
 ROWS = floats(C)
 WORDS = numbers(T)
 LABELS = numbers()
-VOLUMES = floats(2, 4, 4, 4)
-
-
-def in_place(m, x, y):
-    z = x * 2
-    z[:, 0].mul_(3)
-    z += y
-    z.clamp_(max=1.5).relu_()
-    return z, F.relu(z - 1, inplace=True), x.mean().mul_(2).reshape(1)
-
-
-def without_gradients(m, x):
-    with torch.enable_grad():
-        y = x * m.W[0, 0]
-    return y + x
 
 
 CASES = {
-    "broadcast with weights": (lambda m, x: (x * m.W[:T] + m.V - m.W[0]) / 2, X),
-    "weights of as many rows": (
-        lambda m, x: x * torch.arange(B * 1.0).reshape(B, 1, 1) + torch.ones(B, 1, C),
-        X,
-    ),
-    "rows in another dimension": (
-        lambda m, x, y: x.transpose(0, 1) + y.transpose(0, 1) + m.V,
-        X,
-        Y,
-    ),
-    "per micro-batch and per row": (lambda m, x: x - x.mean(), X),
-    "joined": (
-        lambda m, x, y: (
-            torch.cat([x, y], 1),
-            torch.cat([x, torch.ones(B, 1, C)], 1),
-            torch.cat([x, y], 0),
-            torch.concat([x, y], -1),
-            torch.stack([x, y], 1),
-            torch.stack([x, y]).transpose(0, 1),
-            torch.stack([x.mean(), y.mean()]),
-            torch.cat([x.sum(0), y.sum(0)]),
-            torch.concatenate([x, y], 2),
-        ),
-        X,
-        Y,
-    ),
-    "types and likes": (
-        lambda m, x, i: (
-            x.to(torch.int32),
-            i.to(x),
-            i.type_as(x),
-            torch.zeros_like(x),
-            torch.ones_like(x) + x.new_zeros(B, T, C) + x.new_ones(C),
-            torch.full_like(x, 2.0) + x.new_full((1,), 3.0),
-            x + torch.zeros(C) + torch.ones(1) + torch.full((C,), 2.0),
-            x + torch.arange(C) + torch.linspace(0, 1, C) + torch.tensor(1.0),
-            x + torch.logspace(0, 1, C),
-        ),
-        X,
-        INDICES,
-    ),
     "products": (
         lambda m, x, y: (
             F.linear(x, m.W, m.V),
@@ -190,10 +134,6 @@ CASES = {
         ),
         IMAGES,
     ),
-    "convolutions of volumes": (
-        lambda m, x: (F.conv3d(x, m.cube), F.conv_transpose3d(x, m.cube)),
-        VOLUMES,
-    ),
     "pooling": (
         lambda m, x: (
             F.max_pool2d(x, 2),
@@ -209,37 +149,6 @@ CASES = {
             F.max_pool2d(x.sum(0), 2),
         ),
         IMAGES,
-    ),
-    "pooling of volumes": (
-        lambda m, x: (
-            F.max_pool3d(x, 2),
-            F.avg_pool3d(x, 2),
-            F.adaptive_avg_pool3d(x, 1),
-            F.adaptive_max_pool3d(x, 2),
-        ),
-        VOLUMES,
-    ),
-    "norms": (
-        lambda m, x: (
-            F.layer_norm(x, (8,), m.scale, m.scale),
-            F.layer_norm(x.sum(0), (8, 8)),
-            F.group_norm(x, 2, m.bias, m.bias),
-            F.instance_norm(x),
-            F.batch_norm(x, m.bias * 0, m.bias.abs() + 1, m.bias, m.bias),
-            F.local_response_norm(x, 2),
-            F.prelu(x - 0.5, m.bias),
-            F.prelu(x[:, 0, 0] - 0.5, m.bias[:1]),
-            F.dropout(x, 0.5, training=False),
-        ),
-        IMAGES,
-    ),
-    "words": (
-        lambda m, i: (
-            F.embedding(i, m.W),
-            F.embedding(i, m.W, padding_idx=0).sum(1),
-            F.one_hot(i, C).sum(1),
-        ),
-        WORDS,
     ),
     "attention": (
         lambda m, x, y: (
@@ -282,9 +191,6 @@ CASES = {
         X,
         WORDS,
     ),
-    "in place": (in_place, X, Y),
-    "without gradients": (without_gradients, X),
-    "without tensors": (lambda m, x: x + torch.zeros(1).add_(2), X),
 }
 ATTRIBUTES = {
     "W": weight(C, C),
@@ -320,26 +226,6 @@ def test_functions_give_what_they_give_in_a_loop(what):
 
 MAY_LOOP = {"in place"}
 """Some of what they call can't run for several micro-batches in every torch."""
-
-
-def halved(value):
-    if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
-        return value
-    return nn.Parameter(value.detach().half()) if value.requires_grad else value.half()
-
-
-@pytest.mark.parametrize("what", CASES)
-def test_float16_gives_what_it_gives_in_a_loop(what):
-    function, *inputs = CASES[what]
-    attributes = {name: halved(value) for name, value in ATTRIBUTES.items()}
-    inputs = [halved(x) for x in inputs]
-    try:
-        looped, _ = infer("0", function, inputs, **attributes)
-    except (poptorch.Error, RuntimeError) as error:
-        pytest.skip(f"no half precision: {str(error)[:60]}")
-    folded, said = infer("1", function, inputs, **attributes)
-    assert_close(folded, looped, 4e-3)
-    assert not found_wrong(said)
 
 
 LATER = {
@@ -683,15 +569,6 @@ def test_programs_of_layers_are_folded(names, B):
     assert folded_in(said) == 3
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_losses_of_all_reductions_train_alike(reduction):
-    given = ["linear"], 2, 3, 1, 2, OutputMode.All
-    *folded, said = train("1", *given, reduction=reduction)
-    *looped, _ = train("0", *given, reduction=reduction)
-    assert folded_in(said) == 3
-    assert_close(folded[:2], looped[:2], 1e-3)
-
-
 @pytest.mark.parametrize("name", ["linear", *OTHER])
 def test_every_n_th_result_comes_back(name):
     def results(fold):
@@ -734,18 +611,6 @@ def test_gradients_are_reduced_alike(optimizer, kind, strategy, scaling, R):
             return outputs, module.state_dict()
 
     assert_close(run("1"), run("0"), 1e-3)
-
-
-def test_nothing_to_train_is_fine():
-    module = Steps(["linear"])
-    module.requires_grad_(False)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    with switched("1") as said:
-        executor = poptorch.trainingModel(module, make_options(1, 3, 1, OutputMode.All))
-        executor(*make_inputs(6, 0))
-        executor.destroy()
-    assert folded_in(said) == 3
-    torch.testing.assert_close(module.state_dict(), before)
 
 
 # What the loop is for -------------------------------------------------------------
@@ -844,21 +709,6 @@ def test_the_host_is_called_for_each_micro_batch():
     assert calls == [2, 2, 2, 2]  # once while tracing
 
 
-def test_anchored_gradients_are_those_of_micro_batches():
-    def gradients(fold):
-        with switched(fold):
-            module = Steps(["linear"])
-            options = make_options(1, 3, 1, OutputMode.All)
-            options.anchorTensor("seen", "Gradient___linear.weight")
-            executor = poptorch.trainingModel(module, options)
-            executor(*make_inputs(6, 0))
-            seen = executor.getAnchoredTensor("seen")
-            executor.destroy()
-            return seen
-
-    assert_close(gradients("1"), gradients("0"))
-
-
 def test_micro_batches_that_share_rows_run_in_a_loop():
     with switched("1") as said:
         options = make_options(1, 2, 2, OutputMode.All)
@@ -867,18 +717,6 @@ def test_micro_batches_that_share_rows_run_in_a_loop():
         executor(*make_inputs(4, 0))
         executor.destroy()
     assert why_looped(said) == "replicas share inputs"
-
-
-def test_inputs_that_are_written_to_come_back():
-    doubled = Function(lambda m, x: x.mul_(2) + 1)
-    x = torch.ones(6, C)
-    with switched("1"):
-        executor = poptorch.inferenceModel(
-            doubled, make_options(3, 1, 1, OutputMode.All)
-        )
-        executor(x)
-        executor.destroy()
-    assert torch.equal(x, torch.full((6, C), 2.0))
 
 
 # Memory -----------------------------------------------------------------------------

@@ -116,12 +116,6 @@ def test_the_private_names_that_optimum_graphcore_imports_are_there():
     assert executor.model is module
 
 
-@pytest.mark.usefixtures("installed")
-def test_scripts_can_ask_whether_poptorch_is_there():
-    assert importlib.util.find_spec("poptorch") is not None
-    assert importlib.util.find_spec("popdist.poptorch") is not None
-
-
 def test_installing_twice_changes_nothing(installed):
     before = state()
     install()
@@ -138,23 +132,6 @@ def test_uninstalling_leaves_things_as_found(monkeypatch):
     assert state() == before
     uninstall()
     assert state() == before
-
-
-def test_uninstalling_unsets_what_was_not_set(monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    install(force=True)
-    assert "PYTHONPATH" in os.environ
-    uninstall()
-    assert "PYTHONPATH" not in os.environ
-
-
-def test_ones_own_folders_stay_on_pythonpath(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["one", "two"]))
-    install(force=True)
-    try:
-        assert os.environ["PYTHONPATH"].split(os.pathsep)[1:3] == ["one", "two"]
-    finally:
-        uninstall()
 
 
 def test_an_installed_poptorch_is_not_hidden(real_poptorch):
@@ -203,7 +180,7 @@ def test_objects_pickled_under_the_name_can_be_read_without_it(installed):
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("first", ["poptorch", "popdist.poptorch", "ipufit"])
+@pytest.mark.parametrize("first", ["popdist.poptorch", "ipufit"])
 def test_interpreters_started_from_here_find_it(first, tmp_path):
     done = run_python(
         f"import {first}\nimport poptorch, popdist, poptorch.optim\n"
@@ -268,7 +245,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["spawn", pytest.param("forkserver", marks=pytest.mark.thorough)]
+)
 def test_processes_that_multiprocessing_starts_find_it(method, tmp_path):
     script = tmp_path / "script.py"
     source = SPAWNING.format(root=str(ROOT), method=method)

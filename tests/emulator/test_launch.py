@@ -19,7 +19,6 @@ from ipufit.emulator import __main__ as command
 from ipufit.emulator._popdist._environment import (
     instance_variables,
     launch_environment,
-    torchrun_command,
 )
 from tests.processes import printed_lines
 
@@ -54,11 +53,6 @@ def test_an_instance_sees_what_poprun_would_set(data, count, local):
     # PopRun's instances are those of mpirun, which plain options follow.
     assert plain.Distributed.processId == index
     assert plain.Distributed.numProcesses == count
-
-
-def test_one_process_may_have_all_replicas():
-    variables = instance_variables({"IPUFIT_REPLICAS": "4"})
-    assert variables["POPDIST_NUM_LOCAL_REPLICAS"] == "4"
 
 
 def test_without_a_number_of_replicas_each_process_has_one():
@@ -96,26 +90,6 @@ def test_nothing_is_set_for_one_process_or_under_poprun(environment):
 def test_a_strange_environment_is_refused(environment, message):
     with pytest.raises(Error, match=message):
         instance_variables(environment)
-
-
-def test_the_command_silences_all_but_the_first_process():
-    command = torchrun_command(3, ["--strict", "train.py", "--epochs", "3"])
-    assert command[command.index("--redirects") + 1] == "1:1,2:1"
-    assert command[-6:] == [
-        *("-m", "ipufit.emulator"),
-        *("--strict", "train.py", "--epochs", "3"),
-    ]
-    assert "--redirects" not in torchrun_command(1, ["train.py"])
-
-
-def test_the_environment_keeps_what_is_set():
-    environment = launch_environment(2, None, {"OMP_NUM_THREADS": "7", "HOME": "/"})
-    assert environment == {
-        "OMP_NUM_THREADS": "7",
-        "HOME": "/",
-        "IPUFIT_REPLICAS": "2",
-    }
-    assert int(launch_environment(1, 4, {})["OMP_NUM_THREADS"]) == os.cpu_count()
 
 
 def test_an_instance_of_poprun_starts_no_others():

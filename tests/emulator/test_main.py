@@ -106,13 +106,6 @@ def test_a_folder_is_run_by_its_main(emulate, write):
     assert (seen["name"], seen["argv"][1:]) == ("__main__", ["x"])
 
 
-def test_a_link_is_followed_to_the_scripts_own_folder(emulate, write, tmp_path):
-    script = write(WHO_AM_I, "real/script.py")
-    (tmp_path / "link.py").symlink_to(script)
-    _, output, _ = emulate(tmp_path / "link.py")
-    assert json.loads(output)["folder"] == str(script.parent)
-
-
 def test_a_script_uses_poptorch_without_knowing(emulate, write):
     script = write(
         "import poptorch, torch\n"
@@ -190,12 +183,6 @@ def test_a_number_of_ipus_is_1_or_more(emulate, text):
     code, _, errors = emulate("--ipus", text, "script.py")
     assert code == 2
     assert "is not 1 or more" in errors or "expected one argument" in errors
-
-
-def test_options_are_not_abbreviated(emulate):
-    code, _, errors = emulate("--ipu", "2", "script.py")
-    assert code == 2
-    assert "usage: python -m ipufit.emulator" in errors
 
 
 def test_the_help_names_every_option(emulate):

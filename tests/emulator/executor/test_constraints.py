@@ -66,11 +66,6 @@ def compile_inference(model, options, rows=1):
 # Pipeline stages --------------------------------------------------------------
 
 
-def test_sharded_models_need_neither():
-    compile_training(Blocks([0, 1]), make_options(strategy=ShardedExecution()))
-    compile_inference(Blocks([0, 1, 2]), make_options(strategy=ShardedExecution()))
-
-
 def test_device_iterations_do_not_help_training():
     with pytest.raises(poptorch.Error, match="gradientAccumulation"):
         compile_training(Blocks([0, 1]), make_options(D=3), 3)
@@ -318,12 +313,6 @@ def test_parallel_phases_alternate_between_even_and_odd_ipus(ipu, is_allowed):
         compile_inference(Blocks([None, None]), make_options(strategy=strategy))
 
 
-def test_the_first_model_without_blocks_is_on_one_ipu():
-    executor = poptorch.inferenceModel(nn.Identity())
-    executor.compile(torch.ones(1))
-    assert executor._executable.program.num_ipus == 1
-
-
 @pytest.mark.parametrize(
     ("ipus", "prefix", "expected"),
     [([0, 1], False, 2), ([3], False, 4), ([0, 2], False, 3), ([1], True, 2)],
@@ -359,12 +348,6 @@ def test_every_n_divides_the_device_iterations(period, is_allowed):
     refusal = pytest.raises(poptorch.Error, match=rf"EveryN \({period}\) must divide")
     with contextlib.nullcontext() if is_allowed else refusal:
         compile_training(Blocks([]), options, 8)
-
-
-def test_every_n_counts_iterations_not_accumulation_steps():
-    options = make_options(D=1, G=4).outputMode(OutputMode.EveryN, 2)
-    with pytest.raises(poptorch.Error, match="must divide"):
-        compile_training(Blocks([]), options, 4)
 
 
 def test_every_n_is_not_for_pipelines():

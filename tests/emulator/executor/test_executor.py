@@ -78,16 +78,6 @@ def test_following_works_across_detaching_and_destroying():
     assert inference(ONE).item() == -3
 
 
-def test_an_inference_model_outlives_its_trainer():
-    model = Model()
-    training = train(model)
-    inference = infer(training)
-    training(ONE)
-    assert inference(ONE).item() == -1
-    del training
-    assert inference(ONE).item() == -1
-
-
 def test_inference_never_changes_the_trainer():
     model = Model()
     training = train(model)
@@ -99,14 +89,6 @@ def test_inference_never_changes_the_trainer():
     inference.copyWeightsToDevice()
     assert inference(ONE).item() == 5
     assert training(ONE)[0].item() == -1
-
-
-def test_reading_weights_of_an_inference_model_fetches_nothing():
-    model = Model().eval()
-    inference = poptorch.inferenceModel(model)
-    inference(ONE)
-    assert type(model) is Model
-    assert not inference.copyWeightsToHostIfNeeded()
 
 
 # Delegation -------------------------------------------------------------------
@@ -124,16 +106,6 @@ def test_unknown_attributes_are_the_modules():
             executor.missing  # noqa: B018
     assert training.model is model
     assert training.inner is model.inner
-
-
-def test_modes_are_delegated():
-    model = Model()
-    training = train(model)
-    assert training.training
-    training.eval()
-    assert not model.training
-    training.train()
-    assert model.training
 
 
 def test_assigning_sets_the_executors_attribute_only():
@@ -172,14 +144,6 @@ def test_an_error_while_running_leaves_the_executor_usable():
     with pytest.raises(IndexError):
         executor(torch.tensor([7]))
     executor(torch.tensor([2]))
-
-
-def test_two_executors_of_different_modules_are_independent():
-    first, second = Model(), Model()
-    train_first, train_second = train(first), train(second)
-    train_first(ONE)
-    train_second(ONE * 5)
-    assert (first.weight.item(), second.weight.item()) == (-1, -5)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

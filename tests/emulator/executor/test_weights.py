@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 
 import pytest
@@ -39,25 +38,6 @@ def test_weights_are_kept_apart():
     assert on_device(executor) == -1
     executor.copyWeightsToDevice()
     assert on_device(executor) == 10
-
-
-def test_a_training_call_copies_nothing(transfers):
-    _, executor = wrap()
-    executor(ONE)
-    executor(ONE)
-    assert transfers == []
-
-
-def test_reading_copies_once_per_stale_period(transfers):
-    model, executor = wrap()
-    executor(ONE)
-    model.state_dict()
-    list(model.parameters())
-    copy.copy(model)
-    assert transfers == ["download"]
-    executor(ONE)
-    assert model.weight.item() == -2
-    assert transfers == ["download"] * 2
 
 
 def test_copying_to_the_host_is_unconditional(transfers):
@@ -123,12 +103,6 @@ def test_loading_into_the_module_does_not_upload(transfers):
     model.load_state_dict({"weight": torch.tensor([7.0]), "calls": torch.zeros(1)})
     assert "upload" not in transfers
     assert on_device(executor) == -1
-
-
-def test_loading_before_attaching_is_loading_on_the_host():
-    _, executor = wrap()
-    executor.load_state_dict({"weight": torch.tensor([7.0]), "calls": torch.zeros(1)})
-    assert on_device(executor) == 7
 
 
 def test_what_inference_writes_into_buffers_comes_back_on_request_only():
@@ -249,14 +223,6 @@ def test_weights_are_looked_up_by_name_at_each_copy():
     executor(ONE)
     executor.copyWeightsToHost()
     assert model.weight.item() == 9
-
-
-def test_they_are_looked_up_when_attaching_too():
-    model, executor = wrap()
-    executor(ONE)
-    executor.detachFromDevice()
-    replaced(model, 10.0)
-    assert on_device(executor) == 10
 
 
 def test_a_weight_that_is_gone_is_an_error():

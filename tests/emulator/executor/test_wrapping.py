@@ -17,12 +17,6 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._executor.wrapping import (
-    _remembered,
-    is_wrapped,
-    rewrap_model,
-    unwrap_model,
-)
 
 
 class Model(nn.Module):
@@ -102,29 +96,6 @@ def test_reading_fetches_the_weights_once(trained, name):
     assert len(copies) == 2
 
 
-def test_without_reading_nothing_is_fetched(trained):
-    model, executor, copies = trained
-    executor(torch.ones(1, 2))
-    model.train()
-    assert model.fc.in_features == 2
-    assert copies == []
-
-
-def test_fetched_values_are_the_trained_ones(trained):
-    model, executor, _ = trained
-    before = model.steps.item()
-    executor(torch.ones(1, 2))
-    assert model.steps.item() == before + 1
-    assert model.top.item() != 1
-
-
-def test_fetching_by_hand_says_whether_there_was_something(trained):
-    model, _, copies = trained
-    assert model.copyWeightsToHostIfNeeded()
-    assert not model.copyWeightsToHostIfNeeded()
-    assert len(copies) == 1
-
-
 def test_state_dicts_are_plain_and_load_elsewhere(trained):
     model, *_ = trained
     for keep_vars in (False, True):
@@ -137,6 +108,10 @@ def test_state_dicts_are_plain_and_load_elsewhere(trained):
     assert state["fc.weight"] is state["tied.weight"]
     assert isinstance(state["top"], nn.Parameter)
     assert model.state_dict(prefix="p.")["p.top"].item() == model.top.item()
+
+
+def is_wrapped(value):
+    return type(value).__name__.startswith("Poptorch")
 
 
 def is_plain(value):
@@ -189,14 +164,6 @@ def test_an_unpickled_module_is_plain(trained, protocol):
     assert is_wrapped(model)
 
 
-def test_a_saved_module_is_plain(trained):
-    model, *_ = trained
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    assert_plain_twin(torch.load(file, weights_only=False), model)
-
-
 @pytest.mark.parametrize("read", [lambda m: m.top, lambda m: m.steps])
 def test_unpickled_weights_are_plain(trained, read):
     model, *_ = trained
@@ -206,17 +173,6 @@ def test_unpickled_weights_are_plain(trained, read):
     assert torch.equal(twin, weight)
     assert twin.requires_grad == weight.requires_grad
     assert twin.data_ptr() != weight.data_ptr()
-
-
-def test_a_shallow_copy_keeps_the_wrapper(trained):
-    model, executor, _ = trained
-    twin = copy.copy(model)
-    assert is_wrapped(twin)
-    assert twin.fc is model.fc
-    assert twin._host_weights_version == executor._host_weights_version
-    weight = copy.copy(model.top)
-    assert type(weight) is type(model.top)
-    assert weight.data_ptr() == model.top.data_ptr()
 
 
 def test_modules_with_copying_of_their_own_are_asked():
@@ -279,7 +235,6 @@ def test_buffers_of_other_classes_are_refused():
         poptorch.trainingModel(model)
     assert type(model) is nn.Linear
     assert type(model.weight).__name__ == "PoptorchParameter"  # of no executor
-    assert not is_wrapped(model.weight)
 
 
 # What is remembered after `destroy()` --------------------------------------------
@@ -382,31 +337,6 @@ def test_compiling_loses_classes_of_parameters():
     assert type(model.weight) is Own
     inference(X)
     assert type(model.weight) is nn.Parameter
-
-
-def test_what_is_remembered_dies_with_its_object():
-    model = Trained()
-    executor = poptorch.trainingModel(model)
-    executor(X)
-    gc.collect()
-    before = len(_remembered)
-    twins = [copy.copy(model.net[0].weight) for _ in range(10)]
-    assert len(_remembered) == before + 10
-    twins.clear()
-    gc.collect()
-    assert len(_remembered) == before
-
-
-def test_unwrapping_and_rewrapping_by_hand():
-    model = Trained()
-    executor = poptorch.trainingModel(model)
-    executor(X)
-    unwrap_model(model)
-    assert type(model) is Trained
-    assert all(map(is_plain, [*model.parameters(), *model.buffers()]))
-    rewrap_model(model)
-    assert all(map(is_wrapped, [model, *model.parameters(), *model.buffers()]))
-    assert model._host_weights_version == executor._host_weights_version
 
 
 def test_a_child_with_buffers_cannot_be_wrapped_again():

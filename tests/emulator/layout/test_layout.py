@@ -128,15 +128,6 @@ def test_replicas_of_a_group_read_the_same_rows(D, B, sizes, is_orthogonal):
     assert out.tolist() == reference(block, D, 1, R, OutputMode.All).tolist()
 
 
-def test_shapes_depend_on_the_micro_batch_not_on_what_is_a_batch():
-    class Table(torch.nn.Module):
-        def forward(self, x):
-            return x, torch.ones(5) * x.sum()
-
-    _, table = poptorch.inferenceModel(Table(), make_options(3, 1, 2))(torch.ones(6))
-    assert table.shape == (30,)
-
-
 # Structures -------------------------------------------------------------------
 
 
@@ -158,14 +149,6 @@ def test_nested_outputs_keep_their_structure_and_other_values():
     assert out["pair"].first.tolist() == [1, 5]
     assert out["pair"].second == "text"
     assert out["number"] == 3
-
-
-def test_nothing_returned_is_none():
-    class Silent(torch.nn.Module):
-        def forward(self, x):
-            x + 1
-
-    assert poptorch.inferenceModel(Silent())(torch.ones(2)) is None
 
 
 def test_a_tensor_returned_twice_comes_back_as_two():
@@ -280,10 +263,3 @@ def test_replicas_that_share_rows_do_not_see_each_others_changes():
     )
     out = poptorch.inferenceModel(Overwrite(), options)(torch.zeros(2))
     assert out.tolist() == [2, 2, 2, 2]
-
-
-def test_the_caller_keeps_inputs_that_are_only_read():
-    x = torch.arange(3)
-    poptorch.inferenceModel(torch.nn.Identity())(x)
-    assert x.dtype == torch.int64
-    assert x.tolist() == [0, 1, 2]

@@ -68,14 +68,6 @@ def test_programs_take_turns(two_ipus, free):
         run(first, 2)
 
 
-def test_an_executor_that_is_gone_holds_nothing(two_ipus):
-    executor = make_executor(2)
-    run(executor, 2)
-    del executor
-    gc.collect()
-    run(make_executor(2), 2)
-
-
 def test_an_executor_that_is_gone_but_not_collected_holds_nothing(two_ipus):
     executor = make_executor(2)
     run(executor, 2)

@@ -216,13 +216,6 @@ def scale(values, kind, shards, mode=ONE_PER_GROUP, replicas=4, make=None):
 X = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 
-def test_one_value_per_group_comes_back():
-    module, executor, _ = scale([10.0, 20.0], CommGroupType.Consecutive, 2)
-    out, _ = executor(X)
-    assert out.tolist() == [10, 20, 60, 80]
-    assert module.factor.tolist() == [10 - (1 + 2), 20 - (3 + 4)]
-
-
 def test_all_replicas_come_back_and_start_from_their_groups_first():
     module, executor, _ = scale(
         [10.0, -1.0, 20.0, -1.0], CommGroupType.Consecutive, 2, ALL_REPLICAS
@@ -251,13 +244,6 @@ def test_frozen_parameters_can_be_grouped():
     assert executor(X)[0].tolist() == [10, 40, 30, 80]
     executor(X)
     assert module.factor.tolist() == [10, 20]
-
-
-def test_inference_has_groups_too():
-    module = Scale([10.0, 20.0])
-    inference = poptorch.inferenceModel(module, make_options(2))
-    inference.factor.replicaGrouping(CommGroupType.NoGrouping, 0, ONE_PER_GROUP)
-    assert inference(X[:2])[0].tolist() == [10, 40]
 
 
 def test_inference_follows_training():

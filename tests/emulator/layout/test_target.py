@@ -132,11 +132,6 @@ def test_cycles_are_counted_on_hardware_only(options):
 # Hardware ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_ipus", [1, 2, 4, 64])
-def test_powers_of_two_are_taken_as_they_are(num_ipus):
-    assert compiled(Options().replicationFactor(num_ipus)).isCompiled()
-
-
 @pytest.mark.parametrize(("num_ipus", "reserved"), [(3, 4), (5, 8), (33, 64)])
 def test_hardware_has_groups_of_powers_of_two(num_ipus, reserved, caplog):
     """In every mode (PopTorch, `CompilerImpl.cpp`)."""
@@ -157,14 +152,6 @@ def test_idle_ipus_are_held_all_the_same(monkeypatch):
         compiled(Options())
     executor.detachFromDevice()
     compiled(Options())
-
-
-def test_without_rounding_the_executor_is_not_compiled():
-    options = Options().replicationFactor(3)
-    executor = poptorch.inferenceModel(nn.Identity(), options)
-    with pytest.raises(poptorch.Error, match=r"autoRoundNumIPUs\(True\)"):
-        executor(torch.ones(3))
-    assert not executor.isCompiled()
 
 
 @pytest.mark.parametrize(

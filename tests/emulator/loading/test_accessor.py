@@ -137,12 +137,6 @@ def test_elements_can_be_read_after_the_end(start):
     assert element.item() == 5.0
 
 
-def test_iter_before_anything_is_taken_changes_nothing(start):
-    accessor = start(Scripted(*steps(1), later_steps=steps(2)))
-    iter(accessor)
-    assert read(accessor) == [[1.0]]
-
-
 @pytest.mark.parametrize("buffer_size", [1, 2, 3])
 def test_iter_within_an_epoch_starts_again(start, buffer_size):
     accessor = start(steps(*range(6)), buffer_size)
@@ -153,14 +147,6 @@ def test_iter_within_an_epoch_starts_again(start, buffer_size):
     assert next(second).item() == 0.0
     assert next(first).item() == 1.0
     assert read(accessor) == [[float(number)] for number in range(6)]
-
-
-def test_an_epoch_stays_at_its_end_until_iter(start):
-    accessor = start(steps(1))
-    assert read(accessor) == [[1.0]]
-    with pytest.raises(StopIteration):
-        next(accessor)
-    assert read(accessor) == [[1.0]]
 
 
 def test_an_empty_later_epoch_ends_at_once(start):
@@ -183,11 +169,6 @@ def test_the_next_epoch_is_read_ahead_only_if_asked_to(start):
 
     assert num_read_ahead(True, 1) > 0
     assert num_read_ahead(False, 0) == 0
-
-
-def test_no_sleep_time_spins_and_gives_the_same(start):
-    accessor = start(steps(*range(4)), 2, miss_sleep_time_in_ms=0)
-    assert read(accessor) == [[0.0], [1.0], [2.0], [3.0]]
 
 
 # Elements --------------------------------------------------------------------
@@ -234,20 +215,9 @@ def test_every_type_of_number_is_carried(start, dtype):
     assert torch.equal(got, element)
 
 
-def test_tensors_without_rows_or_dimensions_are_carried(start):
-    (got,) = start([(torch.empty(0, 3), torch.tensor(4))])
-    assert got[0].shape == (0, 3)
-    assert got[1].item() == 4
-
-
 def test_later_elements_are_cast_and_broadcast_into_the_first(start):
     accessor = start([torch.zeros(2, dtype=torch.int64), torch.tensor([3.9])])
     assert read(accessor) == [[0, 0], [3, 3]]
-
-
-def test_gradients_stay_behind(start):
-    (got,) = start([torch.ones(2, requires_grad=True)])
-    assert not got.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -266,17 +236,6 @@ def test_an_element_with_another_structure_is_refused(start, later, capfd):
     with pytest.raises(AssertionError, match="An error occurred in the data fetcher"):
         next(accessor)
     assert "differs: tuple" in capfd.readouterr().err
-
-
-def test_slots_do_not_overlap(start):
-    elements = [
-        (torch.full((3,), n % 2 == 1), torch.full((2, 2), n, dtype=torch.float64))
-        for n in range(3)
-    ]
-    kept = list(start(elements, 3, load_indefinitely=False))
-    for n, (flags, numbers) in enumerate(kept):
-        assert flags.tolist() == [n % 2 == 1] * 3
-        assert numbers.unique().item() == n
 
 
 # Rebatching ------------------------------------------------------------------
@@ -305,12 +264,6 @@ def test_remaining_rows_are_kept_if_the_dataset_says_so(start):
         assert read(accessor) == [[0, 1], [2, 3], [4]]
 
 
-def test_too_few_rows_for_one_slot_give_an_empty_epoch(start):
-    accessor = start(rows(1, 1), rebatched_size=4)
-    assert read(accessor) == []
-    assert read(accessor) == []
-
-
 @pytest.mark.parametrize(
     "element",
     [torch.ones(5), torch.tensor(1), (torch.ones(2), torch.ones(3))],
@@ -331,10 +284,6 @@ def test_rebatching_needs_more_than_one_row(size):
 
 
 # Length ----------------------------------------------------------------------
-
-
-def test_the_length_is_that_of_the_dataset(start):
-    assert len(start(steps(1, 2, 3))) == 3
 
 
 def test_the_length_when_rebatching_counts_rows(start):
@@ -417,7 +366,16 @@ def test_a_later_failure_is_printed_by_the_process(start, capfd):
     assert "in __iter__" in printed
 
 
-@pytest.mark.parametrize("strategy", ["ForkServer", "SharedMemory", "FileSystem"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "ForkServer",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("SharedMemory", "FileSystem")
+        ),
+    ],
+)
 def test_processes_of_each_kind_print_what_ended_them(strategy, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -95,10 +95,6 @@ def test_the_combined_batch_is_the_product_of_all_factors(group, expected):
     assert {len(batch) for batch in loader} == {expected}
 
 
-def test_processes_do_not_enlarge_the_combined_batch():
-    assert DataLoader(process(0, 4), Indices(80), 5).combinedBatchSize == 5
-
-
 @settings(max_examples=examples(40))
 @given(
     st.integers(0, 50),
@@ -115,17 +111,6 @@ def test_calls_and_drops_make_up_all_samples(size, batch, iterations, replicas, 
     num_read = size // combined * combined if drop else size
     assert [int(x) for rows in batches for x in rows] == list(range(num_read))
     assert len(batches) == len(loader)
-
-
-def test_the_collate_function_gets_the_samples_of_a_call():
-    sizes = []
-
-    def collate(samples):
-        sizes.append(len(samples))
-        return torch.stack(samples)
-
-    list(DataLoader(layout(3), Indices(12), 2, collate_fn=collate))
-    assert sizes == [6, 6]
 
 
 # Options ---------------------------------------------------------------------
@@ -171,12 +156,6 @@ def test_the_last_batch_can_be_kept(load, caplog, mode):
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "11 elements, which isn't a multiple of 4" in record.getMessage()
-
-
-def test_less_than_one_call_gives_nothing():
-    loader = DataLoader(layout(2), Indices(3), 2)
-    assert len(loader) == 0
-    assert read(loader) == []
 
 
 # Without batches -------------------------------------------------------------
@@ -233,13 +212,6 @@ def test_the_structure_of_micro_batches_is_kept():
     assert batch["custom"].left.flatten().tolist() == [0, 1, 2, 3]
     assert batch["custom"].right.flatten().tolist() == [1, 2, 3, 4]
     assert batch["pair"][0].tolist() == [0, 1, 2, 3]
-
-
-def test_an_empty_sampler_gives_nothing():
-    loader = DataLoader(
-        layout(2), Indices(4), batch_sampler=in_batches_of_two(0), drop_last=False
-    )
-    assert list(loader) == []
 
 
 def test_an_incomplete_group_of_micro_batches_is_warned_of(caplog):
@@ -342,13 +314,6 @@ def test_single_rows_cannot_be_rebatched_but_read_ahead(load):
         DataLoader(Options(), Indices(3), mode=DataLoaderMode.AsyncRebatched)
     loader = load(Options(), Indices(3), drop_last=False, mode=DataLoaderMode.Async)
     assert read(loader) == [[0], [1], [2]]
-
-
-def test_the_mode_is_not_checked(load):
-    # As in PopTorch: a number does, a name is taken for Sync.
-    assert load(Options(), Indices(3), mode=1)._accessor is not None
-    loader = DataLoader(Options(), Indices(3), mode="Async")
-    assert loader._accessor is None
 
 
 def test_the_loader_decides_on_the_rebatched_size():

@@ -385,26 +385,6 @@ def test_the_first_value_of_a_new_option_decides_its_type():
     assert options.custom == 2
 
 
-def test_set_stores_what_comes_before_a_mistake():
-    options = Options()
-    with pytest.raises(AssertionError):
-        options.set(device_iterations=2, replication_factor=None)
-    assert options.device_iterations == 2
-
-
-def test_later_settings_replace_earlier_ones():
-    options = Options().setAvailableMemoryProportion({"IPU0": 0.1})
-    options.setAvailableMemoryProportion({"IPU1": 0.2})
-    assert options.available_memory_proportion == {1: 0.2}
-    options.outputMode(OutputMode.All, 5).outputMode(OutputMode.All)
-    assert options.output_return_period == 1
-    options.Training.setConvolutionDithering(True)
-    options.Precision.setPartialsType(torch.half)
-    assert options._Popart.options["convolutionOptions"] == {"partialsType": "half"}
-    options.enableExecutableCaching("c").enableExecutableCaching(None)
-    assert options._Popart.options["cachePath"] == "c"
-
-
 def test_location_excludes_are_appended_without_touching_other_options():
     options = Options().appendToLocationExcludes("a", "b")
     assert options._source_location_excludes[-2:] == ["a", "b"]
@@ -542,13 +522,6 @@ def test_locations_of_another_type_are_refused(setter, value):
 # Freezing and copies
 
 
-def test_thawed_options_can_be_changed(frozen):
-    frozen._unfreeze()
-    frozen.deviceIterations(2).checkIsFrozen()
-    frozen.Training.gradientAccumulation(2)
-    frozen._Popart.set("a", 1)
-
-
 def test_poptorchs_holes_in_freezing_are_kept(frozen):
     frozen.anchorTensor("short", "long")
     frozen.deleteIfExists("log_dir")
@@ -589,21 +562,6 @@ def test_a_clone_is_equal_apart_and_never_frozen(frozen, copier):
     # Its sections share its own settings of PopART.
     assert duplicate._Popart.options["enableStochasticRounding"] is True
     assert duplicate._Popart.options["automaticLossScalingSettings.enabled"] is True
-
-
-def test_a_clone_has_its_own_strategy():
-    stage = Stage("a")
-    options = Options().setExecutionStrategy(PipelinedExecution(stage))
-    assert options._execution_strategy.stage("a") is stage
-    assert options.clone()._execution_strategy.stage("a") is not stage
-
-
-def test_a_shallow_copy_shares_values_and_stays_frozen(frozen):
-    duplicate = copy.copy(frozen)
-    assert duplicate._values is frozen._values
-    assert duplicate.Training is frozen.Training
-    with pytest.raises(AttributeError, match=FROZEN):
-        duplicate.deviceIterations(2)
 
 
 @pytest.mark.parametrize(
@@ -669,15 +627,6 @@ def test_to_dict_merges_every_part_and_works_frozen(frozen):
     merged["compilation_progress_bar_fn"](3, 10)
     clone = options.clone().showCompilationProgressBar(False)
     assert "compilation_progress_bar_fn" not in clone.toDict()
-
-
-def test_a_section_adds_its_values_to_a_dict_that_lacks_them():
-    given = {"other": 1}
-    training = Options().Training.gradientAccumulation(3)
-    assert training.update(given) is given
-    assert (given["other"], given["gradient_accumulation"]) == (1, 3)
-    with pytest.raises(AssertionError, match="gradient_accumulation is set in two"):
-        training.update({"gradient_accumulation": 3})
 
 
 # Environment, files, JSON

@@ -18,7 +18,6 @@ from ipufit.emulator.errors import Error
 from ipufit.emulator.options import (
     Options,
     ParallelPhasedExecution,
-    ShardedExecution,
     TensorLocationSettings,
 )
 
@@ -34,10 +33,6 @@ EXAMPLES = {
 
 def _options():
     return Options().outputMode(OutputMode.All)
-
-
-def test_new_options_are_valid():
-    validate_popart_options(_options().toDict())
 
 
 def test_everything_that_a_setter_stores_is_known():
@@ -69,11 +64,6 @@ def test_everything_that_a_setter_stores_is_known():
     settings["random_seed"] = -1
 
     validate_popart_options(settings)
-
-
-def test_no_key_is_known_under_two_kinds():
-    keys = [key for known in KNOWN_POPART_OPTIONS.values() for key in known]
-    assert len(keys) == len(set(keys)) > 100
 
 
 @given(st.sampled_from(sorted(EXAMPLES)), st.sampled_from(sorted(EXAMPLES)))
@@ -147,10 +137,3 @@ def test_a_memory_proportion_that_is_no_number_is_refused():
     options = _options().setAvailableMemoryProportion({"IPU3": "much"})
     with pytest.raises(Error, match="IPU3"):
         validate_popart_options(options.toDict())
-
-
-def test_sharding_overridden_through_popart_is_still_valid():
-    options = _options().setExecutionStrategy(ShardedExecution())
-    options._Popart.set("execution_mode", 0)
-    assert options.toDict()["execution_mode"] == 0
-    validate_popart_options(options.toDict())

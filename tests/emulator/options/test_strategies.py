@@ -7,11 +7,8 @@ import copy
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ipufit.emulator._options.strategies import (
-    BlockPlacement,
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,
@@ -125,23 +122,11 @@ def test_the_ipu_is_that_of_the_stage_then_of_the_block_then_the_position():
     assert _place(strategy, ("a", 9), ("b", 0), ("c", None)) == [(0, 0), (0, 1), (2, 2)]
 
 
-def test_a_pipelined_block_has_no_phase():
-    strategy = PipelinedExecution("a")
-    assert strategy._place("a", None) == BlockPlacement("a", 0, 0, -1)
-
-
 def test_stages_are_found_by_block():
     strategy = PipelinedExecution("a", ["b", "c"])
     assert strategy.stage("c").blocks == ("b", "c")
     with pytest.raises(AssertionError, match="Unknown block d"):
         strategy.stage("d")
-
-
-def test_a_stage_in_two_strategies_takes_the_later_number():
-    stage = Stage("a")
-    first = PipelinedExecution(stage)
-    PipelinedExecution("z", stage)
-    assert _place(first, ("a", None)) == [(1, 1)]
 
 
 @pytest.mark.parametrize("arguments", [(), (AutoStage.SameAsIpu,), ([],), (Stage(),)])
@@ -157,24 +142,9 @@ def test_automatic_stages_count_new_blocks_from_one():
     assert _place(strategy, *blocks) == [(0, 1), (1, 2), (2, 3), (1, 4), (0, 1)]
 
 
-def test_automatic_stages_without_ipu_run_on_the_ipu_of_their_number():
-    strategy = PipelinedExecution(AutoStage.AutoIncrement)
-    assert _place(strategy, ("a", None), ("b", None)) == [(1, 1), (2, 2)]
-
-
 def test_a_block_keeps_its_first_stage_but_follows_its_ipu():
     strategy = PipelinedExecution()
     assert _place(strategy, ("a", 0), ("a", 2), ("a", None)) == [(0, 0), (2, 0), (0, 0)]
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3)), max_size=8))
-def test_a_block_has_one_stage_under_auto_increment(blocks):
-    stages = {}
-    strategy = PipelinedExecution(AutoStage.AutoIncrement)
-    for (name, ipu), (placed_ipu, stage) in zip(blocks, _place(strategy, *blocks)):
-        assert placed_ipu == ipu
-        assert stages.setdefault(name, stage) == stage
-    assert sorted(stages.values()) == list(range(1, len(stages) + 1))
 
 
 def test_blocks_without_name_are_numbered_among_themselves():
@@ -212,11 +182,6 @@ def test_phases_are_found_by_position(kind):
             strategy.phase(wrong)
     with pytest.raises(IndexError):
         strategy.phase(2)
-
-
-@pytest.mark.parametrize("kind", PHASED)
-def test_a_phased_block_without_ipu_gets_none(kind):
-    assert kind("a")._place("a", None) == BlockPlacement("a", -1, -1, 0)
 
 
 @pytest.mark.parametrize("kind", PHASED)

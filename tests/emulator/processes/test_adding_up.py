@@ -69,13 +69,6 @@ def added_up(tensors):
     return [values[0] for values in sums], together.sent
 
 
-@pytest.fixture
-def short(monkeypatch):
-    """Limits so low that small tensors go all three ways."""
-    monkeypatch.setattr(_processes, "_WHOLE_BYTES", 64)
-    monkeypatch.setattr(_processes, "_PARTED_BYTES", 128)
-
-
 @settings(max_examples=examples(60))
 @given(
     count=st.integers(2, 5),
@@ -97,21 +90,3 @@ def test_sums_have_the_same_bits_in_all_processes(count, size, dtype, seed):
     torch.testing.assert_close(
         sums[0].double(), expected, atol=tolerance, rtol=tolerance
     )
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "sent"),
-    [
-        (2, 4, [4, 4]),  # 16 bytes: whole
-        (2, 32, [32, 32]),  # 128 bytes: whole, as it sends no more than parts
-        (4, 4, [12, 12, 12, 12]),
-        (4, 32, [48, 48, 48, 48]),  # parts: 2 * 3/4 of it, as a ring sends
-        (3, 7, [10, 9, 9]),  # parts of 3, 2 and 2 elements
-        (4, 33, [0, 0, 0, 0]),  # gloo's own
-    ],
-)
-def test_the_way_goes_by_size_and_processes(count, size, sent, short):
-    tensors = [torch.full((size,), float(index)) for index in range(count)]
-    sums, found = added_up(tensors)
-    assert sums[0].tolist() == [sum(range(count))] * size
-    assert found == sent

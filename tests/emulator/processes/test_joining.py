@@ -16,7 +16,6 @@ import ipufit.emulator as poptorch
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._processes import (
     Processes,
-    broadcast_weights,
     join_processes,
 )
 
@@ -93,28 +92,6 @@ def test_another_size_or_index_than_the_groups_is_refused(pool):
         assert "process 0 of 2" in message
         assert "process 1 of 2" in message
         assert "configureProcessId(1, 2)" in message
-
-
-def join_a_foreign_group():
-    world = dist.group.WORLD
-    dist.get_backend = lambda group=None: "nccl"  # there is no other one here
-    joined = [join_processes(dist.get_rank(), 2) for _ in range(2)]
-    value = torch.ones(1)
-    joined[0].add_up(value)
-    is_own = joined[0]._group is not world
-    return value.item(), is_own, joined[0]._group is joined[1]._group
-
-
-def test_a_group_of_another_backend_gets_a_subgroup(pool):
-    assert pool.run(restoring, join_a_foreign_group) == [(2.0, True, True)] * 2
-
-
-def restoring(function):
-    before = dist.get_backend
-    try:
-        return function()
-    finally:
-        dist.get_backend = before
 
 
 @pytest.mark.parametrize(
@@ -231,30 +208,6 @@ def test_all_begin_with_the_weights_of_process_0_and_the_others_say_so(pool):
     torch.manual_seed(0)
     assert torch.equal(first["layer.weight"], Squares().layer.weight)
     assert first["offset"].tolist() == [0.0, 0.0]
-
-
-def broadcast_all_kinds():
-    rank = dist.get_rank()
-    weights = {
-        "half": torch.full((3,), rank, dtype=torch.float16),
-        "bool": torch.tensor([rank == 0]),
-        "scalar": torch.tensor(float(rank), dtype=torch.float64),
-        "empty": torch.empty(0, 2),
-        "last": torch.full((1, 2, 2, 2), rank).to(memory_format=torch.channels_last),
-        "same": torch.tensor([float("nan"), -0.0]),
-        "transposed": torch.arange(6.0).view(2, 3).t() * rank,
-    }
-    different = broadcast_weights(Processes(rank, 2, dist.group.WORLD), weights)
-    return weights, different
-
-
-def test_weights_of_all_types_and_layouts_are_broadcast(pool):
-    (first, nothing), (second, different) = pool.run(broadcast_all_kinds)
-    assert nothing == []
-    assert set(different) == set(first) - {"empty", "same"}
-    for name, value in first.items():
-        assert torch.equal(second[name].nan_to_num(), value.nan_to_num()), name
-        assert second[name].stride() == value.stride()
 
 
 # What differs between processes -----------------------------------------------------

@@ -86,13 +86,6 @@ def test_several_results_of_one_operator_can_be_seen():
     assert indices.dtype == torch.int32
 
 
-def test_one_tensor_may_have_two_anchors():
-    executor = infer(lambda self, x: x * 2, {"a": "Mul:0", "b": "Mul:0"})
-    executor(ONE)
-    assert executor.getAnchoredTensor("a").tolist() == [2]
-    assert executor.getAnchoredTensor("b").tolist() == [2]
-
-
 # What else is returned --------------------------------------------------------
 
 

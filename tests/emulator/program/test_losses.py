@@ -304,23 +304,3 @@ def test_inference_needs_no_loss_and_reduces_with_the_marks():
     )
     total, mean = executor(torch.ones(2, 3))
     assert (total.item(), mean.item()) == (12, 2)
-
-
-def test_a_loss_that_is_made_a_number_trains():
-    class Half(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(3))
-
-        def forward(self, x):
-            loss = torch.nn.functional.mse_loss(self.weight * x, x * 2)
-            number = loss.reshape(())
-            kept = torch.stack([number.detach(), number.detach() * 2])
-            return kept, poptorch.identity_loss(number * 0.5, reduction="sum")
-
-    model = Half()
-    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
-    training = poptorch.trainingModel(model, optimizer=sgd)
-    kept, half = training(torch.ones(3))
-    assert (kept.tolist(), half.item()) == ([1.0, 2.0], 0.5)
-    torch.testing.assert_close(model.weight.detach(), torch.full((3,), 4.0 / 3))

@@ -82,19 +82,6 @@ def test_weights_cannot_be_rebound_and_stay_what_they_were(change, message, trai
     assert "total" not in vars(model.child)
 
 
-def test_a_module_is_as_it_was_after_an_error_in_forward():
-    def fail(model, x):
-        model.total = x
-        raise ZeroDivisionError
-
-    model = Stateful(fail)
-    before = model.total
-    with pytest.raises(ZeroDivisionError):
-        poptorch.inferenceModel(model)(torch.ones(2))
-    assert model.total is before
-    assert not poptorch.isRunningOnIpu()
-
-
 def test_weights_that_forward_adds_do_not_stay():
     def add(model, x):
         model.child.register_buffer("extra", x * 2)
@@ -168,16 +155,3 @@ def test_tied_weights_are_one_weight_of_the_program():
     executor = poptorch.inferenceModel(module)
     executor.compile(torch.ones(1, 2))
     assert executor.getTensorNames()[:3] == ["0.weight", "0.bias", "1.bias"]
-
-
-def test_compiling_under_no_grad_is_compiling_for_training_all_the_same():
-    class Loss(nn.Linear):
-        def forward(self, x):
-            return poptorch.identity_loss(super().forward(x), "sum")
-
-    module = Loss(1, 1)
-    before = module.weight.detach().clone()
-    sgd = poptorch.optim.SGD(module.parameters(), lr=1.0)
-    with torch.no_grad():
-        poptorch.trainingModel(module, None, sgd)(torch.ones(1, 1))
-    torch.testing.assert_close(module.weight.detach(), before - 1)

@@ -244,13 +244,13 @@ def test_a_neighbour_comes_out(value, seed):
     assert bool(((results == low) | (results == high)).all())
 
 
-@pytest.mark.parametrize("count", [5000, 20_000, MANY])
+@pytest.mark.parametrize("count", [5000, MANY])
 @pytest.mark.parametrize("value", [1.0 + 0.3 * 2.0**-10, 5.3 * 2.0**-24])
 def test_means_spread_as_those_of_independent_roundings(count, value):
     low, high = neighbours(value)
     share = (torch.tensor(value).item() - low) / (high - low)
     x, model = torch.full((count,), value), rounding_model(1)
-    times = 150
+    times = 60
     shares = torch.tensor(
         [(model(x).double().mean().item() - low) / (high - low) for _ in range(times)]
     )
@@ -323,7 +323,7 @@ def test_gradients_are_rounded_at_random(size):
 
 
 def small_steps(*, is_stochastic):
-    """A weight of 1 that is to lose 1e-4 in each of 400 updates."""
+    """A weight of 1 that is to lose 1e-4 in each of 100 updates."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -333,19 +333,19 @@ def small_steps(*, is_stochastic):
         def forward(self, x):
             return poptorch.identity_loss(self.weight * x, reduction="sum")
 
-    options = poptorch.Options().deviceIterations(400).randomSeed(3)
+    options = poptorch.Options().deviceIterations(100).randomSeed(3)
     options.Precision.enableStochasticRounding(is_stochastic)
     model = Model()
     sgd = poptorch.optim.SGD(model.parameters(), lr=1e-4)
     training = poptorch.trainingModel(model, options, sgd)
-    training(torch.ones(400 * 64, dtype=HALF))
+    training(torch.ones(100 * 64, dtype=HALF))
     return model.weight.float()
 
 
 def test_small_updates_survive_with_stochastic_rounding_only():
     assert torch.equal(small_steps(is_stochastic=False), torch.ones(64))
     mean = small_steps(is_stochastic=True).mean().item()
-    assert mean == pytest.approx(0.96, abs=0.004)
+    assert mean == pytest.approx(0.99, abs=0.001)
 
 
 def test_stochastic_rounding_repeats_with_the_seed_and_leaves_the_host_alone():
@@ -423,12 +423,3 @@ def test_a_type_may_be_given_by_position():
     assert run(lambda t: torch.softmax(t, 1, SINGLE), x).dtype == SINGLE
     assert run(lambda t: t.softmax(1, HALF), x).dtype == HALF
     assert run(lambda t: t * t.element_size(), x).tolist() == [[2.0] * 3] * 2
-
-
-def test_refusals_know_half_precision():
-    with pytest.raises(poptorch.Error, match="triu"):
-        run(lambda t: torch.triu(t * 1), torch.ones(3, 3, dtype=HALF))
-    mask = run(
-        lambda t: t + torch.triu(torch.ones_like(t)), torch.zeros(3, 3, dtype=HALF)
-    )
-    assert torch.equal(mask.float(), torch.ones(3, 3).triu())

@@ -221,8 +221,3 @@ def test_a_buffer_under_two_names_is_refused(make):
     trained.layer = make()
     with pytest.raises(poptorch.Error, match=r"'layer\.1\.running_mean'"):
         poptorch.trainingModel(trained)(X)
-
-
-def test_a_module_without_buffers_may_have_two_names():
-    layer = nn.Linear(6, 6)
-    assert_device_equals_host(nn.Sequential(layer, layer), X)

@@ -92,13 +92,6 @@ def test_factories_without_a_device_are_warned_of_each_time(caplog):
     assert functions == ["zeros", "zeros", "zeros_like"]
 
 
-def test_no_device_at_all_is_the_hosts():
-    """A `device` that is None is one that was given."""
-    module = Function(lambda m, x: x + torch.ones(6, device=None))
-    with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
-        poptorch.inferenceModel(module)(torch.ones(2, 6))
-
-
 def test_random_numbers_around_tensors_go_where_these_are(caplog):
     module = Function(lambda m, x: torch.normal(x, 1.0) + torch.normal(0.0, 1.0, (6,)))
     with caplog.at_level("WARNING"):
@@ -151,21 +144,6 @@ def test_a_distribution_that_forward_makes_is_sampled_by_the_device(name):
     executor = poptorch.inferenceModel(module)
     samples = [executor(torch.zeros(40)) for _ in range(2)]
     assert not torch.equal(*samples)
-
-
-def test_a_box_as_in_graphcores_cutmix_keeps_one_size():
-    """Graphcore's examples, `vision/cnns/pytorch/datasets/augmentations.py`."""
-
-    def forward(m, x):
-        off = torch.tensor(1.0)
-        share = m.shares.sample().to(off.device)
-        return x * torch.where(torch.rand(()) < 0.5, off, share)
-
-    module = Function(forward, shares=D.Uniform(0.2, 0.8))
-    executor = poptorch.inferenceModel(module)
-    seen = {round(executor(torch.ones(1)).item(), 6) for _ in range(20)}
-    assert len(seen) == 2
-    assert max(seen) == 1
 
 
 @pytest.mark.parametrize(
