@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import io
-import itertools
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from torch import nn
 import ipufit
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel, poptorch
 from ipufit.model import costs as measured_costs
-from ipufit.model.costs import block_costs
-from ipufit.planning.split import TooFullError, best_split
+from ipufit.planning.split import TooFullError
 from tests.engine.counting import Moves
 
 X = torch.linspace(-1, 1, 56 * 8).reshape(56, 8)
@@ -73,20 +71,6 @@ def test_the_numbers_are_those_of_the_names_written_by_hand():
         assert torch.equal(weight, automatic.module.state_dict()[name])
     assert automatic.evaluate(X, Y, verbose=0) == by_hand.evaluate(X, Y, verbose=0)
     assert torch.equal(automatic.predict(X, verbose=0), by_hand.predict(X, verbose=0))
-
-
-def test_programs_have_the_stages_and_ipus(monkeypatch):
-    seen = []
-    build = IPUConfig.build_training_options
-
-    def watched(self, *args, **kwargs):
-        seen.append(self.pipeline)
-        return build(self, *args, **kwargs)
-
-    monkeypatch.setattr(IPUConfig, "build_training_options", watched)
-    fitted(compiled(AUTO), epochs=1)
-    assert seen
-    assert all(one == ["stem", "layer.1", "layer.3"] for one in seen)
 
 
 def test_the_module_stays_as_it_was():
@@ -159,15 +143,6 @@ def test_a_resumed_run_goes_on_bit_by_bit(tmp_path):
     figures = fitted(second, epochs=4, callbacks=[keep], resume=tmp_path)
     assert figures == whole
     assert second.config == first.config
-
-
-def test_copies_choose_the_same():
-    model = compiled(AUTO)
-    fitted(model)
-    other = copy.deepcopy(model)
-    assert other.config == AUTO
-    assert torch.equal(other.predict(X, verbose=0), model.predict(X, verbose=0))
-    assert other.config.pipeline == model.config.pipeline
 
 
 def test_another_compile_may_change_the_stages(monkeypatch):
@@ -338,45 +313,3 @@ def test_half_precision_evaluates_on_one_ipu():
     assert np.isfinite(figures["val_loss"]).all()
     assert model.config.num_ipus == 2
     assert model.config.inference_config.num_ipus == 1
-
-
-class Convolutions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, 3, padding=1)
-        self.convs = nn.ModuleList(
-            nn.Conv2d(4, 4, k, padding=k // 2) for k in (1, 3, 5)
-        )
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x):
-        x = self.stem(x)
-        for conv in self.convs:
-            x = x + conv(x).relu()
-        return self.head(self.pool(x).flatten(1))
-
-
-MODULES = {
-    "layers": (Network, torch.zeros(4, 8)),
-    "convolutions": (Convolutions, torch.zeros(2, 3, 8, 8)),
-    "transformer": (
-        lambda: nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(16, 2, 48, batch_first=True), 2
-        ),
-        torch.zeros(2, 6, 16),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("stages", [2, 3, 4])
-def test_no_other_cut_of_a_module_is_better(name, stages):
-    make, example = MODULES[name]
-    costs = block_costs(make(), [example])
-    flops = [cost.flops for cost in costs]
-    least = min(
-        max(sum(flops[i:j]) for i, j in zip((0, *cuts), (*cuts, len(flops))))
-        for cuts in itertools.combinations(range(1, len(flops)), stages - 1)
-    )
-    assert max(best_split(costs, stages).flops) == least

@@ -234,22 +234,6 @@ def test_nothing_set_is_one_update_per_call_bit_by_bit(data):
         assert updates_of(open_) == 1
 
 
-@pytest.mark.parametrize("iterations", [2, 12])
-def test_figures_have_the_same_bits_for_every_number(iterations):
-    def history(number):
-        layout = {"replicas": 2, "gradient_accumulation": 2}
-        model = IPUModel(
-            network(), IPUConfig(device_iterations=number, seed=1, **layout)
-        )
-        metrics = ["accuracy", Mean("mean")]
-        model.compile(OPTIMIZERS["adamw"](), "cross_entropy", metrics=metrics)
-        x, y = reference.samples(96)
-        return model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
-
-    torch.manual_seed(0)
-    assert history(iterations) == history(1)
-
-
 # What the number is --------------------------------------------------------------
 
 

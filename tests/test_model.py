@@ -22,7 +22,6 @@ from ipufit import (
     NotCompiledError,
     UnknownNameError,
     UnsupportedError,
-    log,
     poptorch,
 )
 from ipufit.emulator._executor import executor
@@ -264,93 +263,6 @@ def test_what_a_config_does_not_allow_changes_nothing(settings, error, message, 
     model = compiled(IPUConfig(**settings))
     refuse(model, error, message, run)
     assert len(model.fit(X[:18], Y[:18], batch_size=6, verbose=0).epoch) == 1
-
-
-# tests/config has those of other fields.
-BAD_SETTINGS = {
-    "num_workers": (-1, 1.5, "two", True, None),
-    "loader_mode": ("fast", None, 3),
-    "loss_block": (3,),
-    "offload_optimizer": ("yes", None),
-    "profile_dir": (3,),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [(name, value) for name, values in BAD_SETTINGS.items() for value in values],
-)
-def test_a_bad_setting_is_refused_by_its_name(name, value):
-    with pytest.raises(ConfigError, match=name):
-        IPUConfig(**{name: value})
-
-
-class Logging(torch.nn.Module):
-    """Logs what it is told to."""
-
-    def __init__(self, *calls):
-        super().__init__()
-        self.network = reference.network()
-        self._calls = calls
-
-    def forward(self, x):
-        for name, value in self._calls:
-            log(name, value(x) if callable(value) else value)
-        return self.network(x)
-
-
-BAD_LOGS = [
-    ([(3, torch.mean)], "needs a name"),
-    ([("", torch.mean)], "needs a name"),
-    ([("size", 3.0)], "would be baked"),
-    ([("size", lambda x: x[:, 0])], "no scalar"),
-    ([("size", torch.mean), ("size", torch.sum)], "twice"),
-    ([("loss", torch.mean)], "are called 'loss'"),
-    ([("accuracy", torch.mean)], "are called 'accuracy'"),
-]
-
-
-@pytest.mark.parametrize(("calls", "message"), BAD_LOGS)
-def test_what_cannot_be_logged_is_refused_before_a_device_is_taken(calls, message):
-    model = IPUModel(Logging(*calls))
-    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
-    taken = mock.patch.object(executor, "lease", wraps=executor.lease)
-    with taken as acquire, pytest.raises(ConfigError, match=message):
-        model.fit(X, Y, verbose=0)
-    assert not acquire.called
-    model.module._calls = ()
-    assert model.fit(X, Y, verbose=0).epoch == [0]
-
-
-def test_the_name_of_a_metric_is_not_logged_in_an_evaluation_either():
-    model = IPUModel(Logging(("accuracy", torch.mean)))
-    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
-    with pytest.raises(ConfigError, match="are called 'accuracy'"):
-        model.evaluate(X, Y, verbose=0)
-
-
-# Settings, a batch size that is wrong with them, what is said, and a right one.
-BAD_CONFIGS = [
-    (
-        {"micro_batch_size": 5, "replicas": 3},
-        16,
-        "micro-batch 5, .*3 .together 15.*15 and 30",
-        15,
-    ),
-    ({"replicas": 8}, 4, "batch_size=4 .*8", 8),
-    ({"micro_batch_size": 4, "gradient_accumulation": 2}, 16, "batch_size=8", 8),
-    ({"pipeline": ("0", "2"), "micro_batch_size": 8}, 16, "batch_size=24 or more", 24),
-]
-
-
-@pytest.mark.parametrize(("settings", "wrong", "message", "right"), BAD_CONFIGS)
-def test_a_batch_that_does_not_fit_shows_every_factor_and_the_way_out(
-    settings, wrong, message, right
-):
-    model = compiled(IPUConfig(**settings))
-    refuse(model, ConfigError, message, fit(X, Y, batch_size=wrong))
-    x, y = reference.samples(4 * right)
-    assert model.fit(x, y, batch_size=right, verbose=0).epoch == [0]
 
 
 @pytest.mark.parametrize("run", [fit(X, Y), evaluate(X, Y)])

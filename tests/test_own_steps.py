@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 from hypothesis import given
@@ -194,17 +191,6 @@ def test_values_that_a_step_reads_are_looked_after():
     whole.module.load_state_dict(model.module.state_dict())
     expected = whole.evaluate(X, Y, verbose=0)
     assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected)
-
-
-def test_copies_go_on_alike():
-    model = of_subclass(metrics=["accuracy"])
-    model.factor = 0.3
-    model.fit(X, Y, **FIT)
-    others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    expected = model.fit(X, Y, **FIT).history
-    for other in others:
-        assert type(other) is Own
-        assert other.fit(X, Y, **FIT).history == expected
 
 
 @pytest.mark.parametrize(

@@ -183,20 +183,6 @@ class Normed(nn.Module):
         return self.head(self.bn(self.inner(x)))
 
 
-def test_casts_belong_to_the_stages_of_their_weights(monkeypatch):
-    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
-    config = IPUConfig(
-        precision="16.32",
-        pipeline=("0", "2"),
-        gradient_accumulation=4,
-        float32_modules=["2"],
-    )
-    model = IPUModel(reference.network(), config)
-    model.compile("sgd", "cross_entropy")
-    assert model.fit(X, Y, 8, verbose=0).history["loss"][0] > 0
-    assert model.predict(X, 8, verbose=0).dtype == HALF
-
-
 # Modules in float32 ---------------------------------------------------------------
 
 
@@ -219,34 +205,6 @@ def test_named_modules_compute_in_float32(word):
     assert found.pop("layers.norm.bias") == SINGLE
     assert set(found.values()) == {other}
     assert not any(part._forward_hooks for part in model.module.modules())
-
-
-class Sides(nn.Module):
-    """Products in float32 between sums in float16, which every torch computes."""
-
-    def __init__(self):
-        super().__init__()
-        self.before, self.after = Doubtful(), Doubtful()
-        self.layer = nn.Linear(4, 4)
-        self.seen = self.after.seen
-
-    def forward(self, x):
-        return self.after(self.layer(self.before(x)))
-
-
-def test_gradients_reach_the_weights_on_both_sides_of_a_cast():
-    module = Sides()
-    given = reference.weights(module)
-    config = IPUConfig(precision="16.32", float32_modules=["layer"])
-    model = IPUModel(module, config)
-    model.compile(torch.optim.SGD(module.parameters(), lr=0.5), "cross_entropy")
-    x = torch.cat([X, X[:, :1]], dim=1)
-    history = model.fit(x, Y, 8, epochs=5, verbose=0).history["loss"]
-    assert history[-1] < history[0]
-    for name, weight in reference.weights(module).items():
-        assert weight.dtype == SINGLE
-        assert torch.equal(weight, given[name]) == name.endswith("shift")
-    assert seen_in(model) == [HALF, HALF, HALF]
 
 
 class OwnLoss(nn.Module):

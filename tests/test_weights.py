@@ -60,26 +60,6 @@ def test_what_was_got_can_be_set_again():
     assert model.evaluate(X, Y, verbose=0)["loss"] > first[0] * 0.5
 
 
-def wrong_shape(weights):
-    return [weights[0].T[:2], *weights[1:]]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda w: w[1:], "10 arrays for 11 weights: 0.weight"),
-        (wrong_shape, r"0\.weight has shape \(2, 3\), and .* \(3, 3\)"),
-    ],
-)
-def test_wrong_weights_are_refused_and_change_nothing(change, message):
-    model = compiled()
-    before = model.get_weights()
-    with pytest.raises(DataError, match=message):
-        model.set_weights(change(before))
-    for mine, theirs in zip(model.get_weights(), before):
-        np.testing.assert_array_equal(mine, theirs)
-
-
 # Files --------------------------------------------------------------------------------
 
 

@@ -147,21 +147,6 @@ def test_evaluate_test_and_predict_use_their_steps():
     assert model.evaluate(X, Y, verbose=0) == pytest.approx(evaluated)
 
 
-def test_callbacks_may_come_by_place():
-    model, called = from_lightning(Net()), []
-
-    class Heard(ipufit.Callback):
-        def on_test_end(self, logs):
-            called.append("test")
-
-        def on_predict_end(self, logs):
-            called.append("predict")
-
-    model.evaluate(X, Y, 16, 0, None, None, [Heard()])
-    model.predict(X, 16, 0, None, Heard())
-    assert called == ["test", "predict"]
-
-
 def test_a_test_counts_every_sample_once():
     model = from_lightning(Net())
     whole = model.test(X[:50], Y[:50], batch_size=16, verbose=0)
@@ -270,19 +255,6 @@ def test_hooks_print_in_the_first_process(capsys):
     _, history = fit(Printing(), 2)
     lines = [f"{epoch} {loss:.4f}" for epoch, loss in enumerate(history["loss"])]
     assert capsys.readouterr().out.splitlines() == lines
-
-
-def test_a_changed_number_compiles_anew():
-    class Scaled(Net):
-        scale = 1.0
-
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", self._measured(batch)[0] * self.scale)
-
-    model = from_lightning(Scaled())
-    once = model.evaluate(X, Y, verbose=0)["loss"]
-    model.module.scale = 2.0
-    assert model.evaluate(X, Y, verbose=0)["loss"] == pytest.approx(2 * once)
 
 
 def test_a_model_can_be_copied_and_pickled():

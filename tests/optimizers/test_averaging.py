@@ -47,16 +47,6 @@ def test_the_average_is_the_formulas(momentum, calls):
     assert average.num_updates == sum(updates for _, updates in calls)
 
 
-def test_weights_that_stand_still_are_their_average(module):
-    average = WeightAverage(module, 0.9)
-    fill(module, 0.1)
-    for _ in range(100):
-        average.update(1)
-    before = value(module)
-    average.apply()
-    assert value(module) == before
-
-
 def test_the_averages_are_in_the_module_only_while_swapped(module):
     parameters = list(module.parameters())
     average = WeightAverage(module, 0.5)
@@ -179,23 +169,6 @@ def test_half_precision_weights_have_an_average_in_single_precision():
     assert module.weight.dtype is torch.float16
 
 
-def test_it_goes_on_from_its_state(module):
-    first = WeightAverage(module, 0.5)
-    fill(module, 1.0)
-    first.update(3)
-    state = first.state_dict()
-    fill(module, 9.0)
-    first.update(1)  # the state is a copy
-    second = WeightAverage(module, 0.5)
-    second.load_state_dict(state)
-    assert second.num_updates == 3
-    fill(module, 3.0)
-    second.update(1)
-    second.apply()
-    assert value(module) == 2.0
-    assert state["averages"]["0.weight"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
-
-
 def test_a_state_of_another_module_is_refused(module):
     average = WeightAverage(module, 0.5)
     average.update(1)
@@ -211,37 +184,6 @@ def test_a_state_of_another_module_is_refused(module):
 def test_a_momentum_out_of_range_is_refused(module, momentum):
     with pytest.raises(ConfigError, match="momentum="):
         WeightAverage(module, momentum)
-
-
-def test_averages_may_be_swapped_in_and_out():
-    module = torch.nn.Linear(1, 1, bias=False)
-    average = WeightAverage(module, 0.75)
-    for weight in (1.0, 5.0):
-        module.weight.data.fill_(weight)
-        average.update(1)
-    assert not average.is_swapped
-    average.swap_out()
-    assert module.weight.item() == 5.0
-    for _ in range(2):  # a second time changes nothing
-        average.swap_in()
-        assert average.is_swapped
-        assert module.weight.item() == 2.0
-    average.swap_out()
-    assert not average.is_swapped
-    assert module.weight.item() == 5.0
-
-
-def test_averages_that_were_applied_stay():
-    module = torch.nn.Linear(1, 1, bias=False)
-    average = WeightAverage(module, 0.75)
-    for weight in (1.0, 5.0):
-        module.weight.data.fill_(weight)
-        average.update(1)
-    average.swap_in()
-    average.apply()
-    average.swap_out()
-    assert not average.is_swapped
-    assert module.weight.item() == 2.0
 
 
 def test_a_checkpoint_of_another_average_is_refused(tmp_path):

@@ -20,39 +20,6 @@ def module():
     return torch.nn.Linear(3, 2)
 
 
-def test_without_a_schedule_rates_set_by_hand_stay(module):
-    optimization = resolve_optimization("adam", None, module)
-    assert not optimization.has_schedule
-    optimization.begin_fit(None, 4)
-    for rate in (0.5, 0.25):
-        optimization.optimizer.param_groups[0]["lr"] = rate
-        optimization.before_call()
-        assert optimization.optimizer.param_groups[0]["lr"] == rate
-        optimization.after_call(4)
-        assert optimization.optimizer.param_groups[0]["lr"] == rate
-    assert optimization.num_updates == 8
-
-
-def test_nothing_special_is_asked_of_the_engine_by_default(module):
-    for optimizer in ("sgd", torch.optim.SGD(module.parameters(), lr=0.1)):
-        optimization = resolve_optimization(optimizer, None, module)
-        assert optimization.ema_momentum is None
-        assert optimization.automatic_loss_scaling is False
-        assert optimization.needs_running_mean is False
-
-
-def test_what_the_optimizer_asks_for_is_told_to_the_engine(module):
-    def resolved(*args, **settings):
-        return resolve_optimization(Optimizer(*args, **settings), None, module)
-
-    assert resolved("adam", ema_momentum=0.9).ema_momentum == 0.9
-    assert resolved("adam", ema_momentum=0).ema_momentum == 0
-    assert resolved("adam", loss_scaling="auto").automatic_loss_scaling
-    assert not resolved("adam", loss_scaling=2.0).automatic_loss_scaling
-    assert resolved("sgd", global_clipnorm=1.0).needs_running_mean
-    assert not resolved("adam", global_clipnorm=1.0).needs_running_mean
-
-
 @pytest.mark.parametrize("per_call", [1, 3])
 def test_a_ramp_rises_with_the_updates_over_all_fits(module, per_call):
     ramp = LossScaleRamp(2, factor=2, every_updates=4, maximum=16)

@@ -317,46 +317,6 @@ def test_only_lamb_has_a_trust_ratio_to_leave_out():
 # Names and torch's optimisers become PopTorch's -------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "expected", "lr"),
-    [
-        ("sgd", "SGD", 1e-2),
-        ("adam", "Adam", 1e-3),
-        ("adamw", "AdamW", 1e-3),
-        ("AdamW", "AdamW", 1e-3),
-        ("rmsprop", "RMSprop", 1e-3),
-        ("lamb", "LAMB", 1e-3),
-    ],
-)
-def test_a_name_optimises_every_parameter(module, name, expected, lr):
-    optimizer = resolve_optimizer(name, module)
-    (group,) = optimizer.param_groups
-    assert type(optimizer) is getattr(poptorch.optim, expected)
-    assert [id(p) for p in group["params"]] == [id(p) for p in module.parameters()]
-    assert group["lr"] == lr
-    assert not optimizer.variable_attrs.isConstant("lr")
-
-
-@pytest.mark.parametrize(
-    ("make", "settings"),
-    [
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-        (torch.optim.SGD, {"lr": 1, "momentum": 0.5, "dampening": 0.1}),
-        (torch.optim.Adam, {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-5}),
-        (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.3}),
-        (torch.optim.RMSprop, {"lr": 0.1, "alpha": 0.9, "centered": True}),
-    ],
-)
-def test_torchs_optimisers_keep_their_settings(module, make, settings):
-    given = make(module.parameters(), **settings)
-    optimizer = resolve_optimizer(given, module)
-    assert isinstance(optimizer, poptorch.optim.Optimizer)
-    assert type(optimizer).__name__ == make.__name__
-    for name, value in settings.items():
-        assert optimizer.param_groups[0][name] == value
-
-
 def test_parameter_groups_keep_their_own_settings(module):
     first, second = module
     given = torch.optim.AdamW(
@@ -586,11 +546,6 @@ def test_what_poptorch_reads_can_be_set():
     optimizer = make(Optimizer("adam", loss_scaling=2.0)).optimizer
     optimizer.loss_scaling = 4.0
     assert optimizer.loss_scaling == 4.0
-
-
-def test_torchs_schedulers_find_what_they_set():
-    model = make(lr_schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 1))
-    model.fit(X, Y, **FIT)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -461,22 +460,6 @@ def test_values_of_poptorchs_own_optimizer_are_set_likewise(module, scheduler, b
     assert optimization.optimizer is given
 
 
-def test_a_sequence_of_schedulers_is_followed(module):
-    def make(optimizer):
-        parts = [
-            lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 3),
-            lr_scheduler.ExponentialLR(optimizer, 0.5),
-        ]
-        return lr_scheduler.SequentialLR(optimizer, parts, [3])
-
-    optimization = resolve_optimization("sgd", make, module)
-    optimization.begin_fit(None, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.0 warns of itself here
-        rates = [groups[0]["lr"] for groups in run(optimization, 5)]
-    assert rates == pytest.approx([0.001, 0.004, 0.007, 0.01, 0.005])
-
-
 @pytest.mark.parametrize("per_call", [2, 5])
 def test_torchs_schedulers_are_stepped_once_per_update(module, per_call):
     sgd = torch.optim.SGD(module.parameters(), lr=1.0)
@@ -532,16 +515,6 @@ def test_what_is_set_by_hand_and_not_by_the_scheduler_stays(module):
     seen = run(optimization, 3)
     assert [groups[0]["weight_decay"] for groups in seen] == [0.75] * 3
     assert [groups[0]["lr"] for groups in seen] == [1e-3, 5e-4, 2.5e-4]
-
-
-def test_a_learning_rate_may_be_a_tensor(module):
-    given = torch.optim.Adam(module.parameters(), lr=torch.tensor(0.5))
-    optimization = resolve_optimization(
-        given, lr_scheduler.ExponentialLR(given, 0.5), module
-    )
-    rates = [groups[0]["lr"] for groups in run(optimization, 3)]
-    assert rates == [0.5, 0.25, 0.125]
-    assert all(type(rate) is float for rate in rates)
 
 
 def test_a_one_cycle_must_be_long_enough(module):
