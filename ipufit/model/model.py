@@ -1981,11 +1981,18 @@ class IPUModel:
         return as_source(x, inputs_only=True, left_out=left_out, **self._of_data)
 
     def _require_ipus(self) -> None:
-        """Refuse to run programs that are compiled for an offline target.
+        """Check that the model can run a program here and now.
 
         Raises:
-            ConfigError: The config is offline, or programs are only compiled.
+            ConfigError: The config is offline, or programs are only compiled; or
+                another thread runs the model.
         """
+        if self._innermost_run.thread not in (None, threading.get_ident()):
+            raise ConfigError(
+                "Another thread is in fit, evaluate or predict of this model, which "
+                "has one program on its IPUs at a time. Call this from a callback of "
+                "that run, or use a copy of the model: copy.deepcopy(model)."
+            )
         if _env.compile_only() is not None:
             raise ConfigError(
                 f"{_env.COMPILE_ONLY} is set, so that fit, evaluate and predict "
@@ -2738,7 +2745,7 @@ class IPUModel:
         self._require_ipus()
         self._counterparts.warn_of_changes()
         given = CallbackList(callbacks).callbacks
-        run.processes = self.processes
+        run.processes, run.thread = self.processes, threading.get_ident()
         own_display = make_progress(verbose if run.processes.is_first else 0)
         displays = [one for one in given if isinstance(one, ProgressDisplay)]
         last = [] if displays else [own_display]
