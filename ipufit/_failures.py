@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Callable, Iterable
 
-from .errors import CheckpointError, CheckpointWarning, IpufitWarning
+from .errors import CheckpointError, CheckpointWarning, IpufitWarning, warn
 
 
 def do_all(actions: Iterable[Callable[[], Any]], *, is_failing: bool = False) -> None:
@@ -49,14 +48,9 @@ def do_all(actions: Iterable[Callable[[], Any]], *, is_failing: bool = False) ->
     finally:  # a filter that makes errors of warnings hides none of the failures
         for other in failures:
             if other is not first:
-                _warn(other)
-
-
-def _warn(failure: BaseException) -> None:
-    is_checkpoint = isinstance(failure, CheckpointError)
-    warnings.warn(
-        f"Something else failed besides the error that is raised: "
-        f"{type(failure).__name__}: {failure}",
-        CheckpointWarning if is_checkpoint else IpufitWarning,
-        stacklevel=3,
-    )
+                is_checkpoint = isinstance(other, CheckpointError)
+                warn(
+                    f"Something else failed besides the error that is raised: "
+                    f"{type(other).__name__}: {other}",
+                    CheckpointWarning if is_checkpoint else IpufitWarning,
+                )

@@ -34,6 +34,7 @@ from typing import (
 )
 
 from . import _env, doctor
+from ._files import file_errors
 from ._version import __version__
 from .errors import ConfigError, IpufitError
 
@@ -75,8 +76,8 @@ examples:
 
 The script runs on this machine up to its first fit, of which nothing is done. A
 function returns an IPUModel and its data: `(model, x)` or `(model, x, y)`. Options of
-`plan` go before the script; everything after it is the script's. See
-docs/how-to/plan.md.
+`plan` go before the script; everything after it is the script's. The exit status is 2
+if there is no plan, else 0. See docs/how-to/plan.md.
 """
 
 _LAUNCH = """\
@@ -135,16 +136,8 @@ def check(arguments: Sequence[str]) -> None:
     from ._poptorch import emulate_everywhere
 
     emulate_everywhere()
-    try:
-        report = look_at_model(
-            given.script,
-            given.arguments,
-            lambda model, of_fit: model._check_of_fit(_arguments_of_fit(of_fit, given)),
-            is_module=given.is_module,
-        )
-    except IpufitError as error:
-        sys.stderr.write(f"ipufit check: {error}\n")
-        sys.exit(2)
+    with _errors_told("check"):
+        report = _of_first_fit(given, lambda model, of_fit: model._check_of_fit(of_fit))
     if given.json:
         sys.stdout.write(f"{report.as_json()}\n")
     else:
@@ -156,7 +149,7 @@ def plan(arguments: Sequence[str]) -> None:
     """Run a script to its first fit, and print the plan of that fit.
 
     Raises:
-        SystemExit: Always: with 1 if there is no plan.
+        SystemExit: Always: with 2 if there is no plan.
     """
     parser = _parser_of_model(
         "plan",
@@ -178,20 +171,15 @@ def plan(arguments: Sequence[str]) -> None:
     )
     given = parser.parse_args(arguments)
 
-    def planned(model: Any, of_fit: Mapping[str, Any]) -> ModelPlan:
-        of_fit = _arguments_of_fit(of_fit, given)
-        plan: ModelPlan = model._plan_of_fit(of_fit, given.device, is_spare=True)
-        return plan
-
-    try:
-        found = look_at_model(
-            given.script, given.arguments, planned, is_module=given.is_module
+    with _errors_told("plan"):
+        found: ModelPlan = _of_first_fit(
+            given,
+            lambda model, of_fit: model._plan_of_fit(
+                of_fit, given.device, is_spare=True
+            ),
         )
         if given.save is not None:
             found.save(given.save)
-    except IpufitError as error:
-        sys.stderr.write(f"ipufit plan: {error}\n")
-        sys.exit(1)
     if given.pictures:
         found.show()
     else:
@@ -228,11 +216,11 @@ def compile_(arguments: Sequence[str]) -> None:
         help="version of the IPUs: 2 for Mk2 (the default), 21 for Bow",
     )
     given = parser.parse_args(arguments)
-    if not given.is_module and not os.path.exists(given.script):
-        parser.error(f"there is no script {given.script!r}")
-
     folder = Path(given.output).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    with _errors_told("compile"), file_errors("can't be written", folder):
+        if not given.is_module:
+            _require_script(given.script)
+        folder.mkdir(parents=True, exist_ok=True)
     os.environ[_env.COMPILE_ONLY] = str(folder)
     os.environ[_env.COMPILE_FOR] = str(given.ipu_version)
     os.environ.setdefault("POPTORCH_CACHE_DIR", str(folder / "cache"))
@@ -240,15 +228,15 @@ def compile_(arguments: Sequence[str]) -> None:
     status = run_script(given.script, given.arguments, is_module=given.is_module)
     done = sorted(set(folder.glob("*.json")) - before)
     programs = "1 program" if len(done) == 1 else f"{len(done)} programs"
-    sys.stderr.write(f"ipufit: {programs} compiled, described in {folder}\n")
-    for path in done:
-        sys.stderr.write(f"  {path.name}\n")
+    told = [f"ipufit: {programs} compiled, described in {folder}"]
+    told += [f"  {path.name}" for path in done]
     if status == 0 and not done:
-        sys.stderr.write(
+        told.append(
             "ipufit: the script calls no fit, evaluate or predict of an IPUModel, or "
-            "another PopTorch's\n"
+            "another PopTorch's"
         )
         status = 1
+    sys.stderr.write("\n".join([*told, ""]))
     sys.exit(status)
 
 
@@ -304,18 +292,33 @@ def _parser_of_model(
     return parser
 
 
-def _arguments_of_fit(
-    of_fit: Mapping[str, Any], given: argparse.Namespace
-) -> dict[str, Any]:
-    """Return the arguments of a `fit`, with the batch size of the command line."""
-    if "x" not in of_fit:
-        raise ConfigError(
-            f"{given.script} gives a model and no data: shapes of a batch and the "
-            "number of samples are needed. Return (model, x) or (model, x, y)."
-        )
-    if given.batch_size is None:
-        return dict(of_fit)
-    return {**of_fit, "batch_size": given.batch_size}
+def _of_first_fit(
+    given: argparse.Namespace, look: Callable[[Any, dict[str, Any]], Any]
+) -> Any:
+    """Return what `look` makes of a model and its `fit`, with the given batch size."""
+
+    def looked(model: Any, of_fit: Mapping[str, Any]) -> Any:
+        if "x" not in of_fit:
+            raise ConfigError(
+                f"{given.script} gives a model and no data: shapes of a batch and the "
+                "number of samples are needed. Return (model, x) or (model, x, y)."
+            )
+        size = {} if given.batch_size is None else {"batch_size": given.batch_size}
+        return look(model, {**of_fit, **size})
+
+    return look_at_model(
+        given.script, given.arguments, looked, is_module=given.is_module
+    )
+
+
+@contextlib.contextmanager
+def _errors_told(command: str) -> Iterator[None]:
+    """Print an error of ipufit inside the context, and end with status 2."""
+    try:
+        yield
+    except IpufitError as error:
+        sys.stderr.write(f"ipufit {command}: {error}\n")
+        sys.exit(2)
 
 
 def _add_module(parser: argparse.ArgumentParser) -> None:
@@ -431,8 +434,8 @@ def _stopping_at_fit(look: Look[ResultT], outcome: Future[ResultT]) -> Iterator[
 def _run_to_fit(program: str, arguments: Sequence[str], *, is_module: bool) -> NoReturn:
     if is_module:
         _require_module(program)
-    elif not os.path.isfile(program):
-        raise ConfigError(f"There is no script {program!r}.")
+    else:
+        _require_script(program)
     status = run_script(program, arguments, is_module=is_module)
     ending = "ended" if status == 0 else f"ended with {status!r}"
     raise ConfigError(
@@ -452,15 +455,8 @@ def _made_by(name: str, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
             f"{' '.join(arguments)}."
         )
     function = _function(name)
-    try:
+    with _failures_shown(f"{name} can't be called"):
         made = function()
-    except IpufitError:
-        raise
-    except Exception as error:
-        traceback.print_exc()  # as of a script: it has the line
-        raise ConfigError(
-            f"{name} can't be called: {type(error).__name__}: {error}"
-        ) from error
     values = made if isinstance(made, tuple) and made else (made,)
     model, *data = values
     if not isinstance(model, IPUModel) or len(data) > 2:
@@ -471,6 +467,18 @@ def _made_by(name: str, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
             f"(model, x, y). It has returned {returned}."
         )
     return model, dict(zip(("x", "y"), data))
+
+
+@contextlib.contextmanager
+def _failures_shown(what: str) -> Iterator[None]:
+    """Print the traceback of a user's error, and raise it as a ConfigError."""
+    try:
+        yield
+    except IpufitError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _function(name: str) -> Callable[[], Any]:
@@ -485,20 +493,19 @@ def _function(name: str) -> Callable[[], Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     _require_module(module_name)
-    try:
+    with _failures_shown(f"{module_name} can't be imported"):
         module = importlib.import_module(module_name)
-    except IpufitError:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        raise ConfigError(
-            f"{module_name} can't be imported: {type(error).__name__}: {error}"
-        ) from error
     try:
         found: Callable[[], Any] = operator.attrgetter(path)(module)
     except AttributeError as error:
         raise ConfigError(f"{module_name} has no function {path!r}.") from error
     return found
+
+
+def _require_script(path: str) -> None:
+    if not os.path.isfile(path):
+        kind = "is a directory, and no script" if os.path.isdir(path) else "isn't there"
+        raise ConfigError(f"There is no script {path!r}: it {kind}.")
 
 
 def _require_module(name: str) -> None:
@@ -560,8 +567,9 @@ def launch(arguments: Sequence[str]) -> None:
     if given.is_dry_run:
         sys.stdout.write(f"{line}\n")
         return
-    if not (given.is_module or os.path.exists(program[0])):
-        parser.error(f"there is no script {program[0]!r}")
+    if not given.is_module:
+        with _errors_told("launch"):
+            _require_script(program[0])
     for text in filter(None, (remark, line)):
         sys.stderr.write(f"ipufit: {text}\n")
     if shutil.which(command[0]) is None:

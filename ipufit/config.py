@@ -19,7 +19,7 @@ from . import _env
 from ._poptorch import popdist, poptorch
 from .batching import BatchPlan, derive_plan
 from .distributed import ProcessInfo, get_process_info, has_group
-from .errors import ConfigError, UnknownNameError
+from .errors import ConfigError, UnknownNameError, all_suggesting
 
 Customize = Callable[[poptorch.Options, bool], Any]
 """Changes options, or makes others of them; it is told whether they train."""
@@ -105,6 +105,7 @@ def precision_of(word: str) -> Precision:
     return _PRECISIONS[word]
 
 
+@all_suggesting
 @dataclass(frozen=True)
 class IPUConfig:
     """The layout of a model on IPUs, or on the emulator.

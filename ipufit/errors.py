@@ -34,7 +34,14 @@ Errors of PopTorch itself pass through unchanged.
 from __future__ import annotations
 
 import difflib
-from typing import Iterable
+import functools
+import inspect
+import sys
+import warnings
+from typing import Any, Callable, Iterable, TypeVar, cast
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+KindT = TypeVar("KindT", bound=type)
 
 
 class IpufitError(Exception):
@@ -152,3 +159,57 @@ class DataRanOutWarning(IpufitWarning):
 
 class WholeStreamWarning(IpufitWarning):
     """Warns that each of several processes reads a whole stream to use a part."""
+
+
+_NO_PLACE = ("ipufit", "contextlib", "functools")
+"""Packages to whose code no warning points."""
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's that has led to it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] not in _NO_PLACE:
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
+def suggesting(function: FunctionT, called: str = "") -> FunctionT:
+    """Suggest the nearest name in the error for a misspelt argument.
+
+    Example:
+        >>> @suggesting
+        ... def fit(epochs=1):
+        ...     pass
+        >>> fit(epoch=3)
+        Traceback (most recent call last):
+        TypeError: fit() got an unexpected keyword argument 'epoch'. Did you mean ...
+    """
+    parameters = inspect.signature(function).parameters.values()
+    names = {one.name for one in parameters}
+    is_open = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in () if is_open or names.issuperset(kwargs) else kwargs:
+            close = difflib.get_close_matches(name, names, n=1)
+            if name not in names and close:
+                whose = called or function.__name__
+                raise TypeError(
+                    f"{whose}() got an unexpected keyword argument {name!r}. Did you "
+                    f"mean {close[0]!r}?"
+                )
+        return function(*args, **kwargs)
+
+    return cast("FunctionT", call)
+
+
+def all_suggesting(kind: KindT) -> KindT:
+    """Let the constructor and all public methods of a class suggest names."""
+    for name, value in list(vars(kind).items()):
+        if inspect.isfunction(value) and (name == "__init__" or name[0] != "_"):
+            called = kind.__name__ if name == "__init__" else name
+            setattr(kind, name, suggesting(value, called))
+    return kind

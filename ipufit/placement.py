@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+from functools import partial
 from typing import (
     Any,
+    Callable,
     Iterator,
     List,
     Mapping,
@@ -181,6 +183,57 @@ def blocks_begun(
         {**annotated_blocks(module), **{n: (b, None) for n, b in before.items()}},
         {name: (block, None) for name, block in after.items()},
     )
+
+
+@contextlib.contextmanager
+def followed(
+    module: torch.nn.Module,
+    config: IPUConfig,
+    called: Callable[[str, torch.nn.Module], Any],
+    returned: Callable[[str, Any], Any],
+) -> Iterator[Callable[[], Begun | None]]:
+    """Follow the blocks that begin while a module runs inside the context.
+
+    Args:
+        module: The module that runs.
+        config: The config that names the stages.
+        called: Called with name and submodule at each call, after its block has begun.
+        returned: Called with name and outputs after it, before the next block begins.
+
+    Yields:
+        A function that returns the present block; None before the first.
+    """
+    now: Begun | None = None
+    if config.first_block is not None:
+        now = config.first_block, None
+    begins, ends = blocks_begun(module, config)
+    num_seen, handles = 0, []
+    with started_blocks() as blocks:
+
+        def present() -> Begun | None:
+            nonlocal now, num_seen
+            if len(blocks) > num_seen:
+                now, num_seen = blocks[-1], len(blocks)
+            return now
+
+        def begin(child: torch.nn.Module, _args: Any, name: str) -> None:
+            nonlocal now
+            now = begins.get(name, present())
+            called(name, child)
+
+        def end(_module: Any, _args: Any, output: Any, name: str) -> None:
+            nonlocal now
+            returned(name, output)
+            now = ends.get(name, present())
+
+        for name, child in module.named_modules():
+            handles.append(child.register_forward_pre_hook(partial(begin, name=name)))
+            handles.append(child.register_forward_hook(partial(end, name=name)))
+        try:
+            yield present
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def stage_and_ipu(block: Begun, config: IPUConfig) -> tuple[int | None, int | None]:

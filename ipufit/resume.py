@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import hashlib
 import platform
-import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Sequence
@@ -73,6 +72,7 @@ from ipufit.errors import (
     DamagedCheckpointError,
     DataError,
     OtherLayoutWarning,
+    warn,
 )
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.state import RunState
@@ -145,12 +145,11 @@ def check_same_run(
     if saved.processes != now.processes:
         others.append("random numbers of transforms that don't belong to one sample")
     changes = ", ".join(_changes(saved, now, *asdict(now)))
-    warnings.warn(
+    warn(
         f"The run goes on in another layout: {changes}. Order of the data, optimizer, "
         "schedule and figures go on, rounded otherwise. Other than they would have "
         f"been are {'; '.join(others)}.",
         OtherLayoutWarning,
-        stacklevel=3,
     )
 
 
@@ -656,7 +655,7 @@ def find_checkpoint(
         if resume is not None and resume != AUTO:
             found = _checkpoint_at(as_path(resume, "resume"))
         elif stores:
-            _, found = files.load_newest(stores, stacklevel=4) or (None, None)
+            _, found = files.load_newest(stores) or (None, None)
         elif resume == AUTO:
             raise ConfigError(
                 "resume='auto' goes on from the checkpoints of a callback, and there "
@@ -684,7 +683,7 @@ def _checkpoint_at(path: Path) -> files.Checkpoint:
     is_one = (path / files.MANIFEST).exists() or not path.is_dir()
     newest = None
     if not is_one:
-        newest = files.load_newest([files.CheckpointStore(path)], stacklevel=5)
+        newest = files.load_newest([files.CheckpointStore(path)])
     if newest is not None:
         return newest[1]
     if is_one or any(files.belongs(file.name) for file in path.iterdir()):

@@ -33,7 +33,6 @@ FLOORS = {
         "callbacks": 4,
         "checkpoint": 3,
         "data": 3,
-        "summary": 3,
         "placement": 2.5,
         "config": 2,
         "doctor": 2,

@@ -164,10 +164,15 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert ending.value.code == 0
     shown = capsys.readouterr()
     assert "losses [nan, nan]" in shown.out
-    with pytest.raises(SystemExit) as missing:
-        compile_(["missing.py"])
-    assert missing.value.code == 2
-    assert "no script 'missing.py'" in capsys.readouterr().err
+    for line, words in (
+        (["missing.py"], "no script 'missing.py'"),
+        ([str(tmp_path)], "is a directory"),
+        (["--output", "train.py", "train.py", "2"], "train.py' can't be written"),
+    ):
+        with pytest.raises(SystemExit) as refused:
+            compile_(line)
+        assert refused.value.code == 2
+        assert words in capsys.readouterr().err
     assert "2 programs compiled" in shown.err
     programs = described(tmp_path / "compiled")
     assert [one["program"] for one in programs] == ["inference", "training"]

@@ -42,7 +42,7 @@ TO_LOAD = {
     "ipufit.emulator._loading.accessor",
     "ipufit.emulator._loading.dataloader",
 }  # not arrays
-LATER = {"ipufit.summary", *BY_CALLBACKS, *TO_LOAD}
+LATER = {"ipufit.model.summary", *BY_CALLBACKS, *TO_LOAD}
 FOREIGN = {
     "matplotlib",
     "pandas",

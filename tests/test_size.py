@@ -29,14 +29,14 @@ class Size(NamedTuple):
 # Room -> its limits, and the packages and modules right under `ipufit` that it has.
 ROOMS = {
     "emulator": (Size(80, 11433, 84819), "emulator"),
-    "engine and model": (Size(20, 8116, 63849), "engine model"),
-    "data": (Size(8, 2557, 19903), "data"),
+    "engine and model": (Size(21, 8333, 65626), "engine model"),
+    "data": (Size(8, 2555, 19897), "data"),
     "metrics and losses": (Size(16, 1922, 16500), "metrics losses"),
-    "optimizers": (Size(4, 1642, 12492), "optimizers"),
-    "callbacks": (Size(12, 1979, 16139), "callbacks"),
-    "checkpoint and resume": (Size(5, 2109, 16413), "checkpoint resume"),
+    "optimizers": (Size(4, 1641, 12486), "optimizers"),
+    "callbacks": (Size(12, 1979, 16127), "callbacks"),
+    "checkpoint and resume": (Size(5, 2106, 16368), "checkpoint resume"),
     "config, placement, batching": (
-        Size(4, 1273, 9624),
+        Size(4, 1310, 9929),
         "batching config mixing placement",
     ),
     "planning": (
@@ -44,10 +44,10 @@ ROOMS = {
         "planning",
     ),
     "command lines, distributed, Lightning, ground": (
-        Size(22, 2981, 20482),
+        Size(21, 2808, 19161),
         "__init__ cli __main__ _env _failures _files _kinds _lazy _optional _poptorch "
         "_spans _tree _version distributed doctor errors "
-        "integrations scalars state summary types",
+        "integrations scalars state types",
     ),
 }
 MAX_TOKENS_PER_LINE = 7.75  # of the emulator

@@ -104,6 +104,24 @@ def test_nothing_of_the_module_changes():
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_forward_that_is_a_closure_shows_its_layers(is_own):
+    inner = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    module, call = inner, inner.forward
+    if not is_own:
+        module, call = nn.Sequential(inner), inner
+    module.forward = lambda x: call(x) * 2
+    before = reference.weights(module)
+    shapes = dict(rows(summarize(module, IPUConfig(), torch.randn(4, 3))))
+    assert [shapes[name] for name in shapes if name[-1] in "012"] == [
+        "(N, 4)",
+        "(N, 4)",
+        "(N, 2)",
+    ]
+    after = reference.weights(module)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
 def stages(pipeline, inputs=X, module=None):
     config = IPUConfig(pipeline=pipeline)
     summary = summarize(module or Crossed(), config, inputs)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from ipufit.errors import (
     ConfigError,
     IpufitWarning,
     UnsupportedError,
+    warn,
 )
 from ipufit.state import EVICTED
 
@@ -308,10 +308,9 @@ class ModelCheckpoint(MonitorCallback):
             self.say(f"\nEpoch {epoch + 1}: saving model to {path}")
             return True
         if logs.get(self.monitor) is None:
-            warnings.warn(
+            warn(
                 f"Can save best model only with {self.monitor} available.",
                 IpufitWarning,
-                stacklevel=2,
             )
             return True
         value = float(logs[self.monitor])
@@ -451,11 +450,10 @@ class BackupAndRestore(Callback):
 
 def _warn_of_unsaved_eviction(error: Exception) -> None:
     """Warn that a run couldn't be saved when SIGTERM ended it, with the reason."""
-    warnings.warn(
+    warn(
         f"SIGTERM came, and the run couldn't be saved: {error} It will go on from the "
         "checkpoint before, if there is one.",
         CheckpointWarning,
-        stacklevel=2,
     )
 
 

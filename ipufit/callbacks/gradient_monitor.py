@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import math
-import warnings
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Iterable, Mapping, Sequence
 
 import torch
 
 from ipufit._kinds import Kind, count, dict_of, number
-from ipufit.errors import ConfigError, NonFiniteGradientWarning, UnknownNameError
+from ipufit.errors import (
+    ConfigError,
+    NonFiniteGradientWarning,
+    UnknownNameError,
+    warn,
+)
 
 from .base import Callback
 
@@ -145,11 +149,10 @@ class GradientMonitor(Callback):
         if not odd or self._has_warned:
             return
         self._has_warned = True
-        warnings.warn(
+        warn(
             f"The gradient of {odd[0]}{f' and {len(odd) - 1} more' if odd[1:] else ''} "
             f"is {self.norms[odd[0]]} in epoch {self.run.epoch + 1}, at update {batch} "
             "or one of its call. Lower the learning rate, clip (Optimizer(..., "
             "global_clipnorm=1.0)), or look at the loss scaling in half precision.",
             NonFiniteGradientWarning,
-            stacklevel=2,
         )

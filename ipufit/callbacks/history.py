@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import Any, ClassVar, Mapping, NoReturn, Sequence
 
 from ipufit._kinds import Kind, anything, count, dict_of, list_of, text
 from ipufit._optional import need
-from ipufit.errors import ConfigError, UnknownNameError
+from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
 from .base import Callback
 
@@ -64,6 +64,11 @@ class History(Callback):
         ]
         plural = "" if len(self.epoch) == 1 else "s"
         return f"<History: {', '.join([f'{len(self.epoch)} epoch{plural}', *last])}>"
+
+    def __getitem__(self, name: str) -> NoReturn:
+        raise UnsupportedError(
+            f"History isn't a dict: its figures are in history.history[{name!r}]."
+        )
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Remove the epochs of an earlier run."""

@@ -7,7 +7,6 @@ import abc
 import csv
 import io
 import os
-import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Iterable, Iterator, Mapping
 
@@ -17,7 +16,7 @@ from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._optional import need
 from ipufit.batching import check_count
-from ipufit.errors import ConfigError, IpufitWarning
+from ipufit.errors import ConfigError, IpufitWarning, warn
 
 from .base import Callback
 from .learning_rate import learning_rate
@@ -242,11 +241,10 @@ class CSVLogger(Callback):
         columns = self.columns or []
         others = [name for name in logs if name not in columns]
         if others:
-            warnings.warn(
+            warn(
                 f"CSVLogger leaves out {', '.join(others)}: there is no such column in "
                 f"{self.filename!r}. Columns are those of its first epoch.",
                 IpufitWarning,
-                stacklevel=3,
             )
         rows.append([epoch, *(_cell(logs.get(name, "NA")) for name in columns)])
         text = io.StringIO(newline="")

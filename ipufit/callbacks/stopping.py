@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, ClassVar, Mapping
 
 import numpy as np
 
 from ipufit._kinds import Kind, array, count, list_of, number, optional
-from ipufit.errors import ConfigError, DamagedCheckpointError, IpufitWarning
+from ipufit.errors import ConfigError, DamagedCheckpointError, IpufitWarning, warn
 
 from .base import Callback, check_argument, say
 
@@ -50,11 +49,10 @@ class MonitorCallback(Callback):
         if best is not None:
             check_argument(self, "initial_value_threshold", best)
         if mode not in ("auto", "min", "max"):
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto "
                 "mode.",
                 IpufitWarning,
-                stacklevel=3,
             )
             mode = "auto"
         self.monitor = monitor
@@ -150,10 +148,9 @@ def warn_unavailable(what: str, logs: Mapping[str, Any], end: str = "") -> None:
         logs: Figures that are there.
         end: End of the message.
     """
-    warnings.warn(
+    warn(
         f"{what} which is not available. Available metrics are: {','.join(logs)}{end}",
         IpufitWarning,
-        stacklevel=3,
     )
 
 

@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import threading
-import warnings
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from ipufit.errors import (
     DamagedCheckpointError,
     MissingCheckpointError,
     UnsupportedError,
+    warn,
 )
 from ipufit.types import PathLike
 
@@ -375,7 +375,7 @@ class CheckpointStore:
         Warns:
             CheckpointWarning: Damaged checkpoints were skipped; says which, and why.
         """
-        return load_newest([self], stacklevel=3)
+        return load_newest([self])
 
     def clear(self) -> None:
         """Delete all checkpoints, and the directory if nothing else is in it.
@@ -468,7 +468,7 @@ class CheckpointStore:
 
 
 def load_newest(
-    stores: Sequence[CheckpointStore], *, stacklevel: int = 2
+    stores: Sequence[CheckpointStore],
 ) -> tuple[Path, Checkpoint] | None:
     """Load the newest intact checkpoint of a run from several stores.
 
@@ -477,7 +477,6 @@ def load_newest(
 
     Args:
         stores: The stores, at least one.
-        stacklevel: Frame that a warning points at; 2 is the caller.
 
     Returns:
         The checkpoint and its directory; None if the stores have no checkpoint.
@@ -513,11 +512,10 @@ def load_newest(
                 for store in stores:
                     store._known_damaged = set(damaged)
                 if damaged:
-                    warnings.warn(
+                    warn(
                         f"{_texts(damaged)} Loaded {str(path)!r} instead, of epoch "
                         f"{moment.epoch} and update {moment.update}.",
                         CheckpointWarning,
-                        stacklevel,
                     )
                 return path, checkpoint
         except MissingCheckpointError:  # deleted since it was listed
@@ -561,8 +559,7 @@ def _try(delete: Callable[[Path], Any], path: Path) -> None:
     try:
         delete(path)
     except OSError as error:
-        warnings.warn(
+        warn(
             f"{str(path)!r} isn't needed and couldn't be deleted: {error.strerror}.",
             CheckpointWarning,
-            stacklevel=4,
         )

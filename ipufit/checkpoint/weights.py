@@ -40,6 +40,7 @@ from ipufit.errors import (
     DamagedCheckpointError,
     DataError,
     MissingCheckpointError,
+    warn,
 )
 from ipufit.types import PathLike
 
@@ -378,14 +379,13 @@ def average_checkpoints(
         if damaged:
             them = "it" if len(damaged) == 1 else "them"
             text = f"{texts} The average leaves {them} out."
-            warnings.warn(text, CheckpointWarning, stacklevel=2)
+            warn(text, CheckpointWarning)
         wanted = last or best
         if wanted is not None and len(chosen) < wanted:
-            warnings.warn(
+            warn(
                 f"{wanted} checkpoints were asked for, and {len(chosen)} in "
                 f"{str(directory)!r} can be averaged: the average is of these.",
                 CheckpointWarning,
-                stacklevel=2,
             )
         if save_to is not None:
             target, weights = save_to, average

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import warnings
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ipufit._poptorch import poptorch
 from ipufit.distributed import Processes
-from ipufit.errors import DataError, WholeStreamWarning
+from ipufit.errors import DataError, WholeStreamWarning, warn
 from ipufit.types import Batch
 
 from .datasets import ALONE, Source, is_hugging_face
@@ -620,14 +619,13 @@ class StreamSource(Source):
                 "same seed everywhere."
             )
         if self._processes.is_first and self.own_loading is None:
-            warnings.warn(
+            warn(
                 f"Each of the {self._processes.count} processes reads all of "
                 f"`{self.name}` and keeps its share of every batch. Have the dataset "
                 "give each process a part, by ipufit.distributed.get_process_info() in "
                 "__iter__, and set its attribute is_divided = True; or pass a dataset "
                 "with __getitem__, which is read only where its samples are used.",
                 WholeStreamWarning,
-                stacklevel=2,
             )
 
     def first_pass(self) -> Replay | None:

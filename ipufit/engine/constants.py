@@ -23,7 +23,6 @@ import random
 import sys
 import sysconfig
 import types
-import warnings
 import zlib
 from functools import partial
 from pathlib import Path
@@ -46,7 +45,7 @@ from torch.distributions import Distribution
 
 from ipufit.engine.objective import Objective, StepFunction
 from ipufit.engine.weights import checksum, is_counted, unfetched, weights_of
-from ipufit.errors import BakedInWarning, ConfigError
+from ipufit.errors import BakedInWarning, ConfigError, warn
 from ipufit.metrics import StreamedMetric
 
 DEPTH = 16
@@ -738,8 +737,7 @@ def _generators() -> dict[str, Any]:
 
 
 def _warn(what: str, why: str) -> None:
-    warnings.warn(
+    warn(
         f"{what}. It runs once, when the program is compiled: {why}",
         BakedInWarning,
-        stacklevel=3,
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import fnmatch
-import warnings
 import weakref
 from typing import Any, Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 
@@ -29,6 +28,7 @@ from ipufit.errors import (
     CopiedModuleWarning,
     UnknownNameError,
     UnsupportedError,
+    warn,
 )
 from ipufit.optimizers import is_norm
 from ipufit.placement import is_inside
@@ -117,13 +117,12 @@ class Counterparts:
         if all(one is None or _state(one) == before for one, before in alive):
             return
         self._before = []
-        warnings.warn(
+        warn(
             "The module that was given to IPUModel has been changed since, and what "
             "runs is model.module, a copy of it in the precision that was asked for: "
             "the change doesn't count. Change, load or freeze the weights of "
             "model.module, or give IPUModel(..., in_place=True).",
             CopiedModuleWarning,
-            stacklevel=5,
         )
 
 

@@ -59,6 +59,9 @@ _NO_FORWARD = "_forward_unimplemented"
 """The name of torch's function in the place of a missing `forward`."""
 
 
+_ONE_SAMPLE = " (Dim 0 counts samples: of one sample give x[:1], not x[0].)"
+
+
 class NoForwardError(DataError):
     """Raised if a module without `forward` is called."""
 
@@ -179,8 +182,12 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
             raise  # the others are torch's, of shapes and types
         if f"[{name}] is missing" in str(error):  # a forward that calls torch's
             raise _without_forward(name) from error
+        flat = Structure.of_outputs(inputs).flatten(inputs)
+        dims = {one.dim() for one in flat if isinstance(one, Tensor)}
+        # As of one sample, or of one image: its first dimension was taken for samples.
+        hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE
         raise DataError(
-            f"{name} failed with inputs of {shapes_of(inputs)}: {error}"
+            f"{name} failed with inputs of {shapes_of(inputs)}: {error}{hint}"
         ) from error
 
 

@@ -19,7 +19,6 @@ import functools
 import re
 import traceback
 import types
-import warnings
 from pathlib import Path
 from typing import Any, ContextManager, Iterable, Iterator, Mapping
 
@@ -33,7 +32,7 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import attribute_names
 from ipufit.batching import BatchPlan
 from ipufit.engine.weights import trained_modes, unfetched, user_name
-from ipufit.errors import ConfigError, ConstantBuffersWarning, UnsupportedError
+from ipufit.errors import ConfigError, ConstantBuffersWarning, UnsupportedError, warn
 
 _LIBRARIES = tuple(
     Path(str(file)).parent
@@ -225,13 +224,12 @@ class TraceChecks(TorchFunctionMode):
         counted = self.increments() if self._is_training else {}
         lost = [user_name(name) for name in self._written if name not in counted]
         if lost:
-            warnings.warn(
+            warn(
                 f"forward changes {', '.join(lost)}: PopTorch compiles buffers of "
                 "whole numbers in as constants, so they stay as they are on the host, "
                 "and evaluate() and predict() see no change. Use float32 buffers for "
                 "what is to change.",
                 ConstantBuffersWarning,
-                stacklevel=2,
             )
 
 

@@ -12,7 +12,6 @@ import math
 import pickle
 import signal
 import threading
-import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import (
@@ -23,6 +22,7 @@ from typing import (
     Iterator,
     Mapping,
     NamedTuple,
+    NoReturn,
     Sequence,
     TypeVar,
     Union,
@@ -117,6 +117,8 @@ from ipufit.errors import (
     NonFiniteLossWarning,
     NotCompiledError,
     UnsupportedError,
+    all_suggesting,
+    warn,
 )
 from ipufit.losses import LossLike, check_smoothing
 from ipufit.metrics import MetricLike
@@ -162,11 +164,11 @@ if TYPE_CHECKING:
     from ipufit.planning.memory import Device
     from ipufit.planning.plan import ModelPlan
     from ipufit.planning.schedule import EpochPlan
-    from ipufit.summary import Summary
 
     from .benchmarking import BenchmarkResult, Subject
     from .building import Build
     from .checking import CheckReport
+    from .summary import Summary
 
 ModelT = TypeVar("ModelT", bound="IPUModel")
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
@@ -263,6 +265,7 @@ class InferencePlan(NamedTuple):
     choice: Choice | None
 
 
+@all_suggesting
 class IPUModel:
     """A torch module with Keras's `compile`, `fit`, `evaluate` and `predict`.
 
@@ -570,7 +573,9 @@ class IPUModel:
         """
         # The arguments, and the data.
         settings = self._compiled
-        to_come = _epochs(initial_epoch, epochs, validation_freq)
+        to_come, is_validated = _epochs(initial_epoch, epochs, validation_freq)
+        if validation_batch_size is not None:
+            check_positive("validation_batch_size", validation_batch_size)
         source, validated = fit_sources(
             x, y, sample_weight, validation_split, validation_data, **self._of_data
         )
@@ -611,8 +616,9 @@ class IPUModel:
         between = _calls_between(validation_updates, updates, validated)
         validation = None
         if validated is not None:
+            times = itertools.islice(filter(is_validated, to_come), 2)
             _check_repeats(
-                validated, validation_steps, sum(to_come.values()) + 2 * bool(between)
+                validated, validation_steps, len([*times]) + 2 * bool(between)
             )
             size, max_rows = _rows_to_evaluate(
                 self.config, validated, validation_batch_size, validation_steps, plan
@@ -692,12 +698,9 @@ class IPUModel:
                         snapshot.put_back(checkpoint)
                         if run.calls:
                             display.on_epoch_begin(run.epoch, {})
-                        to_come = {
-                            epoch: is_validated
-                            for epoch, is_validated in to_come.items()
-                            if epoch >= run.epoch and not run.is_stopping
-                        }
-                    for epoch, is_validated in to_come.items():
+                        first_epoch = epochs if run.is_stopping else run.epoch
+                        to_come = range(max(first_epoch, initial_epoch), epochs)
+                    for epoch in to_come:
                         if not run.calls:  # else it began before the interruption
                             run.begin_epoch(epoch)
                             training.figures.reset()
@@ -719,7 +722,7 @@ class IPUModel:
                             if between and run.calls % between == 0:
                                 _validate(validation, calls, hooks, run, display)
                         _check_length(calls, training, run)
-                        if is_validated:
+                        if is_validated(epoch):
                             _validate(validation, calls, hooks, run, display)
                         # An eviction before this saves each process's own figures.
                         training.figures.gather()
@@ -1434,7 +1437,7 @@ class IPUModel:
             self._settle(source)
             leaves = source.example(1, inputs_only=True)
             example = source.structure.inputs.rebuild(leaves)
-        from ipufit.summary import summarize  # few processes ask for it
+        from .summary import summarize  # few processes ask for it
 
         summary = summarize(self.module, self.config, example)
         summary.print()
@@ -1835,6 +1838,23 @@ class IPUModel:
             )
         module = type(self.module).__name__
         return f"<{type(self).__name__}: {module} on {self.config}, {compiled}>"
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse attributes, and say where those of a module are."""
+        of_module = (
+            f": use model.module.{name}" if hasattr(torch.nn.Module, name) else ""
+        )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{of_module}"
+        )
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to be called as a module."""
+        raise UnsupportedError(
+            "An IPUModel isn't called: model.predict(x) gives outputs for all samples, "
+            "model.predict_on_batch(x) for a batch, and model.module(x) calls the "
+            "module on the host."
+        )
 
     # help() lists methods in the order of these names, and the others after them.
     _fields = tuple(name for name in vars() if not name.startswith("_"))
@@ -2441,20 +2461,18 @@ class IPUModel:
             total = batches.source.num_samples
             of = "" if total is None else f" of {total}"
             whole = plan.describe_unfilled(batches.num_dropped)
-            warnings.warn(
+            warn(
                 f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
                 f"because they don't fill {whole}. Choose factors that divide the "
                 "number of samples to use them all, or drop_last='pad'.",
                 DroppedRowsWarning,
-                stacklevel=3,
             )
         if batches.num_empty_updates:
-            warnings.warn(
+            warn(
                 f"{batches.num_empty_updates} of the {plan.device_iterations} updates "
                 "of the last call have padding only. Their gradients are zero, but "
                 "momentum and weight decay go on. Fewer device_iterations avoid it.",
                 EmptyUpdatesWarning,
-                stacklevel=3,
             )
 
     def _check_processes(self, plan: BatchPlan) -> None:
@@ -2867,7 +2885,7 @@ class IPUModel:
         training: Training,
         batches: TrainingBatches,
         validation: Evaluation | None,
-        epochs: Mapping[int, bool],
+        epochs: Sequence[int],
     ) -> History:
         """Compile the programs of a `fit`, and return a history of NaN."""
         names = set()
@@ -2980,17 +2998,18 @@ def _check_augmentation(
 
 def _epochs(
     initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
-) -> dict[int, bool]:
-    """Return the epochs to run, 0-based, and whether each is validated."""
+) -> tuple[range, Callable[[int], bool]]:
+    """Return the epochs to run, 0-based, and a function that tells if one validates."""
     check_count("epochs", epochs)
     check_count("initial_epoch", initial_epoch)
     to_come = range(initial_epoch, epochs)
     if isinstance(validation_freq, Sequence) and not isinstance(validation_freq, str):
         for epoch in validation_freq:
             check_positive("validation_freq", epoch)
-        return {epoch: epoch + 1 in validation_freq for epoch in to_come}
+        return to_come, lambda epoch: epoch + 1 in validation_freq
     check_positive("validation_freq", validation_freq)
-    return {epoch: (epoch + 1) % validation_freq == 0 for epoch in to_come}
+    every: int = validation_freq
+    return to_come, lambda epoch: (epoch + 1) % every == 0
 
 
 def _calls_between(
@@ -3168,7 +3187,9 @@ def _rows_to_evaluate(
         (8, 24)
     """
     size = batch_size
-    if size is None:
+    if size is not None:
+        check_positive("batch_size", size)
+    else:
         micro = DEFAULT_BATCH_SIZE if training is None else training.micro_batch_size
         copies = config.num_inference_replicas * config.process.count
         size = (config.micro_batch_size or micro) * copies
@@ -3223,11 +3244,10 @@ def _warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -
     """
     coverage = describe_coverage(options, plan)
     if coverage:
-        warnings.warn(
+        warn(
             f"{method}() reports figures of a part of the samples, as the own options "
             f"ask: {coverage}. For exact figures leave the output mode at its default.",
             CoverageWarning,
-            stacklevel=3,
         )
     return coverage
 
@@ -3353,11 +3373,10 @@ def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
         updates = run.calls * training.plan.device_iterations
         ending = "Training ends." if calls.is_spent else "The next begins anew."
         if run.processes.is_first:
-            warnings.warn(
+            warn(
                 f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
                 f"fewer than steps_per_epoch asks for. {ending}",
                 DataRanOutWarning,
-                stacklevel=3,
             )
         if calls.is_spent:
             run.stop("the data ran out")
@@ -3378,10 +3397,9 @@ def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
     at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
     is_known = len(losses) == training.plan.device_iterations
     where = f"{first + at}" if is_known else f"{first} or one of its call"
-    warnings.warn(
+    warn(
         f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
         f"{where}. The weights are probably lost: lower the learning rate or look for "
         "infinite values in the data.",
         NonFiniteLossWarning,
-        stacklevel=3,
     )

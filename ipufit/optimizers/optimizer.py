@@ -16,7 +16,6 @@ import difflib
 import fnmatch
 import functools
 import inspect
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Union
 
@@ -29,6 +28,7 @@ from ipufit.errors import (
     SharedRateWarning,
     UnknownNameError,
     UnsupportedError,
+    warn,
 )
 
 from .schedule import (
@@ -1072,12 +1072,11 @@ class Optimization:
         self.before_call()
         shared = " and one ".join(self._set_per_update)
         if shared and updates_per_call > 1:
-            warnings.warn(
+            warn(
                 f"A call makes {updates_per_call} updates (device_iterations), which "
                 f"share one {shared}: the schedule's for the first of them. With "
                 "device_iterations=1 each has its own.",
                 SharedRateWarning,
-                stacklevel=4,
             )
 
     def note(self, line: str) -> None:

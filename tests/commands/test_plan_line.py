@@ -120,7 +120,7 @@ def test_too_few_samples_for_a_call_are_told_with_steps_too(tmp_path, capsys):
 def test_the_kind_of_ipu_is_an_option(tmp_path, capsys):
     name = f"{written(tmp_path, FIT)}.py"
     assert as_json(capsys, "--device", "mk1", name)["device"]["num_tiles"] == 1216
-    assert run("--device", "mk9", name) == 1
+    assert run("--device", "mk9", name) == 2
     assert "Unknown kind of IPU 'mk9'" in capsys.readouterr().err
 
 
@@ -133,7 +133,7 @@ def test_the_kind_of_ipu_is_an_option(tmp_path, capsys):
     ],
 )
 def test_what_cant_be_planned_is_said(tmp_path, capsys, source, message):
-    assert run(f"{written(tmp_path, source)}.py") == 1
+    assert run(f"{written(tmp_path, source)}.py") == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert "ipufit plan: " in said.err
@@ -143,7 +143,7 @@ def test_what_cant_be_planned_is_said(tmp_path, capsys, source, message):
 
 def test_a_model_without_data_is_refused(tmp_path, capsys):
     name = written(tmp_path, MODEL + "def make():\n    return model\n")
-    assert run(f"{name}:make") == 1
+    assert run(f"{name}:make") == 2
     assert "gives a model and no data" in capsys.readouterr().err
 
 
@@ -179,7 +179,7 @@ def test_a_page_is_saved_beside_what_is_printed(tmp_path, capsys):
 
 def test_a_file_of_another_kind_is_an_error(tmp_path, capsys):
     name = written(tmp_path, FIT)
-    assert run("--save", "plan.gif", f"{name}.py") == 1
+    assert run("--save", "plan.gif", f"{name}.py") == 2
     said = capsys.readouterr()
     assert "ipufit plan: " in said.err
     assert "or .html" in said.err

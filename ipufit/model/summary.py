@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
 from torch import Tensor
+from torch.func import functional_call  # type: ignore[attr-defined,unused-ignore]
 
-from ._tree import Structure
-from .config import IPUConfig
-from .placement import Begun, blocks_begun, stage_and_ipu, started_blocks
+from ipufit._tree import Structure
+from ipufit.config import IPUConfig
+from ipufit.engine.step import arguments_of, failures_explained
+from ipufit.engine.weights import mode
+from ipufit.placement import Begun, blocks_begun, followed, stage_and_ipu
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,8 +147,8 @@ def summarize(
     """Summarise a module's layers.
 
     Args:
-        module: The user's module. A copy is run on the host, in eval mode and without
-            gradients, so the module doesn't change.
+        module: The user's module. It is run on the host, in eval mode and without
+            gradients, with copies of its buffers.
         config: Names the stages.
         inputs: One sample, as the module takes it; None to leave shapes open.
 
@@ -206,12 +207,13 @@ def _calls(
 
     Without inputs the layers are in the order of their creation, without shapes.
     """
-    first = config.first_block
-    now: Begun | None = None if first is None else (first, None)
-    begins, ends = blocks_begun(module, config)
     called: dict[str, Begun | None] = {}
     shapes: dict[str, str] = {}
     if inputs is None:
+        now: Begun | None = None
+        if config.first_block is not None:
+            now = config.first_block, None
+        begins, ends = blocks_begun(module, config)
         if not _are_begun(config, begins, ends):
             begins, ends, now = {}, {}, None  # forward begins them, nobody knows where
         last = None
@@ -222,32 +224,26 @@ def _calls(
             called[name] = now
             last = name if name in ends else last
         return called, shapes
-    # In half precision many operations exist on devices only.
-    twin = copy.deepcopy(module).float().eval()
-    with started_blocks() as blocks, torch.no_grad():
-        num_seen = 0
-
-        def begin(_module: Any, _inputs: Any, name: str) -> None:
-            nonlocal now, num_seen
-            if len(blocks) > num_seen:
-                now, num_seen = blocks[-1], len(blocks)
-            now = begins.get(name, now)
-            called.setdefault(name, now)
-
-        def keep(_module: Any, _inputs: Any, output: Any, name: str) -> None:
-            nonlocal now
-            now = ends.get(name, now)
-            shapes.setdefault(name, _describe(output))
-
-        for name, child in twin.named_modules():
-            child.register_forward_pre_hook(partial(begin, name=name))
-            child.register_forward_hook(partial(keep, name=name))
-        if isinstance(inputs, dict):
-            twin(**inputs)
-        elif isinstance(inputs, (tuple, list)):
-            twin(*inputs)
-        else:
-            twin(inputs)
+    # Copies of the buffers, and in half precision of the weights, because many
+    # operations on those exist on devices only. The module itself keeps all.
+    tensors = {
+        name: tensor.float() if tensor.dtype == torch.float16 else tensor
+        for name, tensor in module.named_parameters()
+    }
+    tensors.update(
+        (name, tensor.float() if tensor.dtype == torch.float16 else tensor.clone())
+        for name, tensor in module.named_buffers()
+    )
+    by_place, by_name = arguments_of(inputs)
+    with failures_explained(module, inputs), torch.no_grad(), mode(
+        module, training=False
+    ), followed(
+        module,
+        config,
+        lambda name, _: called.setdefault(name, present()),
+        lambda name, output: shapes.setdefault(name, _describe(output)),
+    ) as present:
+        functional_call(module, tensors, by_place, by_name)
     return called, shapes
 
 

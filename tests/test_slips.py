@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Misspelt arguments, and calls that belong to a module, say what was meant."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from ipufit import (
+    Callback,
+    ConfigError,
+    DataError,
+    DroppedRowsWarning,
+    IPUConfig,
+    IPUModel,
+)
+from tests import reference
+
+X, Y = reference.samples(32)
+
+
+def make():
+    model = IPUModel(reference.network())
+    model.compile("sgd", "cross_entropy")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: make().compile(optimiser="sgd"), ("compile()", "'optimizer'?")),
+        (lambda: make().fit(X, Y, epoch=2), ("fit()", "'epochs'?")),
+        (lambda: make().predict(X, batchsize=2), ("predict()", "'batch_size'?")),
+        (lambda: IPUConfig(replica=2), ("IPUConfig()", "'replicas'?")),
+    ],
+)
+def test_a_misspelt_argument_gets_the_nearest_name(call, words):
+    with pytest.raises(TypeError, match="Did you mean") as caught:
+        call()
+    assert all(one in str(caught.value) for one in words)
+
+
+def test_an_argument_like_no_other_is_refused_as_by_python():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'zzz'"):
+        make().fit(X, Y, zzz=1)
+
+
+@pytest.mark.parametrize("name", ["parameters", "state_dict", "to", "eval", "train"])
+def test_methods_of_a_module_are_found_in_it(name):
+    with pytest.raises(AttributeError, match=rf"{name}'.*model\.module\.{name}"):
+        getattr(make(), name)
+
+
+def test_other_attributes_are_refused_as_by_python():
+    with pytest.raises(AttributeError, match=r"no attribute 'optimise'$"):
+        make().optimise  # noqa: B018
+
+
+def test_a_model_that_is_called_names_predict_and_its_module():
+    with pytest.raises(TypeError, match=r"model\.predict\(x\).*model\.module\(x\)"):
+        make()(X)
+
+
+def test_figures_are_in_the_dict_of_a_history():
+    history = make().fit(X, Y, verbose=0)
+    with pytest.raises(TypeError, match=r"history\.history\['loss'\]"):
+        history["loss"]
+
+
+@pytest.mark.parametrize("after_fit", [False, True])
+def test_one_sample_without_its_dimension_says_what_to_give(after_fit):
+    model = make()
+    if after_fit:
+        model.fit(X, Y, batch_size=1, verbose=0)
+        assert set(model.evaluate(X, Y, verbose=0)) == {"loss"}
+    with pytest.raises(DataError, match=r"of one sample give x\[:1\], not x\[0\]"):
+        model.predict(X[0], verbose=0)
+
+
+@pytest.mark.parametrize("size", ["x", [], 1.5, 0, True])
+def test_batch_sizes_are_checked_before_anything_is_read(size):
+    words = f"batch_size={size!r} is not a whole number of 1 or more"
+    with pytest.raises(ConfigError) as caught:
+        make().evaluate(X, Y, batch_size=size, verbose=0)
+    assert str(caught.value).startswith(words)
+    with pytest.raises(ConfigError) as caught:
+        make().fit(X, Y, validation_batch_size=size, verbose=0)
+    assert str(caught.value).startswith(f"validation_{words}")
+
+
+def test_a_billion_epochs_take_no_memory_before_they_are_run():
+    class Stop(Callback):
+        def on_epoch_end(self, epoch, logs):
+            self.run.stop("enough")
+
+    # Some 300 GiB if there were an entry for each.
+    history = make().fit(X, Y, epochs=10**9, verbose=0, callbacks=[Stop()])
+    assert history.epoch == [0]
+
+
+def test_warnings_point_at_the_line_that_calls():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DroppedRowsWarning)
+        make().fit(X, Y, batch_size=20, verbose=0)
+    assert [one.filename for one in caught] == [__file__]
