@@ -8,6 +8,7 @@ their rows, and every report says how many rows it covers (PopTorch user guide,
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Iterator, Tuple
 
@@ -31,6 +32,7 @@ from ipufit.engine.metric_state import Figures, vector_of, widened_all
 from ipufit.engine.objective import OWN_LOSS, dominant_labels
 from ipufit.engine.processes import ProcessSync
 from ipufit.engine.program import Executors, WatchedGradients
+from ipufit.engine.weights import mode
 from ipufit.errors import (
     ConfigError,
     UnsupportedError,
@@ -569,8 +571,11 @@ class Evaluation:
         # Programs of other calls may lay out the same outputs otherwise, and a sum goes
         # over memory in its order.
         outputs, labels = widened_all(tree_map(_contiguous, outputs), labels)
-        with torch.no_grad():
-            objective = self.figures.objective
+        objective = self.figures.objective
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for loss in objective.modules:
+                stack.enter_context(mode(loss, training=False))
             objective.check_logits(outputs, labels, self._executors.probabilities)
             terms = objective.loss_terms(outputs, labels, num_rows)
             vector, entries = vector_of(objective, outputs, labels, num_rows, terms, {})

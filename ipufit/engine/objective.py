@@ -649,7 +649,8 @@ class Objective:
             for m in self.measures
         ]
         losses = [(key, loss.function, loss.is_sum) for key, loss in self.losses]
-        return losses, self.loss_weights, self.num_listed, measures, self.steps
+        modes = [part.training for loss in self.modules for part in loss.modules()]
+        return losses, modes, self.loss_weights, self.num_listed, measures, self.steps
 
     def fresh(self) -> Objective:
         """Return a copy whose streamed metrics have a state of their own."""
