@@ -4,17 +4,25 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
+import warnings
 from collections import OrderedDict
+from functools import partial
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ipufit._tree import Structure
+from ipufit._tree import Structure, tree_map
 from ipufit.data import HostRandomState, SampleStructure, Source
-from ipufit.engine.objective import Inferred, Objective
+from ipufit.engine.objective import (
+    Inferred,
+    Objective,
+    Sketch,
+    sum_instead_of_mean,
+)
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import call_module, results_of
 from ipufit.engine.trace_checks import ResultsNoted
@@ -305,3 +313,33 @@ def figure_bytes(
     except Exception:  # noqa: BLE001 - a user's metric may raise anything
         return 0
     return _BYTES_OF_SUM * count
+
+
+def refuse_sums(sketches: Sequence[Sketch]) -> None:
+    """Refuse losses that are sums over the samples of a micro-batch.
+
+    They are called on the host with random rows: a sum doubles with their number.
+
+    Raises:
+        ConfigError: A loss is a sum.
+    """
+    for loss, leaves, rows in sketches:
+        function, before = copy.deepcopy(loss.function), HostRandomState()
+        once = twice = 0.0
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(Exception))  # of a user's code
+            stack.enter_context(warnings.catch_warnings())
+            stack.enter_context(torch.no_grad())
+            warnings.simplefilter("ignore")
+            once, twice = (_on_random_rows(function, leaves, n) for n in (1, 2))
+        before.put_back()
+        if once and math.isclose(twice, 2 * once, rel_tol=1e-5):
+            raise ConfigError(sum_instead_of_mean(f"The loss {loss.name!r}", rows))
+
+
+def _on_random_rows(function: Any, leaves: Any, times: int) -> float:
+    torch.manual_seed(0)
+    given = tree_map(
+        lambda leaf: leaf(times) if isinstance(leaf, partial) else leaf, leaves
+    )
+    return float(function(*given))

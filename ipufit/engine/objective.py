@@ -7,6 +7,7 @@ import contextlib
 import copy
 import inspect
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import (
     Any,
     Callable,
@@ -706,6 +707,25 @@ class Objective:
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
 
+    def sketches(self, outputs: Any, labels: Labels, rows: int) -> list[Sketch]:
+        """Return the shapes that users' own losses get; they need no values.
+
+        Args:
+            outputs: Everything that the module returned.
+            labels: Targets and weights.
+            rows: Number of samples, padding included.
+        """
+        return [
+            (
+                loss,
+                tree_map(partial(_sketch, rows=rows), (part.output, part.target)),
+                rows,
+            )
+            for key, loss in self.losses
+            if rows > 1 and not (loss.is_per_output or loss.is_sum)
+            for part in self._parts_of_loss(key, loss, outputs, labels)
+        ]
+
     def check_logits(
         self, outputs: Any, labels: Labels, probabilities: dict[str, str]
     ) -> None:
@@ -945,6 +965,39 @@ def _weights(
             f"are given for {', '.join(map(repr, keys))}."
         )
     return weights
+
+
+Sketch = Tuple[Loss, Any, int]
+"""A loss; functions that draw the tensors it gets, in their place; and the rows."""
+
+
+def _sketch(leaf: Any, rows: int) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return partial(_drawn, tuple(leaf.shape), leaf.dtype, leaf.shape[:1] == (rows,))
+
+
+def _drawn(
+    shape: tuple[int, ...], dtype: torch.dtype, has_rows: bool, times: int
+) -> Tensor:
+    """Return a tensor of three rows, each of them `times` times; zeros for classes."""
+    make = torch.rand if dtype.is_floating_point else torch.zeros
+    drawn = make((3, *shape[1:]) if has_rows else shape).to(dtype)
+    return torch.cat([drawn] * times) if has_rows else drawn
+
+
+def sum_instead_of_mean(what: str, rows: int) -> str:
+    """Return the message about a loss that is a sum over samples.
+
+    Example:
+        >>> sum_instead_of_mean("The loss 'mine'", 4)[:45]
+        "The loss 'mine' is a sum over the 4 samples o"
+    """
+    return (
+        f"{what} is a sum over the {rows} samples of a micro-batch "
+        "(reduction='sum'), and has to be their mean: gradients and figures would "
+        "depend on how samples are split into micro-batches. Use reduction='mean'."
+    )
 
 
 TermsByOutput = Dict[str, Tuple[LossTerms, float]]

@@ -47,6 +47,7 @@ from ipufit.engine.constants import (
     changes_accepted,
     roots_of,
 )
+from ipufit.engine.host_calls import refuse_sums
 from ipufit.engine.metric_state import Entry
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
@@ -504,6 +505,11 @@ class Executors:
             sharded = options.clone()
             sharded.setExecutionStrategy(poptorch.ShardedExecution())
             executor, wrappers = traced(sharded)
+        try:
+            refuse_sums(step.sketches)
+        except ConfigError:
+            executor.destroy()
+            raise
         given = executor, step, plan.micro_batches_per_call, BakedInValues(roots)
         if is_training:
             loops = options.device_iterations * options.Training.gradient_accumulation
@@ -1105,6 +1111,10 @@ def surveyed(
         if not isinstance(found.error, MovedOnDeviceError):
             break
         moved += found.error.moved
+    try:
+        refuse_sums(step.sketches)
+    except ConfigError as error:
+        refusals.append(error)
     given_warnings = [one.message for one in caught]
     ours = [one for one in given_warnings if isinstance(one, IpufitWarning)]
     return Surveyed(found, refusals, ours, tensors)

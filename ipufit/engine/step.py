@@ -23,6 +23,7 @@ from ipufit.engine.objective import (
     OWN_LOSS,
     Inferred,
     Objective,
+    Sketch,
     StepFunction,
     checked_scalar,
     dominant_labels,
@@ -31,6 +32,7 @@ from ipufit.engine.objective import (
     result_of_step,
     shapes_of,
     split_own_loss,
+    sum_instead_of_mean,
 )
 from ipufit.engine.precision import computed_in
 from ipufit.engine.trace_checks import (
@@ -633,8 +635,9 @@ class Step(torch.nn.Module):
         self.is_training = objective is not None
         if objective is not None:
             self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
-        # PopTorch traces a shallow copy, which shares this list.
+        # PopTorch traces a shallow copy, which shares these lists.
         self._found: list[Findings] = []
+        self.sketches: list[Sketch] = []
 
     @property
     def findings(self) -> Findings:
@@ -755,6 +758,7 @@ class Step(torch.nn.Module):
             terms = self._own_terms(own, wide, rows)
         else:
             objective.check_logits(wide, labels, probabilities)
+            self.sketches[:] = objective.sketches(wide, labels, rows)
             mixing = self._structure.mixing(tensors)
             if mixing is None:
                 terms = objective.loss_terms(wide, labels, rows)
@@ -844,11 +848,7 @@ def _checked_mean(own: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor 
             it depends on the size of micro-batches.
     """
     if rows > 1 and any(own is added for added in noted.sums):
-        raise ConfigError(
-            f"The model's own loss is a sum over the {rows} samples of a micro-batch "
-            "(reduction='sum'), and has to be their mean: gradients and figures would "
-            "depend on how samples are split into micro-batches. Use reduction='mean'."
-        )
+        raise ConfigError(sum_instead_of_mean("The model's own loss", rows))
     return None if own is None else checked_scalar(own)
 
 

@@ -530,6 +530,72 @@ def test_losses_that_could_not_be_trained_are_refused_at_once(loss, error, messa
         model.compile("sgd", loss)
 
 
+def total(outputs, targets):
+    return (outputs - targets).square().sum()
+
+
+def vae(outputs, targets):
+    """The loss of many autoencoders: the sum of two, of several outputs."""
+    mean, spread = outputs
+    return F.mse_loss(mean, targets, reduction="sum") - 0.5 * torch.sum(1 + spread)
+
+
+class Total(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, outputs, targets):
+        self.calls.add_(1.0)
+        return total(outputs, targets).mul(0.5)
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(NUM_FEATURES, 1)
+
+    def forward(self, x):
+        return self.layer(x), self.layer(x)
+
+
+SUMS = [total, Total(), functools.partial(F.l1_loss, reduction="sum"), vae]
+
+
+@pytest.mark.parametrize("loss", SUMS)
+def test_a_function_that_sums_over_samples_is_refused(loss):
+    module = TwoHeads() if loss is vae else torch.nn.Linear(NUM_FEATURES, 1)
+    model, data = IPUModel(module), (torch.randn(8, NUM_FEATURES), torch.randn(8, 1))
+    model.compile("sgd", loss)
+    state = torch.get_rng_state()
+    with pytest.raises(ConfigError, match=r"is a sum over the 8 samples .*'mean'"):
+        model.fit(*data, batch_size=8, shuffle=False, verbose=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert float(getattr(loss, "calls", 0)) == 0
+    assert "is a sum over the 8" in str(model.check(*data, batch_size=8))
+
+
+def log_ratio(outputs, targets):
+    """A contrastive loss: it grows with the number of samples, and is no sum."""
+    return F.cross_entropy(outputs @ targets.t(), torch.arange(len(outputs)))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        log_ratio,
+        lambda outputs, targets: (outputs - targets).sum() / len(outputs),
+        lambda outputs, targets: (outputs - targets).square().sum(1),
+        lambda outputs, targets: total(outputs[:2], targets[:2]),
+        torch.nn.MSELoss(reduction="sum"),
+    ],
+)
+def test_other_losses_are_no_sums(loss):
+    model = IPUModel(torch.nn.Linear(NUM_FEATURES, 1))
+    model.compile("sgd", loss)
+    model.fit(torch.randn(8, NUM_FEATURES), torch.randn(8, 1), batch_size=4, verbose=0)
+
+
 # Rows of weight 0 ---------------------------------------------------------------------
 
 
