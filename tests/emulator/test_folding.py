@@ -682,16 +682,6 @@ def test_rounding_at_random_runs_in_a_loop():
     assert why_looped(said) == "rounding is stochastic"
 
 
-def test_programs_that_print_run_as_often_as_on_a_device(capfd):
-    shown = Function(lambda m, x: poptorch.ipu_print_tensor(x * 2, "shown"))
-    with switched("1"):
-        executor = poptorch.inferenceModel(shown, make_options(3, 1, 1, OutputMode.All))
-        executor(torch.randn(6, C))
-        executor.destroy()
-    said = capfd.readouterr().err.splitlines()
-    assert len([line for line in said if line.startswith("shown")]) == 3
-
-
 def test_the_host_is_called_for_each_micro_batch():
     calls = []
 

@@ -117,17 +117,6 @@ def test_options_are_poptorchs(given):
     assert options.Distributed.numProcesses == 1
 
 
-def test_the_number_of_ipus_can_be_positional():
-    assert popdist.poptorch.Options(2)._ipus_per_replica == 2
-    assert popdist.poptorch.Options()._ipus_per_replica == 1
-
-
-def test_attributes_can_be_set_as_scripts_do():
-    options = popdist.poptorch.Options()
-    options.replication_factor = 2
-    assert options.replication_factor == 2
-
-
 def test_conversion_leaves_them_frozen_or_not():
     options = popdist.poptorch.Options().outputMode(poptorch.OutputMode.All)
     poptorch.poptorch_core._validateOptions(options.toDict())
@@ -181,9 +170,3 @@ def test_an_instance_reads_its_part_of_the_data(monkeypatch):
         (batch,) = [x for (x,) in poptorch.DataLoader(options, data, batch_size=2)]
         rows.append(batch.tolist())
     assert rows == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_default_options_cannot_decide_either(monkeypatch):
-    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"replicationFactor": 2}')
-    with pytest.raises(RuntimeError, match="Cannot call `replicationFactor`"):
-        popdist.poptorch.Options()

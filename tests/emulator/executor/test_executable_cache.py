@@ -35,12 +35,6 @@ def test_the_environment_turns_it_on(tmp_path, caplog, monkeypatch):
     assert "writes nothing into the cache" in caplog.text
 
 
-def test_nothing_is_said_where_it_is_off(caplog):
-    compile_with(poptorch.Options())
-    compile_with(poptorch.Options().enableExecutableCaching(None))
-    assert caplog.text == ""
-
-
 def shared_by_two(path):
     options = poptorch.Options()
     options.Distributed.configureProcessId(0, 2)
@@ -64,9 +58,3 @@ def test_processes_need_a_folder_to_write_to(tmp_path, place):
     (tmp_path / "file").write_text("")
     with pytest.raises(AssertionError, match="can't be written to"):
         compile_with(shared_by_two(tmp_path / place))
-
-
-def test_one_process_needs_none(tmp_path):
-    (tmp_path / "file").write_text("")
-    path = str(tmp_path / "file")
-    compile_with(poptorch.Options().enableExecutableCaching(path))

@@ -21,21 +21,6 @@ class Model(nn.Linear):
 X = torch.ones(1, 1)
 
 
-def test_training_wraps_the_module_itself():
-    model = Model()
-    executor = poptorch.trainingModel(model)
-    assert executor.model is model
-    assert type(model) is not Model
-
-
-def test_inference_leaves_the_module_alone_and_keeps_a_copy():
-    model = Model()
-    executor = poptorch.inferenceModel(model)
-    assert type(model) is Model
-    assert executor.model is not model
-    assert executor.model.weight is model.weight
-
-
 def test_wrapping_twice_for_training_is_an_error():
     model = Model()
     executor = poptorch.trainingModel(model)
@@ -52,12 +37,6 @@ def test_any_number_of_inference_models_may_share_a_module():
     assert len(outs) == 1
 
 
-def test_an_inference_model_can_be_made_of_an_inference_model():
-    first = poptorch.inferenceModel(Model())
-    second = poptorch.inferenceModel(first)
-    assert second(X).item() == first(X).item()
-
-
 def test_a_module_can_be_trained_after_its_inference_executor_was_given():
     inference = poptorch.inferenceModel(Model())
     training = poptorch.trainingModel(inference)
@@ -66,15 +45,6 @@ def test_a_module_can_be_trained_after_its_inference_executor_was_given():
     training.copyWeightsToHost()
     inference.copyWeightsToDevice()
     assert inference(X).item() < before
-
-
-@pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
-def test_nothing_calls_train_or_eval(wrap):
-    for mode in (True, False):
-        model = Model().train(mode)
-        executor = wrap(model)
-        assert model.training is mode
-        assert executor.training is mode
 
 
 def test_attributes_of_the_top_are_those_at_wrapping():

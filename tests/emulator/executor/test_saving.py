@@ -77,17 +77,6 @@ def test_a_loaded_training_model_goes_on_as_the_one_that_was_saved(path):
     assert expected["calls"].item() == 3 * 4
 
 
-def test_saving_leaves_the_executor_as_it_was(path):
-    reference, training = train(), train()
-    training.model.load_state_dict(reference.model.state_dict())
-    for executor in (reference, training):
-        executor(X, Y)
-    training.save(path)
-    assert training.isAttachedToDevice()
-    for actual, expected in zip(training(X, Y), reference(X, Y)):
-        assert torch.equal(actual, expected)
-
-
 def test_a_torch_optimizer_has_no_state_to_save(path):
     def sgd(parameters):
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
@@ -294,24 +283,6 @@ def test_a_model_accepts_the_arguments_it_was_saved_with_and_no_others(path):
         loaded(*arguments()[:3], 4)
 
 
-def test_scalars_and_no_arguments_at_all_can_be_saved(path):
-    class Constant(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("value", torch.ones(()))
-
-        def forward(self, *scalars):
-            return self.value + sum(scalars)
-
-    for scalars in [(), (torch.tensor(2.0),)]:
-        inference = poptorch.inferenceModel(Constant())
-        expected = inference(*scalars)
-        inference.save(path, export_model=False)
-        other = poptorch.inferenceModel(Constant())
-        other.loadExecutable(path)
-        assert torch.equal(other(*scalars), expected)
-
-
 # Files ----------------------------------------------------------------------------
 
 
@@ -334,12 +305,6 @@ def test_a_model_that_runs_nothing_can_not_be_saved(path):
     with pytest.raises(poptorch.Error, match="Nothing to export"):
         inference.compileAndExport(path, X, export_model=False)
     assert not path.exists()
-
-
-def test_missing_folders_are_made(tmp_path):
-    path = tmp_path / "a" / "b" / "file"
-    poptorch.inferenceModel(nn.Identity()).compileAndExport(str(path), X)
-    assert torch.equal(poptorch.load(str(path))(X), X)
 
 
 class Poison:

@@ -58,14 +58,6 @@ def test_leaving_the_device_copies_if_stale(method, transfers):
     assert model.weight.item() == -1
 
 
-@pytest.mark.parametrize("method", ["detachFromDevice", "destroy"])
-def test_leaving_the_device_copies_nothing_if_not_stale(method, transfers):
-    _, executor = wrap()
-    executor.compile(ONE)
-    getattr(executor, method)()
-    assert transfers == []
-
-
 def test_a_host_edit_of_stale_weights_is_overwritten_by_the_fetch():
     model, executor = wrap()
     memory = model.weight.data
@@ -73,14 +65,6 @@ def test_a_host_edit_of_stale_weights_is_overwritten_by_the_fetch():
     memory.fill_(10)  # an alias: it fetches nothing
     assert model.weight.item() == -1
     assert on_device(executor) == -1
-
-
-def test_uploading_without_reading_first_loses_what_was_learnt():
-    model, executor = wrap()
-    executor(ONE)
-    executor.copyWeightsToDevice()
-    assert on_device(executor) == 0
-    assert model.weight.item() == 0
 
 
 def test_loading_into_the_executor_uploads(transfers):
@@ -95,14 +79,6 @@ def test_loading_into_the_executor_uploads(transfers):
     with pytest.raises(RuntimeError, match="Missing key"):
         executor.load_state_dict({})
     assert executor.load_state_dict({}, strict=False).missing_keys == [*state]
-
-
-def test_loading_into_the_module_does_not_upload(transfers):
-    model, executor = wrap()
-    executor(ONE)
-    model.load_state_dict({"weight": torch.tensor([7.0]), "calls": torch.zeros(1)})
-    assert "upload" not in transfers
-    assert on_device(executor) == -1
 
 
 def test_what_inference_writes_into_buffers_comes_back_on_request_only():
@@ -151,12 +127,6 @@ def test_the_first_call_after_training_uploads_once_more(transfers):
     assert transfers == ["upload"]
 
 
-def test_the_first_call_without_training_uploads_nothing_more(transfers):
-    model, _ = wrap()
-    poptorch.inferenceModel(model)(ONE)
-    assert transfers == []
-
-
 def test_each_fetch_from_the_trainer_is_uploaded_once(transfers):
     model, training = wrap()
     inference = poptorch.inferenceModel(model)
@@ -168,17 +138,6 @@ def test_each_fetch_from_the_trainer_is_uploaded_once(transfers):
         assert transfers == ["download", "upload"]
         inference(ONE)
         assert transfers == ["download", "upload"]
-
-
-def test_a_fetch_by_the_inference_executor_is_uploaded_again(transfers):
-    model, training = wrap()
-    inference = poptorch.inferenceModel(model)
-    inference(ONE)
-    inference.copyWeightsToHost()
-    inference(ONE)
-    inference(ONE)
-    assert transfers == ["download", "upload"]
-    assert training.model is model
 
 
 def test_a_trainer_that_is_gone_has_no_version(transfers):

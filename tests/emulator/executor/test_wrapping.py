@@ -149,49 +149,12 @@ def test_a_deep_copy_without_buffers_is_a_plain_module_of_wrapped_parameters():
     assert executor.model is model
 
 
-def test_what_is_computed_from_a_buffer_has_its_class(trained):
-    model, *_ = trained
-    assert type(model.steps + 1) is type(model.steps)
-    assert type(model.steps.detach()) is type(model.steps)
-    assert type(model.top + 1) is torch.Tensor
-
-
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_an_unpickled_module_is_plain(trained, protocol):
     model, *_ = trained
     data = pickle.dumps(model, protocol)
     assert_plain_twin(pickle.loads(data), model)
     assert is_wrapped(model)
-
-
-@pytest.mark.parametrize("read", [lambda m: m.top, lambda m: m.steps])
-def test_unpickled_weights_are_plain(trained, read):
-    model, *_ = trained
-    weight = read(model)
-    twin = pickle.loads(pickle.dumps(weight))
-    assert is_plain(twin)
-    assert torch.equal(twin, weight)
-    assert twin.requires_grad == weight.requires_grad
-    assert twin.data_ptr() != weight.data_ptr()
-
-
-def test_modules_with_copying_of_their_own_are_asked():
-    class Own(Model):
-        def __deepcopy__(self, memo):
-            twin = type(self)()
-            twin.made_by = "own"
-            return twin
-
-        def __copy__(self):
-            twin = type(self).__new__(type(self))
-            twin.__dict__.update(self.__dict__, made_by="copy")
-            return twin
-
-    model = Own()
-    executor = poptorch.trainingModel(model)
-    assert copy.deepcopy(model).made_by == "own"
-    assert copy.copy(model).made_by == "copy"
-    assert executor.model is model
 
 
 def test_destroying_unwraps(trained):
@@ -270,16 +233,6 @@ def test_an_inference_compilation_brings_the_destroyed_wrappers_back():
     message = r"All buffers must be an instance of torch\.Tensor \(Got .*PoptorchBuffer"
     with pytest.raises(poptorch.Error, match=message):
         poptorch.trainingModel(model)
-
-
-def test_a_failed_inference_compilation_brings_them_back_too():
-    model = Trained()
-    executor = poptorch.trainingModel(model)
-    executor(X)
-    executor.destroy()
-    with pytest.raises(RuntimeError):
-        poptorch.inferenceModel(model)(torch.ones(4, 3))
-    assert all(map(is_wrapped, model.buffers()))
 
 
 def test_weights_without_buffers_can_be_trained_again():

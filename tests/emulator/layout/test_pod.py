@@ -96,19 +96,6 @@ def test_an_inference_model_goes_with_its_last_reference(two_ipus):
             gc.enable()
 
 
-def test_a_training_executor_that_is_gone_holds_nothing(two_ipus):
-    class Model(nn.Linear):
-        def forward(self, x):
-            return poptorch.identity_loss(super().forward(x), "sum")
-
-    model = Model(1, 1)
-    poptorch.trainingModel(model, poptorch.Options().replicationFactor(2))(
-        torch.ones(2, 1)
-    )
-    gc.collect()
-    run(make_executor(2), 2)
-
-
 def test_a_failed_attachment_can_be_tried_again(two_ipus):
     first = make_executor(2)
     run(first, 2)

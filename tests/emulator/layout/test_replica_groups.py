@@ -238,22 +238,6 @@ def test_values_are_uploaded_to_their_groups():
     assert executor(X)[0].tolist() == [96, 388, 288, 776]
 
 
-def test_frozen_parameters_can_be_grouped():
-    module, executor, _ = scale([10.0, 20.0], CommGroupType.Orthogonal, 2)
-    module.factor.requires_grad_(False)
-    assert executor(X)[0].tolist() == [10, 40, 30, 80]
-    executor(X)
-    assert module.factor.tolist() == [10, 20]
-
-
-def test_inference_follows_training():
-    _, training, _ = scale([10.0, 20.0], CommGroupType.Consecutive, 2)
-    inference = poptorch.inferenceModel(training, make_options(4))
-    inference.factor.replicaGrouping(CommGroupType.Consecutive, 2, ONE_PER_GROUP)
-    training(X)
-    assert inference(X)[0].tolist() == [7, 14, 39, 52]
-
-
 # State of optimisers --------------------------------------------------------------
 
 
@@ -294,18 +278,6 @@ def test_detaching_keeps_the_state_of_every_group():
         return module.factor.tolist()
 
     assert run(is_detached=True) == run(is_detached=False)
-
-
-def test_a_saved_state_is_loaded_into_every_group():
-    _, executor, optimizer = scale([10.0, 20.0], CommGroupType.Orthogonal, 2, make=adam)
-    executor(X)
-    state = copy.deepcopy(optimizer.state_dict())
-    executor(X * 5)
-    optimizer.load_state_dict(state)
-    executor.detachFromDevice()
-    loaded = optimizer.state_dict()["ipu_state"]
-    for key, tensor in state["ipu_state"].items():
-        assert torch.equal(loaded[key], tensor)
 
 
 def test_a_state_without_the_leading_dimension_is_refused():

@@ -74,13 +74,6 @@ def test_the_ipu_model_is_never_offline(offline):
         compiled(options)
 
 
-def test_the_ipu_model_may_be_on_demand():
-    on_demand = Options().useIpuModel(True).connectionType(ConnectionType.OnDemand)
-    executor = compiled(on_demand)
-    assert executor.isAttachedToDevice()
-    assert executor(ONE).item() == 1
-
-
 def test_caching_for_the_ipu_model_only_warns(tmp_path, caplog):
     options = Options().useIpuModel(True).enableExecutableCaching(str(tmp_path))
     assert compiled(options)(ONE).item() == 1
@@ -88,12 +81,6 @@ def test_caching_for_the_ipu_model_only_warns(tmp_path, caplog):
     caplog.clear()
     compiled(Options().useIpuModel(True).enableExecutableCaching(None))
     assert said(caplog) == []
-
-
-@pytest.mark.parametrize("version", ["ipu1", "ipu2", "ipu21"])
-def test_the_ipu_model_has_three_versions(monkeypatch, version):
-    monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", version)
-    assert compiled(Options().useIpuModel(True)).isCompiled()
 
 
 def test_other_versions_of_the_ipu_model_are_refused(monkeypatch):

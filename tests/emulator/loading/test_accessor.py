@@ -31,7 +31,6 @@ from tests.emulator._datasets import (
     Dying,
     Pair,
     PairParser,
-    ProcessIds,
     Scripted,
     Stuck,
     preload_fork_server,
@@ -92,11 +91,6 @@ def test_every_sharing_strategy_gives_the_same_data(start, strategy):
         assert [x.tolist() for (x,) in accessor] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_data_is_read_in_another_process(start):
-    (pid,) = {int(element) for element in start(ProcessIds(3))}
-    assert pid != os.getpid()
-
-
 @pytest.mark.parametrize("buffer_size", [1, 2, 5])
 @pytest.mark.parametrize("load_indefinitely", [True, False])
 def test_each_epoch_ends_and_can_be_followed_by_another(
@@ -147,13 +141,6 @@ def test_iter_within_an_epoch_starts_again(start, buffer_size):
     assert next(second).item() == 0.0
     assert next(first).item() == 1.0
     assert read(accessor) == [[float(number)] for number in range(6)]
-
-
-def test_an_empty_later_epoch_ends_at_once(start):
-    accessor = start(Scripted(*steps(1, 2), later_steps=()))
-    assert read(accessor) == [[1.0], [2.0]]
-    assert read(accessor) == []
-    assert read(accessor) == []
 
 
 def test_the_ring_is_filled_early_only_if_asked_to(start):
@@ -252,10 +239,6 @@ def test_rows_are_collected_across_elements(start):
         assert read(accessor) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_remaining_rows_are_dropped_by_default(start):
-    assert read(start(rows(1, 1, 1, 1, 1), rebatched_size=2)) == [[0, 1], [2, 3]]
-
-
 def test_remaining_rows_are_kept_if_the_dataset_says_so(start):
     dataset = Scripted(*rows(1, 1, 1, 1, 1))
     dataset.rebatched_drop_last = False
@@ -316,11 +299,6 @@ def test_a_loader_that_keeps_a_smaller_batch_must_be_rebatched(start):
     loader = DataLoader(Options(), dataset, 2, drop_last=False)
     got = [x.tolist() for (x,) in start(loader, rebatched_size=2)]
     assert got == [[0, 1], [2, 3]]
-
-
-def test_a_loader_of_single_rows_keeps_all_of_them(start):
-    loader = DataLoader(Options(), TensorDataset(torch.arange(3)), drop_last=False)
-    assert [x.tolist() for (x,) in start(loader)] == [[0], [1], [2]]
 
 
 def test_a_ring_needs_a_slot():
@@ -397,13 +375,6 @@ def test_processes_of_each_kind_print_what_ended_them(strategy, tmp_path):
     printed = done.stderr.decode()
     assert "ValueError: broken image" in printed
     assert printed.index("broken image") < printed.index("failed to start")
-
-
-def test_a_shape_that_does_not_fit_is_a_failure(start):
-    accessor = start([torch.ones(2), torch.ones(3)])
-    next(accessor)
-    with pytest.raises(AssertionError, match="An error occurred in the data fetcher"):
-        next(accessor)
 
 
 def test_a_process_that_dies_is_noticed(start):

@@ -123,27 +123,6 @@ def test_the_options_are_kept_and_frozen():
         options.deviceIterations(2)
 
 
-def test_options_of_another_type_are_refused():
-    with pytest.raises(AssertionError, match="not dict"):
-        DataLoader({}, Indices(3))
-    with pytest.raises(AttributeError, match="Distributed"):
-        DataLoader({}, Indices(4), batch_sampler=in_batches_of_two(4))
-
-
-def test_shuffling_in_one_process_is_what_torch_does():
-    torch.manual_seed(5)
-    expected = read(torch.utils.data.DataLoader(Indices(12), 4, shuffle=True))
-    torch.manual_seed(5)
-    assert read(DataLoader(layout(2), Indices(12), 2, shuffle=True)) == expected
-
-
-def test_workers_persist_by_default():
-    loader = DataLoader(layout(2), Indices(8), 2, num_workers=1)
-    assert loader.persistent_workers
-    assert read(loader) == read(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert not DataLoader(Options(), Indices(8)).persistent_workers
-
-
 # The last batch --------------------------------------------------------------
 
 
@@ -309,13 +288,6 @@ def test_only_rebatching_has_a_say_on_the_batches_of_workers(load):
         )
 
 
-def test_single_rows_cannot_be_rebatched_but_read_ahead(load):
-    with pytest.raises(AssertionError, match="greater than 1"):
-        DataLoader(Options(), Indices(3), mode=DataLoaderMode.AsyncRebatched)
-    loader = load(Options(), Indices(3), drop_last=False, mode=DataLoaderMode.Async)
-    assert read(loader) == [[0], [1], [2]]
-
-
 def test_the_loader_decides_on_the_rebatched_size():
     with pytest.raises(AssertionError, match="remove it from async_options"):
         DataLoader(
@@ -349,13 +321,6 @@ def test_the_process_ends_with_the_loader():
         gc.enable()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_too_little_data_for_a_process_is_an_error():
-    with pytest.raises(Error, match="failed to start"):
-        DataLoader(
-            Options(), Indices(3), 4, mode=DataLoaderMode.Async, async_options=FORK
-        )
 
 
 # Several processes -----------------------------------------------------------

@@ -276,30 +276,6 @@ def loaded(value, **arguments):
     return optimizer
 
 
-def test_a_loaded_state_waits_for_the_device():
-    source, target = loaded(4.0, lr=0.5), build("SGD", lr=0.1)
-    target.load_state_dict(source.state_dict())
-    assert target.param_groups[0]["lr"] == 0.5
-    assert target.state_dict()["ipu_state"]["Accl1___w"] == 4.0
-    assert target.has_state()
-    assert target.ipu_state_is_dirty
-    assert not target.host_state_is_dirty
-
-
-def test_a_loaded_state_is_not_copied():
-    optimizer = build("SGD")
-    state = {**optimizer.state_dict(), **device_state(1.0)}
-    optimizer.load_state_dict(state)
-    state["ipu_state"]["Accl1___w"].fill_(5.0)
-    assert optimizer.state_dict()["ipu_state"]["Accl1___w"] == 5.0
-
-
-def test_a_state_from_before_the_device_is_none():
-    optimizer = build("SGD")
-    optimizer.load_state_dict(build("SGD").state_dict())
-    assert not optimizer.has_state()
-
-
 @pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, pickled])
 def test_copies_carry_the_state_and_upload_it(twin):
     optimizer = loaded(2.0)

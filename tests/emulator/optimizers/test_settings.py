@@ -135,12 +135,6 @@ def test_loss_scaling_is_variable_if_given_or_automatic(read):
     assert automatic == ("1", False)
 
 
-def test_a_groups_own_loss_scaling_is_not_read(read):
-    groups = [{"params": [], "loss_scaling": 5.0}]
-    graph, _ = read(lambda w: optim.SGD([{**groups[0], "params": w}], 0.1))
-    assert graph["lossScaling"][0] == "1"
-
-
 def test_groups_and_defaults_are_read_apart(read):
     def make(w):
         return optim.SGD([{"params": w[:1], "lr": 0.5}, {"params": w[1:]}], 0.1)
@@ -191,14 +185,6 @@ def test_a_change_is_logged_and_its_repetition_is_not(log, caplog):
     training.send()
     _, group = log("Updating g")
     assert group.startswith("Updating group 0 optimizer with SGD, learningRate=0.25,")
-
-
-def test_torch_and_poptorch_optimizers_of_equal_values_read_equal(log, caplog):
-    training = compiled(lambda w: torch.optim.SGD(w, 0.1))
-    caplog.clear()
-    training.optimizer = optim.SGD(training.model.parameters(), 0.1)
-    training.send()
-    assert log("Updating g") == log("Ignoring") == []
 
 
 @pytest.mark.parametrize(
@@ -309,14 +295,6 @@ def test_warnings_can_be_relaxed(log):
     training.send()
     assert len(log("Ignoring", "DEBUG")) == 1
     assert log("Ignoring", "WARNING") == []
-
-
-@pytest.mark.parametrize("cls", [optim.SGD, optim.AdamW, optim.RMSprop, optim.LAMB])
-def test_loading_a_state_adds_nothing_unexpected(cls, log):
-    training = train(lambda w: cls(w, lr=0.1))
-    training.optimizer.load_state_dict(training.optimizer.state_dict())
-    training.send()
-    assert log("Ignoring") == []
 
 
 def test_custom_optimizers_are_what_they_derive_from_with_a_warning(log):

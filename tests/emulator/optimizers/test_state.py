@@ -95,13 +95,6 @@ def test_no_weights_are_copied_by_set_optimizer(moves):
     assert moves() == []
 
 
-def test_a_rate_set_before_compiling_is_the_one_used():
-    model, optimizer, executor = make(plain)
-    optimizer.param_groups[0]["lr"] = 0.25
-    executor.setOptimizer(optimizer)
-    assert move(executor, model) == 0.25
-
-
 @pytest.mark.parametrize("make_optimizer", [plain, with_momentum])
 def test_an_old_rate_does_not_come_back_with_the_device(make_optimizer):
     model, optimizer, executor = make(make_optimizer)
@@ -123,12 +116,6 @@ def test_a_rate_set_while_detached_is_used_if_sent(is_sent, rate):
     if is_sent:
         executor.setOptimizer(optimizer)
     assert move(executor, model) == rate
-
-
-def test_before_compiling_anything_goes():
-    model, _, executor = make(plain)
-    executor.setOptimizer(optim.Adam(model.parameters(), lr=0.125))
-    assert move(executor, model) == pytest.approx(0.125)
 
 
 def test_an_inference_model_has_no_optimizer():
@@ -200,13 +187,6 @@ def test_momentum_of_torchs_optimizer_begins_anew():
     assert [move(executor, model) for _ in range(2)] == [1, 1.5]
 
 
-def test_momentum_of_poptorchs_optimizer_survives_destroying():
-    model, _, executor = make(with_momentum)
-    assert move(executor, model) == 1
-    executor.destroy()
-    assert move(executor, model) == 1.5
-
-
 @pytest.mark.parametrize("upload", ["copyWeightsToDevice", "load_state_dict"])
 @pytest.mark.parametrize(
     ("make_optimizer", "expected"), [(with_momentum, 1.5), (torch_momentum, 1.0)]
@@ -224,14 +204,6 @@ def test_uploading_weights_resets_only_what_torch_does_not_read_back(
 def test_a_new_optimizer_object_keeps_the_devices_state():
     model, _, executor = make(with_momentum)
     move(executor, model)
-    executor.setOptimizer(with_momentum(model.parameters()))
-    assert move(executor, model) == 1.5
-
-
-def test_a_new_optimizer_object_set_while_detached_keeps_it_too():
-    model, _, executor = make(with_momentum)
-    move(executor, model)
-    executor.detachFromDevice()
     executor.setOptimizer(with_momentum(model.parameters()))
     assert move(executor, model) == 1.5
 
@@ -268,14 +240,6 @@ def test_the_state_dict_follows_the_device():
     executor(torch.ones(1))
     executor.detachFromDevice()
     assert optimizer.state_dict()["ipu_state"]["Accl1___weight"].item() == 1.5
-
-
-def test_an_optimizer_that_was_replaced_keeps_what_it_had():
-    model, optimizer, executor = make(with_momentum)
-    move(executor, model)
-    executor.setOptimizer(with_momentum(model.parameters()))
-    move(executor, model)
-    assert optimizer.state_dict()["ipu_state"]["Accl1___weight"].item() == 1
 
 
 # Whose state is newer (PopTorch, `optim.py` and `_poplar_executor.py`) -------------
@@ -325,15 +289,6 @@ def test_a_state_of_torchs_optimizer_is_never_read(moves):
     assert moves() == ["upload", "download", "upload"]
 
 
-def test_what_the_host_knows_is_given_without_reading(moves):
-    _, optimizer, executor = make(with_momentum)
-    executor(torch.ones(1))
-    moves()
-    assert optimizer.get_state_dict()["ipu_state"] is None
-    assert moves() == []
-    assert optimizer.state_dict()["ipu_state"] is not None
-
-
 def test_the_device_part_of_a_state_can_be_set_alone():
     model, optimizer, executor = make(with_momentum)
     move(executor, model)
@@ -377,15 +332,6 @@ def test_an_optimizer_keeps_its_executor():
     del optimizer
     gc.collect()
     assert reference() is None
-
-
-def test_saving_a_model_reads_a_stale_state(tmp_path, moves):
-    _, _, executor = make(with_momentum)
-    executor(torch.ones(1))
-    executor.copyWeightsToHost()
-    moves()
-    executor.save(str(tmp_path / "model.poptorch"))
-    assert moves() == ["read_state"]
 
 
 # What the log says --------------------------------------------------------------

@@ -443,13 +443,6 @@ def test_state_has_the_types_asked_for(name, arguments, types):
         torch.testing.assert_close(actual[key], exact[key], rtol=0.0, atol=2e-3)
 
 
-def test_combined_sgds_state_has_the_weights_type():
-    arguments = {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True}
-    training = Training(of(optim.SGD, **arguments), make_weights(dtype=F16))
-    training.step({n: g.half() for n, g in make_gradients(0).items()})
-    assert {t.dtype for t in training.state.values()} == {F16}
-
-
 # State --------------------------------------------------------------------------------
 
 STATEFUL = [
@@ -510,14 +503,6 @@ def test_state_keys_follow_poptorch():
     assert keys(optim.RMSprop, {"lr": 0.1})[0] == {"Accl1___a"}
 
 
-def test_plain_sgds_parameters_have_poptorchs_values():
-    arguments = {"lr": 0.1, "dampening": 0.5, "weight_decay": 0.2, "loss_scaling": 4.0}
-    values = run(optim.SGD, arguments, steps=1)[1].values
-    assert values["scaledLearningRate0___specific___a"].item() == pytest.approx(0.0125)
-    factor = values["weightDecayScaleFactor0___specific___a"].item()
-    assert factor == pytest.approx(1 - 0.1 * 0.5 * 0.2)
-
-
 def test_weights_outside_all_groups_share_the_defaults_parameter():
     training = Training(lambda weights: optim.Adam([weights["a"]], lr=0.5))
     training.step(make_gradients(0))
@@ -576,15 +561,6 @@ def test_states_of_another_shape_are_refused():
     training.optimizer.load_state_dict(state)
     with pytest.raises(Error, match="Accl1___a has shape"):
         training.step(make_gradients(0))
-
-
-def test_what_state_dict_gives_is_a_copy():
-    training = Training(of(optim.Adam, lr=0.1))
-    zeros = {n: torch.zeros(shape) for n, shape in SHAPES.items()}
-    training.step(zeros)
-    training.state["Accl1___a"].fill_(7.0)
-    training.step(zeros)
-    assert not training.state["Accl1___a"].any()
 
 
 # Layouts in memory, which torch's fused kernels know nothing of -----------------------

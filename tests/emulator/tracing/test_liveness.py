@@ -82,15 +82,6 @@ def test_unused_normalisation_updates_no_statistics():
     assert torch.equal(model.norm.running_mean, torch.zeros(3))
 
 
-def test_nothing_runs_if_nothing_is_returned():
-    """PopTorch, `LowerToPopartFactories.cpp`: "No outputs, so all nodes cleared"."""
-
-    def forward(m, x):
-        m.total.add_(x)
-
-    assert calls(forward, total=torch.zeros(3)) == []
-
-
 def test_host_calls_are_made_whether_they_are_used_or_not():
     """PopTorch, `RegisterAtenOverloads.cpp`: `call_cpu_op` has side effects."""
     seen = []
@@ -125,15 +116,6 @@ def test_the_end_of_a_loop_must_be_used(forward):
         calls(forward)
 
 
-def test_all_results_of_an_operator_live_together():
-    def forward(m, x):
-        return torch.max(x, 0)[0]
-
-    executor = poptorch.inferenceModel(Function(forward))
-    executor.compile(torch.ones(3))
-    assert executor.getTensorNames() == ["input", "Max:0", "Max:1"]
-
-
 def test_blocks_without_operators_need_no_ipu():
     """PopTorch, `CompilerImpl.cpp`: an IPU is used once an operator is put on it."""
 
@@ -161,14 +143,6 @@ def test_strict_mode_looks_at_what_runs(monkeypatch):
         return x + 1
 
     assert calls(forward) == ["Add"]
-
-
-def test_limits_are_those_of_live_calls():
-    def forward(m, x):
-        torch.triu(x)
-        return x * 2
-
-    assert calls(forward, torch.ones(2, 2)) == ["Mul"]
 
 
 _STEPS = st.lists(
