@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import secrets
 import zipfile
 from typing import Any, Mapping, Union
 
@@ -89,9 +90,10 @@ def write_executable(
         "has_model": MODEL in members,
         **metadata,
     }
-    partial = os.path.join(folder, f".{name}.{os.getpid()}.partial")
+    # A name that nobody can guess, and a file that is new: a link is never followed.
+    partial = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.partial")
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "xb") as file:
             with zipfile.ZipFile(file, "w") as archive:
                 archive.writestr(_METADATA, json.dumps(values))
                 for member, value in members.items():

@@ -307,6 +307,19 @@ def test_a_model_that_runs_nothing_can_not_be_saved(path):
     assert not path.exists()
 
 
+def test_saving_follows_no_symbolic_link(path, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    planted = [path, path.with_name(f".{path.name}.{os.getpid()}.partial")]
+    for link in planted:
+        link.symlink_to(victim)
+    poptorch.inferenceModel(nn.Linear(3, 2)).compileAndExport(path, X)
+    assert victim.read_text() == "kept"
+    assert not path.is_symlink()
+    assert poptorch.load(path)(X).shape == (8, 2)
+    assert sorted(tmp_path.iterdir()) == sorted([victim, *planted])
+
+
 class Poison:
     """Objects that must not be unpickled."""
 
