@@ -30,7 +30,9 @@ from torch import Tensor
 
 from ipufit.emulator._ground.custom_args import (
     custom_arg_parser,
+    flattenTensorStructure,
     pickled_parsers,
+    reconstructTensorStructure,
     register_pickled_parsers,
 )
 from ipufit.emulator.enums import SharingStrategy
@@ -73,8 +75,8 @@ class AsynchronousDataAccessor:
         dataset: Any iterable of tensors, of flat lists, tuples or dicts of tensors,
             or of objects whose exact type has an `ICustomArgParser`.
         buffer_size: Elements that fit into the shared memory.
-        miss_sleep_time_in_ms: How the process waits while the ring is full: 0 spins,
-            anything else sleeps until the consumer has freed a slot.
+        miss_sleep_time_in_ms: Unused: while the ring is full, the process sleeps until
+            the consumer has freed a slot.
         load_indefinitely: Whether the next epoch is read as soon as one ends,
             rather than when it is asked for. The iterator stops at each end anyway.
         early_preload: Whether to fill the ring before the first `iter`, rather than
@@ -145,42 +147,36 @@ class AsynchronousDataAccessor:
         worker = _Worker(
             buffer_size,
             rebatched_size,
-            is_spinning=miss_sleep_time_in_ms == 0,
             load_indefinitely=load_indefinitely,
             early_preload=early_preload,
         )
-        path = None
-        with contextlib.ExitStack() as stack:
-            if sharing_strategy == SharingStrategy.FileSystem:
-                directory = stack.enter_context(tempfile.TemporaryDirectory())
-                path = os.path.join(directory, "dataset.pickle")
-                with open(path, "wb") as file:
-                    pickle.dump(dataset, file, protocol=4)
-                dataset = None
-            self._connection, theirs = context.Pipe()
-            is_fork = sharing_strategy == SharingStrategy.Fork
-            inherited = self._connection if is_fork else None
-            process = context.Process(
-                target=worker.serve, args=(theirs, inherited, dataset, path)
-            )
-            try:
-                process.start()
-            except BaseException:
-                self._connection.close()
-                raise
-            finally:
-                theirs.close()
-            self._process = process
-            # The handler runs before multiprocessing's own, which would wait for the
-            # process for ever, because it is registered after that.
-            atexit.unregister(_terminate_all)
-            atexit.register(_terminate_all)
-            _accessors.add(self)
-            try:
-                self._receive_start()
-            except BaseException:
-                self.terminate()
-                raise
+        if sharing_strategy == SharingStrategy.FileSystem:
+            # By value: multiprocessing would move its tensors to shared memory.
+            dataset = pickle.dumps(dataset, protocol=4)
+        self._connection, theirs = context.Pipe()
+        is_fork = sharing_strategy == SharingStrategy.Fork
+        inherited = self._connection if is_fork else None
+        process = context.Process(
+            target=worker.serve, args=(theirs, inherited, dataset)
+        )
+        try:
+            process.start()
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()
+        self._process = process
+        # The handler runs before multiprocessing's own, which would wait for the process
+        # for ever, because it is registered after that.
+        atexit.unregister(_terminate_all)
+        atexit.register(_terminate_all)
+        _accessors.add(self)
+        try:
+            self._receive_start()
+        except BaseException:
+            self.terminate()
+            raise
 
     def _receive_start(self) -> None:
         """Wait for the first reply of the process, and map its shared memory."""
@@ -305,7 +301,7 @@ class AsynchronousDataAccessor:
         tensors = [tensor.view(tensor.shape) for tensor in self._slots[reply.slot]]
         if reply.num_rows is not None:
             tensors = [tensor.narrow(0, 0, reply.num_rows) for tensor in tensors]
-        return _rebuilt(self._like, tensors)
+        return reconstructTensorStructure(self._like, tensors)
 
     def _require_process(self) -> None:
         require(
@@ -359,67 +355,41 @@ class Reply(NamedTuple):
 
 
 def _skeleton(element: Any) -> Any:
-    """Return the structure of an element, without its tensors.
-
-    Returns:
-        None for a tensor; a dict or list of None; for an object whose exact type has a
-        registered parser, such an object with empty tensors.
+    """Return a structure like an element, of empty tensors, with lists for tuples.
 
     Raises:
-        Error: The element is of another type, or contains something else than tensors.
+        Error: The element is of a type that has no registered parser, or contains
+            something else than tensors.
     """
-    parser = custom_arg_parser(element, exact=True)
-    if parser is not None:
-        empty = [torch.empty(0) for _ in parser.yieldTensors(element)]
-        return parser.reconstruct(element, iter(empty))
-    if isinstance(element, Tensor):
-        return None
-    members = element.values() if isinstance(element, dict) else element
-    if not isinstance(element, (dict, list, tuple)) or not all(
-        isinstance(member, Tensor) for member in members
-    ):
+    is_custom = custom_arg_parser(element, exact=True) is not None
+    if isinstance(element, (dict, list, tuple)) and not is_custom:
+        members = element.values() if isinstance(element, dict) else element
+        if all(isinstance(member, Tensor) for member in members):
+            is_custom = True
+            element = dict(element) if isinstance(element, dict) else list(element)
+    if not (is_custom or isinstance(element, Tensor)):
         raise createPoptorchError(
             "An element must be a tensor, a flat list, tuple or dict of tensors, "
             f"or of a type with a registered parser; got {_describe(element)}."
         )
-    return (
-        dict.fromkeys(element) if isinstance(element, dict) else [None] * len(element)
-    )
+    return reconstructTensorStructure(element, itertools.repeat(torch.empty(0)))
 
 
-def _tensors_of(element: Any, like: Any, count: int | None = None) -> list[Tensor]:
+def _tensors_of(element: Any, like: Any) -> list[Tensor]:
     """List the detached tensors of an element, in the order of a skeleton.
 
     Raises:
-        Error: If they aren't `count` tensors.
+        Error: There are more or fewer than in the skeleton.
     """
-    parser = custom_arg_parser(element, exact=True)
-    if parser is not None:
-        tensors = list(parser.yieldTensors(element))
-    elif like is None:
-        tensors = [element]
-    else:
-        tensors = [element[key] for key in like] if type(like) is dict else [*element]
-    if (count is not None and len(tensors) != count) or not all(
-        isinstance(tensor, Tensor) for tensor in tensors
-    ):
+    order = like if isinstance(element, dict) else None
+    tensors = list(flattenTensorStructure(element, order))
+    count = len(list(flattenTensorStructure(like)))
+    if len(tensors) != count:
         raise createPoptorchError(
             f"The first element has {count} tensors, but a later one "
             f"differs: {_describe(element)}."
         )
     return [tensor.detach() for tensor in tensors]
-
-
-def _rebuilt(like: Any, tensors: list[Tensor]) -> Any:
-    """Build an element of tensors like a skeleton, with lists for tuples."""
-    parser = custom_arg_parser(like, exact=True)
-    if parser is not None:
-        return parser.reconstruct(like, iter(tensors))
-    if like is None:
-        return tensors[0]
-    if type(like) in (dict, list):
-        return dict(zip(like, tensors)) if type(like) is dict else tensors
-    raise createPoptorchError(f"The parser of {type(like).__name__} was unregistered.")
 
 
 def _describe(element: Any) -> str:
@@ -437,8 +407,13 @@ def _describe(element: Any) -> str:
 
 def _num_bytes(spec: Spec) -> int:
     shape, dtype = spec
-    size: int = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
-    return -(-size // 64) * 64  # whole cache lines
+    return math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+
+
+def _starts(specs: Sequence[Spec]) -> list[int]:
+    """Return where each tensor of a slot begins, and at the end the size of a slot."""
+    sizes = (-(-_num_bytes(spec) // 64) * 64 for spec in specs)  # whole cache lines
+    return [0, *itertools.accumulate(sizes)]
 
 
 def shared_file(specs: Sequence[Spec], num_slots: int) -> int:
@@ -453,7 +428,7 @@ def shared_file(specs: Sequence[Spec], num_slots: int) -> int:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     # An empty file can't be mapped.
-    os.truncate(descriptor, num_slots * sum(map(_num_bytes, specs)) or 1)
+    os.truncate(descriptor, num_slots * _starts(specs)[-1] or 1)
     return descriptor
 
 
@@ -472,18 +447,17 @@ def slots_of(
         [tensor([7., 7.])]
     """
     memory: Any = mmap.mmap(file_descriptor, 0)  # the tensors keep it alive
-    slots: list[list[Tensor]] = [[] for _ in range(num_slots)]
-    offset = 0
-    for slot, spec in itertools.product(slots, specs):
-        shape, dtype = spec
-        flat = torch.empty(0, dtype=dtype)
-        if math.prod(shape):  # frombuffer refuses to see nothing
-            flat = torch.frombuffer(
-                memory, dtype=dtype, count=math.prod(shape), offset=offset
-            )
-        slot.append(flat.view(shape))
-        offset += _num_bytes(spec)
-    return slots
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    *starts, size = _starts(specs)
+    return [
+        [
+            flat.narrow(0, slot * size + start, _num_bytes(spec))
+            .view(spec[1])
+            .view(spec[0])
+            for start, spec in zip(starts, specs)
+        ]
+        for slot in range(num_slots)
+    ]
 
 
 # The process --------------------------------------------------------------------
@@ -503,7 +477,6 @@ class _Worker:
     Args:
         num_slots: Number of slots of the ring.
         rebatched_size: Rows to collect in each slot; None leaves elements as they are.
-        is_spinning: Whether to poll for requests while the ring is full, not sleep.
         load_indefinitely: Whether to read the next epoch as soon as one ends.
         early_preload: Whether to fill the ring before the consumer starts.
     """
@@ -513,13 +486,11 @@ class _Worker:
         num_slots: int,
         rebatched_size: int | None,
         *,
-        is_spinning: bool,
         load_indefinitely: bool,
         early_preload: bool,
     ) -> None:
         self._num_slots = self._num_free = num_slots
         self._rebatched_size = rebatched_size
-        self._is_spinning = is_spinning
         self._load_indefinitely = load_indefinitely
         self._is_held = not early_preload
         self._rng_state = torch.get_rng_state().numpy().tobytes()
@@ -533,7 +504,6 @@ class _Worker:
         connection: Connection,
         inherited: Connection | None,
         dataset: Any,
-        path: str | None,
     ) -> None:
         """Serve one accessor until it stops; the target of the process.
 
@@ -541,8 +511,7 @@ class _Worker:
             connection: The process's end of the pipe.
             inherited: The consumer's end of the pipe if forking has copied it. It is
                 closed, or the process wouldn't notice that the consumer has ended.
-            dataset: The dataset; None if it is in a file.
-            path: Path of the file with the pickled dataset.
+            dataset: The dataset, or its pickle.
         """
         if inherited is not None:
             inherited.close()
@@ -558,21 +527,20 @@ class _Worker:
             _Stopped, KeyboardInterrupt
         ):
             try:
-                self._run(dataset, path)
+                self._run(dataset)
             except _Stopped:
                 raise
             except Exception:
                 self._send(None)
                 raise  # multiprocessing prints it to this process's stderr
 
-    def _run(self, dataset: Any, path: str | None) -> None:
+    def _run(self, dataset: Any) -> None:
         """Read until `_Stopped`, or an exception of the dataset."""
         register_pickled_parsers(self._parsers)
         state = torch.frombuffer(bytearray(self._rng_state), dtype=torch.uint8)
         torch.set_rng_state(state)
-        if path is not None:
-            with open(path, "rb") as file:
-                dataset = pickle.load(file)
+        if isinstance(dataset, bytes):
+            dataset = pickle.loads(dataset)
         elements = self._begin(iter(dataset))
         while True:
             with contextlib.suppress(_Restarted):
@@ -608,7 +576,7 @@ class _Worker:
         self._has_delivered = False
         self._wait_for_slot()
         for element in elements:
-            sources = _tensors_of(element, self._like, len(self._slots[0]))
+            sources = _tensors_of(element, self._like)
             if size is None:
                 for target, source in zip(self._slots[self._slot], sources):
                     target.copy_(source)
@@ -663,11 +631,8 @@ class _Worker:
             _Stopped: The consumer asks for the end, or has ended.
         """
         try:
-            while not self._connection.poll(0):
-                if not wait:
-                    return False
-                if not self._is_spinning:
-                    break
+            if not wait and not self._connection.poll(0):
+                return False
             request: Request = self._connection.recv()
         except (EOFError, ConnectionError) as error:
             raise _Stopped from error
