@@ -15,9 +15,7 @@ from time import perf_counter
 from typing import (
     Any,
     Callable,
-    Dict,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
     Sequence,
@@ -316,26 +314,16 @@ class Watch:
     Use it as a context manager around the call.
 
     Args:
-        anchors: The tensors to collect.
-        weights: The device's weights.
-        mode: The output mode that selects the micro-batches whose tensors are returned.
-        returned: Steps whose tensors are returned.
-        share: `Gradients.share`, by which the gradients are multiplied again.
+        device: A device with a training model, which has anchored such tensors.
     """
 
-    def __init__(
-        self,
-        anchors: Anchors,
-        weights: DeviceWeights,
-        mode: OutputMode,
-        returned: range,
-        share: float,
-    ) -> None:
-        self._anchors = anchors
-        self._weights = weights
-        self._gradients = Outputs(mode, returned)
-        self._updates = Outputs(mode, returned)
-        self._share = share
+    def __init__(self, device: Device) -> None:
+        self._anchors = device.anchors
+        self._weights = device.weights
+        self._gradients = Outputs(device.mode, device.returned)
+        self._updates = Outputs(device.mode, device.returned)
+        # By which the gradients are multiplied again.
+        self._share = device.gradients.share if device.gradients is not None else 1
         self._latest: dict[str, Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -392,27 +380,27 @@ class Watch:
         }
 
 
-@dataclass(frozen=True)
 class Call:
     """A call while it runs.
 
+    Args:
+        device: The device that runs it.
+        tensors: The tensors of all micro-batches.
+
     Attributes:
-        gradients: Gradients of the current update; None for inference.
         watch: Collects anchored gradients, and tensors after updates; None if no such
             tensor is anchored.
     """
 
-    program: Program
-    weights: DeviceWeights
-    layout: Layout
-    inputs: Inputs
-    outputs: Outputs
-    gradients: Gradients | None
-    watch: Watch | None
+    def __init__(self, device: Device, tensors: list[Tensor]) -> None:
+        self.device = device
+        self.inputs = Inputs(device.layout, tensors, device.program.written_inputs)
+        self.outputs = Outputs(device.mode, device.returned)
+        self.watch = Watch(device) if device.anchors.num_watched else None
 
     def collect(self, index: int, results: Results) -> None:
         """Store the results of a micro-batch; called in the order of indices."""
-        step, replica = divmod(index, self.layout.replicas)
+        step, replica = divmod(index, self.device.layout.replicas)
         self.outputs.add(step, replica, results)
         if self.watch is not None:
             self.watch.saw_micro_batch(step, replica)
@@ -428,10 +416,11 @@ class Runner:
         replicas, reduces them, and steps the optimizer once (PopART,
         `popprograms.cpp`).
         """
-        gradients, layout = call.gradients, call.layout
+        gradients, layout = call.device.gradients, call.device.layout
         if gradients is None:
             self.run_micro_batches(call, layout.micro_batches, call.collect)
             return
+        gradients.begin()
         size, replicas = layout.micro_batches_per_update, layout.replicas
         for first in layout.micro_batches[::size]:
             self.run_micro_batches(call, range(first, first + size), call.collect)
@@ -448,20 +437,21 @@ class Runner:
             indices: Indices of the micro-batches: all replicas of one or more steps.
             collect: Called after each micro-batch.
         """
-        replicas, run = call.layout.replicas, call.program.run
-        gradients = call.gradients
+        device = call.device
+        replicas, run = device.layout.replicas, device.program.run
+        gradients, weights = device.gradients, device.weights
         records = torch.is_grad_enabled()
         try:
             for index in indices:
                 rows = call.inputs.rows(*divmod(index, replicas))
-                weights = (
-                    call.weights.fresh_arguments(index % replicas)
-                    if call.weights.is_volatile
-                    else call.weights.arguments[index % replicas]
+                arguments = (
+                    weights.fresh_arguments(index % replicas)
+                    if weights.is_volatile
+                    else weights.arguments[index % replicas]
                 )
                 # Each time: the program may leave it otherwise.
                 _set_grad_enabled(gradients is not None)
-                results = run(*weights, *rows)
+                results = run(*arguments, *rows)
                 if gradients is not None:
                     results = gradients.add(results)
                 collect(index, results)
@@ -469,10 +459,6 @@ class Runner:
             _set_grad_enabled(records)
 
 
-PerfCounters = Dict[str, List[List[float]]]
-Latency = Tuple[float, float, float]
-
-COUNTERS = ("input", "input_complete", "output", "output_complete")
 CLOCK_HZ = 1.33e9
 """The clock rate of a Mk2 IPU (Graphcore, IPU-M2000 data sheet)."""
 
@@ -504,38 +490,11 @@ class Executable:
     anchors: Anchors
     runner: Runner
 
-    def given_arguments(self) -> tuple[Any, Any]:
-        """Return the first micro-batch's arguments in the types that were passed."""
-        rows = self.first_micro_batch
-        pairs = zip(rows.tensors(), self.arguments.tensors())
-        given = rows.with_tensors(row.to(like.dtype) for row, like in pairs)
-        return given.args, given.kwargs
-
-    def facts(self, options: Options) -> dict[str, object]:
-        """List the facts that must be equal in all processes that train the model."""
-        training = options.Training
-        weights = [
-            (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-            for name, tensor in self.host_weights.items()
-        ]
-        reduction = (
-            training.accumulation_and_replication_reduction_type,
-            training.meanAccumulationAndReplicationReductionStrategy,
-        )
-        return {
-            "the number of device iterations": options.device_iterations,
-            "the gradient accumulation": training.gradient_accumulation,
-            "the number of replicas": options.replication_factor,
-            "the reduction of gradients": reduction,
-            "the weights": weights,
-        }
-
 
 class CallResults(NamedTuple):
     """The results of one call on the host, and the times at which it got on.
 
-    Times are seconds of this machine's clock. One stamp is taken for each micro-batch;
-    users' counters are derived from these.
+    Times are seconds of this machine's clock.
 
     Attributes:
         anchored: Anchored tensors, by the user's names.
@@ -544,10 +503,6 @@ class CallResults(NamedTuple):
             results of the micro-batch before it had been collected then.
         ran: Time at which the results of the last micro-batch had been collected.
         returned: Time at which the outputs were complete.
-        sent: Indices of the micro-batches whose results came back.
-        num_inputs: Number of tensors that the program takes besides the weights.
-        num_outputs: Number of tensors that it returns.
-        is_synthetic: Whether the data was synthetic, so that nothing was transferred.
     """
 
     outputs: list[Tensor]
@@ -556,53 +511,6 @@ class CallResults(NamedTuple):
     taken: list[float]
     ran: float
     returned: float
-    sent: list[int]
-    num_inputs: int
-    num_outputs: int
-    is_synthetic: bool
-
-    def counters(self) -> PerfCounters:
-        """Return the times of each micro-batch, for each input and each output.
-
-        The first micro-batch is handed over when the call starts. Host and device share
-        memory, so each other micro-batch is handed over at the moment it is taken. Its
-        results are complete when they are collected; those of the last micro-batch when
-        the outputs are.
-        """
-        times: PerfCounters = {name: [] for name in COUNTERS}
-        if not self.is_synthetic:
-            later = self.taken[1:]
-            collected, complete = [*later, self.ran], [*later, self.returned]
-            times["input"] = [[self.started, *later]]
-            times["input_complete"] = [self.taken]
-            times["output"] = [[collected[index] for index in self.sent]]
-            times["output_complete"] = [[complete[index] for index in self.sent]]
-        return {
-            name: [
-                list(*times[name])
-                for _ in range(
-                    self.num_inputs if name.startswith("input") else self.num_outputs
-                )
-            ]
-            for name in COUNTERS
-        }
-
-    def latency(self, start: str, end: str) -> Latency:
-        """Return the minimum, maximum and mean time from one counter to another.
-
-        A time is measured from the first tensor of `start` to the last tensor of `end`.
-        If `end` has fewer times, each belongs to a block of times of `start`, the
-        earliest of which counts (PopTorch, `_poplar_executor.py`).
-        """
-        counters = self.counters()
-        starts = counters[start][0] if counters[start] else []
-        ends = counters[end][-1] if counters[end] else []
-        if not starts or not ends:
-            return (0.0, 0.0, 0.0)
-        size = len(starts) // len(ends)
-        first = [min(starts[i * size : (i + 1) * size]) for i in range(len(ends))]
-        seconds = [late - early for early, late in zip(first, ends)]
-        return (min(seconds), max(seconds), sum(seconds) / len(seconds))
 
     def cycles(self) -> int:
         """Return the clock cycles of an IPU in the time that the device ran."""
@@ -636,37 +544,30 @@ class Device:
         self._lease = lease
         self._rng = rng
         self._optimizer = optimizer
-        self._layout = layout = Layout.from_options(options)
-        self._mode = OutputMode(options.output_mode)
-        self._returned = layout.returned_steps(self._mode, options.output_return_period)
-        self._sent = [
-            step * layout.replicas + replica
-            for step in self._returned
-            for replica in range(layout.replicas)
-        ]
-        program, self._num_watched = executable.program, executable.anchors.num_watched
-        self._num_inputs = program.num_inputs
-        self._num_outputs = program.num_results + self._num_watched
-        self._draws = program.is_random or settings.rounds_at_random
-        self._gradients: Gradients | None = None
+        self.layout = layout = Layout.from_options(options)
+        self.mode = OutputMode(options.output_mode)
+        self.returned = layout.returned_steps(options)
+        self.program, self.anchors = executable.program, executable.anchors
+        self._draws = self.program.is_random or settings.rounds_at_random
+        self.gradients: Gradients | None = None
         logger.debug("Writing weights from host to IPU memory")
         try:
             with torch.inference_mode(False):
-                self._weights = DeviceWeights(
-                    program,
+                self.weights = DeviceWeights(
+                    self.program,
                     executable.host_weights,
                     layout.replicas,
                     executable.replica_groups,
                 )
                 if optimizer is not None:
                     updates = optimizer.attach(
-                        self._weights.trained, executable.replica_groups
+                        self.weights.trained, executable.replica_groups
                     )
                     if processes is not None and settings.rounds_at_random:
                         updates.random = CommonRandom(processes)
                     sums = None if processes is None else GradientSums(processes)
-                    self._gradients = Gradients(
-                        options, layout, self._weights, updates, sums
+                    self.gradients = Gradients(
+                        options, layout, self.weights, updates, sums
                     )
         except Exception:
             lease()
@@ -685,19 +586,19 @@ class Device:
         """
         if not self._settings.is_synthetic:
             logger.debug("Writing weights from IPU to host")
-            self._weights.download(self._executable.host_weights)
+            self.weights.download(self._executable.host_weights)
 
     def upload(self) -> None:
         """Copy the host's weights to the device."""
         logger.debug("Writing weights from host to IPU memory")
-        self._weights.upload(self._executable.host_weights)
+        self.weights.upload(self._executable.host_weights)
         if self._optimizer is not None:
             self._optimizer.weights_were_uploaded()
 
     def upload_named(self, names: list[str]) -> None:
         """Copy the named weights from the host to the device."""
         host = self._executable.host_weights
-        self._weights.upload({name: host[name] for name in names})
+        self.weights.upload({name: host[name] for name in names})
 
     def run(self, tensors: list[Tensor]) -> CallResults:
         """Run one call of the executor on these tensors."""
@@ -708,55 +609,27 @@ class Device:
         is_synthetic = self._settings.is_synthetic
         if is_synthetic:
             tensors = synthetic_inputs(tensors)
-        call = self._begin(tensors)
+        call = Call(self, tensors)
         nothing = contextlib.nullcontext()
         with self._drawing() if self._draws else nothing, call.watch or nothing:
             self._executable.runner.run(call)
         ran = perf_counter()
         results = call.outputs.tensors()
-        num_outputs = len(results) - len(self._executable.anchors.results)
-        names = self._executable.anchors.results
-        anchored = dict(zip(names, results[num_outputs:]))
+        num_outputs = len(results) - len(self.anchors.results)
+        anchored = dict(zip(self.anchors.results, results[num_outputs:]))
         if call.watch is not None:
             anchored.update(call.watch.tensors())
         outputs = results[:num_outputs]
         if is_synthetic:
             outputs = unwritten_outputs(outputs)
             anchored = dict(zip(anchored, unwritten_outputs(list(anchored.values()))))
-        elif self._executable.program.written_inputs:
+        elif self.program.written_inputs:
             call.inputs.write_back()
-        done = CallResults(
-            outputs,
-            anchored,
-            started,
-            call.inputs.taken,
-            ran,
-            perf_counter(),
-            self._sent,
-            self._num_inputs,
-            self._num_outputs,
-            is_synthetic,
-        )
+        taken = call.inputs.taken
+        done = CallResults(outputs, anchored, started, taken, ran, perf_counter())
         if self._settings.counts_cycles:
             logger.debug("Total number of IPU cycles: %d", done.cycles())
         return done
-
-    def _begin(self, tensors: list[Tensor]) -> Call:
-        program, layout, weights = self._executable.program, self._layout, self._weights
-        inputs = Inputs(layout, tensors, program.written_inputs)
-        outputs = Outputs(self._mode, self._returned)
-        gradients, watch = self._gradients, None
-        if gradients is not None:
-            gradients.begin()
-            if self._num_watched:
-                watch = Watch(
-                    self._executable.anchors,
-                    weights,
-                    self._mode,
-                    self._returned,
-                    gradients.share,
-                )
-        return Call(program, weights, layout, inputs, outputs, gradients, watch)
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:

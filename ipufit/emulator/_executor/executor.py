@@ -8,19 +8,16 @@ import copy
 import datetime
 import os
 from time import perf_counter
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from ipufit.emulator._device.device import (
-    COUNTERS,
     CallResults,
     Device,
     DeviceRng,
     Executable,
-    Latency,
-    PerfCounters,
     check_rng_state,
 )
 from ipufit.emulator._executor.printing import module_repr
@@ -88,6 +85,11 @@ from ipufit.emulator.enums import (
 )
 from ipufit.emulator.errors import createPoptorchError, require
 from ipufit.emulator.optim import SGD
+
+PerfCounters = Dict[str, List[List[float]]]
+Latency = Tuple[float, float, float]
+
+_COUNTERS = ("input", "input_complete", "output", "output_complete")
 
 
 class PoplarExecutor:
@@ -379,7 +381,7 @@ class PoplarExecutor:
             return None
         processes = join_processes(distributed.processId, distributed.numProcesses)
         if executable is not self._joined:
-            check_agreement(processes, executable.facts(self._options))
+            check_agreement(processes, _common_facts(executable, self._options))
             broadcast_weights(processes, executable.host_weights)
             self._joined = executable
         return processes
@@ -848,9 +850,34 @@ class PoplarExecutor:
             >>> {name: len(of[0]) for name, of in inference.getPerfCounters().items()}
             {'input': 4, 'input_complete': 4, 'output': 4, 'output_complete': 4}
         """
-        if self._last_call is None or not self.isCompiled():
-            return {name: [[]] for name in COUNTERS}
-        return self._last_call.counters()
+        executable, last = self._executable, self._last_call
+        if executable is None or last is None:
+            return {name: [[]] for name in _COUNTERS}
+        layout = Layout.from_options(self._options)
+        sent = [
+            step * layout.replicas + replica
+            for step in layout.returned_steps(self._options)
+            for replica in range(layout.replicas)
+        ]
+        # Host and device share memory: a micro-batch is handed over when it is taken.
+        # Its results are complete when they are collected, the last when all are.
+        later = last.taken[1:]
+        collected, complete = [*later, last.ran], [*later, last.returned]
+        times = [
+            [last.started, *later],
+            last.taken,
+            [collected[index] for index in sent],
+            [complete[index] for index in sent],
+        ]
+        if Settings.of(self._options).is_synthetic:  # nothing was transferred
+            times = [[] for _ in times]
+        num_inputs = executable.program.num_inputs
+        num_outputs = executable.program.num_results + executable.anchors.num_watched
+        counts = (num_inputs, num_inputs, num_outputs, num_outputs)
+        return {
+            name: [list(column) for _ in range(count)]
+            for name, column, count in zip(_COUNTERS, times, counts)
+        }
 
     def getHostIpuLatency(self) -> Latency:
         """Return how long inputs took to the device in the last call.
@@ -916,9 +943,21 @@ class PoplarExecutor:
         return self._latency("input", "output_complete")
 
     def _latency(self, start: str, end: str) -> Latency:
-        if self._last_call is None or not self.isCompiled():
+        """Return the minimum, maximum and mean time from one counter to another.
+
+        A time is measured from the first tensor of `start` to the last tensor of `end`.
+        If `end` has fewer times, each belongs to a block of times of `start`, the
+        earliest of which counts (PopTorch, `_poplar_executor.py`).
+        """
+        counters = self.getPerfCounters()
+        starts = counters[start][0] if counters[start] else []
+        ends = counters[end][-1] if counters[end] else []
+        if not starts or not ends:
             return (0.0, 0.0, 0.0)
-        return self._last_call.latency(start, end)
+        size = len(starts) // len(ends)
+        first = [min(starts[i * size : (i + 1) * size]) for i in range(len(ends))]
+        seconds = [late - early for early, late in zip(first, ends)]
+        return (min(seconds), max(seconds), sum(seconds) / len(seconds))
 
     # Files --------------------------------------------------------------------
 
@@ -969,7 +1008,11 @@ class PoplarExecutor:
             "weights": {name: describe(weight) for name, weight in weights},
             "rng_state": self._read_rng_state() if save_rng_state else None,
         }
-        members: dict[str, Any] = {ARGUMENTS: executable.given_arguments()}
+        rows, pairs = executable.first_micro_batch, executable.arguments.tensors()
+        given = rows.with_tensors(  # in the types that were passed
+            row.to(like.dtype) for row, like in zip(rows.tensors(), pairs)
+        )
+        members: dict[str, Any] = {ARGUMENTS: (given.args, given.kwargs)}
         if export_model:
             self.copyWeightsToHostIfNeeded()
             if self._optimizer is not None:
@@ -1173,6 +1216,24 @@ def _own_options(options: Options | None, *, is_training: bool) -> Options:
         )
     own._freeze()
     return own
+
+
+def _common_facts(executable: Executable, options: Options) -> dict[str, object]:
+    """List the facts that must be equal in all processes that train the model."""
+    training = options.Training
+    return {
+        "the number of device iterations": options.device_iterations,
+        "the gradient accumulation": training.gradient_accumulation,
+        "the number of replicas": options.replication_factor,
+        "the reduction of gradients": (
+            training.accumulation_and_replication_reduction_type,
+            training.meanAccumulationAndReplicationReductionStrategy,
+        ),
+        "the weights": [
+            (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+            for name, tensor in executable.host_weights.items()
+        ],
+    }
 
 
 def trainingModel(

@@ -484,13 +484,13 @@ class FoldRunner(Runner):
 
     def _choose_sizes(self, call: Call, count: int) -> tuple[int, ...]:
         """Return the sizes of the folds, in micro-batches; none for the loop."""
-        if any(t.dtype == torch.float16 for t in call.weights.trained.values()):
+        if any(t.dtype == torch.float16 for t in call.device.weights.trained.values()):
             self._loop_from_now_on("one backward pass would add up in float16")
             return ()
         rows = call.inputs.joined(0, 1)
         memory = _Memory()
         with torch.no_grad(), memory:
-            call.program.run(*call.weights.arguments[0], *rows)
+            call.device.program.run(*call.device.weights.arguments[0], *rows)
         # The backward pass needs all values.
         of_one = max(1, memory.total if self._program.has_loss else memory.most)
         most = self._max_bytes // of_one
@@ -518,16 +518,16 @@ class FoldRunner(Runner):
         for size in sizes:
             started = perf_counter()
             rows = [row.contiguous() for row in call.inputs.joined(first, size)]
-            replica = first % call.layout.replicas
-            arguments = [*call.weights.arguments[replica], *rows]
-            with torch.set_grad_enabled(call.gradients is not None):
+            replica = first % call.device.layout.replicas
+            arguments = [*call.device.weights.arguments[replica], *rows]
+            with torch.set_grad_enabled(call.device.gradients is not None):
                 if size not in self._folds:
                     module: Any = self._program.run
                     count = len(self._program.weight_names)
                     self._folds[size] = fold(module.__self__, arguments, count, size)
                 results = self._folds[size](*arguments)
-            if call.gradients is not None:
-                results = call.gradients.add(results)
+            if call.device.gradients is not None:
+                results = call.device.gradients.add(results)
             call.inputs.note_fold(started, size)
             yield first, tuple(result.detach() for result in results)
             first += size
@@ -540,7 +540,7 @@ class FoldRunner(Runner):
         collect: Collect,
     ) -> None:
         """Run micro-batches in folds and in the loop, and compare the results."""
-        trained, taken = call.weights.trained.values(), call.inputs.taken
+        trained, taken = call.device.weights.trained.values(), call.inputs.taken
         num_taken = len(taken)
         looped: list[Results] = []
         super().run_micro_batches(

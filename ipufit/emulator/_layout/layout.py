@@ -83,25 +83,18 @@ class Layout:
         """Number of micro-batches of one update, `G * R`."""
         return self.gradient_accumulation * self.replicas
 
-    def returned_steps(self, mode: OutputMode, period: int) -> range:
-        """Return the steps of a replica whose results are sent to the host.
+    def returned_steps(self, options: Options) -> range:
+        """Return the steps whose outputs come back, from 0 in a call.
 
-        Args:
-            mode: The output mode: Final, EveryN, All or Sum. A sum is sent with the
-                last step.
-            period: N of EveryN.
-
-        Example:
-            >>> Layout(4, 1, replicas=1, input_groups=1).returned_steps(
-            ...     OutputMode.EveryN, 2
-            ... )
-            range(1, 4, 2)
+        With `Sum` this is the last step, whose outputs are the sums over all steps.
         """
-        if mode is OutputMode.EveryN:
+        if options.output_mode == OutputMode.EveryN:
             # Counts micro-batches, not device iterations, once G > 1 (PopART,
             # `anchorreturntype_test.py`, against the words of its header).
+            period = options.output_return_period
             return range(period - 1, self.steps, period)
-        return range(0 if mode is OutputMode.All else self.steps - 1, self.steps)
+        is_all = options.output_mode == OutputMode.All
+        return range(0 if is_all else self.steps - 1, self.steps)
 
     def describe(self) -> str:
         """Return the factors as text for error messages."""

@@ -167,8 +167,8 @@ class AsynchronousDataAccessor:
         finally:
             theirs.close()
         self._process = process
-        # The handler runs before multiprocessing's own, which would wait for the process
-        # for ever, because it is registered after that.
+        # The handler runs before multiprocessing's own, which would wait for ever,
+        # because it is registered after that.
         atexit.unregister(_terminate_all)
         atexit.register(_terminate_all)
         _accessors.add(self)
@@ -407,7 +407,8 @@ def _describe(element: Any) -> str:
 
 def _num_bytes(spec: Spec) -> int:
     shape, dtype = spec
-    return math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+    size: int = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+    return size
 
 
 def _starts(specs: Sequence[Spec]) -> list[int]:
