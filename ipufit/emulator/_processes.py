@@ -21,8 +21,7 @@ from ipufit.emulator._ground.switches import TIMEOUT_VARIABLE, process_timeout
 from ipufit.emulator.errors import createPoptorchError
 
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-_WHOLE_BYTES = 2**18  # of the tensors of all processes
-_PARTED_BYTES = 2**21
+_WHOLE_BYTES = 2**22  # of the tensors of all processes
 
 
 class Processes:
@@ -47,23 +46,9 @@ class Processes:
         """Replace a tensor by its sum over the processes, bit-equal in all of them."""
         self._wait("add up tensors", dist.all_reduce, tensor)
 
-    def swap(
-        self,
-        received: Tensor,
-        sent: Tensor,
-        received_sizes: list[int],
-        sent_sizes: list[int],
-    ) -> None:
-        """Send one part of a tensor to each process, and receive one from each.
-
-        Args:
-            received: 1-d tensor to write to.
-            sent: 1-d tensor to send.
-            received_sizes: The number of elements from each process, in order.
-            sent_sizes: The number of elements for each process, in order.
-        """
-        sizes = received_sizes, sent_sizes
-        self._wait("add up tensors", dist.all_to_all_single, received, sent, *sizes)
+    def swap(self, received: Tensor, sent: Tensor) -> None:
+        """Send one row of a tensor to each process, and receive one from each."""
+        self._wait("add up tensors", dist.all_to_all_single, received, sent)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Replace a tensor by the tensor of process 0."""
@@ -361,7 +346,8 @@ class _Message:
 
     In each step, processes wait for one another. gloo's `all_reduce` takes `2 * (P -
     1)` steps and sends `2 * (P - 1) / P` of the tensor, the minimum. Up to some
-    megabytes the steps take longer than the bytes.
+    megabytes the steps take longer than the bytes: then each process gets the whole
+    tensors of all others in one step, and sums them in their order.
 
     The tensors that are sent and received are kept: gloo's threads release a tensor
     some time after an exchange, and must not be the last to hold it.
@@ -381,30 +367,21 @@ class _Message:
         parts = torch.split(tensor, [value.numel() for value in own])
         self._parts = [part.view(value.shape) for part, value in zip(parts, own)]
         count, size = processes.count, tensor.numel() * tensor.element_size()
-        if size * count <= _WHOLE_BYTES or (count == 2 and size <= _PARTED_BYTES):
-            self._exchange = self._exchange_whole
-            others = count - 1
-            self._received = tensor.new_empty(others, len(tensor))
-            self._sent = tensor if others == 1 else tensor.repeat(others)
-            sizes = [len(tensor)] * count
-            sizes[processes.index] = 0
-            self._sizes = self._own_sizes = sizes
-        elif size <= _PARTED_BYTES:
-            self._exchange = self._exchange_parts
-            shares = tensor.tensor_split(count)
-            self._own = shares[processes.index]
-            self._received = tensor.new_empty(count, len(self._own))
-            self._sent = self._own.repeat(count)
-            self._sizes = [len(share) for share in shares]
-            self._own_sizes = [len(self._own)] * count
-        else:  # gloo's ring
-            self._exchange = functools.partial(processes.add_up, tensor)
+        self._is_whole = size * count <= _WHOLE_BYTES
+        rows = count if self._is_whole else 0
+        self._received = tensor.new_empty(rows, len(tensor))
+        self._sent = tensor.new_empty(rows, len(tensor))
 
     def add_up(self, values: list[Tensor], divisor: float) -> None:
         """Replace contiguous gradients by views of the sums; write sums into others."""
         parts = [values[index].reshape(-1) for index in self._members]
         torch.cat(parts, out=self._tensor)
-        self._exchange()
+        if self._is_whole:
+            self._sent.copy_(self._tensor)
+            self._processes.swap(self._received, self._sent)
+            self._tensor.copy_(functools.reduce(torch.add, self._received))
+        else:
+            self._processes.add_up(self._tensor)
         if divisor != 1:
             self._tensor.div_(float(divisor))
         for index, part in zip(self._members, self._parts):
@@ -412,38 +389,3 @@ class _Message:
                 values[index] = part
             else:
                 values[index].copy_(part)
-
-    def _exchange_whole(self) -> None:
-        """Send the tensor to all others, in one step; each process sums all tensors."""
-        tensor, sent, received = self._tensor, self._sent, self._received
-        if sent is not tensor:
-            sent.view(received.shape).copy_(tensor)
-        self._processes.swap(received.view(-1), sent, self._sizes, self._sizes)
-        rows = list(received.unbind())
-        rows.insert(self._processes.index, tensor)
-        _sum_in_order(rows, tensor)
-
-    def _exchange_parts(self) -> None:
-        """Sum one part of the tensor in each process, and send the sum to all.
-
-        It takes two steps and sends as many bytes as `all_reduce`.
-        """
-        swap, tensor, received = self._processes.swap, self._tensor, self._received
-        swap(received.view(-1), tensor, self._own_sizes, self._sizes)
-        _sum_in_order(list(received.unbind()), self._own)
-        self._sent.view(received.shape).copy_(self._own)
-        swap(tensor, self._sent, self._sizes, self._own_sizes)
-
-
-def _sum_in_order(rows: list[Tensor], out: Tensor) -> None:
-    """Add tensors in their order, so that all processes get the same bits.
-
-    Args:
-        rows: At least two; `out` may be one of them.
-        out: Tensor for the sum.
-    """
-    *before, last = rows
-    total = before[0]
-    for row in before[1:]:
-        total = torch.add(total, row)
-    torch.add(total, last, out=out)
