@@ -18,7 +18,6 @@ import typing as _typing
 
 import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
-from ipufit.emulator._executor.printing import module_repr, print
 from ipufit.emulator._ground.custom_args import (
     ICustomArgParser,
     flattenTensorStructure,
@@ -43,6 +42,8 @@ from ipufit.emulator._tracing.blocks import (
     Block,
     BlockFunction,
     LegacyBeginBlockFn,
+    module_repr,
+    print,
     removeBlocks,
 )
 from ipufit.emulator._tracing.state import (

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from ipufit.emulator._ops.control_flow import cond, for_loop
+from ipufit.emulator._ops.control_flow import CPU, cond, for_loop
 from ipufit.emulator._ops.custom_ops import ATTR_PREFIX, attributes_lists, custom_op
-from ipufit.emulator._ops.host_calls import CPU
 from ipufit.emulator._ops.markers import (
     MultiConv,
     NameScope,

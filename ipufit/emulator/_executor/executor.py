@@ -20,7 +20,6 @@ from ipufit.emulator._device.device import (
     Executable,
     check_rng_state,
 )
-from ipufit.emulator._executor.printing import module_repr
 from ipufit.emulator._executor.saving import (
     ARGUMENTS,
     MODEL,
@@ -45,15 +44,11 @@ from ipufit.emulator._layout.replica_groups import (
     Grouping,
     hold_one_element,
 )
-from ipufit.emulator._ops.markers import check_overlap
+from ipufit.emulator._ops.markers import overlapped_input, overlapped_output
 from ipufit.emulator._optimizers.device_optimizer import NOT_COMPILED, OptimizerSync
 from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._options.popart_keys import validate_popart_options
-from ipufit.emulator._options.strategies import (
-    ExecutionStrategy,
-    ParallelPhasedExecution,
-    is_pipelined,
-)
+from ipufit.emulator._options.strategies import ParallelPhasedExecution, is_pipelined
 from ipufit.emulator._processes import (
     Processes,
     broadcast_weights,
@@ -75,6 +70,7 @@ from ipufit.emulator._program.args import (
 from ipufit.emulator._program.checks import check_stages
 from ipufit.emulator._program.floating_point import check_operations
 from ipufit.emulator._program.program import Program, trace
+from ipufit.emulator._tracing.blocks import module_repr
 from ipufit.emulator._tracing.recording import named_weights, unchanged
 from ipufit.emulator._tracing.refusals import refuse_scripted, refuse_tied_buffers
 from ipufit.emulator.enums import (
@@ -1418,10 +1414,8 @@ def compile_model(
                 names_modules=options._module_namescope_enabled,
             )
         validate_popart_options(options.toDict())
-        for check in checks_of_program(
-            program, layout, options, is_training=is_training
-        ):
-            check()
+        for check in PROGRAM_CHECKS:
+            check(program, options, is_training=is_training)
         target = Target.of(options, program.num_ipus * layout.replicas)
         check_updatable_buffers(model, options)
         weights = {
@@ -1447,27 +1441,60 @@ def compile_model(
     )
 
 
-def checks_of_program(
-    program: Program, layout: Layout, options: Options, *, is_training: bool
-) -> Iterator[Callable[[], None]]:
-    """Yield functions that check a traced program against its options.
+def _check_overlap(program: Program, options: Options, *, is_training: bool) -> None:
+    *nodes, output = program.graph.graph.nodes
+    returned = list(output.args[0])[: -1 if program.has_loss else None]
+    inputs = [n for n in nodes if str(n.target).startswith("input_")]
+    marks = [n for n in nodes if n.target in (overlapped_input, overlapped_output)]
+    for mark in marks:
+        marked = mark.args[0]
+        if mark.target is overlapped_input and marked not in inputs:
+            raise createPoptorchError(
+                "poptorch.set_overlap_for_input applied on a node which is not a "
+                f"tensor input to the model: {marked}."
+            )
+        if mark.target is overlapped_input and len(marked.users) > 1:
+            raise createPoptorchError(
+                "poptorch.set_overlap_for_input must be the only op applied to an "
+                "input. This is not the case for input "
+                f"{inputs.index(marked)} to the model. Compute with the tensor that it "
+                "returns."
+            )
+        if mark.target is overlapped_output and mark not in returned:
+            raise createPoptorchError(
+                "poptorch.set_overlap_for_output applied on a node which is not a "
+                f"tensor output to the model: {marked}."
+            )
+        if mark.target is overlapped_output and (
+            returned.count(mark) > 1 or marked in returned
+        ):
+            raise createPoptorchError(
+                "poptorch.set_overlap_for_output cannot be used with a tensor that is "
+                "returned twice. Please check all returned tensors including those "
+                "nested in tuples/lists."
+            )
+    if not marks:
+        return
+    if is_pipelined(options._execution_strategy):
+        raise createPoptorchError(
+            "Overlapped IO is not supported with poptorch.PipelinedExecution. If you "
+            "are using only one IPU, please switch to poptorch.ShardedExecution."
+        )
+    if not options.TensorLocations.exists("numIOTiles"):
+        raise createPoptorchError(
+            "No IO tiles allocated. You must allocate at least 32 IO tiles using "
+            "poptorch.Options().TensorLocations.numIOTiles."
+        )
+    if options.output_mode not in (OutputMode.All.value, OutputMode.Sum.value):
+        raise createPoptorchError(
+            "Overlapped IO needs every micro-batch's output: OutputMode.All or "
+            f"OutputMode.Sum, not {OutputMode(options.output_mode).name}. Set "
+            "poptorch.Options().outputMode."
+        )
 
-    Each raises an `Error` if it refuses the program. They check the place and order of
-    blocks, the number of stages, the output mode, and buffers that replicas would have
-    to broadcast.
-    """
-    strategy, graph = options._execution_strategy, program.graph.graph
-    yield lambda: check_overlap(graph, options, has_loss=program.has_loss)
-    yield lambda: _check_placement(program, strategy)
-    if is_pipelined(strategy):
-        forward = program.num_forward_stages
-        yield lambda: _check_stages(forward, layout, is_training=is_training)
-    if options.output_mode == OutputMode.EveryN.value:
-        yield lambda: _check_period(program, layout, options)
-    yield lambda: _check_broadcast(program, layout, options)
 
-
-def _check_broadcast(program: Program, layout: Layout, options: Options) -> None:
+def _check_broadcast(program: Program, options: Options, *, is_training: bool) -> None:
+    layout = Layout.from_options(options)
     needs_broadcast = program.unsynchronised_weights and layout.input_groups > 1
     if needs_broadcast and options.broadcast_buffers:
         raise createPoptorchError(
@@ -1528,7 +1555,8 @@ def check_updatable_buffers(model: torch.nn.Module, options: Options) -> None:
             )
 
 
-def _check_placement(program: Program, strategy: ExecutionStrategy) -> None:
+def _check_placement(program: Program, options: Options, *, is_training: bool) -> None:
+    strategy = options._execution_strategy
     for block in program.blocks:
         if block.ipu < 0:
             raise createPoptorchError(
@@ -1546,7 +1574,10 @@ def _check_placement(program: Program, strategy: ExecutionStrategy) -> None:
         check_stages(program.graph.graph)
 
 
-def _check_stages(forward: int, layout: Layout, *, is_training: bool) -> None:
+def _check_stages(program: Program, options: Options, *, is_training: bool) -> None:
+    if not is_pipelined(options._execution_strategy):
+        return
+    layout, forward = Layout.from_options(options), program.num_forward_stages
     stages = 2 * forward - 1
     if is_training and layout.gradient_accumulation < stages:
         raise createPoptorchError(
@@ -1563,9 +1594,10 @@ def _check_stages(forward: int, layout: Layout, *, is_training: bool) -> None:
         )
 
 
-def _check_period(program: Program, layout: Layout, options: Options) -> None:
-    period = options.output_return_period
-    iterations = layout.device_iterations
+def _check_period(program: Program, options: Options, *, is_training: bool) -> None:
+    if options.output_mode != OutputMode.EveryN.value:
+        return
+    period, iterations = options.output_return_period, options.device_iterations
     if iterations % period:
         raise createPoptorchError(
             f"The period of OutputMode.EveryN ({period}) must divide the number of "
@@ -1576,6 +1608,17 @@ def _check_period(program: Program, layout: Layout, options: Options) -> None:
             "OutputMode.EveryN is not supported for a model that is pipelined over "
             f"several IPUs ({program.num_ipus})."
         )
+
+
+PROGRAM_CHECKS = (
+    _check_overlap,
+    _check_placement,
+    _check_stages,
+    _check_period,
+    _check_broadcast,
+)
+"""Checks of a traced program against its options. Each raises an `Error` if it refuses
+the program."""
 
 
 def _check_executable_cache(options: Options, folder: str | None) -> None:

@@ -27,10 +27,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from ipufit.emulator._executor.executor import (
-    check_updatable_buffers,
-    checks_of_program,
-)
+from ipufit.emulator._executor.executor import PROGRAM_CHECKS, check_updatable_buffers
 from ipufit.emulator._ground.custom_args import flattenTensorStructure
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.torch_extras import device_tensor
@@ -234,11 +231,9 @@ def survey(
             has_loss = is_training and len(notes.remarks) == before
             program = as_program(recording, graphs, ipus, has_loss=has_loss)
             layout = Layout.from_options(options)
-            checks = checks_of_program(
-                program, layout, options, is_training=is_training
-            )
-            for check_options in checks:
-                notes.attempt("options", check_options)
+            for check_options in PROGRAM_CHECKS:
+                check = functools.partial(check_options, is_training=is_training)
+                notes.attempt("options", check, program, options)
             num_ipus = program.num_ipus * layout.replicas
             notes.attempt("options", Target.of, options, num_ipus)
     notes.attempt("options", check_updatable_buffers, module, options)

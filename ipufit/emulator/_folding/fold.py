@@ -33,13 +33,12 @@ from torch.nn.functional import cross_entropy, nll_loss
 
 from ipufit.emulator._device.device import Call, Collect, Results, Runner
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._ground.switches import fold_bytes, folds
+from ipufit.emulator._ground.switches import FOLD_VARIABLE, fold_bytes, is_on
 from ipufit.emulator._ground.torch_extras import DispatchMode
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.replica_groups import ReplicaGroups
-from ipufit.emulator._ops.control_flow import run_branch, run_loop
+from ipufit.emulator._ops.control_flow import call_on_host, run_branch, run_loop
 from ipufit.emulator._ops.custom_ops import run_custom_op
-from ipufit.emulator._ops.host_calls import call_on_host
 from ipufit.emulator._ops.printing import print_tensor
 from ipufit.emulator._options.options import Settings
 from ipufit.emulator._program.program import Program
@@ -426,7 +425,7 @@ def choose_runner(
     """
     writes = program.updated_weights or program.volatile_weights
     reasons: dict[str, object] = {
-        "folds are turned off": not folds(),
+        "folds are turned off": not is_on(FOLD_VARIABLE, default=True),
         "there is one only": len(layout.micro_batches) == 1,
         "an update comes after each": program.has_loss
         and layout.micro_batches_per_update == 1,

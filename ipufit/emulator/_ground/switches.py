@@ -53,21 +53,6 @@ def is_on(variable: str, *, default: bool = False) -> bool:
         ) from None
 
 
-def folds() -> bool:
-    """Return whether several micro-batches may run at once.
-
-    `IPUFIT_EMULATOR_FOLD=0` forbids it.
-
-    Raises:
-        Error: If the variable holds no integer.
-
-    Example:
-        >>> folds()
-        True
-    """
-    return is_on(FOLD_VARIABLE, default=True)
-
-
 def fold_bytes(*, is_training: bool) -> int:
     """Return how many bytes the values of one fold may take.
 
@@ -103,21 +88,6 @@ def is_strict() -> bool:
         False
     """
     return is_on(STRICT_VARIABLE)
-
-
-def uses_channels_last() -> bool:
-    """Return whether convolutional programs may run in channels_last.
-
-    `IPUFIT_EMULATOR_CHANNELS_LAST=0` forbids it.
-
-    Raises:
-        Error: If the variable holds no integer.
-
-    Example:
-        >>> uses_channels_last()
-        True
-    """
-    return is_on(CHANNELS_LAST_VARIABLE, default=True)
 
 
 def process_timeout() -> float:

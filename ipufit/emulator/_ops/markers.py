@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
 import torch
 from torch import Tensor
-from torch.fx.graph import Graph
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ipufit.emulator._options.strategies import is_pipelined
 from ipufit.emulator._tracing.half import original
 from ipufit.emulator._tracing.operation import map_tensors
 from ipufit.emulator._tracing.recording import Recording
@@ -18,13 +16,9 @@ from ipufit.emulator._tracing.state import current_trace, require_tensor
 from ipufit.emulator.enums import (
     MatMulSerializationMode,
     MultiConvPlanType,
-    OutputMode,
     OverlapMode,
 )
 from ipufit.emulator.errors import createPoptorchError, require
-
-if TYPE_CHECKING:
-    from ipufit.emulator._options.options import Options
 
 
 def identity_loss(x: Tensor, reduction: str) -> Tensor:
@@ -109,7 +103,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     return tuple(map(recomputationCheckpoint, tensors))
 
 
-def _operator(function: Callable[..., Any], tensor: Tensor) -> Tensor:
+def _operator(function: Callable[..., Tensor], tensor: Tensor) -> Tensor:
     """Record an operator that returns its argument, unless a block is active.
 
     After a block has ended no operator may follow: a check finds the recorded one.
@@ -118,8 +112,7 @@ def _operator(function: Callable[..., Any], tensor: Tensor) -> Tensor:
     trace = current_trace()
     if trace is None or trace.block is not None:
         return tensor
-    result: Tensor = trace.record(function, tensor)
-    return result
+    return trace.record(function, tensor)
 
 
 def serializedMatMul(
@@ -466,66 +459,3 @@ def _mark(mark: Any, tensors: Any, mode: OverlapMode) -> Any:
     if mode.value == OverlapMode.NoOverlap.value or trace is None:
         return tensors
     return map_tensors(tensors, lambda tensor: trace.record(mark, tensor))
-
-
-def check_overlap(graph: Graph, options: Options, *, has_loss: bool) -> None:
-    """Refuse overlap marks that are in the wrong place in a traced program.
-
-    Args:
-        graph: The program.
-        options: The options that it is compiled with.
-        has_loss: Whether the last result of the graph is the loss, which the model
-            need not return.
-
-    Raises:
-        Error: A mark is in the wrong place, or the options don't allow any.
-    """
-    *nodes, output = graph.nodes
-    returned = list(output.args[0])[: -1 if has_loss else None]
-    inputs = [n for n in nodes if str(n.target).startswith("input_")]
-    marks = [n for n in nodes if n.target in (overlapped_input, overlapped_output)]
-    for mark in marks:
-        marked = mark.args[0]
-        if mark.target is overlapped_input and marked not in inputs:
-            raise createPoptorchError(
-                "poptorch.set_overlap_for_input applied on a node which is not a "
-                f"tensor input to the model: {marked}."
-            )
-        if mark.target is overlapped_input and len(marked.users) > 1:
-            raise createPoptorchError(
-                "poptorch.set_overlap_for_input must be the only op applied to an "
-                "input. This is not the case for input "
-                f"{inputs.index(marked)} to the model. Compute with the tensor that it "
-                "returns."
-            )
-        if mark.target is overlapped_output and mark not in returned:
-            raise createPoptorchError(
-                "poptorch.set_overlap_for_output applied on a node which is not a "
-                f"tensor output to the model: {marked}."
-            )
-        if mark.target is overlapped_output and (
-            returned.count(mark) > 1 or marked in returned
-        ):
-            raise createPoptorchError(
-                "poptorch.set_overlap_for_output cannot be used with a tensor that is "
-                "returned twice. Please check all returned tensors including those "
-                "nested in tuples/lists."
-            )
-    if not marks:
-        return
-    if is_pipelined(options._execution_strategy):
-        raise createPoptorchError(
-            "Overlapped IO is not supported with poptorch.PipelinedExecution. If you "
-            "are using only one IPU, please switch to poptorch.ShardedExecution."
-        )
-    if not options.TensorLocations.exists("numIOTiles"):
-        raise createPoptorchError(
-            "No IO tiles allocated. You must allocate at least 32 IO tiles using "
-            "poptorch.Options().TensorLocations.numIOTiles."
-        )
-    if options.output_mode not in (OutputMode.All.value, OutputMode.Sum.value):
-        raise createPoptorchError(
-            "Overlapped IO needs every micro-batch's output: OutputMode.All or "
-            f"OutputMode.Sum, not {OutputMode(options.output_mode).name}. Set "
-            "poptorch.Options().outputMode."
-        )

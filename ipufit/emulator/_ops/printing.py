@@ -151,8 +151,7 @@ def ipu_print_tensor(
     sizes = summarise_threshold, edge_items, max_line_width, digits
     marks = separator[:1], open_bracket[:1], close_bracket[:1]  # what a device gets
     text = TensorText(*sizes, float_format, *marks)
-    result: Tensor = trace.record(print_tensor, tensor, title, print_gradient, text)
-    return result
+    return trace.record(print_tensor, tensor, title, print_gradient, text)
 
 
 def print_tensor(

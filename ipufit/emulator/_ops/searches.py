@@ -80,10 +80,7 @@ def ctc_beam_search_decoder(
             torch.zeros(batch, top_paths),
             torch.zeros(batch, top_paths, steps),
         )
-    result: tuple[Tensor, Tensor, Tensor] = trace.record(
-        decode_batch, probs, lengths, blank, beam_width, top_paths
-    )
-    return result
+    return trace.record(decode_batch, probs, lengths, blank, beam_width, top_paths)
 
 
 def decode_batch(
@@ -206,10 +203,7 @@ def fps(
         raise createPoptorchError(
             f"`random_start` of fps must be a bool. Got {random_start!r}."
         )
-    result: Tensor = _device("fps").record(
-        sample_farthest, src, ptr, ratio, random_start
-    )
-    return result
+    return _device("fps").record(sample_farthest, src, ptr, ratio, random_start)
 
 
 def nearest(
@@ -273,8 +267,7 @@ def nearest(
                 f"Both batches of nearest must have the same ids: {sorted(one)} and "
                 f"{sorted(other)}."
             )
-    result: Tensor = trace.record(find_nearest, x, y, batch_x, batch_y)
-    return result
+    return trace.record(find_nearest, x, y, batch_x, batch_y)
 
 
 def sample_farthest(

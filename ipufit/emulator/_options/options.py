@@ -393,10 +393,7 @@ class Options(OptionsDict):
             42
         """
         require_type("random_seed", random_seed, int)
-        if torch.cuda.is_available() or torch.backends.mps.is_available():
-            torch.manual_seed(random_seed)
-        else:  # It asks for each kind of device, longer than a small call takes.
-            torch.default_generator.manual_seed(random_seed)
+        torch.manual_seed(random_seed)
         return self._store(random_seed=random_seed)
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:

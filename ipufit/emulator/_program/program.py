@@ -19,7 +19,7 @@ from ipufit.emulator._ground.custom_args import (
     flattenTensorStructure,
     reconstructTensorStructure,
 )
-from ipufit.emulator._ground.switches import is_strict, uses_channels_last
+from ipufit.emulator._ground.switches import CHANNELS_LAST_VARIABLE, is_on, is_strict
 from ipufit.emulator._ground.torch_extras import host_tensor
 from ipufit.emulator._ops.control_flow import Body
 from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
@@ -108,7 +108,7 @@ class Program:
 
     def optimized(self, graph: GraphModule) -> GraphModule:
         """Rewrite a graph with the program's weights to a faster one."""
-        if not uses_channels_last():
+        if not is_on(CHANNELS_LAST_VARIABLE, default=True):
             return graph
         shapes = self.weight_shapes
         return in_channels_last(graph, shapes, is_differentiated=self.has_loss)

@@ -7,6 +7,7 @@ is.
 
 from __future__ import annotations
 
+import builtins
 from typing import Any, Callable, TypeVar
 
 import torch
@@ -137,11 +138,6 @@ class _BeginBlockHook:
         return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
 
 
-def is_block_hook(hook: object) -> bool:
-    """Return whether `BeginBlock` registered this forward-pre-hook."""
-    return isinstance(hook, _BeginBlockHook)
-
-
 def BeginBlock(
     layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None
 ) -> Any:
@@ -236,3 +232,52 @@ def removeBlocks(module: torch.nn.Module) -> None:
         for key, hook in list(part._forward_pre_hooks.items()):
             if isinstance(hook, _BeginBlockHook):
                 del part._forward_pre_hooks[key]
+
+
+def module_repr(m: torch.nn.Module) -> str:
+    """Describe a module as torch does, and where `BeginBlock` begins blocks.
+
+    Example:
+        >>> from ipufit.emulator import BeginBlock
+        >>> layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+        >>> _ = BeginBlock(layers[1], "second", ipu_id=1)
+        >>> builtins.print(module_repr(layers))
+        Sequential(
+          (0): ReLU()
+          (1): BeginBlock(user_id=second, ipu_id=1) Tanh()
+        )
+    """
+    hooks = [
+        repr(h) for h in m._forward_pre_hooks.values() if isinstance(h, _BeginBlockHook)
+    ]
+    name = " ".join([*hooks, type(m).__name__])
+    extra = m.extra_repr()
+    children = [f"({key}): {module_repr(child)}" for key, child in m.named_children()]
+    if extra and not children and "\n" not in extra:
+        return f"{name}({extra})"
+    parts = [*([extra] if extra else []), *children]
+    lines = [line for part in parts for line in part.split("\n")]
+    if not lines:
+        return f"{name}()"
+    body = "".join(f"\n  {line}" for line in lines)
+    return f"{name}({body}\n)"
+
+
+def print(m: Any, *args: Any, **kwargs: Any) -> None:
+    """Print an object; for a module, print its blocks first.
+
+    As in PopTorch, a module is printed twice: by `module_repr`, then as usual.
+
+    Args:
+        m: A module, or any other object.
+        *args: As for the built-in `print`.
+        **kwargs: As for the built-in `print`.
+
+    Example:
+        >>> print(torch.nn.ReLU())
+        ReLU()
+        ReLU()
+    """
+    if isinstance(m, torch.nn.Module):
+        builtins.print(module_repr(m), *args, **kwargs)  # noqa: T201 - what it is for
+    builtins.print(m, *args, **kwargs)  # noqa: T201 - what it is for

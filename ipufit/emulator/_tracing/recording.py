@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ from ipufit.emulator._tracing.refusals import (
     untraceable,
 )
 from ipufit.emulator.errors import createPoptorchError
+
+_ResultT = TypeVar("_ResultT")
 
 _LITERALS = (*base_types, type(None), type(Ellipsis))
 """Types that `torch.fx` can write into the code that it generates."""
@@ -231,7 +233,9 @@ class Recording:
 
     # For the functions that a module calls ----------------------------------
 
-    def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def record(
+        self, function: Callable[..., _ResultT], *args: Any, **kwargs: Any
+    ) -> _ResultT:
         """Run `function` on the device's tensors and record it as one operation.
 
         Args:
@@ -246,7 +250,8 @@ class Recording:
             Error: One of the tensors is the host's.
         """
         self.require_device(function.__name__, tensors_in((args, kwargs)))
-        return DeviceFunction(function)(*args, **kwargs)
+        result: _ResultT = DeviceFunction(function)(*args, **kwargs)
+        return result
 
     def require_device(self, what: str, tensors: Iterable[Tensor]) -> None:
         """Refuse tensors of the host among the arguments of `what`."""

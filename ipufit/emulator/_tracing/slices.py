@@ -263,8 +263,7 @@ def dynamic_update(
         first = int(start.reshape(-1)[0])
         return torch.slice_scatter(input, src, dim, first, first + size, 1)
     _check_size(size)
-    result: Tensor = trace.record(update_tensor, input, src, dim, start, size)
-    return result
+    return trace.record(update_tensor, input, src, dim, start, size)
 
 
 def update_tensor(
