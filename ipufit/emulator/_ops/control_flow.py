@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs apart in a model: bodies of `for_loop` and `cond`, and `CPU`."""
+"""Bodies of `for_loop` and `cond`, and layers of `CPU`: parts that run apart."""
 
 from __future__ import annotations
 
