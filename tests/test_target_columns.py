@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -96,3 +98,20 @@ def test_columns_of_frames_are_left_alone():
     with torch.no_grad():
         outputs = model.module.eval()(X)
     torch.testing.assert_close(model.predict(frame, verbose=0), outputs)
+
+
+def test_columns_of_frames_go_by_their_names():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
+    model = IPUModel(reference.network())
+    model.compile("sgd", "cross_entropy")
+    model.fit(frame, Y, batch_size=4, verbose=0, validation_split=0.5)
+    other = frame.assign(more=1.0)[["more", "c", "a", "b"]]
+    for one in (model, pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(one.predict(other, verbose=0), one.predict(X))
+        torch.testing.assert_close(one.predict_on_batch(other), one.predict(X))
+        assert one.evaluate(other, Y, 4) == pytest.approx(one.evaluate(X, Y, 4))
+        with pytest.raises(DataError, match="lacks the columns 'b', which the model"):
+            one.predict(frame[["a", "c"]])
+    history = model.fit(frame, Y, 4, verbose=0, validation_data=(other, Y)).history
+    assert history["val_loss"][0] == pytest.approx(model.evaluate(X, Y, 4)["loss"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing.util
 import tempfile
 import uuid
 from dataclasses import dataclass, replace
@@ -522,7 +523,11 @@ class CallLoader:
     def _new_loader(self, order: Order) -> Any:
         plan, (num_workers, mode) = self._plan, self._loading
         given: dict[str, Any] = {}
-        if mode == "sync":
+        if mode != "sync":
+            # Else each process that sends tensors makes a temporary folder of its own,
+            # which it can't delete when it is ended.
+            multiprocessing.util.get_temp_dir()
+        else:
             given["persistent_workers"] = False
             # torch draws a seed when processes start. A resumed run starts them once
             # more than others do, which must not change torch's own generator.

@@ -382,6 +382,8 @@ class Source:
         is_one_shot: Whether the samples can be iterated over only once.
         num_certain: Number of samples of a pass if it is certain, else None. For an
             example it is that of its data.
+        columns: For each array of the inputs the names of its columns, if it was a
+            frame.
         num_ahead: Number of samples that workers of the user's own loader load ahead;
             None without workers.
     """
@@ -405,6 +407,7 @@ class Source:
         self.is_one_shot = False
         self.num_certain = None if dataset is None else num_samples
         self.num_ahead: int | None = None
+        self.columns: Sequence[Sequence[Any] | None] = ()
 
     def first(self) -> list[Tensor]:
         """Return the leaves of the first sample, which is read once."""

@@ -8,7 +8,7 @@ streams, which keep their own samplers, collate functions and workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -69,6 +69,9 @@ _MOST_ARRAYS = 8
 _STREAM_ROWS = 64
 """Samples that are stacked at a time when a dataset gives them one by one."""
 
+FrameColumns = Sequence[Optional[Sequence[Any]]]
+"""For each leaf of nested arrays the names of its columns, if it is a frame."""
+
 
 def as_source(
     x: Any,
@@ -79,6 +82,7 @@ def as_source(
     num_workers: int = 0,
     inputs_only: bool = False,
     left_out: Sequence[str] = (),
+    columns: FrameColumns = (),
     processes: Processes = ALONE,
 ) -> Source:
     """Convert data in any form that users may pass to a source.
@@ -96,6 +100,8 @@ def as_source(
         num_workers: Number of processes that load an `IterableDataset`.
         inputs_only: Whether targets and weights in samples are ignored, of any type.
         left_out: Columns to ignore, if samples have columns.
+        columns: `Source.columns` of the data that the model was trained on: frames
+            give these columns, in this order.
         processes: Processes that divide the samples. They exchange the beginning of a
             stream.
 
@@ -110,13 +116,14 @@ def as_source(
     """
     if isinstance(x, Source):
         return x
-    columns = column_names(y)
+    targets = column_names(y)
     is_single = isinstance(y, str)
     if is_array_like(x):
         x = without_columns(x, left_out)
-        if columns is not None:
-            x, y = split_columns(x, columns, is_single, f"`{name}`")
-        return from_arrays(x, None if inputs_only else y, sample_weight, name=name)
+        if targets is not None:
+            x, y = split_columns(x, targets, is_single, f"`{name}`")
+        y = None if inputs_only else y
+        return from_arrays(x, y, sample_weight, name=name, columns=columns)
     if not is_indexed(x) and not is_stream(x):
         raise DataError(
             f"`{name}` is {describe(x)}. Pass tensors, NumPy arrays, pandas frames, a "
@@ -124,8 +131,8 @@ def as_source(
             "DataLoader, or a generator of batches."
         )
     has_lists = is_hugging_face(x)
-    parts_of = Parts(columns, is_single, name, has_lists, inputs_only, left_out)
-    _refuse_beside(x, None if columns else y, sample_weight)
+    parts_of = Parts(targets, is_single, name, has_lists, inputs_only, left_out)
+    _refuse_beside(x, None if targets else y, sample_weight)
     if is_indexed(x):
         return _from_dataset(x, parts_of, name)
     if isinstance(x, IterableDataset) or is_hugging_face(x):
@@ -135,7 +142,12 @@ def as_source(
 
 
 def as_batch(
-    x: Any, y: Any = None, sample_weight: Any = None, *, left_out: Sequence[str] = ()
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    left_out: Sequence[str] = (),
+    columns: FrameColumns = (),
 ) -> Source:
     """Convert one batch of arrays to a source.
 
@@ -144,6 +156,7 @@ def as_batch(
         y: Arrays of targets.
         sample_weight: Arrays of weights.
         left_out: Columns to ignore, if `x` has columns.
+        columns: As for `as_source`.
 
     Raises:
         DataError: The arguments are no arrays, or arrays that can't be used.
@@ -157,11 +170,17 @@ def as_batch(
             f"`x` is {describe(x)}. Pass the arrays of one batch, or use fit, "
             "evaluate and predict."
         )
-    return from_arrays(without_columns(x, left_out), y, sample_weight, name="x")
+    x = without_columns(x, left_out)
+    return from_arrays(x, y, sample_weight, name="x", columns=columns)
 
 
 def from_arrays(
-    x: Any, y: Any = None, sample_weight: Any = None, *, name: str
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    name: str,
+    columns: FrameColumns = (),
 ) -> Source:
     """Make a source of nested arrays, whose dim 0 counts samples.
 
@@ -170,12 +189,16 @@ def from_arrays(
         y: Targets; None if there are none.
         sample_weight: Weights; None if all samples weigh the same.
         name: Name of the inputs in error messages.
+        columns: As for `as_source`.
 
     Raises:
         DataError: The arrays are empty, hold no numbers or too large ones, or their
             lengths differ.
     """
     wheres = (f"`{name}`", "`y`", "`sample_weight`")
+    x = _mapped(_chooser(columns, wheres[0]), x)
+    own_columns: list[Any] = []
+    _mapped(lambda v: own_columns.append(_columns_of(v)), x)
     values = (x, y, sample_weight)
     given = [unframed(value, where) for value, where in zip(values, wheres)]
     structure = SampleStructure.of(given)
@@ -194,7 +217,39 @@ def from_arrays(
     tensors = same_rows(leaves, f"`{name}`")
     if not len(tensors[0]):
         raise DataError(f"`{name}` has no samples.")
-    return in_memory(tensors, structure, name)
+    source = in_memory(tensors, structure, name)
+    source.columns = own_columns
+    return source
+
+
+def _columns_of(value: Any) -> Sequence[Any] | None:
+    """Return the names of a frame's columns; None if it has none, or one twice."""
+    names = list(value.columns) if is_frame(value) and hasattr(value, "columns") else []
+    return names if names and len(set(names)) == len(names) else None
+
+
+def _chooser(columns: FrameColumns, where: str) -> Callable[[Any], Any]:
+    """Return a function that gives frames the columns of those trained on, in order.
+
+    Args:
+        columns: For each leaf of the data the names of its columns, if it was a frame.
+        where: Name of the data in error messages.
+    """
+    each = iter(columns)
+
+    def chosen(value: Any) -> Any:
+        names, own = next(each, None), _columns_of(value)
+        if names is None or own is None:
+            return value
+        missing = [name for name in names if name not in own]
+        if missing:
+            raise DataError(
+                f"{where} lacks the columns {', '.join(map(repr, missing))}, which the "
+                f"model was trained with. It has: {', '.join(map(repr, own))}."
+            )
+        return value[list(names)]
+
+    return chosen
 
 
 def in_memory(
@@ -489,6 +544,7 @@ def fit_sources(
         return split_validation(x, y, validation_split, sample_weight)
     loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
     source = as_source(x, y, sample_weight, **loading)
+    loading["columns"] = source.columns
     if validation_data is None:
         return source, None
     if validation_data is x and isinstance(source, StreamSource):
@@ -500,22 +556,18 @@ def fit_sources(
 def validation_source(
     validation_data: Any,
     y: Any = None,
-    *,
-    num_workers: int = 0,
-    processes: Processes = ALONE,
+    **loading: Any,
 ) -> Source:
     """Make the source to validate on.
 
     Args:
         validation_data: As for `fit_sources`.
         y: Names of target columns, if it has columns.
-        num_workers: As for `fit_sources`.
-        processes: As for `fit_sources`.
+        **loading: Arguments for `as_source`.
 
     Raises:
         DataError: The data can't be used.
     """
-    loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
     given = validation_data
     if not isinstance(given, (tuple, list)):
         given = (given, y) if column_names(y) else (given,)
@@ -572,6 +624,7 @@ def split_validation(
         Source(whole.structure, len(part[0]), dataset=ArrayDataset(part))
         for part in parts
     )
+    train.columns = whole.columns
     return train, validation
 
 

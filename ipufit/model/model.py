@@ -328,6 +328,7 @@ class IPUModel:
     # Facts about the data of the last runs.
     _last_source: Source | None
     _target_columns: Sequence[str]
+    _columns: Sequence[Sequence[Any] | None]  # of frames trained on
     _num_passes: int  # over training data, so that no fit repeats an order
 
     def __init__(
@@ -357,6 +358,7 @@ class IPUModel:
         self._output_sizes = []
         self._last_source = None
         self._target_columns = ()
+        self._columns = ()
         self._num_passes = 0
 
     # Keras's methods ------------------------------------------------------------------
@@ -579,7 +581,7 @@ class IPUModel:
         source, validated = fit_sources(
             x, y, sample_weight, validation_split, validation_data, **self._of_data
         )
-        self._target_columns = column_names(y) or ()
+        self._target_columns, self._columns = column_names(y) or (), source.columns
         self.processes.require_same(
             "fit",
             samples=_common_samples(source),
@@ -787,7 +789,7 @@ class IPUModel:
             ConfigError: The own inference options return sums of outputs.
         """
         self._require_compiled()
-        source = as_source(x, y, sample_weight, **self._of_data)
+        source = as_source(x, y, sample_weight, columns=self._columns, **self._of_data)
         self._target_columns = column_names(y) or ()
         size, max_rows = _rows_to_evaluate(self.config, source, batch_size, steps)
         self.processes.require_same(
@@ -906,6 +908,7 @@ class IPUModel:
         """
         optimization = self._compiled.optimization
         source = as_batch(x, y, sample_weight)
+        self._columns = source.columns
         own = self.config.training_options
         updates = self.config.device_iterations or 1
         if own is not None:
@@ -967,7 +970,7 @@ class IPUModel:
             DataError: Data that can't be used.
         """
         self._require_compiled()
-        source = as_batch(x, y, sample_weight)
+        source = as_batch(x, y, sample_weight, columns=self._columns)
         size, _ = _rows_to_evaluate(self.config, source, None, None)
         rows = source.num_samples
         self.processes.require_same("test_on_batch", samples=source.num_samples)
@@ -991,7 +994,7 @@ class IPUModel:
         Raises:
             DataError: Data that can't be used.
         """
-        source = as_batch(x, left_out=self._target_columns)
+        source = as_batch(x, left_out=self._target_columns, columns=self._columns)
         size, _ = _rows_to_evaluate(self.config, source, None, None)
         rows = source.num_samples
         self.processes.require_same("predict_on_batch", samples=source.num_samples)
@@ -1895,7 +1898,7 @@ class IPUModel:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         IPUModel.__init__(self, state["module"], state["config"])
-        self._target_columns, self._num_passes = state["data"]
+        self._target_columns, self._columns, self._num_passes = state["data"]
         vars(self).update(state["attributes"])
         self._counterparts = Counterparts(state["counterparts"])
         if state["arguments"] is None:
@@ -1938,7 +1941,7 @@ class IPUModel:
             "counterparts": self._counterparts.among(given),
             "trained": trained,
             "is_swapped": is_swapped,
-            "data": (self._target_columns, self._num_passes),
+            "data": (self._target_columns, self._columns, self._num_passes),
             "attributes": {n: v for n, v in vars(self).items() if n not in own_names},
         }
 
@@ -1998,7 +2001,13 @@ class IPUModel:
     def _inputs(self, x: Any, left_out: Sequence[str]) -> Source:
         """Return data as a source without targets."""
         left_out = (*self._target_columns, *left_out)
-        return as_source(x, inputs_only=True, left_out=left_out, **self._of_data)
+        return as_source(
+            x,
+            inputs_only=True,
+            left_out=left_out,
+            columns=self._columns,
+            **self._of_data,
+        )
 
     def _require_ipus(self) -> None:
         """Check that the model can run a program here and now.

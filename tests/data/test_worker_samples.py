@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -141,3 +144,30 @@ def test_the_cause_is_shown_and_no_file_stays(monkeypatch, tmp_path, mode):
         model.fit(Broken(), batch_size=2, shuffle=False, verbose=0)
     assert "ValueError: sample 5 is broken" in str(caught.value)
     assert list(Path(tmp_path).glob("ipufit-*.txt")) == []
+
+
+@pytest.mark.thorough
+def test_loaders_leave_no_temporary_folders(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"""if True:
+        import sys
+        sys.path.insert(0, {str(Path.cwd())!r})
+        import torch
+        from ipufit import IPUConfig, IPUModel
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+            def __getitem__(self, index):
+                return torch.ones(2) * index, torch.ones(1)
+        if __name__ == "__main__":
+            config = IPUConfig(loader_mode="async", num_workers=2)
+            model = IPUModel(torch.nn.Linear(2, 1), config)
+            model.compile("sgd", "mse")
+            model.fit(Rows(), batch_size=2, epochs=2, verbose=0)
+            model.evaluate(Rows(), batch_size=2, verbose=0)
+    """)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    subprocess.run([sys.executable, str(script)], env=environment, check=True)
+    assert list(folder.iterdir()) == []
