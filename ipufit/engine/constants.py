@@ -7,8 +7,7 @@ reads; for an object the attributes whose names some code reads. An attribute th
 code reads is left out, so that a callback may count in a module.
 
 The code of installed packages isn't read. All public attributes of their layers and
-objects are taken instead. The walk ends `DEPTH` steps away from where it began, and
-after `SIZE` values.
+objects are taken instead. The walk ends after `SIZE` values.
 """
 
 from __future__ import annotations
@@ -19,18 +18,15 @@ import dis
 import enum
 import functools
 import inspect
-import random
 import sys
 import sysconfig
 import types
 import zlib
-from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import (
     Any,
     Callable,
-    FrozenSet,
     Iterable,
     Iterator,
     Mapping,
@@ -41,14 +37,13 @@ from typing import (
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from ipufit.engine.objective import Objective, StepFunction
+from ipufit.engine.trace_checks import warn_of_baked_in
 from ipufit.engine.weights import checksum, is_counted, unfetched, weights_of
-from ipufit.errors import BakedInWarning, ConfigError, warn
+from ipufit.errors import ConfigError
 from ipufit.metrics import StreamedMetric
 
-DEPTH = 16
 SIZE = 20_000
 SMALL_BYTES = 1 << 16
 """Arrays of numpy up to this size are compared before every call."""
@@ -75,8 +70,6 @@ class Contents(NamedTuple):
         return self.kind
 
 
-_COMPARED = (*_PLAIN, Contents, frozenset)
-
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 _NO_STEPS = ("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
@@ -85,8 +78,14 @@ _COMPUTED |= {"attrgetter", "__getattribute__"}
 """Names whose use lets code read attributes by names that aren't in it."""
 
 _CONTAINERS = (list, tuple, collections.deque, Mapping, set, frozenset)
-_DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
+_WRAPPERS = (
+    *(types.MethodType, functools.partial, functools.cached_property),
+    *(property, staticmethod, classmethod),
+)
+_WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget")
+"""Attributes of wrappers that lead to a function and its arguments."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_MEMBERS = ("_modules", "_parameters", "_buffers", *_HOOKS)
 _TORCHS = {"training", *vars(torch.nn.Module())}
 """Attributes that torch itself keeps in a module."""
 _NOT_IN_FORWARD = frozenset(
@@ -107,14 +106,16 @@ def _origin(module_name: str) -> str:
     """Classify a Python module by its author.
 
     Returns:
-        "user"; "package" if it is installed; "holder" for modules of Python whose
-        objects hold values and never read them; "machinery" for the rest of Python,
-        torch, numpy, PopTorch and ipufit, whose objects are no values.
+        "user"; "package" if it is installed, or has objects with settings; "holder" for
+        modules of Python whose objects hold values and never read them; "machinery" for
+        the rest of Python, torch, numpy, PopTorch and ipufit, whose objects are no
+        values.
     """
     root = module_name.partition(".")[0]
     if root in ("types", "argparse", "collections"):
         return "holder"
-    if (module_name + ".").startswith("torch.distributions."):
+    of_settings = ("torch.distributions.", "ipufit.metrics.", "ipufit.losses.")
+    if (module_name + ".").startswith(of_settings):
         return "package"
     if root in ("torch", "ipufit", "poptorch", "numpy"):
         return "machinery"
@@ -132,19 +133,8 @@ def _origin(module_name: str) -> str:
     return "user"
 
 
-def _reads_any(cls: type) -> bool:
-    """Return whether methods of a class are a package's, and may read any attribute."""
-    if cls in (object, torch.nn.Module):
-        return False
-    is_module = issubclass(cls, torch.nn.Module)
-    return _origin(cls.__module__) in ("package", "machinery" if is_module else "")
-
-
-Names = Tuple[FrozenSet[str], FrozenSet[str], bool]
-
-
 @functools.lru_cache(maxsize=4096)
-def names_read(code: CodeType) -> Names:
+def names_read(code: CodeType) -> tuple[frozenset[str], frozenset[str], bool]:
     """Return the names that the code of a function reads, and of functions inside it.
 
     Returns:
@@ -213,24 +203,26 @@ def _checksum(value: Any) -> int:
     return zlib.crc32("\n".join(texts).encode())
 
 
-def _ids(container: Iterable[Any]) -> int:
-    return hash(tuple(map(id, container)))
+# A part of an object is read by one of these, with the object, a key and a default.
 
 
-def _public_names(value: Any) -> list[str]:
-    names: Iterable[str] = getattr(value, "__dict__", ())
-    return [name for name in names if not name.startswith("_")]
+def _element(sequence: Any, index: int, default: Any) -> Any:
+    return sequence[index] if index < len(sequence) else default
 
 
-def _scalar_dtype(buffers: Any, name: str) -> torch.dtype | None:
-    """Return the dtype of a 0-d buffer, without fetching it; None for other values."""
+def _scalar_dtype(buffers: Any, name: str, default: Any) -> Any:
+    """Return the dtype of a 0-d buffer, whose value goes to the device in each call."""
     buffer = buffers.get(name)
-    if not issubclass(type(buffer), Tensor) or unfetched(buffer, "ndim"):
-        return None
-    dtype: torch.dtype = unfetched(buffer, "dtype")
-    return dtype
+    is_scalar = issubclass(type(buffer), Tensor) and not unfetched(buffer, "ndim")
+    return unfetched(buffer, "dtype") if is_scalar else default
 
 
+def _get_of(mapping: Any) -> Any:
+    return dict.get if isinstance(mapping, dict) else type(mapping).get
+
+
+_Part = Tuple[str, Callable[..., Any], Any, Any]
+"""Path of a part in messages, the function that reads it, its owner and its key."""
 _Check = Tuple[Callable[..., Any], Tuple[Any, ...], Any]
 """A function, its arguments, and the result that it gave."""
 
@@ -249,7 +241,7 @@ class _Walk:
     """
 
     def __init__(
-        self, roots: Mapping[str, Any], names: frozenset[str], *, is_open: bool
+        self, roots: Mapping[str, Any], names: Iterable[str], *, is_open: bool
     ) -> None:
         self.names = set(names)
         self.is_open = is_open
@@ -260,85 +252,59 @@ class _Walk:
         self._visited: dict[int, tuple[str, Any]] = {}  # keeps objects, for their ids
         self._classes: set[type] = set()
         self._followed: set[tuple[int, Any]] = set()
-        self._weights: set[int] = set()
-        for root in roots.values():
-            if isinstance(root, torch.nn.Module):
-                self._weights.update(map(id, weights_of(root)))
-        for path, root in roots.items():
-            self._visit(path, root, 0)
-            is_own = _origin(type(root).__module__) == "machinery"  # such as a metric
-            if is_own and not isinstance(root, torch.nn.Module):
-                for name in _public_names(root):
-                    self._item(vars(root), name, f"{path}.{name}", 1)
+        modules = [one for one in roots.values() if isinstance(one, torch.nn.Module)]
+        self._weights = {id(weight) for one in modules for weight in weights_of(one)}
+        self._found = collections.deque(roots.items())
+        while self._found:
+            self._visit(*self._found.popleft())
 
-    def _follow(self, get: Any, owner: Any, key: Any, path: str, depth: int) -> None:
-        """Visit an attribute or element of an owner, and record its path."""
-        if (id(owner), key) in self._followed:
-            return
-        self._followed.add((id(owner), key))
-        try:
-            value = get(owner, key, _MISSING)
-        except ValueError:  # an empty cell
-            return
-        self.checks.append((get, (owner, key, _MISSING), value))
-        if value is not _MISSING:
-            self._visit(path, value, depth)
+    def _check(self, read: Callable[..., Any], *given: Any) -> Any:
+        """Read a value, which is compared before every call."""
+        value = read(*given)
+        self.checks.append((read, given, value))
+        return value
 
-    def _item(self, mapping: Any, key: Any, path: str, depth: int) -> None:
-        get = dict.get if isinstance(mapping, dict) else type(mapping).get
-        self._follow(get, mapping, key, path, depth)
-
-    def _whole(self, container: Any) -> None:
-        """Note that a container counts as a whole; keys of a mapping are followed."""
-        read: Any = len if isinstance(container, Mapping) else _ids
-        self.checks.append((read, (container,), read(container)))
-
-    def _visit(self, path: str, value: Any, depth: int) -> None:
+    def _visit(self, path: str, value: Any) -> None:
         while path in self.values:  # a variable of another function
             path += "'"
         self.values[path] = value
+        kind = type(value)
         if _is_plain(value):
             return
         if id(value) in self._visited:
             self.values[path] = Contents(self._visited[id(value)][0])
             return
         self._visited[id(value)] = path, value
-        if depth > DEPTH or len(self.values) > SIZE:
+        if len(self.values) > SIZE:
             self.is_complete = False
-            return
-        depth += 1
-        if isinstance(value, Tensor):
+        elif issubclass(kind, Tensor):
             self._tensor(path, value)
-        elif isinstance(value, np.ndarray):
+        elif issubclass(kind, np.ndarray):
+            size, is_small = value.nbytes, value.nbytes <= SMALL_BYTES
             if not value.dtype.hasobject:
-                self._constant(path, value, value.nbytes)
-        elif isinstance(value, torch.nn.Module):
-            self._module(path, value, depth)
-        elif isinstance(value, types.FunctionType):
-            self._function(path, value, depth)
-        elif isinstance(value, types.MethodType):
-            self.values[path] = Contents("a method")
-            self._visit(f"{path}.__self__", value.__self__, depth)
-            self._visit(f"{path}.__func__", value.__func__, depth)
-        elif isinstance(value, functools.partial):
-            self.values[path] = Contents("a partial")
-            for name in ("func", "args", "keywords"):
-                self._visit(f"{path}.{name}", getattr(value, name), depth)
-        elif isinstance(value, types.ModuleType):
-            if _origin(value.__name__) == "user":
-                for name in sorted(self.names & vars(value).keys()):
-                    self._item(vars(value), name, f"{path}.{name}", depth)
-        elif isinstance(value, type):
-            self._class(value, depth)
-        elif isinstance(value, _DESCRIPTORS):
-            for name in ("fget", "func", "__func__"):
-                if hasattr(value, name):
-                    self._visit(path, getattr(value, name), depth)
-        elif isinstance(value, _CONTAINERS):
-            self._container(path, value, depth)
-        elif _origin(type(value).__module__) != "machinery":
-            self.values[path] = Contents(f"a {type(value).__name__}")
-            self._members(path, value, depth)
+                self._constant(path, kind.__name__, value, size, is_small=is_small)
+        elif issubclass(kind, (set, frozenset)) or (
+            issubclass(kind, _CONTAINERS) and len(value) > LARGE
+        ):
+            elements = [*value, *getattr(value, "values", list)()]
+            self.is_complete &= all(map(_is_plain, elements))
+            what = f"a {kind.__name__} of {len(value)} values"
+            self._sum(path, what, value, is_small=len(value) <= LARGE)
+        else:
+            is_itself = (torch.nn.Module, types.FunctionType, types.ModuleType, type)
+            is_known = issubclass(kind, (*_CONTAINERS, *_WRAPPERS))
+            if not issubclass(kind, is_itself):
+                if not is_known and _origin(kind.__module__) == "machinery":
+                    return
+                self.values[path] = Contents(f"a {kind.__name__}")
+            for part, read, owner, key in self._parts(path, value):
+                if (id(owner), key) in self._followed:
+                    continue
+                self._followed.add((id(owner), key))
+                with contextlib.suppress(ValueError):  # an empty cell
+                    found = self._check(read, owner, key, _MISSING)
+                    if found is not _MISSING:
+                        self._found.append((part, found))
 
     def _tensor(self, path: str, tensor: Tensor) -> None:
         is_weight = id(tensor) in self._weights
@@ -350,61 +316,74 @@ class _Walk:
         is_plain = is_weight or type(tensor) is Tensor
         is_here = tensor.device.type == "cpu" and tensor.layout == torch.strided
         if is_plain and is_here and not tensor.is_inference():
-            version = unfetched(tensor, "_version")
-            self.checks.append((unfetched, (tensor, "_version"), version))
-            self._constant(path, tensor, tensor.numel() * tensor.element_size())
+            self._check(unfetched, tensor, "_version")
+            size = tensor.numel() * tensor.element_size()
+            self._constant(path, "Tensor", tensor, size, is_small=False)
 
-    def _constant(self, path: str, value: Any, num_bytes: int) -> None:
-        if num_bytes > LARGE_BYTES:
+    def _constant(
+        self, path: str, kind: str, value: Any, size: int, *, is_small: bool
+    ) -> None:
+        """Record a tensor's or array's values; a large one counts as the object."""
+        if size > LARGE_BYTES:
             self.is_complete = False
-            return
-        # A buffer's class is PopTorch's while a program holds it.
-        name = "Tensor" if issubclass(type(value), Tensor) else type(value).__name__
-        self._sum(path, f"{name} of {value.dtype} {list(value.shape)}", value)
+        else:
+            what = f"{kind} of {value.dtype} {list(value.shape)}"
+            self._sum(path, what, value, is_small=is_small)
 
-    def _sum(self, path: str, kind: str, value: Any) -> None:
+    def _sum(self, path: str, what: str, value: Any, *, is_small: bool) -> None:
         checksum = _checksum(value)
-        self.values[path] = Contents(kind, checksum)
-        is_small = isinstance(value, np.ndarray) and value.nbytes <= SMALL_BYTES
+        self.values[path] = Contents(what, checksum)
         checks = self.checks if is_small else self.thorough_checks
         checks.append((_checksum, (value,), checksum))
 
-    def _module(self, path: str, module: torch.nn.Module, depth: int) -> None:
-        self._members(path, module, depth, _TORCHS)
-        if "forward" not in vars(module):
-            given = vars(module), "forward", _MISSING
-            self.checks.append((dict.get, given, _MISSING))
-        for name in ("_modules", "_parameters", "_buffers"):
-            members = vars(module).get(name)
-            if not isinstance(members, dict):  # the module is a compiled script
-                continue
-            self._whole(members)
-            for key in members:
-                dtype = _scalar_dtype(members, key) if name == "_buffers" else None
-                if dtype is None:
-                    self._item(members, key, f"{path}.{key}", depth)
-                else:  # its value goes to the device with every call
-                    self.checks.append((_scalar_dtype, (members, key), dtype))
-                    self.values[f"{path}.{key}"] = Contents(f"0-d buffer of {dtype}")
-        for name in _HOOKS:
-            hooks = vars(module).get(name, {})
-            self._whole(hooks)
-            for key in hooks:
-                self._item(hooks, key, f"{path}'s hook {key}", depth)
+    def _parts(self, path: str, value: Any) -> Iterator[_Part]:
+        """Yield the parts of an object that code may read."""
+        if isinstance(value, types.FunctionType):
+            yield from self._parts_of_function(path, value)
+        elif isinstance(value, type):
+            yield from self._parts_of_class(value)
+        elif isinstance(value, types.ModuleType):
+            own = vars(value) if _origin(value.__name__) == "user" else {}
+            for name in sorted(self.names & own.keys()):
+                yield f"{path}.{name}", dict.get, own, name
+        elif isinstance(value, _WRAPPERS):
+            for name in _WRAPPED:
+                if hasattr(value, name):
+                    yield f"{path}.{name}", getattr, value, name
+        elif isinstance(value, torch.nn.Module):
+            yield from self._attributes(path, value)
+            read: Any
+            for name in _MEMBERS:
+                members = vars(value).get(name)
+                if not isinstance(members, dict):  # the module is a compiled script
+                    continue
+                self._check(len, members)
+                of_key = "{}'s hook {}" if name in _HOOKS else "{}.{}"
+                for key in members:
+                    read = dict.get
+                    if _scalar_dtype(members, key, None) and name == "_buffers":
+                        read = _scalar_dtype
+                    yield of_key.format(path, key), read, members, key
+        else:
+            if isinstance(value, _CONTAINERS):
+                self._check(len, value)
+                is_mapping = isinstance(value, Mapping)
+                read = _get_of(value) if is_mapping else _element
+                for key in list(value) if is_mapping else range(len(value)):
+                    yield f"{path}[{key!r}]", read, value, key
+            yield from self._attributes(path, value)
 
-    def _function(self, path: str, function: Any, depth: int) -> None:
-        code = function.__code__
-        for name in ("__code__", "__defaults__"):
-            self.checks.append((getattr, (function, name), getattr(function, name)))
+    def _parts_of_function(self, path: str, function: Any) -> Iterator[_Part]:
+        code = self._check(getattr, function, "__code__")
+        defaults = self._check(getattr, function, "__defaults__") or ()
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-            where = f"closure variable {name}"
-            self._follow(getattr, cell, "cell_contents", where, depth)
-        arguments = code.co_varnames[: code.co_argcount]
+            yield f"closure variable {name}", getattr, cell, "cell_contents"
+        names = code.co_varnames[: code.co_argcount][-len(defaults) :]
         default = f"{function.__name__}'s default"
-        for name, value in zip(arguments[::-1], (function.__defaults__ or ())[::-1]):
-            self._visit(f"{default} {name}", value, depth)
+        for index, (name, _) in enumerate(zip(names, defaults)):
+            yield f"{default} {name}", _element, defaults, index
         for name in function.__kwdefaults__ or ():
-            self._item(function.__kwdefaults__, name, f"{default} {name}", depth)
+            yield f"{default} {name}", dict.get, function.__kwdefaults__, name
         variables = function.__globals__
         if _origin(variables.get("__name__", "__main__")) != "user":
             return
@@ -414,70 +393,43 @@ class _Walk:
         self.is_open |= is_open
         for name in sorted(read):
             if name in variables:
-                self._item(variables, name, f"global {name}", depth)
+                yield f"global {name}", dict.get, variables, name
             elif name in sys.modules:
-                self._visit(name, sys.modules[name], depth)
+                yield name, dict.get, sys.modules, name
 
-    def _class(self, cls: type, depth: int) -> None:
-        for base in cls.__mro__:
-            if _origin(base.__module__) != "user" or base in self._classes:
+    def _parts_of_class(self, cls: type) -> Iterator[_Part]:
+        for base in _user_bases(cls):
+            if base in self._classes:
                 continue
             self._classes.add(base)
-            for name, member in list(vars(base).items()):
+            members = vars(base)
+            for name in list(members):
                 if name.startswith("__") and name.endswith("__"):
-                    is_code = isinstance(member, types.FunctionType)
+                    is_code = isinstance(members[name], types.FunctionType)
                     is_read = is_code and name not in _NOT_IN_FORWARD
                 else:
                     is_read = name in self.names or self.is_open
                 if is_read:
-                    self._item(vars(base), name, f"{base.__name__}.{name}", depth)
+                    yield f"{base.__name__}.{name}", _get_of(members), members, name
 
-    def _container(self, path: str, container: Any, depth: int) -> None:
-        kind = f"a {type(container).__name__}"
-        is_plain = all(map(_is_plain, container))
-        if len(container) > LARGE:
-            values: Any = getattr(container, "values", list)()
-            self.is_complete &= is_plain and all(map(_is_plain, values))
-            self._sum(path, f"{kind} of {len(container)} values", container)
-            return
-        self._whole(container)
-        if isinstance(container, (set, frozenset)):
-            self.values[path] = frozenset(container) if is_plain else container
-            return
-        self.values[path] = Contents(kind)
-        if isinstance(container, Mapping):
-            for key in list(container):
-                self._item(container, key, f"{path}[{key!r}]", depth)
-        else:
-            for index, element in enumerate(list(container)):
-                self._visit(f"{path}[{index}]", element, depth)
-        self._members(path, container, depth)
-
-    def _members(
-        self, path: str, value: Any, depth: int, torchs: Iterable[str] = ()
-    ) -> None:
-        """Visit the attributes of an object, and of its class, that code may read."""
-        cls = type(value)
-        self._class(cls, depth)
-        own = getattr(value, "__dict__", {})
-        names = {name for name in own if name in self.names}
-        if self.is_open or any(map(_reads_any, cls.__mro__)):
-            names.update(_public_names(value))
-        for name in sorted(names.difference(torchs)):
-            self._item(own, name, f"{path}.{name}", depth)
-        for base in cls.__mro__:
-            if _origin(base.__module__) == "user" and hasattr(value, "__dict__"):
-                # An attribute of the object may come to hide one of the class.
-                hiding = self.names & vars(base).keys() - own.keys()
-                for name in hiding:
-                    self.checks.append((dict.get, (own, name, _MISSING), _MISSING))
+    def _attributes(self, path: str, value: Any) -> Iterator[_Part]:
+        """Yield the attributes of an object, and of its class, that code may read."""
+        cls, own = type(value), getattr(value, "__dict__", {})
+        yield from self._parts_of_class(cls)
+        is_module = isinstance(value, torch.nn.Module)
+        names = self.names & own.keys()
+        if self.is_open or any(_may_read_any(base) for base in cls.__mro__):
+            is_hidden = hasattr(cls, "__getattr__") and not is_module
+            names |= {one for one in own if is_hidden or not one.startswith("_")}
+        if is_module:
+            names = (names - _TORCHS) | {"forward"}
+        for base in _user_bases(cls):
+            names |= self.names & vars(base).keys()  # the object's may come to hide it
             for name in getattr(base, "__slots__", ()):
                 if name in self.names or self.is_open:
-                    self._follow(getattr, value, name, f"{path}.{name}", depth)
-        if hasattr(cls, "__getattr__") and not isinstance(value, torch.nn.Module):
-            for name in sorted(self.names - own.keys()):
-                if not hasattr(cls, name) and _is_kept(value, name):
-                    self._follow(getattr, value, name, f"{path}.{name}", depth)
+                    yield f"{path}.{name}", getattr, value, name
+        for name in sorted(names) if hasattr(value, "__dict__") else ():
+            yield f"{path}.{name}", dict.get, own, name
 
     def is_unmoved(self, *, thoroughly: bool = False) -> bool:
         """Return whether every object is where it was.
@@ -501,27 +453,22 @@ class _Walk:
             was, new = self.values.get(path, missing), now.values.get(path, missing)
             if was is new:
                 continue
-            is_same = type(was) is type(new) and isinstance(was, _COMPARED)
+            is_compared = isinstance(was, (*_PLAIN, Contents))
+            is_same = type(was) is type(new) and is_compared
             if not is_same or (was != new and (was == was or new == new)):
                 yield path, was, new
 
 
-def _is_kept(owner: Any, name: str) -> bool:
-    """Return whether `__getattr__` returns a stored object, and creates no new one."""
-    try:
-        return getattr(owner, name) is getattr(owner, name)
-    except (AttributeError, LookupError, TypeError, ValueError):
+def _user_bases(cls: type) -> list[type]:
+    return [base for base in cls.__mro__ if _origin(base.__module__) == "user"]
+
+
+def _may_read_any(cls: type) -> bool:
+    """Return whether a class is a package's: its methods may read any attribute."""
+    if cls in (object, torch.nn.Module):
         return False
-
-
-def _walk(roots: Mapping[str, Any]) -> _Walk:
-    """Walk until no new names are found: each name may lead to more code."""
-    names, is_open = frozenset({"forward", "sums"}), False  # what ipufit and torch call
-    while True:
-        walk = _Walk(roots, names, is_open=is_open)
-        if walk.names == names and walk.is_open == is_open:
-            return walk
-        names, is_open = frozenset(walk.names), walk.is_open
+    is_module = issubclass(cls, torch.nn.Module)
+    return _origin(cls.__module__) in ("package", "machinery" if is_module else "")
 
 
 def _shown(value: Any) -> str:
@@ -533,66 +480,57 @@ def _shown(value: Any) -> str:
     return repr(value)
 
 
-Roots = Mapping[str, Any]
-"""Modules and functions that are traced, by their names in messages."""
-
-
-def roots_of(
-    module: torch.nn.Module,
-    step: StepFunction | None = None,
-    objective: Objective | None = None,
-) -> Roots:
-    """Collect the modules and functions that a program traces.
+class BakedInValues:
+    """The values that the code of a program could read when it was traced.
 
     Args:
         module: The user's module.
         step: Function that the program calls in the module's place.
         objective: Losses and metrics of a training program. Streamed metrics aren't
             traced.
-    """
-    roots: dict[str, Any] = {"module": module}
-    method = getattr(step, "method", step)
-    if inspect.ismethod(method):  # its code, and the model with the attributes
-        roots["model"] = method.__self__
-        roots[f"model.{method.__name__}"] = method.__func__
-    elif step is not None:
-        roots[_name(step)] = step
-    if objective is not None:
-        roots.update(
-            {_name(loss.function): loss.function for _, loss in objective.losses}
-        )
-        for measure in objective.measures:
-            if not isinstance(measure.metric, StreamedMetric):
-                roots[f"metric {measure.name}"] = measure.metric
-    return roots
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-class BakedInValues:
-    """The values that the code of a program could read when it was traced.
-
-    Args:
-        roots: Modules and functions that were traced.
 
     Example:
         >>> module = torch.nn.Dropout(0.5)
-        >>> values = BakedInValues({"module": module})
+        >>> values = BakedInValues(module)
         >>> module.p = 0.25
         >>> values.check()
         Traceback (most recent call last):
         ipufit.errors.ConfigError: module.p was 0.5 when the model was compiled ...
     """
 
-    def __init__(self, roots: Roots) -> None:
-        self._roots = roots
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        step: StepFunction | None = None,
+        objective: Objective | None = None,
+    ) -> None:
+        self._roots: dict[str, Any] = {"module": module}
+        method = getattr(step, "method", step)
+        if inspect.ismethod(method):  # its code, and the model with the attributes
+            self._roots["model"] = method.__self__
+            self._roots[f"model.{method.__name__}"] = method.__func__
+        elif step is not None:
+            self._roots[_name(step)] = step
+        if objective is not None:
+            for _, loss in objective.losses:
+                self._roots[_name(loss.function)] = loss.function
+            for measure in objective.measures:
+                if not isinstance(measure.metric, StreamedMetric):
+                    self._roots[f"metric {measure.name}"] = measure.metric
         self.retake()
 
     def retake(self) -> None:
         """Record the present values."""
-        self._walk = _walk(self._roots)
+        self._walk = self._walked()
+
+    def _walked(self) -> _Walk:
+        """Walk until no new names are found: each name may lead to more code."""
+        names, is_open = {"forward", "sums"}, False  # what ipufit and torch call
+        while True:
+            walk = _Walk(self._roots, names, is_open=is_open)
+            if walk.names == names and walk.is_open == is_open:
+                return walk
+            names, is_open = walk.names, walk.is_open
 
     @property
     def is_complete(self) -> bool:
@@ -607,7 +545,7 @@ class BakedInValues:
         """
         if self._walk.is_unmoved(thoroughly=thoroughly):
             return None
-        now = _walk(self._roots)
+        now = self._walked()
         change = next(self._walk.differences(now), None)
         if change is None:  # new objects have the same values
             self._walk = now
@@ -631,113 +569,33 @@ class BakedInValues:
                 "(register_buffer), which may change at any time."
             )
 
+    @contextlib.contextmanager
+    def traced(self, others: Iterable[BakedInValues] = ()) -> Iterator[None]:
+        """Record the values anew after a trace inside the context.
 
-@contextlib.contextmanager
-def changes_accepted(others: Iterable[BakedInValues]) -> Iterator[None]:
-    """Accept changes of values by a trace, such as a counter's, for other programs.
+        Args:
+            others: Values of other programs, which accept what the trace changes, such
+                as a counter.
 
-    Args:
-        others: Baked-in values of the programs that aren't traced.
-    """
-    current = [one for one in others if one.changed() is None]
-    try:
-        yield
-    finally:
-        for one in current:
-            one.retake()
-
-
-@contextlib.contextmanager
-def changed_numbers_warned(roots: Roots) -> Iterator[None]:
-    """Warn of numbers that `forward` both reads and changes while it is traced.
-
-    Args:
-        roots: Modules and functions that are traced.
-
-    Warns:
-        BakedInWarning: Such a number has changed.
-    """
-    before = _walk(roots)
-    yield
-    for path, old, new in before.differences(_walk(roots)):
-        if {type(old), type(new)} <= {int, float}:
-            _warn(
-                f"forward changes {path} (from {old} to {new}) and reads it",
-                "the value of that time is baked in, and every batch is computed with "
-                "it. Make it a 0-d buffer that a callback changes, or pass it as an "
-                "input.",
-            )
+        Warns:
+            BakedInWarning: `forward` reads a number and changes it.
+        """
+        current = [one for one in others if one.changed() is None]
+        try:
+            yield
+        finally:
+            before = self._walk
+            for one in (self, *current):
+                one.retake()
+        for path, old, new in before.differences(self._walk):
+            if {type(old), type(new)} <= {int, float}:
+                warn_of_baked_in(
+                    f"forward changes {path} (from {old} to {new}) and reads it",
+                    "the value of that time is baked in, and every batch is computed "
+                    "with it. Make it a 0-d buffer that a callback changes, or pass it "
+                    "as an input.",
+                )
 
 
-@contextlib.contextmanager
-def random_draws_warned(module: torch.nn.Module) -> Iterator[None]:
-    """Warn of random numbers that are drawn on the host while a module is traced.
-
-    A distribution that the module stores has its parameters on the host, and so are its
-    samples: PopTorch traces one sample, which is a constant. A distribution that
-    `forward` creates is sampled by the device.
-
-    Args:
-        module: The user's module, with its submodules.
-
-    Warns:
-        BakedInWarning: Code draws from Python's or NumPy's global generator, or samples
-            a distribution of the module.
-    """
-    sampled: dict[str, str] = {}
-    noted: list[tuple[dict[str, Any], str]] = []
-    for path, part in module.named_modules(prefix="module"):
-        for name, value in vars(part).items():
-            if isinstance(value, Distribution):
-                for method in {"sample", "rsample", "sample_n"} - vars(value).keys():
-                    note = partial(_sampled, value, method, f"{path}.{name}", sampled)
-                    vars(value)[method] = note
-                    noted.append((vars(value), method))
-    before = _generators()
-    try:
-        yield
-    finally:
-        for attributes, method in noted:
-            attributes.pop(method, None)
-    drawn = [name for name, state in _generators().items() if state != before[name]]
-    if drawn:
-        _warn(
-            f"forward draws random numbers from {' and '.join(drawn)}",
-            "the numbers of that time are baked in, and every batch is computed with "
-            "them. Draw with torch, as in torch.rand(1, device=x.device), which a "
-            "device does for each micro-batch, or pass the numbers as an input.",
-        )
-    for path, kind in sampled.items():
-        _warn(
-            f"forward samples {path}, a {kind} that was made before on the host",
-            "that one sample is baked in, and every batch is computed with it. Make "
-            f"the {kind} in forward, as in torch.distributions.Uniform(0.0, "
-            "1.0).sample(), and the device draws for each micro-batch; or pass the "
-            "numbers as an input.",
-        )
-
-
-def _sampled(
-    distribution: Distribution,
-    method: str,
-    path: str,
-    sampled: dict[str, str],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Record that a method of a distribution is called, and call it."""
-    sampled[path] = type(distribution).__name__
-    return getattr(type(distribution), method)(distribution, *args, **kwargs)
-
-
-def _generators() -> dict[str, Any]:
-    _, keys, *rest = np.random.get_state()
-    numpys = keys.tobytes(), *rest  # type: ignore[attr-defined,unused-ignore]
-    return {"Python's random": random.getstate(), "numpy.random": numpys}
-
-
-def _warn(what: str, why: str) -> None:
-    warn(
-        f"{what}. It runs once, when the program is compiled: {why}",
-        BakedInWarning,
-    )
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -40,13 +40,7 @@ from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, SampleStructure, TrainingBatches
 from ipufit.distributed import Processes
-from ipufit.engine.constants import (
-    BakedInValues,
-    Roots,
-    changed_numbers_warned,
-    changes_accepted,
-    roots_of,
-)
+from ipufit.engine.constants import BakedInValues
 from ipufit.engine.host_calls import refuse_sums
 from ipufit.engine.metric_state import Entry
 from ipufit.engine.objective import Inferred, Objective
@@ -442,14 +436,13 @@ class Executors:
             own.connectionType(poptorch.ConnectionType.OnDemand)
         while len(kept) >= KEPT_PROGRAMS:
             kept.pop(0).executor.destroy()
-        with changes_accepted([program.baked_in for program in self._programs()]):
-            while True:
-                try:
-                    with span("compile"):
-                        program = self._build(own, *given)
-                    break
-                except MovedOnDeviceError as error:
-                    self._moved.extend(error.moved)
+        while True:
+            try:
+                with span("compile"):
+                    program = self._build(own, *given)
+                break
+            except MovedOnDeviceError as error:
+                self._moved.extend(error.moved)
         program.key = key
         kept.append(program)
         return program
@@ -475,7 +468,7 @@ class Executors:
         losses = () if objective is None else objective.modules
         values = host_values_of([self.module, *losses], self._moved)
         step = Step(self.module, config, structure, values, computed, objective)
-        roots = roots_of(self.module, computed.step, objective)
+        baked_in = BakedInValues(self.module, computed.step, objective)
         sent: tuple[object, ...] = ()
         if is_training:
             _give_states(optimizer, step)
@@ -493,7 +486,7 @@ class Executors:
                 )
             # PopTorch traces in the grad mode that it finds.
             with torch.set_grad_enabled(is_training or torch.is_grad_enabled()):
-                return self._traced(step, roots, plan, example, show, make)
+                return self._traced(step, baked_in, plan, example, show, make)
 
         try:
             executor, wrappers = traced(options)
@@ -510,7 +503,7 @@ class Executors:
         except ConfigError:
             executor.destroy()
             raise
-        given = executor, step, plan.micro_batches_per_call, BakedInValues(roots)
+        given = executor, step, plan.micro_batches_per_call, baked_in
         if is_training:
             loops = options.device_iterations * options.Training.gradient_accumulation
             program: Program = TrainingProgram(
@@ -531,7 +524,7 @@ class Executors:
     def _traced(
         self,
         step: Step,
-        roots: Roots,
+        baked_in: BakedInValues,
         plan: BatchPlan,
         example: Batch,
         show: Shown,
@@ -554,7 +547,8 @@ class Executors:
             # PopTorch may give weights classes of its own even if it fails, and
             # refuses to wrap them again: `destroy()` does nothing so early.
             stack.callback(make_plain, weights)
-            stack.enter_context(changed_numbers_warned(roots))
+            others = [program.baked_in for program in self._programs()]
+            stack.enter_context(baked_in.traced(others))
             stack.enter_context(_as_traced(step))
             executor = make()
             display.compiling(what)
@@ -1099,11 +1093,8 @@ def surveyed(
         with contextlib.ExitStack() as stack:
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
-            stack.enter_context(
-                changed_numbers_warned(
-                    roots_of(module, objective.trained.step, objective)
-                )
-            )
+            baked_in = BakedInValues(module, objective.trained.step, objective)
+            stack.enter_context(baked_in.traced())
             stack.enter_context(_as_traced(step))
             stack.enter_context(torch.enable_grad())
             given = [*tensors, *host_tensors(values, 1)]

@@ -17,7 +17,6 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, tree_map
 from ipufit.config import IPUConfig
 from ipufit.data import NOTHING, SampleStructure
-from ipufit.engine.constants import random_draws_warned
 from ipufit.engine.metric_state import Entry, vector_of, widened_all
 from ipufit.engine.objective import (
     OWN_LOSS,
@@ -38,6 +37,7 @@ from ipufit.engine.precision import computed_in
 from ipufit.engine.trace_checks import (
     ResultsNoted,
     TraceChecks,
+    random_draws_warned,
     refuse_hidden,
     require_gradient,
 )

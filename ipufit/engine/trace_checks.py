@@ -16,15 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import re
 import traceback
 import types
 from pathlib import Path
 from typing import Any, ContextManager, Iterable, Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.distributions import Distribution
 from torch.nn.modules import module as _torch_modules
 from torch.overrides import TorchFunctionMode
 
@@ -32,7 +35,13 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import attribute_names
 from ipufit.batching import BatchPlan
 from ipufit.engine.weights import trained_modes, unfetched, user_name
-from ipufit.errors import ConfigError, ConstantBuffersWarning, UnsupportedError, warn
+from ipufit.errors import (
+    BakedInWarning,
+    ConfigError,
+    ConstantBuffersWarning,
+    UnsupportedError,
+    warn,
+)
 
 _LIBRARIES = tuple(
     Path(str(file)).parent
@@ -638,3 +647,80 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         yield ".__self__", value.__self__
     for name in attribute_names(value):
         yield f".{name}", getattr(value, name)
+
+
+@contextlib.contextmanager
+def random_draws_warned(module: torch.nn.Module) -> Iterator[None]:
+    """Warn of random numbers that are drawn on the host while a module is traced.
+
+    A distribution that the module stores has its parameters on the host, and so are its
+    samples: PopTorch traces one sample, which is a constant. A distribution that
+    `forward` creates is sampled by the device.
+
+    Args:
+        module: The user's module, with its submodules.
+
+    Warns:
+        BakedInWarning: Code draws from Python's or NumPy's global generator, or samples
+            a distribution of the module.
+    """
+    sampled: dict[str, str] = {}
+    noted: list[tuple[dict[str, Any], str]] = []
+    for path, part in module.named_modules(prefix="module"):
+        for name, value in vars(part).items():
+            if isinstance(value, Distribution):
+                for method in {"sample", "rsample", "sample_n"} - vars(value).keys():
+                    note = functools.partial(
+                        _sampled, value, method, f"{path}.{name}", sampled
+                    )
+                    vars(value)[method] = note
+                    noted.append((vars(value), method))
+    before = _generators()
+    try:
+        yield
+    finally:
+        for attributes, method in noted:
+            attributes.pop(method, None)
+    drawn = [name for name, state in _generators().items() if state != before[name]]
+    if drawn:
+        warn_of_baked_in(
+            f"forward draws random numbers from {' and '.join(drawn)}",
+            "the numbers of that time are baked in, and every batch is computed with "
+            "them. Draw with torch, as in torch.rand(1, device=x.device), which a "
+            "device does for each micro-batch, or pass the numbers as an input.",
+        )
+    for path, kind in sampled.items():
+        warn_of_baked_in(
+            f"forward samples {path}, a {kind} that was made before on the host",
+            "that one sample is baked in, and every batch is computed with it. Make "
+            f"the {kind} in forward, as in torch.distributions.Uniform(0.0, "
+            "1.0).sample(), and the device draws for each micro-batch; or pass the "
+            "numbers as an input.",
+        )
+
+
+def _sampled(
+    distribution: Distribution,
+    method: str,
+    path: str,
+    sampled: dict[str, str],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Record that a method of a distribution is called, and call it."""
+    sampled[path] = type(distribution).__name__
+    return getattr(type(distribution), method)(distribution, *args, **kwargs)
+
+
+def _generators() -> dict[str, Any]:
+    _, keys, *rest = np.random.get_state()
+    numpys = keys.tobytes(), *rest  # type: ignore[attr-defined,unused-ignore]
+    return {"Python's random": random.getstate(), "numpy.random": numpys}
+
+
+def warn_of_baked_in(what: str, why: str) -> None:
+    """Warn of code whose result of one time is compiled in, with the reason."""
+    warn(
+        f"{what}. It runs once, when the program is compiled: {why}",
+        BakedInWarning,
+    )

@@ -532,11 +532,15 @@ def test_a_distribution_that_forward_makes_is_the_device_s():
     model.fit(X, Y, batch_size=8, shuffle=True, verbose=0)
 
 
-def test_beyond_the_bound_compile_makes_it_count(monkeypatch):
-    monkeypatch.setattr("ipufit.engine.constants.DEPTH", 1)
-    model = still(OfAnObject(cfg=Config()))
+class OfATable(Of):
+    def read(self):
+        return self.table[149][149]
+
+
+def test_beyond_the_bound_compile_makes_it_count():
+    model = still(OfATable(table=[[1.0] * 150 for _ in range(150)]))
     losses(model)
-    model.module.cfg._k = 3.0
+    model.module.table[149][149] = 3.0
     model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), "cross_entropy")
     assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
 
