@@ -57,9 +57,9 @@ class ModelCheckpoint(MonitorCallback):
             filled in: `{epoch}` (1-based), `{batch}` (1-based, the last update, only
             if `save_freq` is a number) and any name of the logs, as in
             `"best-{val_loss:.3f}.safetensors"`. Missing folders are made.
-        monitor: Name of the figure for `save_best_only` and the best one of `keep`.
+        monitor: Name of the metric for `save_best_only` and the best one of `keep`.
         verbose: 1 prints a line for each checkpoint.
-        save_best_only: If True, save only if the figure improved, or, with a warning,
+        save_best_only: If True, save only if the metric improved, or, with a warning,
             if it isn't in the logs.
         save_weights_only: True for a file of weights. The suffix of `filepath` decides,
             and must agree.
@@ -67,7 +67,7 @@ class ModelCheckpoint(MonitorCallback):
         save_freq: `"epoch"`, or a number of updates, counted across epochs. It saves
             after the call that reaches the number: with `device_iterations` a call
             makes several updates.
-        initial_value_threshold: Value that the figure must beat first.
+        initial_value_threshold: Value that the metric must beat first.
         keep: Number of newest whole checkpoints to keep in the directory `filepath`,
             besides the best one. `fit(resume=filepath)` continues from the newest that
             isn't damaged.
@@ -86,9 +86,8 @@ class ModelCheckpoint(MonitorCallback):
     Raises:
         ConfigError: If `filepath`, `save_freq` or `save_seconds` can't be used;
             if `filepath` contradicts `save_weights_only` or `keep`; when saving, if it
-            has a field that isn't in the logs. At the figure's first value, with
-            `save_best_only` or `keep`, if `mode="auto"` and no metric has its
-            direction.
+            has a field that isn't in the logs. At the metric's first value, with
+            `save_best_only` or `keep`, if `mode="auto"` and the direction isn't known.
 
     Example:
         >>> checkpoint = ModelCheckpoint("best.safetensors", save_best_only=True)

@@ -24,11 +24,11 @@ class History(Callback):
 
     Attributes:
         epoch: Indices of the epochs of the last `fit`.
-        history: Values by name of the figure, one per epoch that had it.
-        epochs_of: Indices of the epochs of these values, by name of the figure.
+        history: Values by name of the metric, one per epoch that had it.
+        epochs_of: Indices of the epochs of these values, by name of the metric.
         dropped_samples: Number of samples that every epoch leaves out, since they don't
             fill a call.
-        coverage: The samples that the figures cover, in words; empty if all.
+        coverage: The samples that the metrics cover, in words; empty if all.
 
     Example:
         >>> history = History()
@@ -91,23 +91,23 @@ class History(Callback):
     ) -> Figure:
         """Draw the metrics over epochs, with matplotlib.
 
-        Each figure has axes of its own, with a curve of the training and one of the
+        Each metric has axes of its own, with a curve of the training and one of the
         validation. Epochs count from 1, as the display of `fit` does. No screen is
         needed: `history.plot().savefig("curves.png")` writes a file.
 
         Args:
-            names: Names of the figures to draw, in this order; None for all. "loss"
+            names: Names of the metrics to draw, in this order; None for all. "loss"
                 draws `loss` and `val_loss`, "val_loss" the latter alone.
             axes: matplotlib's axes to draw in, one for each name; by default new ones
                 in a new figure of pyplot.
 
         Returns:
-            The figure of matplotlib that has the axes.
+            The matplotlib figure that has the axes.
 
         Raises:
             ConfigError: matplotlib isn't installed, there is no epoch yet, or there are
                 more or fewer axes than names.
-            UnknownNameError: The history has no such figure.
+            UnknownNameError: The history has no such metric.
 
         Example:
             >>> history = History()
@@ -148,7 +148,7 @@ class History(Callback):
         asked = [names] if isinstance(names, str) else list(names)
         for name in asked:
             if name not in self.history and f"val_{name}" not in self.history:
-                raise UnknownNameError("figure", name, self.history)
+                raise UnknownNameError("metric", name, self.history)
         return asked
 
 
@@ -174,7 +174,7 @@ def _axes_for(
         every: list[Axes] = [given] if hasattr(given, "plot") else list(flat)
         if len(every) != count:
             raise ConfigError(
-                f"{who} draws {count} figures, and got {len(every)} axes. Pass one for "
+                f"{who} draws {count} metrics, and got {len(every)} axes. Pass one for "
                 "each, or choose with names=[...]."
             )
         return every[0].figure, every

@@ -192,7 +192,7 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
     epoch as `learning_rate`; all groups are reduced by the same ratio.
 
     Args:
-        monitor: Name of the figure in the logs.
+        monitor: Name of the metric in the logs.
         factor: Factor of each reduction, below 1.
         patience: Number of epochs without improvement after which to reduce.
         verbose: 1 prints a line for each reduction.
@@ -208,8 +208,8 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
 
     Raises:
         ConfigError: If `factor` is 1 or more, or an argument is negative. When `fit`
-            begins, if the model was compiled with a schedule. At the figure's first
-            value, if `mode="auto"` and no metric has its direction.
+            begins, if the model was compiled with a schedule. At the metric's first
+            value, if `mode="auto"` and its direction isn't known.
 
     Example:
         >>> ReduceLROnPlateau("loss", factor=2.0)

@@ -26,9 +26,9 @@ class FigureLogger(Callback, abc.ABC):
     """Base of callbacks that log the metrics of epochs, and of calls on request.
 
     Args:
-        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
-            the epoch so far too, after each call that makes an n-th update. `"batch"`
-            is the same as 1.
+        update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
+            the metrics of the epoch so far, after each call that makes an n-th update.
+            `"batch"` is the same as 1.
 
     Attributes:
         updates: Number of updates since `fit` began.
@@ -163,8 +163,8 @@ class RunLogger(FigureLogger):
 class CSVLogger(Callback):
     """Write the metrics of every epoch into a CSV file.
 
-    As in Keras, the columns are `epoch` (0-based) and the figures of the first epoch by
-    name. If that epoch wasn't validated, each figure has a `val_` column too. A figure
+    As in Keras, the columns are `epoch` (0-based) and the metrics of the first epoch by
+    name. If that epoch wasn't validated, each metric has a `val_` column too. A metric
     that is missing later is `NA`; lists and arrays are quoted, `"[1.0, 2.0]"`.
 
     Each row is written at once and the file closed again, so a process that is killed
@@ -313,9 +313,9 @@ class TensorBoard(FigureLogger):
 
     Args:
         log_dir: Directory to write to.
-        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
-            the epoch so far too, after each call that makes an n-th update. `"batch"`
-            is the same as 1.
+        update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
+            the metrics of the epoch so far, after each call that makes an n-th update.
+            `"batch"` is the same as 1.
         histogram_freq: Number of epochs from one histogram of the weights to the next,
             from the first epoch on; 0 for none. Each brings all weights to the host,
             and leaves out values that aren't finite.
@@ -407,16 +407,16 @@ class TensorBoard(FigureLogger):
 class WandbLogger(RunLogger):
     """Log metrics to Weights & Biases.
 
-    Figures of epochs are `epoch/<name>`, with `epoch/epoch` (0-based). Figures of calls
+    Metrics of epochs are `epoch/<name>`, with `epoch/epoch` (0-based). Metrics of calls
     are `batch/<name>`, with `batch/updates`. Histograms of weights are `weights/<name>`
-    and come with the figures of their epoch. They go to the active run, `wandb.run`.
+    and come with the metrics of their epoch. They go to the active run, `wandb.run`.
     If there is none, one is begun with the first epoch and finished with `fit`, as
     failed if `fit` raised. A resumed `fit` continues its run.
 
     Args:
-        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
-            the epoch so far too, after each call that makes an n-th update. `"batch"`
-            is the same as 1.
+        update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
+            the metrics of the epoch so far, after each call that makes an n-th update.
+            `"batch"` is the same as 1.
         histogram_freq: Number of epochs from one histogram of the weights to the next,
             from the first epoch on; 0 for none. Each brings all weights to the host,
             and leaves out values that aren't finite.
@@ -489,15 +489,15 @@ class WandbLogger(RunLogger):
 class MLflowLogger(RunLogger):
     """Log metrics to MLflow.
 
-    Figures of epochs keep their names, with the epoch (0-based) as their step. Figures
+    Metrics of epochs keep their names, with the epoch (0-based) as their step. Metrics
     of calls are `batch_<name>`, with the number of updates as their step. They go to
     the active run. If there is none, one is begun with the first epoch and ended with
     `fit`, as `FAILED` if `fit` raised. A resumed `fit` continues its run.
 
     Args:
-        update_freq: `"epoch"` for the figures of epochs only. A number n for those of
-            the epoch so far too, after each call that makes an n-th update. `"batch"`
-            is the same as 1.
+        update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
+            the metrics of the epoch so far, after each call that makes an n-th update.
+            `"batch"` is the same as 1.
         **arguments: Arguments of `mlflow.start_run`, such as `run_name` or `tags`.
 
     Attributes:

@@ -26,7 +26,7 @@ class Profiler(Callback):
     It writes a timeline in the Chrome trace format, which `chrome://tracing` and
     Perfetto open, and prints a table of what took the most time. Both have the
     operators of torch, and a run's own spans: waits for data, device calls,
-    compilations, copies of weights, figures, the optimizer, hooks of callbacks.
+    compilations, copies of weights, metrics, the optimizer, hooks of callbacks.
 
     A recording begins where the call before it has ended, with the wait for data. It
     ends, and is written, when its last call has ended; or with the run, even if that

@@ -320,7 +320,7 @@ def _standard_output() -> Console:
 class ProgressBar(BarProgress):
     """Show the bars of `verbose=1`, or lines where no bar can be redrawn.
 
-    It replaces the display that `verbose` chooses, and shows figures that earlier
+    It replaces the display that `verbose` chooses, and shows values that earlier
     callbacks add to the logs.
 
     Args:
@@ -385,7 +385,7 @@ def _bar_with_figures(
 ) -> Progress:
     """Return a bar, not started yet, that fits its numbers on one line.
 
-    Figures are beside it, or below it if the terminal is too narrow.
+    Metrics are beside it, or below it if the terminal is too narrow.
 
     Args:
         console: Console to write to.
@@ -400,7 +400,7 @@ def _bar_with_figures(
 
     class FiguresBar(progress.Progress):
         def get_renderables(self) -> Iterable[RenderableType]:
-            """Yield the bar and its figures for rich to draw."""
+            """Yield the bar and its metrics for rich to draw."""
             bar = self.make_tasks_table(self.tasks)
             figures = self.tasks[0].fields["figures"] if self.tasks else ""
             taken = Measurement.get(console, console.options, bar).maximum

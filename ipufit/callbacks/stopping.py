@@ -113,7 +113,7 @@ class MonitorCallback(Callback):
             known = ", ".join(sorted(self.run.directions)) or "none"
             raise ConfigError(
                 f"{type(self).__name__}(monitor={self.monitor!r}) can't tell whether "
-                "more or less of it is better. Pass mode='min' or mode='max'. Figures "
+                "more or less of it is better. Pass mode='min' or mode='max'. Metrics "
                 f"whose direction is known: {known}; each also with val_ before it."
             )
         return self.direction
@@ -145,7 +145,7 @@ def warn_unavailable(what: str, logs: Mapping[str, Any], end: str = "") -> None:
 
     Args:
         what: Beginning of the message.
-        logs: Figures that are there.
+        logs: Metrics that are there.
         end: End of the message.
     """
     warn(
@@ -157,11 +157,11 @@ def warn_unavailable(what: str, logs: Mapping[str, Any], end: str = "") -> None:
 class EarlyStopping(MonitorCallback):
     """Stop when a metric hasn't improved for some epochs.
 
-    As in Keras, but a NaN never becomes the best value, and `"auto"` knows the figures
+    As in Keras, but a NaN never becomes the best value, and `"auto"` knows the metrics
     of several outputs.
 
     Args:
-        monitor: Name of the figure in the logs.
+        monitor: Name of the metric in the logs.
         min_delta: Smallest change that counts as an improvement.
         patience: Number of epochs without improvement after which to stop; 0 and 1 both
             stop at the first such epoch, as in Keras.
@@ -180,8 +180,8 @@ class EarlyStopping(MonitorCallback):
         wait: Number of epochs since the last improvement.
 
     Raises:
-        ConfigError: If an argument isn't what it must be. At the figure's first value,
-            if `mode="auto"` and no metric has its direction.
+        ConfigError: If an argument isn't what it must be. At the metric's first value,
+            if `mode="auto"` and its direction isn't known.
 
     Example:
         >>> from ipufit.state import RunState

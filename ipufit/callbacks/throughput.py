@@ -34,13 +34,13 @@ def throughput_line(samples_per_second: float) -> str:
 class Throughput(Callback):
     """Measure samples per second in training, and the time of a call.
 
-    At the end of every epoch it adds two figures to the logs, for later callbacks and
+    At the end of every epoch it adds two values to the logs, for later callbacks and
     History:
 
     - `samples_per_second`: real samples (no padding) divided by the seconds from the
       beginning of the epoch to its last call. Loading data and the callbacks between
       calls count; building programs and validation don't.
-    - `latency_ms`: mean milliseconds from a call's data being ready to its figures
+    - `latency_ms`: mean milliseconds from a call's data being ready to its results
       being ready.
 
     It also prints a line, `throughput: 1234.5 samples/sec`, which existing

@@ -109,7 +109,7 @@ def test_it_draws_in_the_user_s_axes(pyplot):
     assert history_of(ROWS).plot("loss", axes=grid[0]) is figure
     assert len(grid[0].get_lines()) == 4
     assert pyplot.get_fignums() == [figure.number]
-    with pytest.raises(ConfigError, match=r"draws 2 figures, and got 1 axes"):
+    with pytest.raises(ConfigError, match=r"draws 2 metrics, and got 1 axes"):
         history_of(ROWS).plot(axes=grid[0])
 
 
@@ -140,7 +140,7 @@ def test_a_notebook_shows_the_figure_once(pyplot, monkeypatch):
 
 
 def test_what_is_not_there_is_named():
-    with pytest.raises(UnknownNameError, match=r"figure 'los'.*'loss'"):
+    with pytest.raises(UnknownNameError, match=r"metric 'los'.*'loss'"):
         history_of(ROWS).plot(["los"])
     with pytest.raises(ConfigError, match=r"nothing to draw.*after fit"):
         History().plot()
