@@ -83,7 +83,7 @@ class LightningModel(IPUModel):
         """Evaluate by `test_step`, with the arguments of `IPUModel.evaluate`.
 
         Returns:
-            The figures, under the names that `test_step` logs them by.
+            The logged values, under the names that `test_step` gives them.
 
         Raises:
             UnsupportedError: The module has no `test_step`.
@@ -129,8 +129,8 @@ def from_lightning(
     - `setup("fit")`, `configure_model` and `configure_optimizers` are called once, now.
       A scheduler keeps its `interval` and `frequency`, and `ReduceLROnPlateau` its
       `monitor`.
-    - `self.log` and `self.log_dict` report tensors of one element. In History a
-      validation's figure is `val_` and its name: one logged as `"val_loss"`,
+    - `self.log` and `self.log_dict` report tensors of one element. In History a value
+      of a validation has `val_` before its name: one logged as `"val_loss"`,
       `"val/loss"` or `"loss"` is `val_loss`.
     - Hooks between epochs, such as `on_train_epoch_end`, are called. Methods that
       nothing would call, such as `optimizer_step`, are refused.
@@ -484,7 +484,7 @@ def _no_log(where: str) -> Callable[..., NoReturn]:
         raise UnsupportedError(
             f"log({name!r}) was called in {where}. Log in training_step or "
             "validation_step: ipufit averages each value over all samples of an epoch, "
-            "and a callback gets the figures in on_epoch_end(epoch, logs)."
+            "and a callback gets the means in on_epoch_end(epoch, logs)."
         )
 
     return refuse
@@ -505,7 +505,7 @@ def _own_name(name: str) -> str:
 # The module and self.trainer, as steps and hooks see them -----------------------------
 
 _CALLBACKS = (
-    "figures reach loggers by callbacks, fit(callbacks=[ipufit.WandbLogger(...)])"
+    "metrics reach loggers by callbacks, fit(callbacks=[ipufit.WandbLogger(...)])"
 )
 _BY_HAND = "is for manual optimization"
 _ALL_RANKS = "one program runs on all replicas and processes"
@@ -517,7 +517,7 @@ _REFUSED_CALLS = {
     "toggle_optimizer": f"toggle_optimizer() {_BY_HAND}",
     "untoggle_optimizer": f"untoggle_optimizer() {_BY_HAND}",
     "all_gather": "all_gather() joins tensors of processes, and a program has those of "
-    "one replica; figures cover all of them without it",
+    "one replica; metrics cover all of them without it",
 }
 _REFUSED_VALUES = {
     "logger": _CALLBACKS,
@@ -531,9 +531,9 @@ _OF_TRAINER = {
 }
 _CHANGING = {
     **_OF_TRAINER,
-    "callback_metrics": "figures",
-    "logged_metrics": "figures",
-    "progress_bar_metrics": "figures",
+    "callback_metrics": "metrics",
+    "logged_metrics": "metrics",
+    "progress_bar_metrics": "metrics",
     "should_stop": "a flag of the run",
 }
 _ELSEWHERE = {
@@ -903,14 +903,14 @@ def _read_optimizers(configured: Any) -> _Configured:
         )
     if settings["monitor"] is None:
         raise ConfigError(
-            "configure_optimizers has ReduceLROnPlateau and doesn't say by which "
-            "figure. Return {'optimizer': ..., 'lr_scheduler': {'scheduler': ..., "
+            "configure_optimizers has ReduceLROnPlateau and doesn't say which metric "
+            "to monitor. Return {'optimizer': ..., 'lr_scheduler': {'scheduler': ..., "
             "'monitor': 'val_loss'}}."
         )
     if not is_per_epoch:
         raise UnsupportedError(
             "configure_optimizers has ReduceLROnPlateau with interval='step'. A "
-            "program makes its updates without asking for figures: use "
+            "program makes its updates without asking for metrics: use "
             "interval='epoch'."
         )
     how = settings["monitor"], every, bool(settings["strict"])
@@ -1046,7 +1046,7 @@ class SteppedByFigure(Callback):
         """Step the scheduler every `frequency` epochs."""
         if (epoch + 1) % self.frequency:
             return
-        own = _own_name(self.monitor)  # a validation's figure, under any name of it
+        own = _own_name(self.monitor)  # a validation's metric, under any name of it
         figure = self.monitor if own == self.monitor else f"val_{own}"
         value = logs.get(self.monitor, logs.get(figure))
         if value is not None:
@@ -1054,7 +1054,7 @@ class SteppedByFigure(Callback):
         elif self.strict:
             raise ConfigError(
                 f"configure_optimizers has ReduceLROnPlateau with monitor="
-                f"{self.monitor!r}, which is not among the figures of epoch {epoch}: "
+                f"{self.monitor!r}, which is not in the logs of epoch {epoch}: "
                 f"{', '.join(sorted(logs))}. Log it, validate in every epoch, or use "
                 "one of these names."
             )
