@@ -614,7 +614,7 @@ class IPUConfig:
                 ipufit's names.
 
         Returns:
-            New options. Figures come back under `OutputMode.All`, unless the user's own
+            New options. Metrics come back under `OutputMode.All`, unless the user's own
             options choose a mode. Anchored tensors follow the mode of the options, so
             with anchors they come back under `Sum`, if no outputs do: a tensor of each
             micro-batch would be large.

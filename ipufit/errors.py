@@ -18,7 +18,7 @@
     ├── CheckpointWarning     a damaged checkpoint was passed over
     ├── DroppedRowsWarning    rows that don't fill a call were left out
     ├── CopiedModuleWarning   a module was changed, and a copy of it is trained
-    ├── CoverageWarning       figures cover only a part of the samples
+    ├── CoverageWarning       metrics cover only a part of the samples
     ├── ConstantBuffersWarning  whole numbers that `forward` changes in vain
     ├── OtherLayoutWarning    a run goes on with other replicas or processes
     ├── NonFiniteLossWarning  the loss became NaN or infinite

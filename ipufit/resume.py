@@ -147,8 +147,8 @@ def check_same_run(
     changes = ", ".join(_changes(saved, now, *asdict(now)))
     warn(
         f"The run goes on in another layout: {changes}. Order of the data, optimizer, "
-        "schedule and figures go on, rounded otherwise. Other than they would have "
-        f"been are {'; '.join(others)}.",
+        "schedule, loss and metrics go on, up to rounding. These differ from an "
+        f"unbroken run: {'; '.join(others)}.",
         OtherLayoutWarning,
     )
 
@@ -570,7 +570,7 @@ _REFERENCE = fields({"$tensor": text, "is_array": flag}, is_closed=True)
 
 
 def _figures(value: Any, where: str) -> str | None:
-    """Check figures, which must have as many sums as entries say."""
+    """Check sums of metrics, of which there must be as many as entries say."""
     kinds = {"entries": dict_of(count), "extra": dict_of(list_of(number, 2))}
     fault = fields({**kinds, "sums": optional(list_of(number))})(value, where)
     if fault is not None or value["sums"] is None:
@@ -937,7 +937,7 @@ class Snapshot:
         are_as_many = num_saved == run.processes.count
         part = _process_state(checkpoint, index if are_as_many else 0)
         figures = part.figures
-        if not are_as_many:  # process 0 has the figures of all
+        if not are_as_many:  # process 0 gets the sums of all
             figures = state["figures"]
             if figures is not None and not run.processes.is_first:
                 figures = {**figures, "sums": None, "extra": {}}
@@ -1050,7 +1050,7 @@ def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
 
 
 def _added_up(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Add up the figures of all processes; return None between epochs.
+    """Add up the sums of metrics of all processes; return None between epochs.
 
     Example:
         >>> one = {"entries": {"loss": 1}, "sums": [2.0, 0.5], "extra": {}}

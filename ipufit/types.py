@@ -12,7 +12,7 @@ Batch = List[Tensor]
 """The tensors of one call, inputs first, then targets; dim 0 counts rows."""
 
 Logs = Dict[str, float]
-"""Figures by name, as callbacks get them and History keeps them."""
+"""Loss and metrics by name, as callbacks get them and History keeps them."""
 
 LossFunction = Callable[[Any, Any], Tensor]
 """`loss(outputs, targets)`."""

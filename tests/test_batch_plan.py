@@ -216,7 +216,7 @@ def test_what_happens_after_each_update_makes_calls_of_one(given_settings, reaso
 @pytest.mark.parametrize(
     ("rows", "features", "size", "most", "reason"),
     [
-        (64, 2**20, 1, 8, "a call's samples and figures take 64 MiB of host memory"),
+        (64, 2**20, 1, 8, "a call's samples and metrics take 64 MiB of host memory"),
         (8192, 2**10, 64, 16, "a larger call would take long, with 64 samples and"),
     ],
 )

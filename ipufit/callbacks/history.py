@@ -67,7 +67,7 @@ class History(Callback):
 
     def __getitem__(self, name: str) -> NoReturn:
         raise UnsupportedError(
-            f"History isn't a dict: its figures are in history.history[{name!r}]."
+            f"History isn't a dict: its metrics are in history.history[{name!r}]."
         )
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:

@@ -381,7 +381,7 @@ class Training:
             labels = dominant_labels(labels, mixing, plan.micro_batch_size)
         of_update = rows.div(plan.samples_per_update, rounding_mode="floor")
         for update in range(plan.device_iterations):
-            # A metric that rounds gives the same figure, however many updates come.
+            # A metric that rounds gives the same value, however many updates come.
             is_taken = rows.lt(call.num_real).logical_and(of_update.eq(update))
             if not is_taken.any():
                 continue
@@ -486,7 +486,7 @@ class Evaluation:
             hooks.on_test_batch_begin(first, {})
             self._add_call(call)
             if not number and not self.figures.samples:
-                # Unfit targets fail now, and figures get names.
+                # Unfit targets fail now, and metrics get names.
                 self._look_at_waiting()
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
             logs = processes.running(self.figures, self._look_at_waiting)

@@ -259,7 +259,7 @@ class Figures:
         own = {entry.name: entry.size for entry in self._entries}
         if state["sums"] is not None and state["entries"] != own:
             raise ConfigError(
-                f"The checkpoint is of an epoch with the figures "
+                f"The checkpoint is of an epoch with the metrics "
                 f"{', '.join(state['entries'])}, and the model has {', '.join(own)}. "
                 "Resume with the module that was saved, or from the end of an epoch."
             )
@@ -459,7 +459,7 @@ def _refuse_twins(names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(
-            f"Two figures are called {twice[0]!r}: a metric or a loss has the name of "
+            f"Two metrics are called {twice[0]!r}: a metric or a loss has the name of "
             "another, or of something that forward() logs or a step reports. Rename "
             "one."
         )

@@ -995,7 +995,7 @@ def sum_instead_of_mean(what: str, rows: int) -> str:
     """
     return (
         f"{what} is a sum over the {rows} samples of a micro-batch "
-        "(reduction='sum'), and has to be their mean: gradients and figures would "
+        "(reduction='sum'), and has to be their mean: gradients and metrics would "
         "depend on how samples are split into micro-batches. Use reduction='mean'."
     )
 

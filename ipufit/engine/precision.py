@@ -68,7 +68,7 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
         if not matching and is_kind is not None:
             raise ConfigError(
                 f"float32_modules has {word!r}, and the module has no such layers. "
-                "Leave it out: losses and figures of compile() are float32 anyway."
+                "Leave it out: losses and metrics of compile() are float32 anyway."
             )
         if not matching:
             known = (*parts, *_WORDS)

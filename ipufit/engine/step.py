@@ -602,9 +602,9 @@ _OVERLAPS = {
 class Step(torch.nn.Module):
     """One micro-batch of the user's module, as PopTorch traces it.
 
-    A training program returns the sums of the figures, the marked loss, and the outputs
-    if they are streamed. An inference program returns the outputs, then the scalars:
-    the module's own loss and logged values.
+    A training program returns the sums of loss and metrics, the marked loss, and the
+    outputs if they are streamed. An inference program returns the outputs, then the
+    scalars: the module's own loss and logged values.
 
     Args:
         module: The user's module. A dict of inputs becomes keyword arguments of it, a

@@ -210,9 +210,9 @@ def findings_of_calls(training: Training, batches: TrainingBatches) -> list[Find
         )
     coverage = describe_coverage(training.options, plan)
     if coverage:
-        what = f"Figures are those of a part of the samples: {coverage}"
+        what = f"loss and metrics cover only a part of the samples: {coverage}"
         found.append(
-            Finding(NOTE, "figures", what, "Leave the output mode at its default.")
+            Finding(NOTE, "metrics", what, "Leave the output mode at its default.")
         )
     choice = training.choice
     if choice is not None and choice.value == 1 and "hears each" in choice.reason:

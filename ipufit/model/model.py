@@ -176,9 +176,9 @@ MetricsLike = Union[MetricLike, PerOutput, None]
 """A list of metrics; or one for each output, in a list or in a dict by name."""
 
 _FIGURE_BYTES = 4096
-"""Bytes for the figures of a micro-batch but for large ones: losses, means, scalars.
+"""Bytes of the losses, means and scalars of a micro-batch, without large metrics.
 
-A program that is traced makes known how many there are.
+The real number is known once a program is traced.
 """
 
 _LEAST_CALLS = 16
@@ -189,7 +189,7 @@ _OF_KERAS = {
     "the update are the device's",
     "test_step": "validation_step(self, batch), which returns the loss",
     "compute_loss": "training_step(self, batch), which returns the loss",
-    "compute_metrics": "training_step(self, batch), which returns figures beside the "
+    "compute_metrics": "training_step(self, batch), which returns metrics beside the "
     "loss, {'loss': loss, 'error': error}",
 }
 """Methods that Keras's users override, and what stands in their place."""
@@ -272,9 +272,9 @@ class IPUModel:
     It runs on IPUs through PopTorch, and anywhere else on `ipufit.emulator`.
 
     * `compile` says how to train and what to report.
-    * `fit` trains, and gives the figures of each epoch.
-    * `evaluate` gives loss and metrics over every sample.
-    * `predict` gives the outputs, one row per sample.
+    * `fit` trains, and returns loss and metrics of each epoch.
+    * `evaluate` returns loss and metrics over every sample.
+    * `predict` returns the outputs, one row per sample.
 
     `copy.deepcopy(model)`, and `pickle`, give a model that goes on as this one would:
     with its weights, its config, the settings of `compile`, and the optimizer's state.
@@ -544,7 +544,7 @@ class IPUModel:
                 default the micro-batch of the training on each of them.
             validation_freq: Validate every so many epochs, or after these (1-based).
             validation_updates: Validate within epochs too, after every so many updates
-                of each. The epoch's row of `History` has the figures of its last
+                of each. The epoch's row of `History` has the metrics of its last
                 validation.
             drop_last: Leave out the samples that don't fill a call; they are counted
                 and reported. `"pad"`, or False, fills the call with rows that count
@@ -558,10 +558,10 @@ class IPUModel:
                 from the beginning of their pass, and must give the same batches.)
 
         Returns:
-            The history; its `history` has the exact figures of each epoch, over every
-            sample trained on. Ctrl-C ends the run in order before it is raised again:
-            `model.history` keeps the epochs that were complete, `on_train_end` is
-            called, the weights come back and the IPUs are free.
+            The history; its `history` has the loss and metrics of each epoch, over
+            every sample trained on. Ctrl-C ends the run in order before it is raised
+            again: `model.history` keeps the complete epochs, `on_train_end` is called,
+            the weights come back and the IPUs are free.
 
         Raises:
             NotCompiledError: `compile` wasn't called.
@@ -726,7 +726,7 @@ class IPUModel:
                         _check_length(calls, training, run)
                         if is_validated(epoch):
                             _validate(validation, calls, hooks, run, display)
-                        # An eviction before this saves each process's own figures.
+                        # An eviction before this saves each process's own sums.
                         training.figures.gather()
                         figures = training.figures.logs()
                         for name, value in run.validated.items():
@@ -781,7 +781,7 @@ class IPUModel:
                 the loss alone if there is nothing else.
 
         Returns:
-            The figures by name.
+            Loss and metrics by name.
 
         Raises:
             NotCompiledError: `compile` wasn't called.
@@ -1076,7 +1076,7 @@ class IPUModel:
                 `fit` would refuse the data then.
             batch_size: As for `fit`.
             device: Kind of IPU: "mk1", "mk2" or "bow"; or an `ipufit.Device` with
-                figures of your own.
+                numbers of your own.
             callbacks: As for `batch_plan`.
             validation_split: As for `fit`.
             steps_per_epoch: As for `fit`.
@@ -1359,7 +1359,7 @@ class IPUModel:
             verbose: 0 prints nothing.
 
         Returns:
-            The figures, of all processes together.
+            The measurements, of all processes together.
 
         Raises:
             NotCompiledError: `compile` wasn't called, and the mode is training.
@@ -2287,8 +2287,8 @@ class IPUModel:
             reason = "outputs come back for a streamed metric, and may be large"
             most.append(Limit(1, reason))
         if self.config.customize is not None:
-            # Larger calls would give figures of fewer samples, or sums that the device
-            # rounds.
+            # Larger calls would return metrics of fewer samples, or sums that the
+            # device rounds.
             options = self._training_options(plan, WatchedGradients())
             mode = poptorch.OutputMode(options.output_mode)
             if mode != poptorch.OutputMode.All:
@@ -2325,7 +2325,7 @@ class IPUModel:
         most += [
             Limit(
                 max(1, MOST_CALL_BYTES // held),
-                "a call's samples and figures take "
+                "a call's samples and metrics take "
                 f"{MOST_CALL_BYTES >> 20} MiB of host memory at most",
             ),
             Limit(
@@ -3129,7 +3129,7 @@ def _refuse_names_of_validation(names: Sequence[str]) -> None:
         if name.startswith("val_"):
             raise ConfigError(
                 f"The training reports {name!r}, and fit() puts val_ in front of the "
-                "figures of validation_data. Give the scalar or metric another name."
+                "metrics of validation_data. Give the scalar or metric another name."
             )
 
 
@@ -3209,7 +3209,7 @@ def _rows_to_evaluate(
     return size, steps * (batch_size or source.batch_size or own)
 
 
-# Figures and outputs ------------------------------------------------------------------
+# Metrics and outputs ------------------------------------------------------------------
 
 
 def _as_asked(figures: Figures, return_dict: bool) -> Logs | float | list[float]:
@@ -3254,8 +3254,8 @@ def _warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -
     coverage = describe_coverage(options, plan)
     if coverage:
         warn(
-            f"{method}() reports figures of a part of the samples, as the own options "
-            f"ask: {coverage}. For exact figures leave the output mode at its default.",
+            f"{method}() reports metrics of only a part of the samples, as your "
+            f"options ask: {coverage}. For all leave the output mode at its default.",
             CoverageWarning,
         )
     return coverage

@@ -129,7 +129,7 @@ def imbalance(flops: tuple[int, ...]) -> float:
 
 
 class Device(NamedTuple):
-    """The figures of one kind of IPU.
+    """The memory and speed of one kind of IPU.
 
     Attributes:
         name: Name, as used in sentences.
@@ -140,7 +140,7 @@ class Device(NamedTuple):
         float32_flops: Nominal peak in float32, FLOP per second.
         link_bytes_per_second: Nominal rate of all links to other IPUs together, both
             directions.
-        source: Where the figures were published.
+        source: Where the numbers were published.
 
     Example:
         >>> DEVICES["mk2"].num_bytes
@@ -206,7 +206,7 @@ _OTHER_NAMES = {"gc2": "mk1", "gc200": "mk2", "bow-2000": "bow", "m2000": "mk2"}
 
 
 def device_named(device: str | Device) -> Device:
-    """Return the figures of a kind of IPU.
+    """Return the memory and speed of a kind of IPU.
 
     Args:
         device: "mk1", "mk2" or "bow", or another name of one of them; or your own

@@ -37,8 +37,8 @@ _STATIC_SHARES = (
     (0.8, "uncertain: compile to know"),
     (1.0, "where public configurations offload or shard the optimiser's state"),
 )
-"""Shares of an IPU's memory that exact figures take, and what is known of them. Public
-configurations for Mk2 have up to 0.42 for parameters, accumulators and state."""
+"""Shares of an IPU's memory for parameters, accumulators and state, with a verdict.
+Public configurations for Mk2 have up to 0.42."""
 
 
 class HostTraffic(NamedTuple):
@@ -456,7 +456,7 @@ def _title(plan: ModelPlan) -> str:
 
 
 def _judgement(plan: ModelPlan) -> str:
-    """Describe how full the fullest IPU is, from exact figures and bounds.
+    """Describe how full the fullest IPU is, from exact sizes and bounds.
 
     The text never says that a model fits: only a compilation shows that.
     """
@@ -478,7 +478,7 @@ def _judgement(plan: ModelPlan) -> str:
 
 
 def _notes(plan: ModelPlan) -> Iterator[str]:
-    """List what isn't counted, and the source of the IPU's figures."""
+    """List what isn't counted, and the source of the IPU's memory size."""
     least, given = plan.schedule.num_slots, plan.epoch.batch.gradient_accumulation
     if given < least:
         yield (

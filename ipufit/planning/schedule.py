@@ -180,7 +180,7 @@ class PipelineSchedule(NamedTuple):
         )
 
     def _sentences(self) -> Iterator[str]:
-        """Yield sentences that explain the picture, and the schedule's figures."""
+        """Yield sentences that explain the picture, and the schedule's numbers."""
         yield "F is forward, B is backward." if self.trains else "F is forward."
         fill, full = self.num_slots - 1, self.num_full_cycles
         cycles = _counted(self.num_cycles, "cycle")

@@ -353,7 +353,7 @@ def test_two_figures_of_one_name_are_refused(name):
 
     model = IPUModel(Logging(3, 1))
     model.compile("sgd", "mse", metrics=["mse", "mae"])
-    with pytest.raises(ConfigError, match=f"Two figures are called '{name}'"):
+    with pytest.raises(ConfigError, match=f"Two metrics are called '{name}'"):
         model.fit(X, NUMBERS, batch_size=12, verbose=0)
 
 
