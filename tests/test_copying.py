@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from multiprocessing import resource_sharer
 from pathlib import Path
 
 import pytest
@@ -300,3 +301,22 @@ def test_what_cant_be_pickled_is_said_and_can_be_copied(name, arguments):
     other = copy.deepcopy(model)
     assert seen(other) == seen(model)
     assert fitted(other) == fitted(model)
+
+
+def fitted_elsewhere(model):
+    model.fit(X, Y, 8, verbose=0)
+    return [weight.tolist() for weight in model.module.parameters()]
+
+
+def test_a_pool_of_processes_trains_copies():
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    model = IPUModel(module, IPUConfig(seed=1))
+    model.compile(optimizer, "cross_entropy")
+    model.fit(X, Y, 8, verbose=0)
+    before = [weight.tolist() for weight in model.module.parameters()]
+    with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
+        trained = pool.map(fitted_elsewhere, [model])
+    resource_sharer.stop()
+    assert [weight.tolist() for weight in model.module.parameters()] == before
+    assert trained == [fitted_elsewhere(model)] != [before]

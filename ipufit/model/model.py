@@ -30,6 +30,7 @@ from typing import (
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ipufit import _env
 from ipufit import checkpoint as files
@@ -1897,6 +1898,13 @@ class IPUModel:
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
+        # torch.multiprocessing sends tensors as shared memory, and a copy has its own.
+        trained, module = state["trained"], state["module"]
+        groups = {} if trained is None else trained.tensors
+        own = [tensor for group in groups.values() for tensor in group.values()]
+        for tensor in (*module.parameters(), *module.buffers(), *own):
+            if not is_lazy(tensor) and tensor.is_shared():
+                tensor.data = tensor.data.clone()
         IPUModel.__init__(self, state["module"], state["config"])
         self._target_columns, self._columns, self._num_passes = state["data"]
         vars(self).update(state["attributes"])
@@ -1904,7 +1912,6 @@ class IPUModel:
         if state["arguments"] is None:
             return
         self.compile(**state["arguments"])
-        trained = state["trained"]
         if trained is None:
             return
         tensors = {**groups_of_module(self.module), **trained.tensors}
