@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import sys
 import time
 import warnings
 import weakref
@@ -21,7 +22,6 @@ from typing import (
     Iterable,
     Iterator,
     Mapping,
-    MutableMapping,
     NamedTuple,
     Sequence,
     Tuple,
@@ -258,10 +258,8 @@ class CommonWeights:
             self._lent = []
 
 
-_TRAINERS: MutableMapping[torch.nn.Module, weakref.ReferenceType[Executors]] = (
-    weakref.WeakKeyDictionary()
-)
-"""Who trains a module: PopTorch wraps its weights for one program at a time."""
+_TRAINERS: list[weakref.ReferenceType[Executors]] = []
+"""Whose programs train: PopTorch wraps a weight for one program at a time."""
 
 
 class Executors:
@@ -290,11 +288,18 @@ class Executors:
         self._training: TrainingProgram | None = None
         self._inference: Program | None = None
         self._ahead: TrainingProgram | None = None  # it has newer weights
+        self._is_trainer = False  # of all weights: no other model has some of them
+        self._lenders: weakref.WeakSet[Executors] = weakref.WeakSet()  # of them
         self._exact = ExactWeights()
         self._moved: list[HostValue] = []  # 0-d buffers that `forward` changes
         self._news: list[str] = []
         self._takes_turns = _env.waits_for_ipus()
         self._set_config(config)
+
+    def __del__(self) -> None:
+        """Download the weights of a model that is gone: its module may be in use."""
+        if getattr(self, "_ahead", None) is not None and not sys.is_finalizing():
+            self.fetch_weights()
 
     def _set_config(self, config: IPUConfig) -> None:
         """Set the config, and refuse names in it that the module doesn't have."""
@@ -408,14 +413,29 @@ class Executors:
         program.must_compare = True
 
     def _take_over(self) -> None:
-        """Let another model that trains the same module download its weights."""
-        reference = _TRAINERS.get(self.module)
-        owner = None if reference is None else reference()
-        if owner is not self:
-            if owner is not None:
-                owner._leave_training()
-            make_plain(weights_of(self.module))  # an owner may be gone
-            _TRAINERS[self.module] = weakref.ref(self)
+        """Let other models that train some of the weights download them."""
+        if self._is_trainer:
+            return
+        for other in self._sharing():
+            other.fetch_weights()
+            other._is_trainer = False
+            self._lenders.add(other)
+        make_plain(weights_of(self.module))  # another may be gone
+        _TRAINERS[:] = [one for one in _TRAINERS if one() not in (None, self)]
+        _TRAINERS.append(weakref.ref(self))
+        self._is_trainer = True
+        if self._training is not None:
+            self._training.must_compare = True
+
+    def _sharing(self) -> list[Executors]:
+        """Return other models that have trained some of the weights."""
+        others = [other() for other in _TRAINERS if other() not in (None, self)]
+        own = set(map(id, weights_of(self.module))) if others else set()
+        return [
+            other
+            for other in others
+            if other and not own.isdisjoint(map(id, weights_of(other.module)))
+        ]
 
     def _built(
         self, kept: list[Any], key: object, options: poptorch.Options, *given: Any
@@ -609,6 +629,7 @@ class Executors:
             ConfigError: A value that is compiled into the program has changed.
         """
         program = _ready(self._training)
+        self._take_over()  # a callback may have trained another model
         self.common.take_back()
         program.baked_in.check()
         program.trained_parts.check()
@@ -687,9 +708,10 @@ class Executors:
         The host may change them there: the next call compares.
         """
         with span("weights"):
-            self._bring()
-            if self._training is not None:
-                self._training.wrappers.take_off()
+            for one in (self, *self._sharing()):
+                one._bring()
+                if one._training is not None:
+                    one._training.wrappers.take_off()
 
     def _bring(self) -> None:
         """Download the newest weights to the host; their classes stay."""
@@ -796,7 +818,12 @@ class Executors:
         self, executor: poptorch.PoplarExecutor, action: Callable[[], Any]
     ) -> None:
         """Call a function that needs IPUs; detach other programs if they are short."""
-        others = [one for one in self._attached() if one.executor is not executor]
+        others = [
+            (owner, one)
+            for owner in (self, *self._lenders)
+            for one in owner._attached()
+            if one.executor is not executor
+        ]
         if not self._takes_turns:
             try:
                 action()
@@ -807,8 +834,8 @@ class Executors:
                 self._takes_turns = bool(others)
             else:
                 return
-        for other in others:
-            self._detach(other)
+        for owner, other in others:
+            owner._detach(other)
         action()
 
     def _detach(self, program: Program) -> None:
