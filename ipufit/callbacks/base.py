@@ -53,8 +53,8 @@ class Callback:
             display.
         writes_for_all: Whether it prints or writes files for all processes of a run, so
             that only process 0 calls its hooks.
-        reads_batch_logs: False if its hooks of calls don't read their `logs`, which
-            then needn't be computed.
+        reads_batch_logs: False if its batch hooks don't read their `logs`. Then the
+            logs aren't computed for them.
 
     Example:
         >>> class StopWhenGood(Callback):
@@ -90,10 +90,10 @@ class Callback:
     def hears_every(self) -> int | None:
         """Number of updates after which training calls have to end for this callback.
 
-        None allows calls of any length; 1 makes each update a call. It counts where
-        `device_iterations` is left open. The default is 1 if a class overrides a hook
-        of calls (`on_train_batch_begin`, `on_train_batch_end`, or their old names)
-        without overriding this, too.
+        None allows calls of any length; 1 makes each update a call. It is used where
+        `device_iterations` is left open. The default is 1 if a class overrides a batch
+        hook (`on_train_batch_begin`, `on_train_batch_end`, or their old names) and not
+        this property.
         """
         return None
 
@@ -178,7 +178,7 @@ class Callback:
         """Return names of parameters whose gradients the callback needs; none here.
 
         `model.gradients()` returns them. Called before the training program is built,
-        which has to send them.
+        because the program has to send them.
         """
         return ()
 

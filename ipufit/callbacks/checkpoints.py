@@ -46,11 +46,12 @@ class ModelCheckpoint(MonitorCallback):
 
     As in Keras, with other formats, and `save_best_only` works together with a number
     for `save_freq`. A `filepath` that ends with `.safetensors` is a file of weights.
-    Any other is a directory with a whole checkpoint, from which
-    `fit(resume=filepath)` continues; it holds every callback's state after the hook in
-    which it is saved. On SIGTERM a whole checkpoint is saved too, and the run ends in
-    order. With `save_best_only` and without `keep` it isn't, to keep the best one.
-    Of several processes the first writes, and its clock counts for all.
+    Any other path is a directory with a whole checkpoint, from which
+    `fit(resume=filepath)` continues. It holds the state of every callback after the
+    hook in which it is saved. On SIGTERM a whole checkpoint is saved too, and the run
+    ends in order. With `save_best_only` and without `keep`, SIGTERM saves nothing, so
+    that the best checkpoint stays. With several processes the first one writes, and
+    its clock counts for all.
 
     Args:
         filepath: Path that ends with `.safetensors` or has no suffix. Its fields are
@@ -72,12 +73,12 @@ class ModelCheckpoint(MonitorCallback):
             besides the best one. `fit(resume=filepath)` continues from the newest that
             isn't damaged.
         save_seconds: Seconds between checkpoints, instead of `save_freq`. It saves
-            after the first call that ends so long after the last one was saved, or
-            after the run began.
+            after the first call that ends this many seconds after the last checkpoint,
+            or after the run began.
         is_background: If True, write in a thread while training goes on. The state is
             copied first, and only one copy is made at a time: the next checkpoint waits
-            until this one is written. `fit` waits for the last one, and raises what
-            went wrong, or warns of it if an earlier error is raised.
+            until this one is written. `fit` waits for the last one. It raises an error
+            of the thread, or warns of it if an earlier error is raised.
 
     Attributes:
         best: Best value so far. It outlives the run, as in Keras.
@@ -326,11 +327,11 @@ class ModelCheckpoint(MonitorCallback):
 class BackupAndRestore(Callback):
     """Save the whole run, and continue the saved run when `fit` is called again.
 
-    As in Keras, but exactly: a run that was killed and started again by the same script
-    ends with the same weights, optimiser, History and callbacks as one that wasn't. On
-    SIGTERM, with which schedulers evict, it saves after the present call and ends the
-    run in order. Of several processes the first writes and all read; SIGTERM in any of
-    them ends all.
+    As in Keras, but exactly: if a run is killed and the same script is started again,
+    it ends with the same weights, optimiser, History and callbacks as an uninterrupted
+    run. On SIGTERM, which schedulers send, it saves after the present call and ends the
+    run in order. With several processes the first one writes and all read. SIGTERM in
+    any process ends all.
 
     Args:
         backup_dir: Directory of the checkpoints, and of nothing else.
@@ -338,8 +339,7 @@ class BackupAndRestore(Callback):
         delete_checkpoint: Delete the directory when the run is complete and every
             callback has ended without an error.
         keep_last: Number of checkpoints to keep. More than one lets a run continue if
-            the
-            newest is damaged.
+            the newest is damaged.
 
     Attributes:
         store: The checkpoints.

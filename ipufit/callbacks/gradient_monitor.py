@@ -24,14 +24,14 @@ class GradientMonitor(Callback):
     """Log the norms of the gradients in the updates.
 
     Gradients leave the device through PopTorch's anchors (`Options.anchorTensor`). The
-    training program is built again to have them, and every call sends them to the host.
+    training program is built again with them, and every call sends them to the host.
     If that is too much, name the parameters that matter.
 
-    A gradient is that of the loss, without loss scaling and before clipping, and the
-    mean over the updates of one call. With `device_iterations=1` a call is one update;
-    with more, gradients of different signs cancel out. If own options return only some
-    micro-batches, it is the mean over these. An update without samples, which padding
-    makes, counts with gradients of zero.
+    A gradient is the mean over the updates of one call, without loss scaling and before
+    clipping. With `device_iterations=1` a call is one update. With more updates,
+    gradients of different signs cancel out. If your own options return only some
+    micro-batches, it is the mean over these. An update that has only padding counts
+    with gradients of zero.
 
     It adds to the logs, for later callbacks and History:
 

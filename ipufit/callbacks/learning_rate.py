@@ -25,8 +25,7 @@ def set_learning_rate(
     Args:
         optimizer: An optimizer of torch or `poptorch.optim`.
         rate: New rate of the first group.
-        ratios: Result of the last call. It is used while the first group's rate is
-            zero, since there is no ratio to zero.
+        ratios: Result of the last call, used while the first group's rate is zero.
 
     Returns:
         Rate of each group divided by that of the first.
@@ -107,8 +106,8 @@ def refuse_schedule(model: Any, who: str) -> None:
 class LearningRateScheduler(RateCallback):
     """Set the learning rate of every epoch by a function.
 
-    As in Keras. The rate is that of the first parameter group, and in the logs as
-    `learning_rate`; the other groups keep their ratio to it.
+    As in Keras. The function sets the rate of the first parameter group, which is
+    `learning_rate` in the logs. The other groups keep their ratio to it.
 
     Args:
         schedule: `schedule(epoch, learning_rate)`, or just `schedule(epoch)`, with a
@@ -188,8 +187,8 @@ def _takes_two(schedule: Any) -> bool:
 class ReduceLROnPlateau(RateCallback, MonitorCallback):
     """Reduce the learning rate when a metric hasn't improved for some epochs.
 
-    As in Keras. The rate is that of the first parameter group, and in the logs of each
-    epoch as `learning_rate`; all groups are reduced by the same ratio.
+    As in Keras. All parameter groups are reduced by the same ratio. The rate of the
+    first group is `learning_rate` in the logs of each epoch.
 
     Args:
         monitor: Name of the metric in the logs.

@@ -28,12 +28,12 @@ class Profiler(Callback):
     operators of torch, and a run's own spans: waits for data, device calls,
     compilations, copies of weights, metrics, the optimizer, hooks of callbacks.
 
-    A recording begins where the call before it has ended, with the wait for data. It
-    ends, and is written, when its last call has ended; or with the run, even if that
-    fails. In `fit` calls of the training count, with the validations between them; in
-    `evaluate` and `predict` their own calls. Calls are counted in each run anew. A
-    resumed run counts from where it goes on. Each of several processes writes files of
-    its own.
+    A recording begins at the end of the call before it, with the wait for data. It
+    ends, and is written, after its last call or with the run, even if the run fails. In
+    `fit` it counts training calls, and includes the validations between them. In
+    `evaluate` and `predict` it counts their own calls. Each run counts its calls anew,
+    and a resumed run counts from where it goes on. With several processes each writes
+    files of its own.
 
     Args:
         directory: Directory of the files, which is made.

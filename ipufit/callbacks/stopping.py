@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that watch one metric, and those of them that end `fit`."""
+"""Callbacks that watch one metric, and may end `fit`."""
 
 from __future__ import annotations
 

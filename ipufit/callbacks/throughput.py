@@ -46,8 +46,8 @@ class Throughput(Callback):
     It also prints a line, `throughput: 1234.5 samples/sec`, which existing
     `benchmarks.yml` files find by their regular expressions.
 
-    With several processes samples are those of all, and times those of process 0,
-    which prints.
+    With several processes it counts the samples of all. Process 0 takes the times and
+    prints.
 
     Args:
         verbose: 1 prints the line after every epoch, 0 doesn't, "auto" does where `fit`

@@ -87,7 +87,7 @@ def _like(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _rows(outputs: Tensor) -> Tensor:
-    """Refuse outputs of one value per sample, whose rows torch takes for classes."""
+    """Refuse outputs of one value per sample: torch takes their rows for classes."""
     if outputs.dim() < 2:
         raise DataError(
             f"outputs of shape {tuple(outputs.shape)} have one value per sample; this "
@@ -269,13 +269,13 @@ LossLike = Union[str, torch.nn.Module, LossFunction]
 def resolve_loss(loss: LossLike) -> Loss:
     """Return the loss for a name, a module or a function.
 
-    Binary losses and those of errors take targets of the outputs' shape, except for
+    Binary losses and regression losses take targets of the outputs' shape, except for
     axes of size 1: `[N]` labels fit `[N, 1]` outputs. All losses take logits, as
     torch's do, even if the name means probabilities in Keras. The class axis is the
-    second, as in torch. For Keras's `..._crossentropy` it is the last; class indices
-    may have one of size 1. Capitals, underscores and a final `loss` don't matter, so
-    the names of torch's classes work. A name that means another loss in torch or Keras
-    is refused.
+    second, as in torch. For Keras's `..._crossentropy` it is the last, and class
+    indices may have one of size 1 there. Capitals, underscores and a final `loss` don't
+    matter, so the names of torch's classes work. A name that means another loss in
+    torch or Keras is refused.
 
     Args:
         loss: A name, a torch loss module, or `loss(outputs, targets)`; or a function

@@ -216,7 +216,7 @@ def _with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
 
 
 def refuse_parts(name: str, sums: Tensor) -> None:
-    """Refuse the sums of targets of which some rows weren't one-hot.
+    """Refuse the sums if some rows of the targets weren't one-hot.
 
     Raises:
         DataError: The sums are NaN.

@@ -126,7 +126,7 @@ class CategoricalAccuracy(_Share):
 class SparseCategoricalAccuracy(_Share):
     """The share of samples whose class of highest score is the target.
 
-    Targets are class indices; those of -100 are ignored.
+    Targets are class indices; targets of -100 are ignored.
 
     Args:
         name: Key in logs.
@@ -174,7 +174,7 @@ class Accuracy(_Share):
 class TopKAccuracy(_Share):
     """The share of samples whose class is among the `k` highest scores.
 
-    Of equal scores, the earlier class's counts as higher. NaN counts as the highest.
+    If scores are equal, the earlier class counts as higher. NaN counts as the highest.
 
     Args:
         k: Number of scores.
@@ -235,7 +235,7 @@ class SparseTopKCategoricalAccuracy(TopKAccuracy):
 
 
 def _best(outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-    """Return whether each sample's highest score is that of its target."""
+    """Return whether each sample's highest score belongs to its target class."""
     if weights is not None:
         scores, labels, counts = classified(outputs, targets, weights)
         return scores.argmax(dim=-1).eq(labels), counts

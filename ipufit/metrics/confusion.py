@@ -57,7 +57,7 @@ class ConfusionMetric(Metric):
 
     With one output per sample, or a channel axis of size 1, the problem is binary.
     With scores of classes `[..., C]` the class of the highest score is predicted.
-    Targets are then class indices, of which -100 is ignored, or one-hot. With a binary
+    Targets are then class indices (-100 is ignored) or one-hot. With a binary
     loss, outputs `[N, C]` or `[N, C, ..., W]` are C binary problems, and `[N, H, W]`
     are one.
 
@@ -396,7 +396,7 @@ class F1Score(FBetaScore):
 class IoU(ClassScore):
     """The intersection over union of predictions and targets.
 
-    In a binary problem it is that of the 1s. Settings: see `ClassScore`.
+    In a binary problem it covers the 1s only. Settings: see `ClassScore`.
     """
 
     _called = "iou"

@@ -29,7 +29,7 @@ CURVES = ("ROC", "PR")
 class AUC(Metric):
     """The area under the curve of a binary problem, over evenly spaced thresholds.
 
-    The counts at each threshold are summed, so the area is that of all samples
+    The counts at each threshold are summed, so the area covers all samples
     together. Scores between the same two thresholds count as equal. A sample has one
     output; or several outputs for several 0s and 1s, which are pooled; or scores of two
     classes with a class index.
@@ -37,8 +37,8 @@ class AUC(Metric):
     Args:
         num_thresholds: Number of thresholds. More thresholds are more exact and take
             more memory.
-        curve: `"ROC"`, the true over the false positive rate, between two thresholds a
-            straight line; or `"PR"`, precision over recall, between them interpolated
+        curve: `"ROC"`, the true over the false positive rate, linear between two
+            thresholds; or `"PR"`, precision over recall, interpolated between them
             by counts, as in Davis & Goadrich, "The relationship between
             Precision-Recall and ROC curves" (2006).
         from_logits: Whether outputs are logits; else they are probabilities.

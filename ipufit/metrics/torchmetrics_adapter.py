@@ -120,9 +120,9 @@ def is_collection(item: Any) -> bool:
 def members_of(item: Any) -> list[Any]:
     """Return the metrics of a `MetricCollection`, with the names of its `compute`.
 
-    Each metric is updated by itself, also those of a compute group. torchmetrics forms
-    a group of metrics whose states agree after the first batch. If they agree by chance
-    only, all of them would have the value of the first.
+    Each metric is updated by itself, even in a compute group. torchmetrics groups
+    metrics whose states agree after the first batch. If they agree by chance, all of
+    them would have the value of the first.
 
     Args:
         item: A collection, or any other object, which is returned in a list.
