@@ -56,7 +56,7 @@ class Finding:
         what: One sentence or more: the operator, value or setting, and what happens.
         advice: A way out; "" if nothing need be done.
         module: Path of the submodule; "" for the whole, or none.
-        location: File and line, as in "train.py:12"; "" if no line has caused it.
+        location: File and line, as in "train.py:12"; "" if no line caused it.
         path: Path of the file of `location`; "" if no line is known.
 
     Example:

@@ -202,28 +202,28 @@ def _line(part: str, name: str, at: str, host: str, device: str, *numbers: str) 
 def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
     """Compare what the device computes for a batch with plain torch in float32.
 
-    Outputs are compared in eval mode; and for one weight update on the batch, if
-    `compile` was called and there are targets: the loss, the gradients, and the
-    updated weights. It is how one finds what half precision has broken.
+    It compares the outputs in eval mode. If `compile` was called and there are targets,
+    it also makes one weight update on the batch, and compares the loss, the gradients
+    and the updated weights. Use it to find the layer that half precision breaks.
 
-    The host computes in float32, with the weights as they are: rounded, in a module
-    that is float16. It splits the update into the same micro-batches. The update is the
-    first one of the optimizer, without momentum of earlier ones, with the learning
-    rates and the other values that the optimizer has now. The host's is made by the
-    `step` of the same optimizer, from the host's gradients.
+    The host computes in float32, with the weights of the model, which are rounded if
+    the module is float16. It splits the update into the same micro-batches. The update
+    is the first one of the optimizer, without momentum of earlier updates, with its
+    present learning rates and other values. On the host the `step` of the same
+    optimizer makes it, from the host's gradients.
 
-    Dropout layers are off, and samples aren't mixed (`compile(augment=)`); labels are
+    Dropout layers are off, and samples aren't mixed (`compile(augment=)`). Labels are
     smoothed as in training. The model stays as it is: everything is done on copies,
-    and random states are put back. Its IPUs are given back first, as by
+    and random states are restored. Its IPUs are given back first, as by
     `model.detach()`. Two programs are compiled, three with `layers`.
 
     Args:
         model: Compiled, or not, to compare outputs only.
         batch: A batch as a loader gives it: inputs, `(inputs, targets)`, or `(inputs,
             targets, weights)`. Its samples are those of one update.
-        layers: Compare the outputs of the layers too, in eval mode: of the modules
-            without children that give tensors with a row for each sample. Stages of a
-            pipeline that end early send them along.
+        layers: Compare the outputs of the layers too, in eval mode. Layers are the
+            modules without children that return tensors with a row for each sample.
+            Earlier stages of a pipeline pass them on.
 
     Returns:
         The largest difference of each tensor, the worst first. It prints as a table.

@@ -277,16 +277,16 @@ class IPUModel:
     * `evaluate` returns loss and metrics over every sample.
     * `predict` returns the outputs, one row per sample.
 
-    `copy.deepcopy(model)`, and `pickle`, give a model that goes on as this one would:
-    with its weights, its config, the settings of `compile`, and the optimizer's state.
+    `copy.deepcopy(model)` and `pickle` make a model that goes on as this one would. It
+    has the weights, the config, the settings of `compile`, and the optimizer's state.
     It has no programs yet, and random numbers on its device begin anew.
-    `copy.copy(model)` is another model of the same module, compiled alike.
+    `copy.copy(model)` makes another model of the same module, compiled alike.
 
     Args:
-        module: Any module. Its weights are the ones trained: after `fit` they are in
-            it, whatever device they were on. If `config` asks for weights of another
-            type, a copy with such weights is trained instead: `model.module`. The
-            module that was given stays as it was.
+        module: Any module. Its own weights are trained: after `fit` the module has the
+            trained weights. If `config` asks for weights of another type, a copy with
+            such weights is trained instead, `model.module`, and the given module stays
+            as it was.
         config: Layout on IPUs; one IPU by default.
         in_place: Change the types of the module's own weights rather than those of a
             copy.
@@ -387,21 +387,23 @@ class IPUModel:
         the shapes.
 
         With several outputs, `loss`, `loss_weights`, `metrics` and `weighted_metrics`
-        take a list in their order or a dict by their names: the keys of a dict, and
-        `output_1`, `output_2` of a tuple. One name or torch loss is then taken for
-        each of them; a function of yours gets all outputs and targets as they nest.
+        take a list in the order of the outputs, or a dict by their names. Outputs in a
+        dict are named by its keys, outputs in a tuple `output_1`, `output_2` and so on.
+        One name or torch loss is used for each output. A function of yours gets all
+        outputs and targets as they nest.
 
         Args:
             optimizer: A name ("sgd", "adam", "adamw", "rmsprop", "lamb"), an
                 `ipufit.Optimizer`, a `torch.optim` SGD, Adam, AdamW or RMSprop of this
                 module's parameters, or an optimizer of `poptorch.optim`.
             loss: A name such as "cross_entropy" or "mse", a torch loss module, or a
-                function of outputs and targets. It is reported as the mean over
-                samples; one with `reduction="sum"` as the sum divided by them. None
-                if the module returns its own, the mean over a micro-batch: as "loss"
-                in a dict or an object, as the result of `poptorch.identity_loss`, or as
-                a scalar that is all there is or that a tuple begins or ends with, as in
-                `(output, loss)`. What it computes it from must be among the inputs.
+                function of outputs and targets. The mean over samples is reported; with
+                `reduction="sum"`, the sum divided by the number of samples. None if
+                the module returns its own loss, a mean over the micro-batch. The module
+                may return it as "loss" in a dict or an object, as the result of
+                `poptorch.identity_loss`, as a scalar alone, or as the first or last
+                element of a tuple, such as `(output, loss)`. The inputs must have all
+                that it is computed from.
             loss_weights: Factor of each output's loss in the total; 1 by default.
             metrics: Names such as "accuracy" or "AUC", `ipufit.Metric` objects, ones
                 of torchmetrics or a `MetricCollection`, or functions of outputs and
@@ -417,19 +419,19 @@ class IPUModel:
                 `{"weight_decay": ipufit.Schedule("cosine")}`: "momentum", "eps",
                 "alpha", and "beta1" and "beta2", the parts of `betas`. They are
                 factors, too.
-            augment: `ipufit.Mixing(mixup=0.2, cutmix=1.0)` mixes the images that it is
-                trained on, on the device. Metrics of training then count the target
-                that has the larger share of an image.
+            augment: `ipufit.Mixing(mixup=0.2, cutmix=1.0)` mixes the training images on
+                the device. Metrics of training then count the target that has the
+                larger share of an image.
             label_smoothing: Part of each target that all classes share in training, 0.1
                 for example. `evaluate` and validations report the loss without it, so
                 that models are compared by the same loss.
             step: A step of your own in the place of the module and a loss: a function
                 of the module and a batch, which is traced as one program. The batch
                 nests as the data do: inputs, `(inputs, targets)` or `(inputs, targets,
-                weights)`. It returns the mean loss over the samples; or `(loss,
+                weights)`. The step returns the mean loss over the samples; or `(loss,
                 outputs)`; or a dict of "loss", "outputs" for metrics, and further
-                scalars to report. A subclass has a method `training_step(self, batch)`
-                instead.
+                scalars to report. A subclass may have a method
+                `training_step(self, batch)` instead.
             validation_step: The same for `evaluate` and validations, in eval mode; by
                 default `step`, or the method `validation_step(self, batch)`.
             predict_step: A function of the module and inputs for `predict`; by default
@@ -515,14 +517,14 @@ class IPUModel:
                 `(input, target, weight)`: a map-style dataset, a Hugging Face dataset,
                 an `IterableDataset`. Or batches of such: a `DataLoader` (with its own
                 sampler, batch sampler, collate function and workers), a
-                `poptorch.DataLoader`, a generator or another iterable; they are
-                batched anew for the calls.
+                `poptorch.DataLoader`, a generator or another iterable. Their batches
+                are cut and joined to fit the calls.
             y: Targets, if `x` is arrays; or the names of the columns that are targets,
                 if `x` has columns.
             batch_size: Samples of one weight update, over all replicas: the product of
-                micro-batch, gradient accumulation and replicas. What the config
-                leaves open is derived. By default a loader's own, unless the config
-                has a micro-batch size.
+                micro-batch, gradient accumulation and replicas. Factors that the config
+                leaves open are derived. The default is a loader's own batch size,
+                unless the config has a micro-batch size.
             epochs: Index of the last epoch, plus one.
             verbose: 0 nothing; 1 bars, or lines where they can't be redrawn: in a pipe
                 or file, and in a notebook without ipywidgets; 2 lines; "auto" 1 on a
@@ -536,27 +538,28 @@ class IPUModel:
             sample_weight: Weight of each sample in the loss, if `x` is arrays. The
                 weighted loss is divided by the number of samples, as in Keras.
             initial_epoch: Index of the first epoch.
-            steps_per_epoch: Updates per epoch. The next one goes on where this ended,
-                and anew from the beginning at the end of the data.
+            steps_per_epoch: Updates per epoch. The next epoch goes on where this one
+                ended. At the end of the data it begins anew.
             validation_steps: Batches per validation, of `validation_batch_size`, of the
-                loader's own size, or of `batch_size`: always the first ones, but of a
-                generator the next ones.
+                loader's own size, or of `batch_size`. Each validation takes the first
+                batches; from a generator it takes the next ones.
             validation_batch_size: Samples of one validation pass over all replicas. By
                 default the micro-batch of the training on each of them.
-            validation_freq: Validate every so many epochs, or after these (1-based).
-            validation_updates: Validate within epochs too, after every so many updates
-                of each. The epoch's row of `History` has the metrics of its last
-                validation.
+            validation_freq: Number of epochs from one validation to the next, or a list
+                of the epochs to validate after (1-based).
+            validation_updates: Number of updates from one validation to the next within
+                an epoch; None to validate at the ends of epochs only. The epoch's row
+                of `History` has the metrics of its last validation.
             drop_last: Leave out the samples that don't fill a call; they are counted
                 and reported. `"pad"`, or False, fills the call with rows that count
                 nothing, so that the loss of the last update is the mean over its real
                 samples. (Layers that mix samples, such as batch norm, see the filling.)
-            resume: A checkpoint that was saved while `fit` ran, or a directory of such:
-                the run goes on from there, bit by bit as if it hadn't been
-                interrupted, if everything else is the same. `"auto"`: the newest whole
-                one of the checkpoint callbacks, if there is any.
-                `BackupAndRestore` does so by itself. (Streams are gone through again
-                from the beginning of their pass, and must give the same batches.)
+            resume: A checkpoint that was saved while `fit` ran, or a directory of such
+                checkpoints. If everything else is the same, the run ends with the same
+                bits as an uninterrupted one. `"auto"` takes the newest undamaged
+                checkpoint of the checkpoint callbacks, if there is any.
+                `BackupAndRestore` does so by itself. (Streams are read again from
+                the beginning of their pass, and must give the same batches.)
 
         Returns:
             The history; its `history` has the loss and metrics of each epoch, over
@@ -1021,8 +1024,8 @@ class IPUModel:
             x: Data as for `fit`.
             y: Targets, as for `fit`.
             batch_size: As for `fit`.
-            callbacks: Callbacks of the later `fit`: one that listens to each update
-                makes each a call.
+            callbacks: Callbacks of the later `fit`. With one that has batch hooks, each
+                update is a call.
             validation_split: As for `fit`.
             steps_per_epoch: As for `fit`.
             drop_last: As for `fit`.
@@ -1128,27 +1131,27 @@ class IPUModel:
     ) -> Build:
         """Compile the programs of the next runs, before they read their data.
 
-        Compiling takes minutes on IPUs, and it is here that a module fails which an IPU
-        can't run. The next `fit`, `evaluate` and `predict` with the same arguments
-        compile nothing. The weights, the optimizer and the random states stay as they
-        are.
+        Compiling takes minutes on IPUs, and a module that an IPU can't run fails here.
+        The next `fit`, `evaluate` and `predict` with the same arguments compile
+        nothing. The weights, the optimizer and the random states stay as they are.
 
         The training program is built if `compile` was called and there are targets, or
         the module returns its own loss. The inference program is built for validation
         in `fit`, and for `evaluate` and `predict` without a `batch_size`. These are one
         program if the config has a `micro_batch_size`, and may be two if it hasn't.
 
-        Where the config leaves `device_iterations` open, the training program is that
-        of `fit` with the same data and arguments. Of a sample or batch alone it has one
-        update per call, and a line says so: then set `device_iterations`, or pass the
-        data. So it is with `inference_iterations`: the inference programs are those for
-        as many samples as `validation_data` or `validation_split` give, or else `x`.
+        Where the config leaves `device_iterations` open, the updates per call are those
+        that `fit` chooses for the same data and arguments. If `x` is only a sample or
+        batch, a call makes one update, and a line says so: then set
+        `device_iterations`, or pass the data. Where the config leaves
+        `inference_iterations` open, `validation_data` or `validation_split`, or else
+        `x`, give the number of samples.
 
         Args:
-            x: Data as for `fit`; only its first sample is read, or the first batch of a
-                loader. Or a batch; or tensors with shapes and types alone, such as
-                `torch.empty(1, 3, 224, 224, device="meta")`. Dim 0 counts samples, and
-                one is enough.
+            x: Data as for `fit`, of which only the first sample is read, or the first
+                batch of a loader. Or a batch; or tensors with shapes and types alone,
+                such as `torch.empty(1, 3, 224, 224, device="meta")`. Dim 0 counts
+                samples, and one is enough.
             y: Targets, as for `fit`.
             batch_size: As for `fit`; without a training program as for `predict`.
             verbose: 0 for nothing, else a line for each program.
@@ -1157,8 +1160,8 @@ class IPUModel:
             class_weight: As for `fit`.
             sample_weight: As for `fit`.
             validation_batch_size: As for `fit`.
-            drop_last: As for `fit`. To pad counts only if the samples don't fill their
-                calls, so `x` must have as many samples as the data then.
+            drop_last: As for `fit`. `"pad"` matters only if the samples don't fill
+                their calls, so `x` must then have as many samples as the data.
             validation_split: As for `fit`; it counts where `device_iterations` is open.
             steps_per_epoch: As for `fit`, likewise.
             validation_updates: As for `fit`, likewise.
@@ -1678,10 +1681,10 @@ class IPUModel:
     ) -> dict[str, Any]:
         """Write the compiled inference program, with the present weights, to a file.
 
-        `poptorch.load(path)` gives an executor that runs it without ipufit: it takes
-        what `forward` takes, with the rows of a call, and returns what `forward`
-        returns in eval mode. Graphcore's back end for the Triton server runs the file,
-        too.
+        `poptorch.load(path)` gives an executor that runs it without ipufit. It takes
+        the arguments of `forward`, with the rows of a call, and returns the results of
+        `forward` in eval mode. Graphcore's back end for the Triton server runs the
+        file, too.
 
         The module is compiled by itself, in eval mode, with the options that `predict`
         has, for one process. The model gives its IPUs back first, as by
@@ -1692,13 +1695,12 @@ class IPUModel:
         several processes all of them call `export`; the first one writes.
 
         Args:
-            path: The file; of a directory that exists, the file `executable.popef` in
-            it.
+            path: The file. In a directory that exists, it is `executable.popef`.
             x: Inputs to compile for, as for `build`: a batch, data, or tensors of
                 shapes and types only. None takes those of the last run.
             batch_size: As for `predict`.
             with_module: Pickle the module into the file, which `poptorch.load` needs. A
-                Triton server doesn't. Load only such files as you trust.
+                Triton server doesn't. Load only files that you trust.
 
         Returns:
             The description: names, shapes and types of inputs and outputs in a call,
