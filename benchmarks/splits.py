@@ -22,7 +22,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from ipufit import IPUConfig
 from ipufit.model.costs import block_costs
+from ipufit.planning.memory import MemorySettings
 from ipufit.planning.split import BlockCost, Split, best_split
 
 
@@ -169,7 +171,14 @@ def costs_of(subject: Subject) -> tuple[BlockCost, ...]:
     """Costs of a network's blocks; its weights are never made."""
     with torch.device("meta"):
         module = subject.make()
-    return block_costs(module, [subject.example])
+    return block_costs(
+        module, [subject.example], IPUConfig(), {}, call_with_all, MemorySettings()
+    )
+
+
+def call_with_all(module: nn.Module, tensors: Sequence[torch.Tensor]) -> object:
+    """Call a network with one argument for each tensor."""
+    return module(*tensors)
 
 
 def split_by_hand(costs: Sequence[BlockCost], names: Sequence[str]) -> Split:
@@ -186,7 +195,7 @@ def split_by_hand(costs: Sequence[BlockCost], names: Sequence[str]) -> Split:
     return Split(
         tuple(names),
         tuple(sum(cost.flops for cost in stage) for stage in stages),
-        tuple(sum(cost.parameter_bytes for cost in stage) for stage in stages),
+        tuple(sum(cost.held_bytes for cost in stage) for stage in stages),
         tuple(stage[-1].output_bytes for stage in stages[:-1]),
     )
 

@@ -24,12 +24,11 @@ from ipufit.data import (
     Call,
     InferenceBatches,
     Labels,
-    SampleStructure,
     TrainingBatches,
 )
 from ipufit.engine.host_calls import bytes_of
 from ipufit.engine.metric_state import Figures, vector_of, widened_all
-from ipufit.engine.objective import OWN_LOSS, dominant_labels
+from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
 from ipufit.engine.processes import ProcessSync
 from ipufit.engine.program import Executors, WatchedGradients
 from ipufit.engine.weights import mode
@@ -246,32 +245,16 @@ def _contiguous(leaf: Any) -> Any:
     return leaf.contiguous() if isinstance(leaf, Tensor) else leaf
 
 
-def remark_on_passes(choice: Choice | None) -> str:
-    """Describe the passes of a call, and why not more, if ipufit chose them.
-
-    Example:
-        >>> remark_on_passes(Choice(16, "32 would pad 80 passes to 96"))
-        '16 passes per call (inference_iterations left open); not more because 32 ...'
-    """
-    if choice is None or not choice.reason:
-        return ""
-    passes = "1 pass" if choice.value == 1 else f"{choice.value} passes"
-    return (
-        f"{passes} per call (inference_iterations left open); not more because "
-        f"{choice.reason}"
-    )
-
-
 @dataclass(frozen=True)
 class Training:
     """The programs, optimiser and metrics that a training call uses and changes.
 
     Attributes:
         executors: The programs.
+        batches: The calls, whose shapes are compiled for.
         plan: The factors of a call.
         options: Options of the training program.
         optimization: The optimiser and its schedule.
-        structure: Structure of a batch.
         figures: Loss and metrics to report.
         average: The running average of the weights; None for none.
         watched: The gradients that are sent to the host.
@@ -279,24 +262,19 @@ class Training:
     """
 
     executors: Executors
+    batches: TrainingBatches
     plan: BatchPlan
     options: poptorch.Options
     optimization: Optimization
-    structure: SampleStructure
     figures: Figures
     average: WeightAverage | None = None
     watched: WatchedGradients = field(default_factory=WatchedGradients)
     choice: Choice | None = None
 
-    def prepare(self, batches: TrainingBatches, display: ProgressDisplay) -> None:
-        """Attach the program, with the weights of the user's module.
-
-        Args:
-            batches: The calls, whose shapes are compiled for.
-            display: Shows that PopTorch compiles.
-        """
+    def prepare(self, display: ProgressDisplay) -> None:
+        """Attach the program, with the weights of the user's module."""
         entries = self.executors.prepare_training(
-            batches,
+            self.batches,
             self.plan,
             self.options,
             self.optimization,
@@ -375,8 +353,8 @@ class Training:
         if rows is None:
             rows = torch.arange(plan.samples_per_call)
         check_rows(outputs, rows.numel())
-        labels = self.structure.labels(call.batch)
-        mixing = self.structure.mixing(call.batch)
+        labels = self.batches.structure.labels(call.batch)
+        mixing = self.batches.structure.mixing(call.batch)
         if mixing is not None:
             labels = dominant_labels(labels, mixing, plan.micro_batch_size)
         of_update = rows.div(plan.samples_per_update, rounding_mode="floor")
@@ -390,16 +368,15 @@ class Training:
             self.figures.stream(*real)
 
 
-class Evaluation:
-    """An evaluation on a set of samples, run once or after every epoch.
+class Inference:
+    """The calls of an inference program, which evaluates or predicts.
 
     Args:
         executors: The programs.
-        batches: Samples with targets, or with the values that the module's own loss
-            needs.
+        batches: The calls that contain each sample once.
         plan: The factors of a call.
-        options: Options of the inference program.
-        figures: Loss and metrics to report.
+        options: Options of the program.
+        inferred: The computation of the program.
         choice: The passes of a call, if ipufit chose them.
     """
 
@@ -409,37 +386,108 @@ class Evaluation:
         batches: InferenceBatches,
         plan: BatchPlan,
         options: poptorch.Options,
-        figures: Figures,
+        inferred: Inferred,
         choice: Choice | None = None,
     ) -> None:
-        self._executors = executors
+        self.executors = executors
         self.batches = batches
         self.plan = plan
         self.options = options
-        self.figures = figures
+        self.inferred = inferred
         self.choice = choice
+
+    @property
+    def remark(self) -> str:
+        """The passes of a call, and why not more, in words, if ipufit chose them."""
+        if self.choice is None or not self.choice.reason:
+            return ""
+        value, reason = self.choice
+        passes = "1 pass" if value == 1 else f"{value} passes"
+        return (
+            f"{passes} per call (inference_iterations left open); not more because "
+            f"{reason}"
+        )
+
+    def prepare(self, display: ProgressDisplay) -> None:
+        """Attach the program, with the newest weights."""
+        self.executors.prepare_inference(
+            self.batches, self.plan, self.options, display, self.inferred, self.remark
+        )
+
+    def outputs(self, hooks: CallbackList, run: RunState) -> Iterator[Any]:
+        """Yield the outputs of one call of the prepared program after the other.
+
+        Args:
+            hooks: Callbacks, whose hooks are called for each call.
+            run: `run.stop_predicting` ends it.
+
+        Yields:
+            Tensors, nested as the module returns them, one row per sample.
+        """
+        run.stop_predicting = False
+        processes = ProcessSync(run.processes, hooks, run, "on_predict_batch_end")
+        program = self.executors.inference_program
+        hooks.on_predict_begin({})
+        for number, call in enumerate(awaited(self.batches)):
+            batch, num_real = call.batch, call.num_real
+            if self.executors.inference_program is not program:
+                raise ConfigError(
+                    "Something else was evaluated or predicted between two parts of "
+                    "predict(stream=True), with batches of another shape. Take all "
+                    "parts first, or use one batch_size."
+                )
+            first = number * self.batches.passes_per_call
+            hooks.on_predict_batch_begin(first, {})
+            outputs, _ = self.executors.infer(batch)
+            num_rows = len(batch[0])
+            if number == 0:  # every call has the same shapes
+                check_rows(outputs, num_rows)
+            if num_real < num_rows:
+                outputs = cut(outputs, slice(num_real))
+            last = first + self.batches.num_passes(call.num_real_of_all) - 1
+            hooks.on_predict_batch_end(last, {"outputs": outputs})
+            yield outputs
+            processes.sync()
+            if processes.ends_prediction:
+                break
+        hooks.on_predict_end({})
+
+
+class Evaluation(Inference):
+    """An evaluation on a set of samples, run once or after every epoch.
+
+    Args:
+        figures: Loss and metrics to report.
+        executors: The programs.
+        batches: Samples with targets, or with the values that the module's own loss
+            needs.
+        plan: The factors of a call.
+        options: Options of the program.
+        choice: The passes of a call, if ipufit chose them.
+    """
+
+    def __init__(
+        self,
+        figures: Figures,
+        executors: Executors,
+        batches: InferenceBatches,
+        plan: BatchPlan,
+        options: poptorch.Options,
+        choice: Choice | None = None,
+    ) -> None:
+        inferred = figures.objective.evaluated
+        super().__init__(executors, batches, plan, options, inferred, choice)
+        self.figures = figures
         self._rows = returned_rows(options, plan)
         self._waiting = self._no_rows()
         # Calls that were looked at, their sums, and whether they were seen at once:
         # then the sums have the bits of a group.
         self._look: tuple[int, Tensor, bool] | None = None
 
-    @property
-    def remark(self) -> str:
-        """The passes of a call, and why not more, in words, if ipufit chose them."""
-        return remark_on_passes(self.choice)
-
     def prepare(self, display: ProgressDisplay) -> None:
-        """Attach the program, with the newest weights."""
-        self._executors.prepare_inference(
-            self.batches,
-            self.plan,
-            self.options,
-            display,
-            self.figures.objective.evaluated,
-            self.remark,
-        )
-        has_scalars = self._executors.gives_scalars
+        """Attach the program, and refuse one that reports nothing."""
+        super().prepare(display)
+        has_scalars = self.executors.gives_scalars
         if self.figures.objective.steps is not None and not has_scalars:
             raise ConfigError(
                 "The step of the validation returned no loss and reports nothing. "
@@ -479,7 +527,7 @@ class Evaluation:
         processes = ProcessSync(run.processes, hooks, run, "on_test_batch_end")
         for number, call in enumerate(awaited(self.batches)):
             if not call.num_real_of_all:  # there for the scalars of single rows only
-                scalars = self._executors.infer(call.batch)[1]
+                scalars = self.executors.infer(call.batch)[1]
                 self._add_scalars(scalars, call.num_singles, 1)
                 continue
             first = number * self.batches.passes_per_call
@@ -542,7 +590,7 @@ class Evaluation:
 
     def _add_call(self, call: Call) -> None:
         batch, num_real = call.batch, call.num_real
-        outputs, scalars = self._executors.infer(batch)
+        outputs, scalars = self.executors.infer(batch)
         labels = self.batches.structure.labels(batch)
         rows = self._rows
         num_rows = self.plan.samples_per_call if rows is None else rows.numel()
@@ -576,7 +624,7 @@ class Evaluation:
             stack.enter_context(torch.no_grad())
             for loss in objective.modules:
                 stack.enter_context(mode(loss, training=False))
-            objective.check_logits(outputs, labels, self._executors.probabilities)
+            objective.check_logits(outputs, labels, self.executors.probabilities)
             terms = objective.loss_terms(outputs, labels, num_rows)
             vector, entries = vector_of(objective, outputs, labels, num_rows, terms, {})
         self.figures.adopt(entries)
@@ -596,49 +644,3 @@ class Evaluation:
         for index in range(count):
             means = {name: column[index] for name, column in values.items()}
             self.figures.add_means(means, size)
-
-
-def predictions(
-    executors: Executors,
-    batches: InferenceBatches,
-    hooks: CallbackList,
-    run: RunState,
-) -> Iterator[Any]:
-    """Yield the outputs of one call after the other, in order.
-
-    Args:
-        executors: The programs, with the inference program prepared.
-        batches: The calls.
-        hooks: Callbacks, whose hooks are called for each call.
-        run: `run.stop_predicting` ends it.
-
-    Yields:
-        Tensors, nested as the module returns them, one row per sample.
-    """
-    run.stop_predicting = False
-    processes = ProcessSync(run.processes, hooks, run, "on_predict_batch_end")
-    program = executors.inference_program
-    hooks.on_predict_begin({})
-    for number, call in enumerate(awaited(batches)):
-        batch, num_real = call.batch, call.num_real
-        if executors.inference_program is not program:
-            raise ConfigError(
-                "Something else was evaluated or predicted between two parts of "
-                "predict(stream=True), with batches of another shape. Take all parts "
-                "first, or use one batch_size."
-            )
-        first = number * batches.passes_per_call
-        hooks.on_predict_batch_begin(first, {})
-        outputs, _ = executors.infer(batch)
-        num_rows = len(batch[0])
-        if number == 0:  # every call has the same shapes
-            check_rows(outputs, num_rows)
-        if num_real < num_rows:
-            outputs = cut(outputs, slice(num_real))
-        last = first + batches.num_passes(call.num_real_of_all) - 1
-        hooks.on_predict_batch_end(last, {"outputs": outputs})
-        yield outputs
-        processes.sync()
-        if processes.ends_prediction:
-            break
-    hooks.on_predict_end({})

@@ -335,13 +335,11 @@ def _takes_index(step: Callable[..., Any]) -> bool:
             f"{step.__name__} takes dataloader_iter, and a program gets batches: take "
             "(self, batch, batch_idx)."
         )
-    kinds = [parameter.kind for parameter in parameters.values()]
-    by_place = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    is_open = inspect.Parameter.VAR_POSITIONAL in kinds
-    return is_open or sum(kind in by_place for kind in kinds) > 1
+    try:
+        inspect.signature(step).bind(None, None)
+    except TypeError:
+        return False
+    return True
 
 
 class _BatchIndex:
@@ -392,14 +390,11 @@ def _metrics_refused(module: torch.nn.Module, name: str) -> Iterator[None]:
             for kind in type(part).__mro__
         )
     ]
-    own = [vars(metric)["update"] for metric in metrics]
-    for metric in metrics:
-        vars(metric)["update"] = refuse
-    try:
+    with contextlib.ExitStack() as stack:
+        for metric in metrics:
+            stack.callback(vars(metric).update, update=vars(metric)["update"])
+            vars(metric)["update"] = refuse
         yield
-    finally:
-        for metric, update in zip(metrics, own):
-            vars(metric)["update"] = update
 
 
 def _metric_refusal(what: str) -> str:
@@ -507,15 +502,16 @@ def _own_name(name: str) -> str:
 _CALLBACKS = (
     "metrics reach loggers by callbacks, fit(callbacks=[ipufit.WandbLogger(...)])"
 )
-_BY_HAND = "is for manual optimization"
 _ALL_RANKS = "one program runs on all replicas and processes"
 
 _REFUSED_CALLS = {
-    "optimizers": f"optimizers() {_BY_HAND}",
-    "lr_schedulers": f"lr_schedulers() {_BY_HAND}",
-    "manual_backward": f"manual_backward() {_BY_HAND}",
-    "toggle_optimizer": f"toggle_optimizer() {_BY_HAND}",
-    "untoggle_optimizer": f"untoggle_optimizer() {_BY_HAND}",
+    **{
+        name: f"{name}() is for manual optimization"
+        for name in (
+            *("optimizers", "lr_schedulers", "manual_backward"),
+            *("toggle_optimizer", "untoggle_optimizer"),
+        )
+    },
     "all_gather": "all_gather() joins tensors of processes, and a program has those of "
     "one replica; metrics cover all of them without it",
 }
@@ -537,8 +533,9 @@ _CHANGING = {
     "should_stop": "a flag of the run",
 }
 _ELSEWHERE = {
-    "logger": f"{_CALLBACKS}, and pictures by a callback of yours",
-    "loggers": f"{_CALLBACKS}, and pictures by a callback of yours",
+    **dict.fromkeys(
+        ("logger", "loggers"), f"{_CALLBACKS}, and pictures by a callback of yours"
+    ),
     "optimizers": "the optimizer runs in the program; model.optimizer is for callbacks",
     "callbacks": "ipufit's callbacks are arguments of fit",
     "datamodule": "data are arguments of fit and evaluate",
@@ -699,50 +696,51 @@ _EPOCH_END = (
     "averages over all samples; a callback's on_epoch_end(epoch, logs) gets them."
 )
 
+_CLIPS = _ON_DEVICE + (
+    "from_lightning(module, optimizer=ipufit.Optimizer('adamw', 1e-3, "
+    "global_clipnorm=1.0)) clips there."
+)
+_FROM_ZERO = _ON_DEVICE + "Every update begins with gradients of zero."
+_IN_LOSS = _ON_DEVICE + "Change the loss in training_step."
+_MONITOR = _ON_DEVICE + "ipufit.GradientMonitor() shows gradients."
+_STATES = (
+    "checkpoints of ipufit are tensors and JSON. State of your own belongs into a "
+    "callback with saved_attributes."
+)
+_STEP_END = "a step is the whole of what is computed of a micro-batch."
+_HOOKS = {"train": "train", "validation": "test", "test": "test", "predict": "predict"}
+"""Part of the names of Lightning's hooks of a batch, and of a callback's."""
+
 _REFUSED = {
     "optimizer_step": _ON_DEVICE + "Freeze what isn't trained, or give it a group of "
     "its own; compile(lr_schedule=...) changes rates.",
-    "optimizer_zero_grad": _ON_DEVICE + "Every update begins with gradients of zero.",
-    "backward": _ON_DEVICE + "Change the loss in training_step.",
-    "configure_gradient_clipping": _ON_DEVICE + "from_lightning(module, optimizer="
-    "ipufit.Optimizer('adamw', 1e-3, global_clipnorm=1.0)) clips there.",
-    "clip_gradients": _ON_DEVICE + "from_lightning(module, optimizer=ipufit.Optimizer("
-    "'adamw', 1e-3, global_clipnorm=1.0)) clips there.",
+    "optimizer_zero_grad": _FROM_ZERO,
+    "backward": _IN_LOSS,
+    "configure_gradient_clipping": _CLIPS,
+    "clip_gradients": _CLIPS,
     "lr_scheduler_step": "ipufit steps the scheduler of configure_optimizers, with its "
     "interval and frequency.",
-    "on_before_zero_grad": _ON_DEVICE + "Every update begins with gradients of zero.",
-    "on_before_backward": _ON_DEVICE + "Change the loss in training_step.",
-    "on_after_backward": _ON_DEVICE + "ipufit.GradientMonitor() shows gradients.",
-    "on_before_optimizer_step": _ON_DEVICE
-    + "ipufit.GradientMonitor() shows gradients.",
+    "on_before_zero_grad": _FROM_ZERO,
+    "on_before_backward": _IN_LOSS,
+    "on_after_backward": _MONITOR,
+    "on_before_optimizer_step": _MONITOR,
     "transfer_batch_to_device": _BATCHES,
     "on_before_batch_transfer": _BATCHES,
     "on_after_batch_transfer": _BATCHES,
     "configure_callbacks": "ipufit has callbacks of its own, called as Keras's: "
     "fit(callbacks=[ipufit.EarlyStopping(), ipufit.ModelCheckpoint(...)]).",
     "configure_sharded_model": "call it yourself before, if it makes layers.",
-    "on_save_checkpoint": "checkpoints of ipufit are tensors and JSON. State of your "
-    "own belongs into a callback with saved_attributes.",
-    "on_load_checkpoint": "checkpoints of ipufit are tensors and JSON. State of your "
-    "own belongs into a callback with saved_attributes.",
+    "on_save_checkpoint": _STATES,
+    "on_load_checkpoint": _STATES,
     "on_validation_model_eval": "programs of validations are always in eval mode.",
     "on_validation_model_train": "programs of training are always in train mode.",
     "on_test_model_eval": "programs of tests are always in eval mode.",
     "on_predict_model_eval": "programs of predictions are always in eval mode.",
-    "training_epoch_end": _EPOCH_END,
-    "validation_epoch_end": _EPOCH_END,
-    "test_epoch_end": _EPOCH_END,
-    "training_step_end": "a step is the whole of what is computed of a micro-batch.",
-    "validation_step_end": "a step is the whole of what is computed of a micro-batch.",
-    "test_step_end": "a step is the whole of what is computed of a micro-batch.",
+    **{f"{name}_epoch_end": _EPOCH_END for name in ("training", "validation", "test")},
+    **{f"{name}_step_end": _STEP_END for name in ("training", "validation", "test")},
     **{
         f"on_{stage}_batch_{end}": _CALLS.format(hook=f"on_{hook}_batch_{name}")
-        for stage, hook in (
-            ("train", "train"),
-            ("validation", "test"),
-            ("test", "test"),
-            ("predict", "predict"),
-        )
+        for stage, hook in _HOOKS.items()
         for end, name in (("start", "begin"), ("end", "end"))
     },
 }

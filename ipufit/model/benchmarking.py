@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from ipufit.batching import BatchPlan, check_count, check_positive
+from ipufit.callbacks import make_progress
 from ipufit.callbacks.throughput import throughput_line
 from ipufit.data import Call, InferenceBatches, TrainingBatches
+from ipufit.engine.loop import Inference, Training
 from ipufit.errors import DataError, UnknownNameError
 
 REAL, GENERATED, SYNTHETIC = DATA_KINDS = ("real", "generated", "synthetic")
@@ -111,23 +114,6 @@ class BenchmarkResult:
         return "\n".join(self.lines)
 
 
-class Subject(NamedTuple):
-    """A program to measure, and its calls.
-
-    Attributes:
-        batches: Batches of the calls.
-        build: Compiles the program, and attaches it.
-        run: Makes one call.
-        latency: Latencies of the last call in seconds: minimum, maximum and mean.
-    """
-
-    plan: BatchPlan
-    batches: TrainingBatches | InferenceBatches
-    build: Callable[[], Any]
-    run: Callable[[Call], Any]
-    latency: Callable[[], tuple[float, float, float]]
-
-
 @dataclass
 class _Times:
     """Times measured by one process, in seconds.
@@ -146,19 +132,25 @@ class _Times:
     calls: list[float] = field(default_factory=list)
     latencies: list[tuple[float, float, float]] = field(default_factory=list)
 
-    def add(self, subject: Subject, given: Iterator[Call], calls: int) -> None:
+    def add(
+        self,
+        run: Callable[[Call], Any],
+        latency: Callable[[], tuple[float, float, float]],
+        given: Iterator[Call],
+        calls: int,
+    ) -> None:
         """Measure calls, without the time in which PopTorch computes latencies."""
         samples, seconds = 0, 0.0
         for _ in range(calls):
             began = perf_counter()
             call = next(given)
             ready = perf_counter()
-            subject.run(call)
+            run(call)
             done = perf_counter()
             samples += call.num_real
             seconds += done - began
             self.calls.append(done - ready)
-            self.latencies.append(subject.latency())
+            self.latencies.append(latency())
         self.repeats.append((samples, seconds))
 
 
@@ -180,27 +172,46 @@ def check_arguments(
 
 
 def measured(
-    subject: Subject, data: str, warmup: int, calls: int, repeats: int
+    program: Training | Inference, data: str, warmup: int, calls: int, repeats: int
 ) -> _Times:
-    """Build the program and measure it."""
-    began = perf_counter()
-    subject.build()
-    times = _Times(perf_counter() - began)
-    given = _endless(subject)
+    """Build the program and measure it; its learning rates don't change."""
+    executors, is_training = program.executors, isinstance(program, Training)
+    if not isinstance(program, Training):
+
+        def run(call: Call) -> Any:
+            return executors.infer(call.batch)
+
+    elif data == SYNTHETIC:  # nothing is written to what comes back
+
+        def run(call: Call) -> Any:
+            return executors.train(call.batch)
+
+    else:
+        run = partial(program.run, is_scheduled=False)
+        program.figures.reset()
     if data == SYNTHETIC:
-        rows = subject.plan.samples_per_call
-        batch = [leaf.contiguous() for leaf in subject.batches.example()]
+        program.options.enableSyntheticData(True)
+    began = perf_counter()
+    program.prepare(make_progress(0))
+    times = _Times(perf_counter() - began)
+    given = _endless(program.batches, program.plan)
+    if data == SYNTHETIC:
+        rows = program.plan.samples_per_call
+        batch = [leaf.contiguous() for leaf in program.batches.example()]
         given = itertools.repeat(Call(batch, rows, (rows,)))
-    elif data == REAL and not subject.batches.source.is_one_shot:
+    elif data == REAL and not program.batches.source.is_one_shot:
         times.loader = _loader_alone(given, warmup, calls)
     for call in itertools.islice(given, warmup):
-        subject.run(call)
+        run(call)
+    latency = partial(executors.latency, is_training=is_training)
     for _ in range(repeats):
-        times.add(subject, given, calls)
+        times.add(run, latency, given, calls)
     return times
 
 
-def _endless(subject: Subject) -> Iterator[Call]:
+def _endless(
+    batches: TrainingBatches | InferenceBatches, plan: BatchPlan
+) -> Iterator[Call]:
     """Yield the calls of one pass after the other.
 
     Raises:
@@ -209,13 +220,13 @@ def _endless(subject: Subject) -> Iterator[Call]:
     count = 0
     while True:
         before = count
-        for call in subject.batches:
+        for call in batches:
             if call.num_real_of_all:
                 count += 1
                 yield call
         if count == before:
             raise DataError(
-                f"`x` has ended after {count} calls of {subject.plan.describe()}, "
+                f"`x` has ended after {count} calls of {plan.describe()}, "
                 "and can't begin anew. Ask for fewer calls, repeats or warmup, or pass "
                 "a dataset or a loader."
             )

@@ -6,15 +6,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, NoReturn
+from typing import Any, Iterable, NoReturn
 
-from ipufit import _env
+import torch
+
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.data import HostRandomState
+from ipufit.engine.loop import Inference, Training
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,10 @@ class Watch(ProgressDisplay):
         elif self._before:
             self._cache = "hit"
 
-    def built(self, name: str, plan: BatchPlan, remark: str = "") -> BuiltProgram:
+    def built(self, one: Training | Inference) -> BuiltProgram:
         """Return the program with its compile time and cache result."""
-        return BuiltProgram(name, plan, self._taken, self._cache, remark)
+        name = "training" if isinstance(one, Training) else "inference"
+        return BuiltProgram(name, one.plan, self._taken, self._cache, one.remark)
 
 
 def _executables(folder: Any) -> set[str]:
@@ -133,57 +136,53 @@ def _executables(folder: Any) -> set[str]:
 
 
 def compile_only(
-    name: str,
-    module: str,
-    plan: BatchPlan,
-    options: poptorch.Options,
-    prepare: Callable[[ProgressDisplay], None],
+    programs: Iterable[Training | Inference],
+    folder: str,
+    module: torch.nn.Module,
     *,
     is_first: bool,
 ) -> None:
-    """Compile a program, and write a file that describes it.
+    """Compile programs, and write a file that describes each.
 
     Random states are put back. A program that the model had already has no file of its
     own.
 
     Args:
-        name: "training" or "inference".
-        module: Class of the user's module.
-        plan: The factors of a call.
-        options: Options of the program.
-        prepare: Compiles, and tells a display.
+        programs: The programs of a run.
+        folder: Directory of the files.
+        module: The user's module.
         is_first: Whether this is process 0, which writes and prints.
     """
     display = _Lines() if is_first else ProgressDisplay()
-    watch, before = Watch(display, options), HostRandomState()
-    try:
-        prepare(watch)
-    finally:
-        before.put_back()
-    folder = _env.compile_only()
-    if folder is None or not watch.has_compiled or not is_first:
-        return
-    built = watch.built(name, plan)
-    about = {
-        "program": name,
-        "module": module,
-        "micro_batch_size": plan.micro_batch_size,
-        "gradient_accumulation": plan.gradient_accumulation,
-        "replicas": plan.replicas,
-        "device_iterations": plan.device_iterations,
-        "samples_per_call": plan.samples_per_call,
-        "seconds": round(built.seconds, 3),
-        "cache": built.cache,
-        "executables": sorted(watch.new_files),
-        "poptorch": str(poptorch.__version__),
-    }
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    number = 1 + sum(1 for _ in Path(folder).glob("*-*.json"))
-    target = Path(folder) / f"{number:03d}-{name}.json"
-    partial = target.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, target)
-    sys.stderr.write(f"ipufit: {built}\n")
+    for one in programs:
+        watch, before = Watch(display, one.options), HostRandomState()
+        try:
+            one.prepare(watch)
+        finally:
+            before.put_back()
+        if not watch.has_compiled or not is_first:
+            continue
+        built, plan = watch.built(one), one.plan
+        about = {
+            "program": built.name,
+            "module": type(module).__name__,
+            "micro_batch_size": plan.micro_batch_size,
+            "gradient_accumulation": plan.gradient_accumulation,
+            "replicas": plan.replicas,
+            "device_iterations": plan.device_iterations,
+            "samples_per_call": plan.samples_per_call,
+            "seconds": round(built.seconds, 3),
+            "cache": built.cache,
+            "executables": sorted(watch.new_files),
+            "poptorch": str(poptorch.__version__),
+        }
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        number = 1 + sum(1 for _ in Path(folder).glob("*-*.json"))
+        target = Path(folder) / f"{number:03d}-{built.name}.json"
+        partial = target.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, target)
+        sys.stderr.write(f"ipufit: {replace(built, remark='')}\n")
 
 
 class _Lines(ProgressDisplay):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ipufit.batching import BatchPlan
-from ipufit.data import SampleStructure, TrainingBatches
+from ipufit.data import SampleStructure
 from ipufit.engine.loop import Training, describe_coverage
 from ipufit.engine.program import Surveyed
 from ipufit.errors import IpufitError
@@ -183,9 +183,9 @@ def report_of(title: str, findings: list[Finding]) -> CheckReport:
 # Findings -----------------------------------------------------------------------------
 
 
-def findings_of_calls(training: Training, batches: TrainingBatches) -> list[Finding]:
+def findings_of_calls(training: Training) -> list[Finding]:
     """Return findings about the calls of a pass."""
-    plan, found = training.plan, []
+    plan, batches, found = training.plan, training.batches, []
     if batches.num_dropped:
         found.append(
             Finding(

@@ -410,10 +410,12 @@ def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Differenc
             "differ by those."
         )
     given = FitArguments(rows, shuffle=False, updates=1)
-    training, batches = model._training(data.as_arrays(), given, list(known))
-    training.prepare(batches, make_progress(0))
+    training = model._training(data.as_arrays(), given, list(known))
+    training.prepare(make_progress(0))
     training.figures.reset()
-    for call in batches:  # the only one; with several processes each has a share
+    for (
+        call
+    ) in training.batches:  # the only one; with several processes each has a share
         sums, _ = model._executors.train(call.batch)
         training.figures.add(sums)
     training.figures.gather()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import re
 import warnings
@@ -48,11 +49,10 @@ from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 from ipufit.optimizers import WeightState, weight_states
 from ipufit.placement import (
     Begun,
-    Blocks,
     annotated_blocks,
     blocks_begun,
+    followed,
     stage_and_ipu,
-    started_blocks,
 )
 from ipufit.planning.memory import (
     DEVICES,
@@ -122,7 +122,16 @@ def plan_of_module(
         _measured_call(steps, source.structure, is_fit=True),
     )
     num_stages = max(epoch.stages, len(cost.stages))
-    is_pipelined = _is_pipelined(config) and len(cost.stages) > 1
+    one_by_one = (
+        poptorch.ShardedExecution,
+        poptorch.SerialPhasedExecution,
+        poptorch.ParallelPhasedExecution,
+    )
+    is_pipelined = (
+        config.is_pipelined
+        and not isinstance(config.pipeline, one_by_one)
+        and len(cost.stages) > 1
+    )
     inference = config.inference_plan(
         batch.micro_batch_size * config.num_inference_replicas,
         own_stages=num_stages if is_pipelined else 1,
@@ -152,7 +161,8 @@ def _memory_settings(
     is_sharded, is_off_chip = config.shard_optimizer, config.offload_optimizer
     least = {}
     if config.training_options is not None or config.customize is not None:
-        location = _location(config.build_training_options(batch))
+        options: Any = config.build_training_options(batch)
+        location = getattr(options.TensorLocations, "location_optimizer", None) or {}
         is_sharded = bool(location.get("useReplicatedTensorSharding", False))
         is_off_chip = not location.get("onChip", True)
         names = {
@@ -168,23 +178,6 @@ def _memory_settings(
         num_shards=batch.replicas * batch.processes if is_sharded else 1,
         **least,
     )
-
-
-def _is_pipelined(config: IPUConfig) -> bool:
-    """Return whether several stages are busy at once."""
-    others = (
-        poptorch.ShardedExecution,
-        poptorch.SerialPhasedExecution,
-        poptorch.ParallelPhasedExecution,
-    )
-    return config.is_pipelined and not isinstance(config.pipeline, others)
-
-
-def _location(options: Any) -> dict[str, Any]:
-    """Return where own options store the optimiser's state."""
-    locations = options.TensorLocations
-    found = getattr(locations, "location_optimizer", None)
-    return dict(found or {})
 
 
 def _traffic(
@@ -245,14 +238,17 @@ def split_of_module(
     _refuse_blocks(module)
     example = source.example(config.micro_batch_size or _ROWS)
     call = _measured_call(steps, source.structure, is_fit=False)
+    trained = [one for one in module.parameters() if one.requires_grad]
+    states = {} if optimizer is None else weight_states(optimizer, trained)
+    shares = config.num_replicas * config.process.count if config.shard_optimizer else 1
+    placed = MemorySettings(is_off_chip=config.offload_optimizer, num_shards=shares)
     with collected():
-        costs = block_costs(module, example, config, call)
-    held = list(_held_bytes(module, optimizer, config, costs))
+        costs = block_costs(module, example, config, states, call, placed)
     if isinstance(config.ipus, int):
-        split = best_split(costs, config.ipus, held, CAPACITY)
+        split = best_split(costs, config.ipus, CAPACITY)
         refuse_idle_stages(costs, config.ipus)
     else:
-        split = smallest_split(costs, held, CAPACITY)
+        split = smallest_split(costs, CAPACITY)
     uncounted = sorted({name for cost in costs for name in cost.uncounted})
     return split.names, _in_words(split, uncounted)
 
@@ -288,31 +284,6 @@ def _refuse_blocks(module: torch.nn.Module) -> None:
             f"begins the block {name!r} itself (poptorch.BeginBlock). Take it out, "
             "poptorch.removeBlocks(module), or leave pipeline out."
         )
-
-
-def _held_bytes(
-    module: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    config: IPUConfig,
-    costs: Sequence[BlockCost],
-) -> Iterator[int]:
-    """Yield the bytes of each block's weights, optimiser state and accumulators."""
-    parameters = dict(module.named_parameters())
-    trained = [one for one in parameters.values() if one.requires_grad]
-    states = {} if optimizer is None else weight_states(optimizer, trained)
-    shares = config.num_replicas * config.process.count if config.shard_optimizer else 1
-    placed = MemorySettings(is_off_chip=config.offload_optimizer, num_shards=shares)
-    seen: set[str] = set()
-    for cost in costs:
-        held = cost.buffer_bytes
-        for name in cost.weights:
-            if name not in seen:
-                seen.add(name)
-                state = states.get(id(parameters[name]))
-                weight = weight_cost(name, parameters[name], state)
-                held += weight.num_bytes + weight.accumulator_bytes
-                held += state_bytes(weight.state, placed)
-        yield held
 
 
 def _measured_call(
@@ -378,8 +349,10 @@ class ModelCost(NamedTuple):
 def block_costs(
     module: torch.nn.Module,
     example: Sequence[Tensor],
-    config: IPUConfig | None = None,
-    call: Call = call_module,
+    config: IPUConfig,
+    states: Mapping[int, WeightState],
+    call: Call,
+    placed: MemorySettings,
 ) -> tuple[BlockCost, ...]:
     """Return the costs of each block of a module, in the order in which they run.
 
@@ -393,40 +366,70 @@ def block_costs(
         module: The user's module.
         example: Tensors of a micro-batch, of which only shapes and types matter. Floats
             become those of the config's precision.
-        config: The precision of activations; float32 by default.
-        call: Calls the copy with tensors like those of `example`; by default with one
-            argument for each.
+        config: The precision of activations.
+        states: State of the optimiser for each weight that is trained, by its `id`.
+        call: Calls the copy with tensors like those of `example`.
+        placed: Where the optimiser's state is kept.
 
     Raises:
         ConfigError: The module can't be copied.
         DataError: The module can't be called with such tensors.
         UnsupportedError: `forward` computes with values, or makes dynamic shapes.
-
-    Example:
-        >>> module = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
-        >>> for cost in block_costs(module, [torch.zeros(16, 8)]):
-        ...     print(cost.name, cost.flops, cost.parameters, cost.output_bytes)
-        0 1024 36 256
-        1 256 10 0
     """
-    config = IPUConfig() if config is None else config
-    segments = [_Segment()]  # from the call of a submodule to the next call
+    parts = [_Part()]
+    times: Counter[str] = Counter()
+    is_filled = False  # since the block's own submodule was called
 
     def begin(_module: Any, _args: Any, name: str) -> None:
-        segments.append(_Segment(name))
+        times[name] += 1
+        parts.append(_Part(names={name: None}))
 
     with shapes_only():
-        copied = copy_of_shapes(module)
-        for name, child in copied.named_modules():
+        recorded = _Pass(module, example, config, states)
+        for name, child in recorded.module.named_modules():
             if name:
                 child.register_forward_pre_hook(partial(begin, name=name))
-        given = _given_like(example, config)
-        recorder = _Recorder(copied, given, lambda: segments[-1])
-        with recorder.hearing(copied, config):
-            outputs = call(copied, given)
-        segments[0].made.update(recorder.keys(given))
-        segments[-1].used.update(recorder.keys(_leaves(outputs)))
-        return _costs_of_blocks(_joined_blocks(segments), recorder)
+        outputs = recorded.run(config, call, lambda: parts[-1])
+        parts[0].made.update(recorded.keys(recorded.given))
+        parts[-1].used.update(recorded.keys(outputs))
+        blocks = [_Part()]
+        for part in parts:
+            if any(times[name] == 1 for name in part.names):
+                if is_filled:
+                    blocks.append(_Part())
+                    is_filled = False
+                blocks[-1].names = blocks[-1].names or part.names
+            blocks[-1].add(part)
+            is_filled |= bool(blocks[-1].names and part.has_operators)
+        maker: dict[int, int] = {}
+        last_use = {key: at for at, block in enumerate(blocks) for key in block.used}
+        crossing = [0] * len(blocks)
+        for at, block in enumerate(blocks):
+            for key in block.made:
+                for end in range(maker.setdefault(key, at), last_use.get(key, at)):
+                    crossing[end] += recorded.num_bytes([key]) * (maker[key] == at)
+        costs = recorded.costs(dict(enumerate(blocks)))
+        return tuple(
+            BlockCost(
+                name=next(iter(block.names), ""),
+                flops=block.flops,
+                weights=tuple(
+                    recorded.weights[key].name
+                    for key in block.used
+                    if key in recorded.weights
+                ),
+                held_bytes=cost.buffer_bytes
+                + sum(
+                    weight.num_bytes
+                    + weight.accumulator_bytes
+                    + state_bytes(weight.state, placed)
+                    for weight in cost.weights
+                ),
+                output_bytes=output_bytes,
+                uncounted=cost.uncounted,
+            )
+            for block, cost, output_bytes in zip(blocks, costs, crossing)
+        )
 
 
 def stage_costs(
@@ -436,7 +439,7 @@ def stage_costs(
     states: Mapping[int, WeightState],
     call: Call,
 ) -> ModelCost:
-    """Return the costs of each stage of a module in training.
+    """Return the costs of each stage of a module in training: one at least.
 
     Args:
         module: The user's module.
@@ -445,65 +448,63 @@ def stage_costs(
         states: State of the optimiser for each weight that is trained, by its `id`.
         call: Calls the copy with such tensors.
 
-    Returns:
-        One stage at least, and its numbers.
-
     Raises:
-        ConfigError: The module can't be copied.
+        ConfigError: The module can't be copied, or only own options know a stage.
         DataError: The module can't be called with such tensors.
         UnsupportedError: `forward` computes with values, or makes dynamic shapes.
     """
-    weights = {
-        name: weight_cost(name, parameter, states.get(id(parameter)))
-        for name, parameter in module.named_parameters()
-    }
-    with shapes_only(), started_blocks() as blocks:
-        copied = copy_of_shapes(module)
-        given = _given_like(example, config)
-        stages = _Stages(config, blocks)
-        recorder = _Recorder(copied, given, stages.now)
-        _follow_calls(copied, config, stages, recorder)
-        with recorder.hearing(copied, config):
-            outputs = call(copied, given)
-        if not stages.found:  # nothing was computed
-            stages.now()
-        computed = {*recorder.keys(given)}.union(
-            *(s.made for s in stages.found.values())
-        )
-        users: dict[int, list[int]] = {}
-        for number, stage in sorted(stages.found.items()):
-            for key in stage.used:
-                users.setdefault(key, []).append(number)
-        costs = []
-        for number, stage in sorted(stages.found.items()):
-            own = {key for key, by in users.items() if by[0] == number}
-            inputs = [k for k in stage.used if k in computed and k not in stage.made]
-            costs.append(
-                StageCost(
-                    stage=number,
-                    ipu=stage.ipu,
-                    names=tuple(stage.names),
-                    weights=tuple(
-                        weights[name]
-                        for k, name in recorder.weights.items()
-                        if k in own
-                    ),
-                    buffer_bytes=recorder.num_bytes(own & recorder.buffers),
-                    flops=stage.flops,
-                    input_bytes=recorder.num_bytes(inputs),
-                    saved_bytes=recorder.num_bytes(stage.saved),
-                    kept_bytes=recorder.num_bytes({*inputs, *stage.kept}),
-                    made_bytes=recorder.num_bytes({*inputs, *stage.made}),
-                    num_kept=stage.num_kept,
-                    uncounted=tuple(stage.uncounted),
-                )
+    stages: dict[int, _Part] = {}
+    recorded: _Pass
+    begins: Mapping[str, Begun]
+    kept: set[str]
+    present: Callable[[], Begun | None]
+
+    @functools.lru_cache(maxsize=None)
+    def place(block: Begun | None) -> tuple[int, int]:
+        if block is None:
+            return 0, 0
+        stage, ipu = stage_and_ipu(block, config)
+        if stage is ipu is None and config.training_options is not None:
+            raise ConfigError(
+                f"The module begins the block {block[0]!r}, and training_options have "
+                "a strategy of their own, so its stage and its IPU aren't known here. "
+                "Name the stages in pipeline= instead, and give what the options "
+                "change as customize=, a function of the options that ipufit makes."
             )
-        names = recorder.weights.items()
+        ipu = (stage or 0) if ipu is None else ipu
+        return (ipu if stage is None else stage), ipu
+
+    def now() -> _Part:
+        number, ipu = place(present())
+        return stages.setdefault(number, _Part(ipu=ipu))
+
+    def called(name: str, child: torch.nn.Module) -> None:
+        is_leaf = next(child.children(), None) is None
+        if name and (is_leaf or name in begins):
+            names = now().names
+            if not any(name.startswith(f"{other}.") for other in names):
+                names[name] = None
+
+    def returned(name: str, output: Any) -> None:
+        if name in kept:
+            now().num_kept += 1
+            now().kept.update(recorded.keys(tensors_of(output)))
+
+    with shapes_only():
+        recorded = _Pass(module, example, config, states)
+        copied = recorded.module
+        begins, _ = blocks_begun(copied, config)
+        kept = set(kept_submodules(copied, config.recompute_patterns))
+        with followed(copied, config, called, returned) as present:
+            outputs = recorded.run(config, call, now)
+            now()  # if nothing was computed
+        users = Counter(key for stage in stages.values() for key in stage.used)
+        weights = recorded.weights.items()
         return ModelCost(
-            tuple(costs),
-            sum(one.numel() * device_bytes(one.dtype) for one in _leaves(outputs)),
-            unused=tuple(name for key, name in names if key not in users),
-            shared=tuple(name for key, name in names if len(users.get(key, ())) > 1),
+            recorded.costs(stages),
+            sum(one.numel() * device_bytes(one.dtype) for one in outputs),
+            unused=tuple(weight.name for key, weight in weights if not users[key]),
+            shared=tuple(weight.name for key, weight in weights if users[key] > 1),
         )
 
 
@@ -550,98 +551,107 @@ def device_bytes(dtype: torch.dtype) -> int:
     return min(4, width)
 
 
-def _given_like(example: Sequence[Tensor], config: IPUConfig) -> list[Tensor]:
-    given = [like(tensor) for tensor in example]
-    if not config.types.is_half:
-        return given
-    return [one.half() if one.is_floating_point() else one for one in given]
-
-
-def _leaves(outputs: Any) -> list[Tensor]:
-    return list(tensors_of(Structure.of_outputs(outputs).flatten(outputs)))
-
-
 # Recording a pass ---------------------------------------------------------------------
 
 
 @dataclass
-class _Segment:
-    """Consecutive operators of a pass, and the storages of their tensors by keys.
+class _Part:
+    """Operators of a part of a pass, and the storages of their tensors by keys.
 
     Attributes:
-        name: Name of the submodule whose call begins it; "" before the first.
         ipu: IPU of its stage.
-        names: Names of the submodules at which a stage begins.
+        names: Names of the submodules whose calls begin it.
         used: Storages that operators read, or that are returned.
         made: Storages that operators make.
         saved: Storages that are saved for the backward pass, without weights.
         kept: Storages of outputs of submodules that `recompute` names.
     """
 
-    name: str = ""
     ipu: int = 0
     names: dict[str, None] = field(default_factory=dict)
     has_operators: bool = False
     flops: int = 0
+    num_kept: int = 0
     uncounted: dict[str, None] = field(default_factory=dict)
     used: dict[int, None] = field(default_factory=dict)
     made: dict[int, None] = field(default_factory=dict)
     saved: dict[int, None] = field(default_factory=dict)
     kept: dict[int, None] = field(default_factory=dict)
-    num_kept: int = 0
+
+    def add(self, other: _Part) -> None:
+        """Add the operators of a later part."""
+        self.flops += other.flops
+        self.uncounted.update(other.uncounted)
+        self.used.update(other.used)
+        self.made.update(other.made)
+        self.saved.update(other.saved)
 
 
-class _Recorder(TorchDispatchMode):
-    """Records each operator of a pass in the present segment.
+class _Pass(TorchDispatchMode):
+    """Records each operator of a pass of a module in the present part.
 
     Tensors are identified by their storages. References keep these alive, so that no
     key is used twice; a view has the key of its base.
+
+    Attributes:
+        module: A copy without values.
+        given: Tensors of a micro-batch for it.
+        weights: Costs of its parameters by their keys.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
-        given: Sequence[Tensor],
-        segment: Callable[[], _Segment],
+        example: Sequence[Tensor],
+        config: IPUConfig,
+        states: Mapping[int, WeightState],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._held: dict[int, tuple[Any, int]] = {}  # with the bytes on a device
-        self._segment = segment
-        self.parameters = dict(module.named_parameters())
-        self.weights = {self.key(p): name for name, p in self.parameters.items()}
-        self.buffers = {*self.keys(module.buffers())}
-        self.keys(given)
+        self.module = copy_of_shapes(module)
+        self.given = [like(tensor) for tensor in example]
+        if config.types.is_half:
+            self.given = [t.half() if t.is_floating_point() else t for t in self.given]
+        copies = dict(self.module.named_parameters())
+        self.weights = {
+            self.key(copies[name]): weight_cost(name, one, states.get(id(one)))
+            for name, one in module.named_parameters()
+        }
+        self._buffers = {*self.keys(self.module.buffers())}
+
+    def run(
+        self, config: IPUConfig, call: Call, present: Callable[[], _Part]
+    ) -> list[Tensor]:
+        """Call the module in train mode, and return the tensors of its outputs."""
+        self._present = present
+        self._inputs = self.keys(self.given)
+        with mode(self.module, training=True), torch.enable_grad(), saved_tensors_hooks(
+            self._save, lambda tensor: tensor
+        ), self, computed_in(self.module, config):
+            outputs = call(self.module, self.given)
+        return list(tensors_of(Structure.of_outputs(outputs).flatten(outputs)))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        segment = self._segment()
-        segment.has_operators = True
+        part = self._present()
+        part.has_operators = True
         flops = _flops_of(func, args, result)
-        segment.flops += flops or 0
+        part.flops += flops or 0
         if flops is None:
-            segment.uncounted[str(func._schema.name)] = None
+            part.uncounted[str(func._schema.name)] = None
         used = self.keys(tensors_of((args, kwargs)))
-        segment.used.update(used)
-        made = self.keys(tensors_of(result))
-        segment.made.update(
-            {key: None for key in made if key not in used and key not in self.weights}
-        )
+        part.used.update(used)
+        for key in self.keys(tensors_of(result)):
+            if key not in used and key not in self.weights:
+                part.made[key] = None
         return result
-
-    @contextlib.contextmanager
-    def hearing(self, module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
-        """Record the operators inside the context, with the module in train mode."""
-        with mode(module, training=True), torch.enable_grad(), saved_tensors_hooks(
-            self._save, lambda tensor: tensor
-        ), self, computed_in(module, config):
-            yield
 
     def _save(self, tensor: Tensor) -> Tensor:
         key = self.key(tensor)
-        if key not in self.weights and key not in self.buffers:
-            self._segment().saved[key] = None
+        if key not in self.weights and key not in self._buffers:
+            self._present().saved[key] = None
         return tensor
 
     def key(self, tensor: Tensor) -> int:
@@ -661,144 +671,35 @@ class _Recorder(TorchDispatchMode):
         """Return the bytes of storages on a device."""
         return sum(self._held[key][1] for key in keys)
 
-
-# Blocks -------------------------------------------------------------------------------
-
-
-def _joined_blocks(segments: Sequence[_Segment]) -> list[_Segment]:
-    """Join segments without a name of their own, or without operators so far."""
-    times = Counter(segment.name for segment in segments)
-    blocks = [_Segment()]
-    is_filled = False  # since the block's own submodule was called
-    for segment in segments:
-        if segment.name and times[segment.name] == 1:
-            if is_filled:
-                blocks.append(_Segment())
-                is_filled = False
-            blocks[-1].name = blocks[-1].name or segment.name
-        block = blocks[-1]
-        block.flops += segment.flops
-        block.uncounted.update(segment.uncounted)
-        block.used.update(segment.used)
-        block.made.update(segment.made)
-        block.saved.update(segment.saved)
-        is_filled |= bool(block.name and segment.has_operators)
-    return blocks
-
-
-def _costs_of_blocks(
-    blocks: Sequence[_Segment], recorder: _Recorder
-) -> tuple[BlockCost, ...]:
-    maker = {key: n for n, b in reversed(list(enumerate(blocks))) for key in b.made}
-    last_use = {key: n for n, block in enumerate(blocks) for key in block.used}
-    crossing = [0] * len(blocks)
-    for key, first in maker.items():
-        for boundary in range(first, last_use.get(key, first)):
-            crossing[boundary] += recorder.num_bytes([key])
-    used: set[int] = set()
-    saved: set[int] = set()
-    costs = []
-    for block, output_bytes in zip(blocks, crossing):
-        weights = [key for key in block.used if key in recorder.weights]
-        new = {key: recorder.parameters[recorder.weights[key]] for key in weights}
-        new = {key: one for key, one in new.items() if key not in used}
-        activations = {*block.saved} & {*maker} - saved
-        costs.append(
-            BlockCost(
-                name=block.name,
-                flops=block.flops,
-                weights=tuple(recorder.weights[key] for key in weights),
-                parameters=sum(one.numel() for one in new.values()),
-                parameter_bytes=recorder.num_bytes(new),
-                trained_parameters=sum(
-                    one.numel() for one in new.values() if one.requires_grad
-                ),
-                buffer_bytes=recorder.num_bytes(
-                    {*block.used} & recorder.buffers - used
-                ),
-                saved_bytes=recorder.num_bytes(activations),
-                output_bytes=output_bytes,
-                uncounted=tuple(block.uncounted),
+    def costs(self, parts: Mapping[int, _Part]) -> tuple[StageCost, ...]:
+        """Return the costs of parts by their numbers; each storage counts once."""
+        computed = {*self._inputs}.union(*(part.made for part in parts.values()))
+        seen: set[int] = set()
+        costs = []
+        for number, part in sorted(parts.items()):
+            inputs = [k for k in part.used if k in computed and k not in part.made]
+            costs.append(
+                StageCost(
+                    stage=number,
+                    ipu=part.ipu,
+                    names=tuple(part.names),
+                    weights=tuple(
+                        weight
+                        for key, weight in self.weights.items()
+                        if key in part.used and key not in seen
+                    ),
+                    buffer_bytes=self.num_bytes({*part.used} & self._buffers - seen),
+                    flops=part.flops,
+                    input_bytes=self.num_bytes(inputs),
+                    saved_bytes=self.num_bytes(part.saved),
+                    kept_bytes=self.num_bytes({*inputs, *part.kept}),
+                    made_bytes=self.num_bytes({*inputs, *part.made}),
+                    num_kept=part.num_kept,
+                    uncounted=tuple(part.uncounted),
+                )
             )
-        )
-        used.update(block.used)
-        saved.update(activations)
-    return tuple(costs)
-
-
-# Stages -------------------------------------------------------------------------------
-
-
-class _Stages:
-    """The stages that a pass has reached, and the present one.
-
-    Args:
-        config: The config that names the stages.
-        blocks: Blocks that `forward` has begun so far; it grows.
-    """
-
-    def __init__(self, config: IPUConfig, blocks: Blocks) -> None:
-        self.found: dict[int, _Segment] = {}
-        self._config, self._blocks, self._num_seen = config, blocks, 0
-        self._block: Begun | None = None
-        self._place = 0, 0
-        if config.first_block is not None:
-            self.begin((config.first_block, None))
-
-    def now(self) -> _Segment:
-        """Return the present stage."""
-        if len(self._blocks) > self._num_seen:
-            self._num_seen = len(self._blocks)
-            self.begin(self._blocks[-1])
-        number, ipu = self._place
-        return self.found.setdefault(number, _Segment(ipu=ipu))
-
-    def begin(self, block: Begun | None) -> None:
-        """Enter a block, if one is given.
-
-        Raises:
-            ConfigError: Only own options know its stage.
-        """
-        if block is None or block == self._block:
-            return
-        stage, ipu = stage_and_ipu(block, self._config)
-        if stage is ipu is None and self._config.training_options is not None:
-            raise ConfigError(
-                f"The module begins the block {block[0]!r}, and training_options have "
-                "a strategy of their own, so its stage and its IPU aren't known here. "
-                "Name the stages in pipeline= instead, and give what the options "
-                "change as customize=, a function of the options that ipufit makes."
-            )
-        ipu = (stage or 0) if ipu is None else ipu
-        self._block, self._place = block, (ipu if stage is None else stage, ipu)
-
-
-def _follow_calls(
-    module: torch.nn.Module, config: IPUConfig, stages: _Stages, recorder: _Recorder
-) -> None:
-    """Begin stages at the calls of the submodules that begin them."""
-    begins, ends = blocks_begun(module, config)
-    kept = set(kept_submodules(module, config.recompute_patterns))
-
-    def begin(child: torch.nn.Module, _args: Any, name: str) -> None:
-        stages.begin(begins.get(name))
-        is_leaf = next(child.children(), None) is None
-        if is_leaf or name in begins:
-            names = stages.now().names
-            if not any(name.startswith(f"{other}.") for other in names):
-                names[name] = None
-
-    def end(_module: Any, _args: Any, output: Any, name: str) -> None:
-        if name in kept:
-            stage = stages.now()
-            stage.num_kept += 1
-            stage.kept.update(recorder.keys(tensors_of(output)))
-        stages.begin(ends.get(name))
-
-    for name, child in module.named_modules():
-        if name:
-            child.register_forward_pre_hook(partial(begin, name=name))
-            child.register_forward_hook(partial(end, name=name))
+            seen.update(part.used)
+        return tuple(costs)
 
 
 # Floating-point operations ------------------------------------------------------------
@@ -859,6 +760,10 @@ _ELEMENTWISE = re.compile(r"_thnn_fused_|_conj|convert")
 # Shapes without values ----------------------------------------------------------------
 
 
+_ASKS_FOR_VALUES = ".numpy() is not supp", "unsupported format string passed to Fake"
+"""How errors of torch begin that have no class of their own."""
+
+
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
     """Create all tensors inside the context with shapes and types, but no values.
@@ -876,7 +781,11 @@ def shapes_only() -> Iterator[None]:
         >>> product.shape
         torch.Size([1000000, 1000000])
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensorMode,
+    )
 
     random_state = HostRandomState()
     log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -895,7 +804,8 @@ def shapes_only() -> Iterator[None]:
             yield
     except Exception as error:
         cause = error.__cause__ if isinstance(error, IpufitError) else error
-        if cause is not None and _asks_for_values(cause):
+        kinds = DataDependentOutputException, DynamicOutputShapeException
+        if isinstance(cause, kinds) or str(cause).startswith(_ASKS_FOR_VALUES):
             raise UnsupportedError(
                 "The costs of a module are measured on tensors that have shapes and "
                 "no values, and code computes with values, or makes a tensor whose "
@@ -909,17 +819,6 @@ def shapes_only() -> Iterator[None]:
         _set_mkldnn_enabled(had_mkldnn)
         log.disabled = was_disabled
         random_state.put_back()
-
-
-def _asks_for_values(error: BaseException) -> bool:
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-    )
-
-    kinds = DataDependentOutputException, DynamicOutputShapeException
-    words = ".numpy() is not supp", "unsupported format string passed to FakeTensor"
-    return isinstance(error, kinds) or str(error).startswith(words)
 
 
 def like(tensor: Tensor) -> Tensor:
@@ -954,24 +853,12 @@ def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
     """
     memo: dict[int, Any] = {id(weight): like(weight) for weight in weights_of(module)}
     try:
-        with _CopiesOfShapes():  # type: ignore[no-untyped-call,unused-ignore]
-            return copy.deepcopy(module, memo)
+        return copy.deepcopy(module, memo)
     except Exception as error:  # a user's attribute may raise anything
         raise ConfigError(
             f"The costs of {type(module).__name__} are measured on a copy without "
             f"values, and it can't be copied: {error}."
         ) from error
-
-
-class _CopiesOfShapes(TorchFunctionMode):
-    """Makes `copy.deepcopy` create tensors without values from tensors with values."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func is Tensor.__deepcopy__:
-            return like(args[0])
-        return func(*args, **(kwargs or {}))
 
 
 class KnownShapes(TorchFunctionMode):
@@ -1024,6 +911,7 @@ def _counted(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 
 
 _INSTEAD: dict[Any, Callable[..., Any]] = {
+    Tensor.__deepcopy__: lambda tensor, memo: like(tensor),
     torch.repeat_interleave: _repeated,
     Tensor.repeat_interleave: _repeated,
     torch.nn.functional.one_hot: _one_hot,

@@ -21,7 +21,6 @@ from typing import (
     Dict,
     Iterator,
     Mapping,
-    NamedTuple,
     NoReturn,
     Sequence,
     TypeVar,
@@ -48,7 +47,6 @@ from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progre
 from ipufit.callbacks.base import CallbackLike, say
 from ipufit.config import IPUConfig, forward_stages, with_stages
 from ipufit.data import (
-    Call,
     Epochs,
     HostRandomState,
     InferenceBatches,
@@ -87,12 +85,11 @@ from ipufit.engine.host_calls import (
 )
 from ipufit.engine.loop import (
     Evaluation,
+    Inference,
     Training,
     describe_coverage,
     in_passes,
     joined,
-    predictions,
-    remark_on_passes,
 )
 from ipufit.engine.metric_state import Figures
 from ipufit.engine.objective import (
@@ -166,7 +163,7 @@ if TYPE_CHECKING:
     from ipufit.planning.plan import ModelPlan
     from ipufit.planning.schedule import EpochPlan
 
-    from .benchmarking import BenchmarkResult, Subject
+    from .benchmarking import BenchmarkResult
     from .building import Build
     from .checking import CheckReport
     from .summary import Summary
@@ -246,24 +243,6 @@ class FitArguments:
         """Select these arguments among all arguments of a `fit`."""
         names = {one.name for one in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in given.items() if name in names})
-
-
-class InferencePlan(NamedTuple):
-    """The calls of an inference program.
-
-    Attributes:
-        inferred: The computation of the program.
-        plan: The factors of a call.
-        options: PopTorch's options.
-        batches: The calls that contain each sample once.
-        choice: The passes of a call, if ipufit chose them.
-    """
-
-    inferred: Inferred
-    plan: BatchPlan
-    options: poptorch.Options
-    batches: InferenceBatches
-    choice: Choice | None
 
 
 @all_suggesting
@@ -609,10 +588,11 @@ class IPUModel:
         checkpoint = given.checkpoint
 
         # The plan of a call, of an epoch, and of the validation.
-        training, batches = self._training(
+        training = self._training(
             source, given, CallbackList(callbacks).watched_gradients(self.module)
         )
-        plan, optimization = training.plan, training.optimization
+        batches, plan = training.batches, training.plan
+        optimization = training.optimization
         updates = plan.device_iterations
         calls = Epochs(
             batches, plan, steps_per_epoch, len(to_come), calls_done(checkpoint)
@@ -656,8 +636,8 @@ class IPUModel:
             coverage["validation "] = _warn_of_coverage(
                 validation.options, validation.plan, "fit's validation"
             )
-        if _env.compile_only() is not None:
-            return self._compiled_fit(training, batches, validation, to_come)
+        if self._only_compiled(validation, training):
+            return self._unknown_history(training, validation, to_come)
 
         # The run: programs, then epochs of calls.
         history, self._batch_loop = History(), None
@@ -685,7 +665,7 @@ class IPUModel:
                 if validation is not None:
                     validation.prepare(display)
                     run.directions.update(validation.figures.directions)
-                training.prepare(batches, display)
+                training.prepare(display)
                 run.directions.update(training.figures.directions)
                 if validation is not None:
                     _refuse_names_of_validation(training.figures.names)
@@ -800,8 +780,8 @@ class IPUModel:
             "evaluate", samples=_common_samples(source), batch_size=size, steps=steps
         )
         test = self._evaluation(source, size, max_rows=max_rows, callbacks=callbacks)
-        if _env.compile_only() is not None:
-            return self._compiled_test(test, return_dict)
+        if self._only_compiled(test):
+            return _as_asked(test.figures, return_dict, is_known=False)
         run = RunState(params={"verbose": verbose, **_params(test.batches)})
         run.coverage = _warn_of_coverage(test.options, test.plan, "evaluate")
         with self._running(run, callbacks, verbose) as (hooks, display):
@@ -929,21 +909,18 @@ class IPUModel:
             size, shuffle=False, class_weight=class_weight, updates=updates
         )
         # Passes are numbered by updates, so that no batch draws alike.
-        training, batches = self._training(
-            source, given, num_passes=optimization.num_updates
-        )
-        if _env.compile_only() is not None:
-            self._compiled_training(training, batches)
-            return self._unknown(training.figures, return_dict)
+        training = self._training(source, given, num_passes=optimization.num_updates)
+        if self._only_compiled(training):
+            return _as_asked(training.figures, return_dict, is_known=False)
         self._require_ipus()
         if self._batch_loop is optimization:
             optimization.scale_to(size)  # each batch may have another size
         else:
             optimization.begin_fit(None, updates, batch_size=size)
             self._batch_loop = optimization
-        training.prepare(batches, make_progress(0))
+        training.prepare(make_progress(0))
         training.figures.reset()
-        for call in batches:
+        for call in training.batches:
             training.run(call)
         training.figures.gather()
         self._last_source = source
@@ -979,8 +956,8 @@ class IPUModel:
         rows = source.num_samples
         self.processes.require_same("test_on_batch", samples=source.num_samples)
         test = self._evaluation(source, size, rows_in_one_call=rows)
-        if _env.compile_only() is not None:
-            return self._compiled_test(test, return_dict)
+        if self._only_compiled(test):
+            return _as_asked(test.figures, return_dict, is_known=False)
         self._require_ipus()
         test.prepare(make_progress(0))
         test.run(CallbackList(None), RunState(processes=self.processes))
@@ -1198,12 +1175,12 @@ class IPUModel:
         settings, before = self._settings, HostRandomState()
         display = make_progress(verbose if self.processes.is_first else 0)
         try:
-            trained = None
+            training = None
             if settings is not None and (
                 settings.objective.owns_loss or source.structure.has_targets
             ):
                 watched = CallbackList(callbacks).watched_gradients(self.module)
-                trained = self._training(source, given, watched)
+                training = self._training(source, given, watched)
             tested, num_tested = source, None
             if validation_data is not None:
                 tested = validation_source(validation_data, y, **self._of_data)
@@ -1214,20 +1191,20 @@ class IPUModel:
             predicted = self._predicted_by
             size = partial(_rows_to_evaluate, self.config, tested, steps=None)
             runs: list[tuple[int, Inferred, str, int | None, CallbackLike]]
-            if trained is None:
+            if training is None:
                 runs = [(size(batch_size)[0], predicted, "predict", None, None)]
             else:
-                evaluated = trained[0].figures.objective.evaluated
-                first, _ = size(validation_batch_size, training=trained[0].plan)
+                evaluated = training.figures.objective.evaluated
+                first, _ = size(validation_batch_size, training=training.plan)
                 later, _ = size(None)
                 runs = [
                     (first, evaluated, "test", num_tested, callbacks),
                     (later, evaluated, "test", None, None),
                     (later, predicted, "predict", None, None),
                 ]
-            plans: dict[object, InferencePlan] = {}
+            plans: dict[object, Inference] = {}
             for rows, inferred, kind, max_rows, listening in runs:
-                planned = self._inference_plan(
+                planned = self._inference(
                     tested,
                     rows,
                     inferred,
@@ -1237,21 +1214,18 @@ class IPUModel:
                 )
                 plans.setdefault((inferred, planned.plan), planned)
             programs = []
-            for planned in plans.values():
-                watch = Watch(display, planned.options)
+            to_build: list[Training | Inference] = [*plans.values()]
+            to_build += [] if training is None else [training]
+            for one in to_build:
+                watch = Watch(display, one.options)
                 try:
-                    self._prepare_inference(planned, watch)
+                    one.prepare(watch)
                 except NoForwardError:
-                    if trained is None or planned.inferred.step is not None:
+                    is_called = isinstance(one, Training) or one.inferred.step
+                    if training is None or is_called:
                         raise
                     continue  # only its steps are used
-                remark = remark_on_passes(planned.choice)
-                programs.append(watch.built("inference", planned.plan, remark))
-            if trained is not None:
-                training, batches = trained
-                watch = Watch(display, training.options)
-                training.prepare(batches, watch)
-                programs.append(watch.built("training", training.plan, training.remark))
+                programs.append(watch.built(one))
             return Build(tuple(programs))
         except BaseException:
             with exchanges_off():  # other processes are elsewhere
@@ -1398,15 +1372,15 @@ class IPUModel:
             else:
                 source = self._inputs(x, column_names(y) or ())
             copied = self._independent_copy("benchmark()")
-            subject = copied._benchmarked(source, batch_size, mode, data)
+            program = copied._benchmarked(source, batch_size, mode, data)
             with copied._running(RunState(), None, 0):
                 try:
-                    times = benchmarking.measured(subject, data, warmup, calls, repeats)
+                    times = benchmarking.measured(program, data, warmup, calls, repeats)
                 finally:
-                    subject.batches.close()
+                    program.batches.close()
             copied.detach()
             every = copied.processes.gathered(times)
-            result = benchmarking.result_of(every, mode, data, subject.plan, calls)
+            result = benchmarking.result_of(every, mode, data, program.plan, calls)
         finally:
             before.put_back()
         if verbose and self.processes.is_first:
@@ -2154,7 +2128,7 @@ class IPUModel:
         given: FitArguments,
         watched: Sequence[str] = (),
         num_passes: int | None = None,
-    ) -> tuple[Training, TrainingBatches]:
+    ) -> Training:
         """Plan the training of the compiled model on data, and the calls of a pass.
 
         Args:
@@ -2203,18 +2177,17 @@ class IPUModel:
             start=start,
             processes=self.processes,
         )
-        training = Training(
+        return Training(
             self._executors,
+            batches,
             plan,
             options,
             optimization,
-            batches.structure,
             settings.training_figures,
             settings.average,
             gradients,
             choice,
         )
-        return training, batches
 
     def _training_plan(
         self, source: Source, given: FitArguments
@@ -2431,7 +2404,7 @@ class IPUModel:
         before = HostRandomState(generators_of(arguments.get("x")))
         given = replace(FitArguments.of(arguments), shuffle=False)
         data = (arguments.get("x"), arguments.get("y"), arguments.get("sample_weight"))
-        findings, planned = [], None
+        findings, training = [], None
         title = type(self.module).__name__
         try:
             try:
@@ -2442,18 +2415,18 @@ class IPUModel:
                     **self._of_data,
                 )
                 self._target_columns = column_names(data[1]) or ()
-                planned = self._training(source, replace(given, validation_split=0.0))
+                training = self._training(source, replace(given, validation_split=0.0))
             except DataError as error:
                 findings.append(checking.finding_of(error, "data"))
                 with contextlib.suppress(IpufitError):  # of which the first is known
                     source = example_of(*data, **self._of_data)
-                    planned = self._training(source, given)
+                    training = self._training(source, given)
             except IpufitError as error:
                 findings.append(checking.finding_of(error, "config"))
-            if planned is not None:
-                training, batches = planned
-                title += f", {training.plan.samples_per_call} samples per call"
-                findings += checking.findings_of_calls(training, batches)
+            if training is not None:
+                plan, batches = training.plan, training.batches
+                title += f", {plan.samples_per_call} samples per call"
+                findings += checking.findings_of_calls(training)
                 with torch.no_grad():
                     seen = surveyed(
                         self.module,
@@ -2461,11 +2434,11 @@ class IPUModel:
                         batches.structure,
                         training.figures.objective,
                         training.options,
-                        training.plan,
+                        plan,
                         batches.example(),
                     )
                 findings += checking.findings_of_program(
-                    self.module, training.plan, batches.structure, seen
+                    self.module, plan, batches.structure, seen
                 )
         finally:
             before.put_back()
@@ -2510,7 +2483,7 @@ class IPUModel:
 
     # The plan of inference ------------------------------------------------------------
 
-    def _inference_plan(
+    def _inference(
         self,
         source: Source,
         batch_size: int,
@@ -2521,7 +2494,8 @@ class IPUModel:
         rows_in_one_call: int | None = None,
         callbacks: CallbackLike = None,
         is_open: bool = True,
-    ) -> InferencePlan:
+        figures: Figures | None = None,
+    ) -> Inference:
         """Plan the calls of a run, and choose their passes if they are left open.
 
         Args:
@@ -2534,6 +2508,7 @@ class IPUModel:
                 the micro-batch open; None to use the batch size.
             callbacks: Callbacks of the run.
             is_open: Whether passes may be chosen, if the config leaves them open.
+            figures: Loss and metrics of an evaluation.
 
         Raises:
             ConfigError: The replicas don't divide the batch size.
@@ -2570,18 +2545,10 @@ class IPUModel:
             seed=config.seed,
             processes=self.processes,
         )
-        return InferencePlan(inferred, plan, options, batches, choice)
-
-    def _prepare_inference(self, plan: InferencePlan, display: ProgressDisplay) -> None:
-        """Attach an inference program, with the newest weights."""
-        self._executors.prepare_inference(
-            plan.batches,
-            plan.plan,
-            plan.options,
-            display,
-            plan.inferred,
-            remark_on_passes(plan.choice),
-        )
+        calls = self._executors, batches, plan, options
+        if figures is not None:
+            return Evaluation(figures, *calls, choice)
+        return Inference(*calls, inferred, choice)
 
     def _evaluation(
         self,
@@ -2599,8 +2566,8 @@ class IPUModel:
             source: The data.
             batch_size: Samples of one pass over all replicas.
             words: Name of the argument with the data, and use of the targets.
-            max_rows: As for `_inference_plan`.
-            rows_in_one_call: As for `_inference_plan`; passes aren't chosen then.
+            max_rows: As for `_inference`.
+            rows_in_one_call: As for `_inference`; passes aren't chosen then.
             callbacks: Callbacks of the run.
 
         Raises:
@@ -2609,7 +2576,7 @@ class IPUModel:
         """
         settings = self._compiled
         _require_targets(source, settings.objective, *words)
-        plan = self._inference_plan(
+        test = self._inference(
             source,
             batch_size,
             settings.objective.evaluated,
@@ -2618,47 +2585,38 @@ class IPUModel:
             rows_in_one_call=rows_in_one_call,
             callbacks=callbacks,
             is_open=rows_in_one_call is None,
+            figures=settings.test_figures,
         )
-        if plan.options.output_mode == poptorch.OutputMode.Sum.value:
+        assert isinstance(test, Evaluation)  # noqa: S101 - it has figures
+        if test.options.output_mode == poptorch.OutputMode.Sum.value:
             raise ConfigError(
                 "inference_options or customize ask for OutputMode.Sum, which adds "
                 "outputs of different samples: nothing can be evaluated from that. Use "
                 "OutputMode.All, or leave the mode at its default."
             )
-        return Evaluation(
-            self._executors,
-            plan.batches,
-            plan.plan,
-            plan.options,
-            settings.test_figures,
-            plan.choice,
-        )
+        return test
 
-    def _prediction(self, source: Source, batch_size: int, **how: Any) -> InferencePlan:
-        """Plan a prediction; further arguments as for `_inference_plan`.
+    def _prediction(self, source: Source, batch_size: int, **how: Any) -> Inference:
+        """Plan a prediction; further arguments as for `_inference`.
 
         Raises:
             ConfigError: The own inference options don't return every row.
         """
-        plan = self._inference_plan(
-            source, batch_size, self._predicted_by, "predict", **how
-        )
+        plan = self._inference(source, batch_size, self._predicted_by, "predict", **how)
         mode = poptorch.OutputMode(plan.options.output_mode)
         if mode != poptorch.OutputMode.All:
             raise ConfigError(
                 "predict() needs every row, and inference_options ask for OutputMode."
                 f"{mode.name}. Use OutputMode.All, or leave the mode at its default."
             )
-        if _env.compile_only() is not None:
-            from . import building
+        if self._only_compiled(plan):
+            from .building import end_script
 
-            prepare = partial(self._prepare_inference, plan)
-            self._compile_only("inference", plan.plan, plan.options, prepare)
-            building.end_script()
+            end_script()
         return plan
 
     def _predicted(
-        self, plan: InferencePlan, callbacks: CallbackLike = None, verbose: Verbose = 0
+        self, plan: Inference, callbacks: CallbackLike = None, verbose: Verbose = 0
     ) -> Iterator[Any]:
         """Run a prediction, and yield the outputs of this process call by call."""
         batches = plan.batches
@@ -2666,12 +2624,12 @@ class IPUModel:
         with self._running(run, callbacks, verbose) as (hooks, display):
             self._last_source = batches.source
             try:
-                self._prepare_inference(plan, display)
-                yield from predictions(self._executors, batches, hooks, run)
+                plan.prepare(display)
+                yield from plan.outputs(hooks, run)
             finally:
                 batches.close()
 
-    def _whole_outputs(self, plan: InferencePlan, parts: Iterator[Any]) -> Any:
+    def _whole_outputs(self, plan: Inference, parts: Iterator[Any]) -> Any:
         """Join the outputs of all calls and processes, in the order of the samples."""
         if not self.processes.are_several:
             return joined(parts)
@@ -2817,102 +2775,48 @@ class IPUModel:
 
     def _benchmarked(
         self, source: Source, batch_size: int | None, mode: str, data: str
-    ) -> Subject:
+    ) -> Training | Inference:
         """Plan the program to measure; this model is a copy."""
-        from .benchmarking import REAL, SYNTHETIC, TRAINING, Subject
+        from .benchmarking import REAL, TRAINING
 
-        executors, is_training = self._executors, mode == TRAINING
-        if is_training:
+        if mode == TRAINING:
             given = FitArguments(batch_size)
             if data != REAL:  # as many samples as a call of the real ones takes
                 plan, _ = self._training_plan(source, given)
                 updates = plan.device_iterations
                 source = generated_like(source, plan.batch_size * updates)
                 given = FitArguments(plan.batch_size, updates=updates)
-            training, batches = self._training(source, given)
-            training.figures.reset()
-            if data == SYNTHETIC:
-                training.options.enableSyntheticData(True)
-
-            def run(call: Call) -> None:
-                if data == SYNTHETIC:  # nothing is written to what comes back
-                    executors.train(call.batch)
-                else:
-                    training.run(call, is_scheduled=False)
-
-            return Subject(
-                training.plan,
-                batches,
-                lambda: training.prepare(batches, make_progress(0)),
-                run,
-                lambda: executors.latency(is_training=True),
-            )
+            return self._training(source, given)
         self._settle(source)
         size, _ = _rows_to_evaluate(self.config, source, batch_size, None)
         if data != REAL:
             plan = _plan_of_pass(self.module, self.config, size)
             source = generated_like(source, plan.samples_per_call * plan.processes)
-        planned = self._inference_plan(
+        return self._inference(
             source, size, self._predicted_by, "predict", is_open=False
-        )
-        if data == SYNTHETIC:
-            planned.options.enableSyntheticData(True)
-        return Subject(
-            planned.plan,
-            planned.batches,
-            lambda: self._prepare_inference(planned, make_progress(0)),
-            lambda call: executors.infer(call.batch),
-            lambda: executors.latency(is_training=False),
         )
 
     # Runs that only compile, as `ipufit compile` asks for -----------------------------
 
-    def _compile_only(
-        self,
-        name: str,
-        plan: BatchPlan,
-        options: poptorch.Options,
-        prepare: Callable[[ProgressDisplay], None],
-    ) -> None:
-        from .building import compile_only
+    def _only_compiled(self, *programs: Training | Inference | None) -> bool:
+        """Compile the programs of a run if it isn't to run, and return whether so."""
+        folder = _env.compile_only()
+        if folder is not None:
+            from .building import compile_only
 
-        module, is_first = type(self.module).__name__, self.processes.is_first
-        compile_only(name, module, plan, options, prepare, is_first=is_first)
+            planned = [one for one in programs if one is not None]
+            is_first = self.processes.is_first
+            compile_only(planned, folder, self.module, is_first=is_first)
+        return folder is not None
 
-    def _compiled_training(self, training: Training, batches: TrainingBatches) -> None:
-        prepare = partial(training.prepare, batches)
-        self._compile_only("training", training.plan, training.options, prepare)
-
-    def _compiled_test(
-        self, test: Evaluation, return_dict: bool
-    ) -> Logs | float | list[float]:
-        self._compile_only("inference", test.plan, test.options, test.prepare)
-        return self._unknown(test.figures, return_dict)
-
-    def _unknown(
-        self, figures: Figures, return_dict: bool
-    ) -> Logs | float | list[float]:
-        """Return NaN for the metrics of a run that wasn't made, as `_as_asked` does."""
-        unknown = _unknown_figures(figures)
-        if return_dict:
-            return unknown
-        return list(unknown.values()) if len(unknown) > 1 else math.nan
-
-    def _compiled_fit(
-        self,
-        training: Training,
-        batches: TrainingBatches,
-        validation: Evaluation | None,
-        epochs: Sequence[int],
+    def _unknown_history(
+        self, training: Training, validation: Evaluation | None, epochs: Sequence[int]
     ) -> History:
-        """Compile the programs of a `fit`, and return a history of NaN."""
-        names = set()
-        if validation is not None:
-            self._compiled_test(validation, return_dict=True)
-            names = {f"val_{name}" for name in _unknown_figures(validation.figures)}
-        self._compiled_training(training, batches)
+        """Return a history of NaN."""
         training.figures.reset()
-        names.update(training.figures.logs(), _unknown_figures(training.figures))
+        names = {*training.figures.logs(), *_unknown_figures(training.figures)}
+        if validation is not None:
+            names |= {f"val_{name}" for name in _unknown_figures(validation.figures)}
         history = self.history = History()
         history.epoch = list(epochs)
         history.history = {name: [math.nan] * len(epochs) for name in sorted(names)}
@@ -3221,12 +3125,15 @@ def _rows_to_evaluate(
 # Metrics and outputs ------------------------------------------------------------------
 
 
-def _as_asked(figures: Figures, return_dict: bool) -> Logs | float | list[float]:
+def _as_asked(
+    figures: Figures, return_dict: bool, *, is_known: bool = True
+) -> Logs | float | list[float]:
     """Return metrics by name; or as Keras's list, or the loss if there is only that."""
-    if return_dict:
-        return figures.logs()
-    values = list(figures.in_order().values())
-    return values[0] if len(values) == 1 else values
+    named = figures.logs() if return_dict else figures.in_order()
+    if not is_known:  # NaN, of a run that wasn't made
+        named = _unknown_figures(figures)
+    values = list(named.values())
+    return named if return_dict else values if len(values) > 1 else values[0]
 
 
 def _unknown_figures(figures: Figures) -> Logs:

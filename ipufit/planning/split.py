@@ -43,14 +43,8 @@ class BlockCost(NamedTuple):
             layers are counted; activations, normalisation, pooling and the rest aren't.
         weights: Names of the parameters that the block uses, also those that an earlier
             block uses.
-        parameters: Number of elements in the parameters that no earlier block uses.
-        parameter_bytes: Bytes of these parameters on the device.
-        trained_parameters: Number of elements in the trained ones of these parameters,
-            which have gradients and optimiser states.
-        buffer_bytes: Bytes of the buffers on the device that no earlier block uses.
-        saved_bytes: Bytes of the activations that are saved for the backward pass. An
-            activation that several operations save is counted once, in the first block
-            that saves it.
+        held_bytes: Bytes that the block holds permanently: parameters, buffers,
+            optimiser states and accumulators that no earlier block uses.
         output_bytes: Bytes of all activations that this block or an earlier one
             computes and a later one uses, with skip connections: they pass to the next
             IPU if a stage begins after this block.
@@ -58,18 +52,14 @@ class BlockCost(NamedTuple):
             them out.
 
     Example:
-        >>> BlockCost("head", flops=2_000, parameters=10).flops
+        >>> BlockCost("head", flops=2_000, held_bytes=10).flops
         2000
     """
 
     name: str
     flops: int = 0
     weights: tuple[str, ...] = ()
-    parameters: int = 0
-    parameter_bytes: int = 0
-    trained_parameters: int = 0
-    buffer_bytes: int = 0
-    saved_bytes: int = 0
+    held_bytes: int = 0
     output_bytes: int = 0
     uncounted: tuple[str, ...] = ()
 
@@ -107,7 +97,6 @@ class TooFullError(ConfigError):
 def best_split(
     costs: Sequence[BlockCost],
     stages: int,
-    held_bytes: Sequence[int] | None = None,
     capacity: int | None = None,
     memory_step: int = MEMORY_STEP,
 ) -> Split:
@@ -116,8 +105,6 @@ def best_split(
     Args:
         costs: Costs of the blocks, in their order.
         stages: Number of stages, 1 or more.
-        held_bytes: Bytes that each block holds permanently; by default those of its
-            parameters and buffers.
         capacity: Bytes that a stage may hold at most; None for any.
         memory_step: Granularity in which memory is compared, in bytes.
 
@@ -133,7 +120,7 @@ def best_split(
         >>> best_split(costs, 2).names
         ('a', 'b')
     """
-    parts = _parts(costs, held_bytes)
+    parts = _parts(costs)
     if stages > len(parts):
         raise ConfigError(
             f"ipus={stages}, and the model can't be cut into more stages than "
@@ -141,14 +128,15 @@ def best_split(
             "once. Use fewer IPUs, or name blocks of your own in pipeline=(...). "
             f"{_about_ties(costs)}".rstrip()
         )
-    flops = _Sums(part.flops for part in parts)
-    held = _Sums(part.held for part in parts)
-    most_held = held(0, len(parts)) if capacity is None else capacity
-    least_held = _least_maximum(stages, held, lambda i, j: True)
+    count = len(parts)
+    flops = _sums(part.flops for part in parts)
+    held = _sums(part.held for part in parts)
+    most_held = held(0, count) if capacity is None else capacity
+    least_held = _least_maximum(stages, count, held)
     if least_held > most_held:
         raise TooFullError(_too_full(parts, stages, least_held, most_held, costs))
-    slowest = _least_maximum(stages, flops, lambda i, j: held(i, j) <= most_held)
-    fullest = _least_maximum(stages, held, lambda i, j: flops(i, j) <= slowest)
+    slowest = _least_maximum(stages, count, flops, lambda i, j: held(i, j) <= most_held)
+    fullest = _least_maximum(stages, count, held, lambda i, j: flops(i, j) <= slowest)
     most_held = min(most_held, -(-fullest // memory_step) * memory_step)
     cuts = _cheapest_cuts(
         stages, parts, lambda i, j: flops(i, j) <= slowest and held(i, j) <= most_held
@@ -162,31 +150,28 @@ def best_split(
     )
 
 
-def smallest_split(
-    costs: Sequence[BlockCost], held_bytes: Sequence[int], capacity: int
-) -> Split:
+def smallest_split(costs: Sequence[BlockCost], capacity: int) -> Split:
     """Find the best split over the fewest IPUs that fits, a power of two.
 
     Args:
         costs: Costs of the blocks, in their order.
-        held_bytes: Bytes that each block holds permanently.
         capacity: Bytes of an IPU's memory.
 
     Raises:
         TooFullError: No number of IPUs has a split that fits.
 
     Example:
-        >>> costs = [BlockCost(name, 1) for name in "abcd"]
-        >>> smallest_split(costs, [5, 5, 5, 5], capacity=10).names
+        >>> costs = [BlockCost(name, 1, held_bytes=5) for name in "abcd"]
+        >>> smallest_split(costs, capacity=10).names
         ('a', 'c')
     """
     stages = 1
     while True:
         try:
-            return best_split(costs, stages, held_bytes, capacity)
+            return best_split(costs, stages, capacity)
         except TooFullError:
             stages *= 2
-            if stages > min(MOST_STAGES, len(_parts(costs, held_bytes))):
+            if stages > min(MOST_STAGES, len(_parts(costs))):
                 raise
 
 
@@ -202,7 +187,7 @@ def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:
         ...
         ipufit.errors.ConfigError: ipus=2, and all weights and operations ...
     """
-    if stages > 1 and sum(part.is_busy for part in _parts(costs, None)) == 1:
+    if stages > 1 and sum(part.is_busy for part in _parts(costs)) == 1:
         raise ConfigError(
             f"ipus={stages}, and all weights and operations of the model stay on one "
             "IPU, wherever it is cut. A stage begins where a submodule is called that "
@@ -221,15 +206,13 @@ class _Part(NamedTuple):
     is_busy: bool
 
 
-def _parts(costs: Sequence[BlockCost], held_bytes: Sequence[int] | None) -> list[_Part]:
-    if held_bytes is None:
-        held_bytes = [cost.parameter_bytes + cost.buffer_bytes for cost in costs]
+def _parts(costs: Sequence[BlockCost]) -> list[_Part]:
     last_use = {name: i for i, cost in enumerate(costs) for name in cost.weights}
     parts: list[_Part] = []
     end = -1  # the last block that the part goes to at least
-    for index, (cost, held) in enumerate(zip(costs, held_bytes)):
+    for index, cost in enumerate(costs):
         is_busy = bool(cost.flops or cost.weights)
-        part = _Part(cost.name, cost.flops, held, cost.output_bytes, is_busy)
+        part = _Part(cost.name, cost.flops, cost.held_bytes, cost.output_bytes, is_busy)
         if index <= end:
             before = parts.pop()
             part = part._replace(
@@ -243,24 +226,26 @@ def _parts(costs: Sequence[BlockCost], held_bytes: Sequence[int] | None) -> list
     return parts
 
 
-class _Sums:
-    """Sums numbers of parts from index `i` to before `j`."""
-
-    def __init__(self, numbers: Iterable[int]) -> None:
-        self._sums = [0, *accumulate(numbers)]
-
-    def __call__(self, i: int, j: int) -> int:
-        return self._sums[j] - self._sums[i]
-
-    def __len__(self) -> int:
-        return len(self._sums) - 1
+_Sums = Callable[[int, int], int]
+"""Sums a number of the parts from index `i` to before `j`."""
 
 
-def _least_maximum(stages: int, sums: _Sums, may_be: Callable[[int, int], bool]) -> int:
+def _sums(numbers: Iterable[int]) -> _Sums:
+    sums = [0, *accumulate(numbers)]
+    return lambda i, j: sums[j] - sums[i]
+
+
+def _least_maximum(
+    stages: int,
+    count: int,
+    sums: _Sums,
+    may_be: Callable[[int, int], bool] = lambda i, j: True,
+) -> int:
     """Minimise the largest sum of a stage, by bisection.
 
     Args:
         stages: Number of stages.
+        count: Number of parts.
         sums: Sums of a number of the parts.
         may_be: Returns whether a stage may consist of the parts from `i` to before `j`.
             If it may, so may every shorter stage inside it.
@@ -268,14 +253,14 @@ def _least_maximum(stages: int, sums: _Sums, may_be: Callable[[int, int], bool])
 
     def needed(most: int) -> int:
         """Count stages that are as long as `most` allows."""
-        count, begin = 1, 0
-        for end in range(1, len(sums) + 1):
+        used, begin = 1, 0
+        for end in range(1, count + 1):
             if sums(begin, end) > most or not may_be(begin, end):
-                count, begin = count + 1, end - 1
-        return count
+                used, begin = used + 1, end - 1
+        return used
 
-    low = max(sums(i, i + 1) for i in range(len(sums)))
-    high = sums(0, len(sums))
+    low = max(sums(i, i + 1) for i in range(count))
+    high = sums(0, count)
     while low < high:
         middle = (low + high) // 2
         if needed(middle) <= stages:

@@ -31,8 +31,7 @@ def blocks(draw, most=8):
             f"{draw(st.sampled_from(['', 'a.', 'a.b.']))}b{index}",
             flops=draw(SMALL),
             weights=tuple(name for name, by in users.items() if index in by),
-            parameter_bytes=draw(SMALL),
-            buffer_bytes=draw(SMALL),
+            held_bytes=draw(SMALL) + draw(SMALL),
             output_bytes=draw(SMALL),
         )
         for index in range(count)
@@ -47,7 +46,7 @@ def all_splits(costs, stages, capacity=None, step=1):
         used = [{name for cost in part for name in cost.weights} for part in parts]
         if any(a & b for a, b in itertools.combinations(used, 2)):
             continue
-        held = [sum(c.parameter_bytes + c.buffer_bytes for c in part) for part in parts]
+        held = [sum(cost.held_bytes for cost in part) for part in parts]
         if capacity is not None and max(held) > capacity:
             continue
         flops = [sum(cost.flops for cost in part) for part in parts]
@@ -82,23 +81,23 @@ def test_no_other_split_is_better(costs, stages, capacity, step):
 @settings(max_examples=examples(200), deadline=None)
 @given(costs=blocks(), capacity=st.integers(0, 30))
 def test_the_fewest_ipus_are_taken(costs, capacity):
-    held = [cost.parameter_bytes + cost.buffer_bytes for cost in costs]
     fitting = [n for n in (1, 2, 4, 8) if any(all_splits(costs, n, capacity))]
     if not fitting:
         with pytest.raises(TooFullError):
-            smallest_split(costs, held, capacity)
+            smallest_split(costs, capacity)
         return
-    split = smallest_split(costs, held, capacity)
+    split = smallest_split(costs, capacity)
     assert len(split.names) == fitting[0]
-    assert split == best_split(costs, fitting[0], held, capacity)
+    assert split == best_split(costs, fitting[0], capacity)
 
 
 def test_errors_say_whether_more_ipus_help():
-    costs = [BlockCost("a", 1), BlockCost("b", 1)]
+    costs = [BlockCost("a", 1, held_bytes=3), BlockCost("b", 1, held_bytes=20)]
     with pytest.raises(TooFullError, match="'b' can't be cut, and holds 20 bytes"):
-        smallest_split(costs, [3, 20], capacity=10)
+        smallest_split(costs, capacity=10)
+    costs = [BlockCost("a", 1, held_bytes=8), BlockCost("b", 1, held_bytes=8)]
     with pytest.raises(TooFullError, match=r"would hold 16 bytes .* Use more IPUs"):
-        best_split(costs, 1, [8, 8], capacity=10)
+        best_split(costs, 1, capacity=10)
 
 
 def test_a_large_model_is_split_over_many_ipus():
@@ -117,13 +116,13 @@ def test_more_stages_than_blocks_are_refused():
 
 
 def test_blocks_that_fit_nowhere_are_refused_with_their_bytes():
-    costs = [BlockCost("a", 1, parameter_bytes=3000), BlockCost("b", 1)]
+    costs = [BlockCost("a", 1, held_bytes=3000), BlockCost("b", 1)]
     with pytest.raises(TooFullError, match=r"3,000 bytes .* An IPU has 2,000"):
         best_split(costs, 2, capacity=2000)
 
 
 def test_what_is_held_is_balanced_where_operations_are_not_counted():
-    costs = [BlockCost(name, parameter_bytes=1) for name in "abcd"]
+    costs = [BlockCost(name, held_bytes=1) for name in "abcd"]
     assert best_split(costs, 2, memory_step=1).names == ("a", "c")
     assert best_split(costs, 2).names == ("a", "b")  # bytes are no matter
 
@@ -136,9 +135,9 @@ def test_submodules_stay_whole_where_that_costs_nothing():
 
 def test_a_capacity_may_cost_balance():
     costs = [
-        BlockCost("a", flops=1, parameter_bytes=9),
-        BlockCost("b", flops=1, parameter_bytes=9),
-        BlockCost("c", flops=2, parameter_bytes=1),
+        BlockCost("a", flops=1, held_bytes=9),
+        BlockCost("b", flops=1, held_bytes=9),
+        BlockCost("c", flops=2, held_bytes=1),
     ]
     assert best_split(costs, 2).names == ("a", "c")
     assert best_split(costs, 2, capacity=10).names == ("a", "b")
@@ -161,8 +160,10 @@ def test_errors_name_the_weight_its_users_and_the_cuts():
     costs = tied("v", "w", "", "w", "w")
     with pytest.raises(ConfigError) as few:
         best_split(costs, 3)
+    held = zip(costs, (1, 9, 9, 9, 9))
+    costs = [cost._replace(held_bytes=count) for cost, count in held]
     with pytest.raises(TooFullError) as full:
-        smallest_split(costs, [1, 9, 9, 9, 9], capacity=20)
+        smallest_split(costs, capacity=20)
     for raised in (few, full):
         assert (
             "w is used by b1, 1 more and b4: no stage may begin from b2 to b4"

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of stages, beside a run on the host that saves tensors for backward."""
+"""Costs of stages, beside torch's own counter and a run that saves for backward."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
-from ipufit.model.costs import device_bytes, stage_costs
-from ipufit.optimizers import weight_states
+from ipufit import (
+    ConfigError,
+    DataError,
+    IPUConfig,
+    IPUModel,
+    UnsupportedError,
+    poptorch,
+)
 
 CLASSES = 5
 
@@ -101,12 +109,18 @@ def num_bytes(tensors):
     total = 0
     for tensor in tensors:
         count = tensor.untyped_storage().nbytes() // tensor.element_size()
-        total += count * device_bytes(tensor.dtype)
+        total += count * min(4, tensor.element_size())  # no number has 64 bits
     return total
 
 
-def costs_of(module, x, **config):
-    return stage_costs(module, [x], IPUConfig(**config), {}, lambda m, t: m(*t))
+def costs_of(module, x, optimizer="sgd", **config):
+    model = IPUModel(module, IPUConfig(micro_batch_size=len(x), **config))
+    model.compile(optimizer, "cross_entropy")
+    return model.plan(x)
+
+
+def operations(module, x, **config):
+    return sum(stage.flops for stage in costs_of(module, x, **config).stages)
 
 
 @models
@@ -116,7 +130,7 @@ def test_saved_bytes_are_those_that_torch_saves(make):
     with saved_on_the_host(module) as held:
         output = module(x)
     assert [stage.saved_bytes for stage in cost.stages] == [num_bytes(held.values())]
-    assert cost.output_bytes == num_bytes([output])
+    assert {one.output_bytes for one in cost.traffic} == {num_bytes([output])}
     (stage,) = cost.stages
     assert stage.input_bytes <= stage.made_bytes
     assert stage.saved_bytes <= stage.made_bytes
@@ -181,15 +195,10 @@ def test_parameters_and_buffers_are_all_counted_once(make):
 @models
 def test_states_and_sums_are_those_of_the_optimizer(make):
     module, x = make()
-    model = IPUModel(module, IPUConfig(micro_batch_size=1))
-    model.compile("adamw", "cross_entropy")
-    states = weight_states(model.optimizer, module.parameters())
-    cost = stage_costs(module, [x], model.config, states, lambda m, t: m(*t))
-    (stage,) = cost.stages
+    (stage,) = costs_of(module, x, "adamw", gradient_accumulation=2).stages
     count = sum(parameter.numel() for parameter in module.parameters())
-    num_weights = len(stage.weights)
     state = sum(one.num_bytes for weight in stage.weights for one in weight.state)
-    assert state == 8 * count + 4 * num_weights
+    assert state == 8 * count + 4 * len(stage.weights)
     assert sum(weight.accumulator_bytes for weight in stage.weights) == 4 * count
     assert sum(weight.gradient_bytes for weight in stage.weights) == 4 * count
 
@@ -198,12 +207,59 @@ def test_states_and_sums_are_those_of_the_optimizer(make):
 def test_in_float16_all_is_half_as_large(make):
     module, x = make()
     wide = costs_of(module, x).stages[0]
-    halved = IPUModel(module, IPUConfig(precision="16.16"))
-    config = IPUConfig(precision="16.16")
-    cost = stage_costs(halved.module, [x], config, {}, lambda m, t: m(*t))
-    (stage,) = cost.stages
+    (stage,) = costs_of(module, x, precision="16.16").stages
     assert stage.parameter_bytes * 2 == wide.parameter_bytes
     assert stage.saved_bytes < 0.75 * wide.saved_bytes
+
+
+# Operations ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [convolutions, dense, residual, recurrent])
+def test_operations_are_those_of_torchs_counter(make):
+    if importlib.util.find_spec("torch.utils.flop_counter") is None:
+        pytest.skip("torch 2.1 is the first with a counter")
+    counter = importlib.import_module("torch.utils.flop_counter")
+    module, x = make()
+    before, *_ = torch.backends.mkldnn.set_flags(False)  # it doesn't count its LSTM
+    try:
+        with counter.FlopCounterMode(display=False) as mode:
+            module(x)
+    finally:
+        torch.backends.mkldnn.set_flags(before)
+    assert operations(module, x) == mode.get_total_flops() > 0
+
+
+def test_a_layer_of_a_transformer_has_the_operations_of_its_formula():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    products = 2 * 2 * 5 * (4 * 16**2 + 2 * 16 * 32)
+    attention = 2 * 2 * 2 * 5**2 * 16
+    assert operations(layer, torch.zeros(2, 5, 16)) == products + attention
+
+
+def test_a_costly_operator_without_a_formula_is_named():
+    class Spectrum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Bilinear(4, 4, 2)
+
+        def forward(self, x):
+            return self.mix(x, torch.fft.fft(x).real)
+
+    (stage,) = costs_of(Spectrum(), torch.zeros(2, 4)).stages
+    assert "aten::_trilinear" in stage.uncounted
+    assert any("fft" in name for name in stage.uncounted)
+
+
+def test_a_module_that_is_larger_than_memory_can_be_measured():
+    layer = nn.Linear(1, 1, bias=False)
+    layer.weight = nn.Parameter(torch.zeros(1).expand(10**6, 10**6))
+    (stage,) = costs_of(layer, torch.zeros(1).expand(10, 10**6)).stages
+    assert stage.num_parameters == 10**12
+    assert stage.flops == 2 * 10**13
+
+
+# Stages -------------------------------------------------------------------------------
 
 
 class Own(nn.Module):
@@ -292,3 +348,104 @@ def test_nothing_changes():
     after = module.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not module[0].weight.requires_grad
+
+
+# Without values -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("forward", "line"),
+    [
+        (lambda x: x * x.sum().item(), "x.sum().item()"),
+        (lambda x: x if x.sum() > 0 else -x, "x if x.sum()"),
+        (lambda x: x[x > 0], "x[x > 0]"),
+        (lambda x: torch.unique(x), "torch.unique(x)"),
+        (lambda x: x * len(x.numpy()), "x.numpy()"),
+        (lambda x: x * len(f"{x.mean():.3f}"), "x.mean():.3f"),
+    ],
+)
+def test_where_code_needs_values_is_said(forward, line):
+    module = nn.Module()
+    module.forward = forward
+    module.weight = nn.Parameter(torch.ones(()))
+    with pytest.raises(UnsupportedError, match="computes with values") as caught:
+        costs_of(module, torch.ones(3, 4))
+    assert "test_costs.py:" in str(caught.value)
+    assert line in str(caught.value)
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    with pytest.raises(DataError, match="failed with inputs"):
+        costs_of(nn.Linear(4, 2), torch.zeros(3, 5))
+
+
+def test_a_module_that_cannot_be_copied_is_refused():
+    module = nn.Linear(4, 2)
+    module.lock = (one for one in [1])
+    with pytest.raises(ConfigError, match="can't be copied"):
+        costs_of(module, torch.zeros(3, 4))
+
+
+class Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.scale = function, nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.function(x) * self.scale
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.repeat_interleave(x, 3),
+        lambda x: x.repeat_interleave(repeats=2, dim=-1),
+        lambda x: torch.repeat_interleave(x, 2, 0),
+        lambda x: functional.one_hot(x, 5),
+        lambda x: functional.one_hot(x, num_classes=7),
+        lambda x: torch.bincount(x.flatten(), minlength=6),
+        lambda x: x.flatten().bincount(torch.ones(8).double(), 6).float(),
+        lambda x: torch.distributions.Normal(x.float(), 1.0 + x).rsample(),
+    ],
+)
+def test_shapes_that_arguments_give_need_no_values(function):
+    x = torch.randint(0, 5, (4, 2))
+    validates = torch.distributions.Distribution._validate_args
+    plan = costs_of(Applied(function), x)
+    assert {one.output_bytes for one in plan.traffic} == {4 * function(x).numel()}
+    assert torch.distributions.Distribution._validate_args is validates
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: torch.repeat_interleave(x, x), functional.one_hot, torch.bincount],
+)
+def test_shapes_that_depend_on_values_are_refused(function):
+    with pytest.raises(UnsupportedError, match="computes with values"):
+        costs_of(Applied(function), torch.tensor([1, 2]))
+
+
+class Grouped(nn.Module):
+    """Attention heads of which several share keys, and classes as an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys = nn.Linear(5, 4)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        keys = self.keys(functional.one_hot(x, 5).float())
+        return self.head(keys.repeat_interleave(2, dim=-1)).mean(1)
+
+
+def test_a_model_with_such_functions_is_planned_cut_and_trained():
+    x, y = torch.randint(0, 5, (24, 6)), torch.randint(0, 3, (24,))
+    model = IPUModel(Grouped(), IPUConfig(pipeline="auto", ipus=2))
+    model.compile("adamw", "cross_entropy")
+    plan = model.plan(x, y, batch_size=12)
+    assert [stage.flops for stage in plan.stages] == [
+        2 * 4 * 6 * 5 * 4,
+        2 * 4 * 6 * 8 * 3,
+    ]
+    model.fit(x, y, batch_size=12, verbose=0)
+    assert model.config.pipeline == ["keys", "head"]
