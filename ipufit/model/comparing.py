@@ -8,7 +8,7 @@ import dataclasses
 import math
 import textwrap
 from dataclasses import dataclass
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 from ipufit._tree import Structure
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
-from ipufit.data import HostRandomState, Source, StreamSource, as_batch, as_source
-from ipufit.engine.objective import Inferred
+from ipufit.data import HostRandomState, StreamSource, as_batch, as_source
+from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import NoForwardError, results_of, total_loss
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import mode
@@ -252,51 +252,16 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
     try:
         source = as_source(iter([batch]), name="batch")
         assert isinstance(source, StreamSource)  # noqa: S101 - an iterator is one
-        data = _Data(source, next(iter(source.blocks())))
+        leaves = next(iter(source.blocks()))
         model.detach()
-        found = _compared(_Twin(model, source), data)
-        of_layers = (
-            tuple(_of_layers(_Twin(model, source).model, data)) if layers else ()
-        )
+        twin = _Twin(model, source, leaves)
+        found = [*twin.outputs(), *twin.update()]
+        twin.model.detach()
+        of_layers = tuple(_Twin(model, source, leaves).layers()) if layers else ()
     finally:
         before.put_back()
-    everything = sorted(
-        (*found.differences, *of_layers), key=lambda one: one.rank, reverse=True
-    )
-    return dataclasses.replace(found, differences=tuple(everything), layers=of_layers)
-
-
-class _Data(NamedTuple):
-    """The batch to compare.
-
-    Attributes:
-        source: The batch as a source, with its structure.
-        leaves: Its tensors.
-    """
-
-    source: StreamSource
-    leaves: list[Tensor]
-
-    def as_arrays(self) -> Source:
-        """Return the batch as a source for one update."""
-        inputs, labels = self.source.structure.split(self.leaves)
-        targets = labels.targets if self.source.structure.has_targets else None
-        return as_batch(inputs, targets, labels.weights)
-
-    @property
-    def inputs(self) -> Any:
-        structure = self.source.structure
-        return structure.inputs.rebuild(self.leaves[: structure.num_inputs])
-
-    @property
-    def wide(self) -> list[Tensor]:
-        """Return the tensors, with floating-point numbers as float32."""
-        return [t.float() if t.is_floating_point() else t for t in self.leaves]
-
-    @property
-    def wide_inputs(self) -> Any:
-        structure = self.source.structure
-        return structure.inputs.rebuild(self.wide[: structure.num_inputs])
+    found = sorted((*found, *of_layers), key=lambda one: one.rank, reverse=True)
+    return Comparison(tuple(found), of_layers, tuple(twin.notes))
 
 
 class _Twin:
@@ -306,13 +271,17 @@ class _Twin:
         model: The copy, which makes one update per call; its dropout layers are off.
         host: A float32 copy of its module.
         optimizer: An optimizer of the host's module; None if the model isn't compiled.
-        dropouts: Names of the dropout layers.
-        mixes: Whether the model is trained on mixed samples, which these aren't.
+        notes: Sentences about what was left out or can't be equal.
     """
 
-    def __init__(self, model: IPUModel, source: Source) -> None:
+    def __init__(
+        self, model: IPUModel, source: StreamSource, leaves: Sequence[Tensor]
+    ) -> None:
+        self.structure, self.leaves = source.structure, list(leaves)
+        self.wide = [one.float() if one.is_floating_point() else one for one in leaves]
+        self.notes: list[str] = []
         settings = model._settings
-        self.mixes = settings is not None and settings.mixing is not None
+        self._mixes = settings is not None and settings.mixing is not None
         state = {**model._copied_state(), "trained": None}
         attributes = state.pop("attributes")  # a step reads them
         if state["arguments"] is not None:
@@ -322,11 +291,13 @@ class _Twin:
         module: torch.nn.Module = state["module"]
         if not module.training:
             module.train()
-        self.dropouts = []
-        for name, child in module.named_modules():
-            if isinstance(child, torch.nn.modules.dropout._DropoutNd):
-                child.training = False
-                self.dropouts.append(name)
+        self._dropouts = [
+            name
+            for name, child in module.named_modules()
+            if isinstance(child, torch.nn.modules.dropout._DropoutNd)
+        ]
+        for name in self._dropouts:
+            module.get_submodule(name).training = False
         self.model = type(model).__new__(type(model))
         self.model.__setstate__({**state, "attributes": attributes})
         self.model._settle(source)
@@ -341,6 +312,140 @@ class _Twin:
         for name, value in getattr(self.model.optimizer, "__dict__", {}).items():
             if isinstance(value, _NUMBERS) and name not in vars(self.optimizer):
                 vars(self.optimizer)[name] = value
+
+    def _inputs(self, tensors: Sequence[Tensor]) -> Any:
+        return self.structure.inputs.rebuild(tensors[: self.structure.num_inputs])
+
+    def _on_host(self, inferred: Inferred) -> Any:
+        """Return the outputs of the host's module in eval mode, without its loss."""
+        given = inferred, self.host, self.structure, self._inputs(self.wide), ()
+        with mode(self.host, training=False), torch.no_grad(), ResultsNoted() as noted:
+            return results_of(*given, noted.marked)[1]
+
+    def outputs(self) -> Iterator[Difference]:
+        """Compare the outputs in eval mode."""
+        try:
+            on_host = self._on_host(self.model._predicted_by)
+        except NoForwardError:
+            self.notes.append(
+                "No outputs: there is neither a forward nor a predict_step."
+            )
+        else:
+            on_device = self.model.predict_on_batch(self._inputs(self.leaves))
+            yield from differences("output", _named(on_host), _named(on_device))
+        if self._dropouts:
+            self.notes.append(f"Dropout layers are off: {', '.join(self._dropouts)}.")
+
+    def update(self) -> Iterator[Difference]:
+        """Compare the loss, the gradients, and the weights after an update."""
+        model, notes, structure = self.model, self.notes, self.structure
+        settings = model._settings
+        owns_loss = settings is not None and settings.objective.owns_loss
+        if settings is None or not (owns_loss or structure.has_targets):
+            notes.append(
+                "Only outputs: compile() wasn't called, or there are no targets."
+            )
+            return
+        rows = len(self.leaves[0])
+        before = torch.get_rng_state()
+        expected = self._host_loss(
+            settings.training_figures.objective,
+            model.config.training_plan(rows).micro_batch_size,
+        )
+        draws = not torch.equal(before, torch.get_rng_state())
+        trained = {n: p for n, p in self.host.named_parameters() if p.requires_grad}
+        # A tensor that isn't in the program can't be watched.
+        known = {n: p.grad for n, p in trained.items() if p.grad is not None}
+        if settings.optimization.automatic_loss_scaling:
+            notes.append(
+                "No gradients: the loss scaling is automatic, and unknown here."
+            )
+            known = {}
+        if self._mixes:
+            notes.append("Samples aren't mixed, though compile() got augment.")
+        if draws:
+            notes.append(
+                "forward draws random numbers in train mode: loss, gradients and "
+                "weights differ by those."
+            )
+        inputs, labels = structure.split(self.leaves)
+        targets = labels.targets if structure.has_targets else None
+        training = model._training(
+            as_batch(inputs, targets, labels.weights),
+            FitArguments(rows, shuffle=False, updates=1),
+            list(known),
+        )
+        training.prepare(make_progress(0))
+        training.figures.reset()
+        for call in training.batches:  # the only one, or each process's share of it
+            sums, _ = model._executors.train(call.batch)
+            training.figures.add(sums)
+        training.figures.gather()
+        loss = torch.tensor(training.figures.loss)
+        yield from differences("loss", {"": torch.tensor(expected)}, {"": loss})
+        yield from differences("gradient", known, training.gradients())
+        model._executors.fetch_weights()
+        reason = _step_on_host(self.optimizer, model.optimizer)
+        if reason:
+            notes.append(f"No weights: {reason}.")
+        else:
+            named = dict(model.module.named_parameters())
+            yield from differences("weight", trained, named)
+        buffers = {n: b for n, b in self.host.named_buffers() if b.is_floating_point()}
+        if training.plan.replicas * training.plan.processes == 1:
+            named = dict(model.module.named_buffers())
+            yield from differences("buffer", buffers, named)
+        elif buffers:
+            notes.append("No buffers: each replica has its own.")
+
+    def _host_loss(self, objective: Objective, micro_batch_size: int) -> float:
+        """Return the mean loss of an update on the host, and compute its gradients.
+
+        These are the mean over micro-batches, or their sum if the loss is a sum over
+        samples, as on the device. The module's buffers change as in training.
+        """
+        structure = self.structure
+        parts = list(zip(*(torch.split(leaf, micro_batch_size) for leaf in self.wide)))
+        factor = 1 if objective.is_sum else len(parts)
+        sums: dict[str, list[float]] = {}
+        self.host.zero_grad(set_to_none=True)
+        with mode(self.host, training=True), torch.enable_grad():
+            for tensors in parts:
+                inputs, labels = structure.split(tensors)
+                with ResultsNoted() as noted:
+                    own, outputs = results_of(
+                        *(objective.trained, self.host, structure, inputs, tensors),
+                        noted.marked,
+                    )
+                rows = len(tensors[0])
+                if own is not None:
+                    value, count = own.reshape(()), torch.tensor(float(rows))
+                    terms = {"": (LossTerms(value, value.detach() * count, count), 1.0)}
+                elif objective.owns_loss:
+                    raise ConfigError(
+                        "There is no loss to compare: compile() got none, and the "
+                        "module returns none in train mode."
+                    )
+                else:
+                    terms = objective.loss_terms(outputs, labels, rows)
+                torch.div(total_loss(terms), factor).backward()  # type: ignore[no-untyped-call,unused-ignore]
+                for name, (term, weight) in terms.items():
+                    one = sums.setdefault(name, [0.0, 0.0, weight])
+                    one[0] += float(term.total)
+                    one[1] += float(term.divisor)
+        return sum(w * total / (count or 1) for total, count, w in sums.values())
+
+    def layers(self) -> Iterator[Difference]:
+        """Compare the outputs of layers, in the order of their calls."""
+        module = self.model.module
+        self.host = copy.deepcopy(module).float()
+        _return_layers(module)
+        _return_layers(self.host)
+        on_host = self._on_host(Inferred(owns_loss=False))
+        bare = IPUModel(module, dataclasses.replace(self.model._given_config))
+        on_device = bare.predict_on_batch(self._inputs(self.leaves))
+        bare.detach()
+        yield from differences("layer", on_host, on_device)
 
 
 def _one_update(config: IPUConfig) -> IPUConfig:
@@ -363,139 +468,6 @@ def _take_values(new: torch.optim.Optimizer, old: torch.optim.Optimizer) -> None
         new.loss_scaling = old.loss_scaling  # type: ignore[attr-defined]
 
 
-def _compared(twin: _Twin, data: _Data) -> Comparison:
-    """Compare outputs, and an update if there is one."""
-    settings = twin.model._settings
-    found: list[Difference] = []
-    notes: list[str] = []
-    try:
-        on_host = _host_outputs(twin.host, data, twin.model._predicted_by)
-    except NoForwardError:
-        notes.append("No outputs: there is neither a forward nor a predict_step.")
-    else:
-        on_device = twin.model.predict_on_batch(data.inputs)
-        found += differences("output", _named(on_host), _named(on_device))
-    if twin.dropouts:
-        notes.append(f"Dropout layers are off: {', '.join(twin.dropouts)}.")
-    owns_loss = settings is not None and settings.objective.owns_loss
-    is_trained = owns_loss or data.source.structure.has_targets
-    if settings is None or not is_trained:
-        notes.append("Only outputs: compile() wasn't called, or there are no targets.")
-    else:
-        found += _of_update(twin, data, notes)
-    twin.model.detach()
-    return Comparison(tuple(found), notes=tuple(notes))
-
-
-def _of_update(twin: _Twin, data: _Data, notes: list[str]) -> Iterator[Difference]:
-    """Compare the loss, the gradients, and the weights after an update."""
-    model, settings = twin.model, twin.model._settings
-    assert settings is not None  # noqa: S101 - the caller has looked
-    optimization = settings.optimization
-    rows = len(data.leaves[0])
-    before = torch.get_rng_state()
-    expected = _host_loss(twin, data, model.config.training_plan(rows).micro_batch_size)
-    draws = not torch.equal(before, torch.get_rng_state())
-    trained = {n: p for n, p in twin.host.named_parameters() if p.requires_grad}
-    # A tensor that isn't in the program can't be watched.
-    known = {n: p.grad for n, p in trained.items() if p.grad is not None}
-    if optimization.automatic_loss_scaling:
-        notes.append("No gradients: the loss scaling is automatic, and unknown here.")
-        known = {}
-    if twin.mixes:
-        notes.append("Samples aren't mixed, though compile() got augment.")
-    if draws:
-        notes.append(
-            "forward draws random numbers in train mode: loss, gradients and weights "
-            "differ by those."
-        )
-    given = FitArguments(rows, shuffle=False, updates=1)
-    training = model._training(data.as_arrays(), given, list(known))
-    training.prepare(make_progress(0))
-    training.figures.reset()
-    for (
-        call
-    ) in training.batches:  # the only one; with several processes each has a share
-        sums, _ = model._executors.train(call.batch)
-        training.figures.add(sums)
-    training.figures.gather()
-    loss = torch.tensor(training.figures.loss)
-    yield from differences("loss", {"": torch.tensor(expected)}, {"": loss})
-    yield from differences("gradient", known, training.gradients())
-    model._executors.fetch_weights()
-    is_single = training.plan.replicas * training.plan.processes == 1
-    yield from _of_state(twin, list(trained), notes, has_buffers=is_single)
-
-
-def _host_outputs(module: torch.nn.Module, data: _Data, predicted: Inferred) -> Any:
-    """Return the outputs of a float32 module in eval mode, without its own loss."""
-    inputs, structure = data.wide_inputs, data.source.structure
-    with mode(module, training=False), torch.no_grad(), ResultsNoted() as noted:
-        return results_of(predicted, module, structure, inputs, (), noted.marked)[1]
-
-
-def _host_loss(twin: _Twin, data: _Data, micro_batch_size: int) -> float:
-    """Return the mean loss of an update on the host, and compute its gradients.
-
-    These are the mean over micro-batches, or their sum if the loss is a sum over
-    samples, as on the device. The module's buffers change as in training.
-    """
-    settings = twin.model._settings
-    assert settings is not None  # noqa: S101 - the caller has looked
-    objective, structure = settings.training_figures.objective, data.source.structure
-    parts = list(zip(*(torch.split(leaf, micro_batch_size) for leaf in data.wide)))
-    factor = 1 if objective.is_sum else len(parts)
-    sums: dict[str, list[float]] = {}
-    twin.host.zero_grad(set_to_none=True)
-    with mode(twin.host, training=True), torch.enable_grad():
-        for tensors in parts:
-            inputs, labels = structure.split(tensors)
-            with ResultsNoted() as noted:
-                own, outputs = results_of(
-                    *(objective.trained, twin.host, structure, inputs, tensors),
-                    noted.marked,
-                )
-            rows = len(tensors[0])
-            if own is not None:
-                value, count = own.reshape(()), torch.tensor(float(rows))
-                terms = {"": (LossTerms(value, value.detach() * count, count), 1.0)}
-            elif objective.owns_loss:
-                raise ConfigError(
-                    "There is no loss to compare: compile() got none, and the module "
-                    "returns none in train mode."
-                )
-            else:
-                terms = objective.loss_terms(outputs, labels, rows)
-            torch.div(total_loss(terms), factor).backward()  # type: ignore[no-untyped-call,unused-ignore]
-            for name, (term, weight) in terms.items():
-                total_so_far, divisor, _ = sums.get(name, (0.0, 0.0, weight))
-                sums[name] = [
-                    total_so_far + float(term.total),
-                    divisor + float(term.divisor),
-                    weight,
-                ]
-    return sum(weight * total / (count or 1) for total, count, weight in sums.values())
-
-
-def _of_state(
-    twin: _Twin, trained: list[str], notes: list[str], *, has_buffers: bool
-) -> Iterator[Difference]:
-    """Compare weights after an update, and buffers if there is one replica."""
-    module = twin.model.module
-    reason = _step_on_host(twin.optimizer, twin.model.optimizer)
-    if reason:
-        notes.append(f"No weights: {reason}.")
-    else:
-        parameters = dict(twin.host.named_parameters())
-        named = {n: parameters[n] for n in trained}
-        yield from differences("weight", named, dict(module.named_parameters()))
-    buffers = {n: b for n, b in twin.host.named_buffers() if b.is_floating_point()}
-    if buffers and has_buffers:
-        yield from differences("buffer", buffers, dict(module.named_buffers()))
-    elif buffers:
-        notes.append("No buffers: each replica has its own.")
-
-
 def _step_on_host(optimizer: Any, on_device: Any) -> str:
     """Make the first update of an optimizer on the host, by PopTorch's formula.
 
@@ -514,7 +486,10 @@ def _step_on_host(optimizer: Any, on_device: Any) -> str:
     if limit is not None and math.isfinite(limit):
         # PopTorch's SGD clips gradients of the scaled loss.
         scale = float(optimizer.loss_scaling) if kind == "SGD" else 1.0
-        _clip([p.grad for p in parameters if p.grad is not None], limit / scale)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = float(torch.stack([g.norm() for g in gradients]).norm())
+        for gradient in gradients if norm > limit / scale else ():
+            gradient.mul_(limit / scale / norm)
     for group in optimizer.param_groups:
         if kind != "SGD" or not group["dampening"]:
             continue
@@ -533,15 +508,6 @@ def _step_on_host(optimizer: Any, on_device: Any) -> str:
     return ""
 
 
-def _clip(gradients: Iterable[Tensor], limit: float) -> None:
-    """Scale gradients to a common norm, if theirs is larger."""
-    given = list(gradients)
-    norm = float(torch.stack([g.norm() for g in given]).norm()) if given else 0.0
-    if norm > limit:
-        for gradient in given:
-            gradient.mul_(limit / norm)
-
-
 def _named(outputs: Any) -> dict[str, Tensor]:
     """Return the tensors of outputs, by their path."""
     leaves = [
@@ -552,19 +518,6 @@ def _named(outputs: Any) -> dict[str, Tensor]:
     if len(leaves) == 1:
         return {"": leaves[0]}
     return {str(index): leaf for index, leaf in enumerate(leaves)}
-
-
-def _of_layers(model: IPUModel, data: _Data) -> Iterator[Difference]:
-    """Compare the outputs of layers, in the order of their calls."""
-    module = model.module
-    host = copy.deepcopy(module).float()
-    _return_layers(module)
-    _return_layers(host)
-    on_host = _host_outputs(host, data, Inferred(owns_loss=False))
-    bare = IPUModel(module, dataclasses.replace(model._given_config))
-    on_device = bare.predict_on_batch(data.inputs)
-    bare.detach()
-    yield from differences("layer", on_host, on_device)
 
 
 def _return_layers(module: torch.nn.Module) -> None:

@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor
@@ -50,110 +50,107 @@ def check_path(path: PathLike) -> None:
         )
 
 
-class Exported:
-    """A copy of a module, compiled by itself for one process.
+def write_program(
+    module: torch.nn.Module,
+    config: IPUConfig,
+    source: Source,
+    plan: BatchPlan,
+    path: PathLike,
+    *,
+    num_updates: int,
+    with_module: bool,
+) -> dict[str, Any]:
+    """Compile a copy of a module by itself for one process, and write it to a file.
 
     Args:
         module: The user's module.
         config: Its layout, in one process.
         source: Samples to compile for.
         plan: The factors of a call.
+        path: File, or a directory that exists.
+        num_updates: Updates of the weights, for the description.
+        with_module: Whether the module is pickled into the file.
+
+    Returns:
+        The description, which is written beside the file.
     """
+    module = copy.deepcopy(module).eval()
+    options = config.build_inference_options(plan).clone()
+    _begin_blocks(module, config.inference_config, options)
+    compute_in_types(module, config)
+    example = source.example(plan.samples_per_call, inputs_only=True)
+    inputs = source.structure.inputs.rebuild(
+        leaf.half().contiguous()
+        if config.types.is_half and leaf.is_floating_point()
+        else leaf.contiguous()
+        for leaf in example
+    )
+    by_place, by_name = arguments_of(inputs)
+    parameters = inspect.signature(module.forward).parameters
+    executor = poptorch.inferenceModel(module, options=options)
+    seen: list[Any] = []
+    handle = module.register_forward_hook(
+        lambda _, __, outputs: seen.append(tree_map(_traced, outputs))
+    )
+    try:
+        with failures_explained(module, inputs):
+            executor.compile(*by_place, **by_name)
+    finally:
+        handle.remove()
+    outputs = named_outputs(seen[-1])
+    about: dict[str, Any] = {
+        "format": "ipufit export",
+        "format_version": _FORMAT_VERSION,
+        "module": type(module).__name__,
+        "has_module": with_module,
+        "num_updates": num_updates,
+        "versions": {
+            "ipufit": __version__,
+            "poptorch": str(poptorch.__version__),
+            "torch": str(torch.__version__),
+        },
+        "samples_per_call": plan.samples_per_call,
+        "micro_batch_size": plan.micro_batch_size,
+        "device_iterations": plan.device_iterations,
+        "replicas": plan.replicas,
+        "inputs": _described({**dict(zip(parameters, by_place)), **by_name}, 1),
+        "outputs": _described(
+            {"output": seen[-1]} if outputs is None else outputs,
+            plan.micro_batches_per_call,
+        ),
+    }
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        config: IPUConfig,
-        source: Source,
-        plan: BatchPlan,
-    ) -> None:
-        self.plan = plan
-        self._module = copy.deepcopy(module).eval()
-        options = config.build_inference_options(plan).clone()
-        _begin_blocks(self._module, config.inference_config, options)
-        compute_in_types(self._module, config)
-        is_half = config.types.is_half
-        rows = self.plan.samples_per_call
-        given = [
-            leaf.half() if is_half and leaf.is_floating_point() else leaf
-            for leaf in source.example(rows, inputs_only=True)
-        ]
-        inputs = source.structure.inputs.rebuild([leaf.contiguous() for leaf in given])
-        self.by_place, self.by_name = arguments_of(inputs)
-        self._executor = poptorch.inferenceModel(self._module, options=options)
-        seen: list[Any] = []
-        handle = self._module.register_forward_hook(
-            lambda _, __, outputs: seen.append(tree_map(_traced, outputs))
-        )
+    def save(part: Path) -> None:
         try:
-            with failures_explained(self._module, inputs):
-                self._executor.compile(*self.by_place, **self.by_name)
-        finally:
-            handle.remove()
-        self._outputs = seen[-1]
-
-    def write(
-        self, path: PathLike, num_updates: int, *, with_module: bool
-    ) -> dict[str, Any]:
-        """Write the file and its description, and release the IPUs."""
-        target = Path(path)
-        if target.is_dir():
-            target /= _NAME_IN_FOLDER
-        about = self._description(num_updates, with_module=with_module)
-        try:
-            with file_errors("can't be written", target):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                partial = written_beside(
-                    target, lambda part: self._save(part, with_module=with_module)
-                )
-                about["bytes"] = partial.stat().st_size
-                about["sha256"] = sha256_of(partial)
-                described = written_beside(
-                    Path(f"{target}.json"),
-                    lambda part: part.write_text(json.dumps(about, indent=2) + "\n"),
-                )
-                os.replace(partial, target)
-                os.replace(described, f"{target}.json")
-        finally:
-            self._executor.destroy()
-        return about
-
-    def _save(self, path: Path, *, with_module: bool) -> None:
-        try:
-            self._executor.save(str(path), export_model=with_module)
+            executor.save(str(part), export_model=with_module)
         except (OSError, poptorch.Error, IpufitError):
             raise
         except Exception as error:  # a user's object may raise anything
             raise UnsupportedError(
-                f"{type(self._module).__name__} can't be pickled: {error}. Functions "
+                f"{type(module).__name__} can't be pickled: {error}. Functions "
                 "and classes have to be defined at the top of a module; or give "
                 "with_module=False, and load the file with loadExecutable. A strategy "
                 "of PopTorch's with named stages can't be saved at all."
             ) from error
 
-    def _description(self, num_updates: int, *, with_module: bool) -> dict[str, Any]:
-        parameters = inspect.signature(self._module.forward).parameters
-        arguments = {**dict(zip(parameters, self.by_place)), **self.by_name}
-        several = named_outputs(self._outputs)
-        outputs = {"output": self._outputs} if several is None else several
-        return {
-            "format": "ipufit export",
-            "format_version": _FORMAT_VERSION,
-            "module": type(self._module).__name__,
-            "has_module": with_module,
-            "num_updates": num_updates,
-            "versions": {
-                "ipufit": __version__,
-                "poptorch": str(poptorch.__version__),
-                "torch": str(torch.__version__),
-            },
-            "samples_per_call": self.plan.samples_per_call,
-            "micro_batch_size": self.plan.micro_batch_size,
-            "device_iterations": self.plan.device_iterations,
-            "replicas": self.plan.replicas,
-            "inputs": _described(arguments, None),
-            "outputs": _described(outputs, self.plan),
-        }
+    target = Path(path)
+    if target.is_dir():
+        target /= _NAME_IN_FOLDER
+    try:
+        with file_errors("can't be written", target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = written_beside(target, save)
+            about["bytes"] = partial.stat().st_size
+            about["sha256"] = sha256_of(partial)
+            text = json.dumps(about, indent=2) + "\n"
+            described = written_beside(
+                Path(f"{target}.json"), lambda part: part.write_text(text)
+            )
+            os.replace(partial, target)
+            os.replace(described, f"{target}.json")
+    finally:
+        executor.destroy()
+    return about
 
 
 def _begin_blocks(
@@ -212,26 +209,23 @@ def _traced(output: Any) -> Any:
     return torch.empty(tuple(output.shape), dtype=output.dtype, device="meta")
 
 
-def _described(values: Any, plan: BatchPlan | None) -> list[dict[str, Any]]:
+def _described(values: Mapping[str, Any], times: int) -> list[dict[str, Any]]:
     """List names, shapes and types of tensors.
 
     Args:
         values: Tensors by name, nested ones too.
-        plan: The factors of a call, if the tensors are outputs of one micro-batch; None
-            if they are of a whole call.
+        times: How often their rows come in a call.
     """
     found = []
     for name, value in values.items():
         leaves = Structure.of_outputs(value).flatten(value)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         for index, tensor in enumerate(tensors):
-            shape = list(tensor.shape)
-            if plan is not None:
-                shape[:1] = [(shape or [1])[0] * plan.micro_batches_per_call]
+            shape = list(tensor.shape) or [1]
             found.append(
                 {
                     "name": name if len(tensors) == 1 else f"{name}.{index}",
-                    "shape": shape,
+                    "shape": [shape[0] * times, *shape[1:]],
                     "dtype": str(tensor.dtype).replace("torch.", ""),
                 }
             )

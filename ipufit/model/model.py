@@ -1722,8 +1722,11 @@ class IPUModel:
             before = HostRandomState()
             try:
                 plan = _plan_of_pass(self.module, alone, size)
-                program = exporting.Exported(self.module, alone, source, plan)
-                return program.write(path, self.num_updates, with_module=with_module)
+                return exporting.write_program(
+                    *(self.module, alone, source, plan, path),
+                    num_updates=self.num_updates,
+                    with_module=with_module,
+                )
             finally:
                 before.put_back()
 
