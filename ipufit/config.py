@@ -117,14 +117,14 @@ class IPUConfig:
         replicas: Copies of the model in each process, each with samples of its own; by
             default the launcher's (`ipufit launch --replicas`, PopRun), or else 1.
         device_iterations: Weight updates per call: Keras's `steps_per_execution`. By
-            default `fit` chooses them: as many as divide the updates of an epoch, if
-            nothing happens after each update, within 64 updates and 64 MiB of host
-            memory. That changes no number. Elsewhere it is 1 then.
+            default `fit` chooses a number that divides the updates of an epoch, up to
+            64 updates and 64 MiB of host memory. This doesn't change any result. If
+            something happens after each update, such as a batch hook, it is 1.
         inference_iterations: Forward passes per call of `evaluate`, `predict` and
             validation. A larger number makes fewer, larger calls, which changes no
             result; the last call is padded. By default ipufit chooses it: as many
             passes as the data has, within 64 MiB of host memory and little padding,
-            and fewer for large models. Where a callback hears each batch it is
+            and fewer for large models. If a callback has batch hooks, it is
             `device_iterations`.
         pipeline: The stages of the model, in the order of the data, one IPU each:
             names of its submodules, or patterns of them as in `fnmatch`
@@ -133,10 +133,10 @@ class IPUConfig:
             None for a model on one IPU, or one that begins blocks itself. `"auto"`
             leaves it to ipufit to cut the model into stages of even work.
         layers_per_ipu: Stages by the number of layers on each IPU, instead: `[0, 4, 4,
-            4]` for the 12 layers of a `ModuleList` or `Sequential`, the only one of
-            that length. Modules before the layers are on the first IPU, those after
-            them on the last. -1 stands for the rest. If there are several lists, their
-            names: `{"encoder.layer": [0, 4, 4, 4]}`.
+            4]` for the 12 layers of the only `ModuleList` or `Sequential` of that
+            length. Modules before the layers are on the first IPU, modules after them
+            on the last. -1 stands for the rest. If there are several lists, name them:
+            `{"encoder.layer": [0, 4, 4, 4]}`.
         ipus: Number of IPUs that `pipeline="auto"` divides each replica over. `"auto"`,
             the default, takes the smallest power of two whose memory holds parameters,
             the optimiser's state and accumulators.
@@ -149,9 +149,9 @@ class IPUConfig:
             are float16. `"16.32"`: activations are float16, and float32 weights are
             rounded where they are used. `"32.32"`, or `"float32"`, the default. Losses
             and metrics of `compile` are float32 in each.
-        float32_modules: Names or patterns of submodules that compute in float32
-            nevertheless, with float32 weights; `"norm"` for normalisation layers, and
-            `"loss"` for torch's losses.
+        float32_modules: Names or patterns of submodules that compute in float32 all the
+            same, with float32 weights; `"norm"` for normalisation layers, and `"loss"`
+            for torch's losses.
         stochastic_rounding: Round float16 results of training up or down at random,
             unbiased; by default if weights are float16. `evaluate` and `predict` round
             to the nearest unless `inference` says otherwise.
@@ -189,9 +189,9 @@ class IPUConfig:
         offline: Compile for IPUs that aren't there: programs are built, not run.
         inference: Other values of fields for `evaluate`, `predict` and validation, by
             name, such as `{"execution": "sharded", "replicas": 1}`.
-        customize: A function that changes the options which this config makes, after
-            all other settings: it gets them, and whether they are for training. It may
-            return other options.
+        customize: A function of the options that this config makes, and of whether they
+            are for training. It may change them, after all other settings, or return
+            other options.
         training_options: Your own options for training, cloned and used unchanged:
             fields that set the same options stay at their defaults.
         inference_options: Your own options for `evaluate` and `predict`, likewise.

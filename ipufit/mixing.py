@@ -22,8 +22,8 @@ from .errors import ConfigError
 class Mixing:
     """Mixup and CutMix of the samples that a model is trained on.
 
-    Each sample is mixed with the one before it in its micro-batch, the first with the
-    last. Shuffled data has other pairs in every epoch.
+    Each sample is mixed with the previous one in its micro-batch, and the first with
+    the last. Shuffled data has other pairs in every epoch.
 
     Mixup adds pixels: `x = share * x + (1 - share) * other`. CutMix cuts a box out, and
     puts the same box of the other sample there; `share` is the part that is left. In
@@ -33,18 +33,19 @@ class Mixing:
 
     Everything is drawn on the host, from the seed of the run (`IPUConfig(seed=...)`)
     and the number of the micro-batch in its pass over the data. So a run that is
-    resumed in mid-epoch draws the same numbers, and so do other replicas, gradient
-    accumulation, device iterations and processes with the same micro-batch size.
+    resumed in mid-epoch draws the same numbers. So does a run with other numbers of
+    replicas, gradient accumulation, device iterations or processes, if the micro-batch
+    size is the same.
 
     Args:
-        mixup: Alpha of mixup: shares come from Beta(alpha, alpha), at least a half of
-            each sample is kept. 0.2 is usual for ImageNet; 0 for no mixup.
+        mixup: Alpha of mixup. Shares come from Beta(alpha, alpha), and at least a half
+            of each sample is kept. 0.2 is usual for ImageNet; 0 for no mixup.
         cutmix: Alpha of CutMix: the part of the image that is kept comes from
             Beta(alpha, alpha). 1.0 is usual; 0 for no CutMix.
         probability: Probability of each sample to be mixed.
 
     Raises:
-        ConfigError: A number out of its range, or neither of the two is asked for.
+        ConfigError: A number is out of its range, or both alphas are 0.
 
     Sources:
         Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2018), and Yun et
