@@ -786,7 +786,7 @@ class Snapshot:
             ProcessError: Another process has ended.
         """
         training, run = self.training, self.run
-        training.executors.common.take_back()
+        training.executors.take_back()
         if run.is_epoch_done:
             self.batches.begin_next_pass()
         trained = self.trained.take()

@@ -62,7 +62,6 @@ FLOORS = {
     ENGINE: {
         "": 9,
         "loop": 8,
-        "processes": 7,
         "program": 6,
         "host_calls": 5.5,
         "step": 5,

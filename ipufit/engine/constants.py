@@ -22,6 +22,8 @@ import sys
 import sysconfig
 import types
 import zlib
+from itertools import repeat
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType
 from typing import (
@@ -37,6 +39,7 @@ from typing import (
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from ipufit.engine.objective import Objective, StepFunction
 from ipufit.engine.trace_checks import warn_of_baked_in
@@ -52,13 +55,6 @@ LARGE = 256
 LARGE_BYTES = 1 << 24
 """Tensors and arrays of more bytes are compared by identity only."""
 
-_PLAIN = (
-    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-    *(np.generic, np.dtype, enum.Enum, CodeType),
-)
-"""Values that are compared by `==`."""
-
 
 class Contents(NamedTuple):
     """Recorded contents of an object: its kind, and the checksum of a constant."""
@@ -68,6 +64,14 @@ class Contents(NamedTuple):
 
     def __repr__(self) -> str:
         return self.kind
+
+
+_PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(np.generic, np.dtype, enum.Enum, CodeType, Contents),
+)
+"""Values that are compared by `==`."""
 
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
@@ -210,11 +214,16 @@ def _element(sequence: Any, index: int, default: Any) -> Any:
     return sequence[index] if index < len(sequence) else default
 
 
-def _scalar_dtype(buffers: Any, name: str, default: Any) -> Any:
-    """Return the dtype of a 0-d buffer, whose value goes to the device in each call."""
+def _scalar(buffers: Any, name: str, default: Any) -> Any:
+    """Return the kind of a 0-d buffer, whose value goes to the device in each call."""
     buffer = buffers.get(name)
     is_scalar = issubclass(type(buffer), Tensor) and not unfetched(buffer, "ndim")
-    return unfetched(buffer, "dtype") if is_scalar else default
+    return _scalar_of(unfetched(buffer, "dtype")) if is_scalar else default
+
+
+@functools.lru_cache(maxsize=None)
+def _scalar_of(dtype: torch.dtype) -> Contents:
+    return Contents(f"0-d buffer of {dtype}")
 
 
 def _get_of(mapping: Any) -> Any:
@@ -361,8 +370,8 @@ class _Walk:
                 of_key = "{}'s hook {}" if name in _HOOKS else "{}.{}"
                 for key in members:
                     read = dict.get
-                    if _scalar_dtype(members, key, None) and name == "_buffers":
-                        read = _scalar_dtype
+                    if _scalar(members, key, None) and name == "_buffers":
+                        read = _scalar
                     yield of_key.format(path, key), read, members, key
         else:
             if isinstance(value, _CONTAINERS):
@@ -453,7 +462,7 @@ class _Walk:
             was, new = self.values.get(path, missing), now.values.get(path, missing)
             if was is new:
                 continue
-            is_compared = isinstance(was, (*_PLAIN, Contents))
+            is_compared = isinstance(was, _PLAIN)
             is_same = type(was) is type(new) and is_compared
             if not is_same or (was != new and (was == was or new == new)):
                 yield path, was, new
@@ -478,6 +487,62 @@ def _shown(value: Any) -> str:
     if isinstance(value, (Tensor, torch.nn.Module)) or len(repr(value)) > 60:
         return f"a {type(value).__name__}"
     return repr(value)
+
+
+class TrainedParts:
+    """The parts of a module that a program trains, and their modes.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> parts = TrainedParts(module)
+        >>> _ = module.bias.requires_grad_(False)
+        >>> parts == TrainedParts(module)
+        False
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._parts = list(module.modules())
+        self._weights = list(module.parameters())
+        self._before = self._now()
+
+    def _now(self) -> tuple[list[bool], list[bool]]:
+        """Return the modes, and whether each parameter requires a gradient.
+
+        Reading a parameter that PopTorch trains fetches all weights, but not here.
+        """
+        modes = list(map(attrgetter("training"), self._parts))
+        if not modes[0]:
+            modes = [True] * len(modes)
+        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+            named = repeat("requires_grad")
+            return modes, list(map(object.__getattribute__, self._weights, named))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainedParts) and other._before == self._before
+
+    def check(self) -> None:
+        """Refuse to go on if a part was frozen or unfrozen.
+
+        Raises:
+            ConfigError: A part has changed; the message names it.
+        """
+        now = self._now()
+        if now == self._before:
+            return
+        names = [name or "module" for name, _ in self._module.named_modules()]
+        weights = [name for name, _ in self._module.named_parameters()]
+        for what, named, is_of, was in (
+            ("train mode", names, now[0], self._before[0]),
+            ("trained", weights, now[1], self._before[1]),
+        ):
+            for name, new, old in zip(named, is_of, was):
+                if new != old:
+                    raise ConfigError(
+                        f"{name} was {'' if old else 'not '}{what} when the model was "
+                        f"compiled and is {'' if new else 'not '}now: the program "
+                        "goes on as it was compiled. Freeze and unfreeze between fits."
+                    )
 
 
 class BakedInValues:

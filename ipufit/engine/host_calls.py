@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import warnings
 from collections import OrderedDict
 from functools import partial
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
@@ -328,9 +327,7 @@ def refuse_sums(sketches: Sequence[Sketch]) -> None:
         once = twice = 0.0
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.suppress(Exception))  # of a user's code
-            stack.enter_context(warnings.catch_warnings())
             stack.enter_context(torch.no_grad())
-            warnings.simplefilter("ignore")
             once, twice = (_on_random_rows(function, leaves, n) for n in (1, 2))
         before.put_back()
         if once and math.isclose(twice, 2 * once, rel_tol=1e-5):

@@ -4,13 +4,20 @@
 Output modes `Final` and `EveryN` return some micro-batches only. Targets are cut to
 their rows, and every report says how many rows it covers (PopTorch user guide,
 "Efficient data batching").
+
+Events that depend on a clock, a signal or a callback of one process must take effect in
+all processes at the same call. Processes exchange them after calls that all of them
+know: after each call if a callback listens to calls; else every n calls, where process
+0 makes n calls in a tenth of a second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
+import zlib
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Tuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
 
 import torch
 from torch import Tensor
@@ -26,11 +33,11 @@ from ipufit.data import (
     Labels,
     TrainingBatches,
 )
+from ipufit.distributed import Processes
 from ipufit.engine.host_calls import bytes_of
-from ipufit.engine.metric_state import Figures, vector_of, widened_all
+from ipufit.engine.metric_state import Figures, Sums, vector_of, widened_all
 from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
-from ipufit.engine.processes import ProcessSync
-from ipufit.engine.program import Executors, WatchedGradients
+from ipufit.engine.program import GRADIENT_OF, Executors, gradient_anchors
 from ipufit.engine.weights import mode
 from ipufit.errors import (
     ConfigError,
@@ -245,6 +252,159 @@ def _contiguous(leaf: Any) -> Any:
     return leaf.contiguous() if isinstance(leaf, Tensor) else leaf
 
 
+_SECONDS_BETWEEN = 0.1
+_MOST_CALLS = 1000
+
+
+class ProcessSync:
+    """Chooses the calls after which processes exchange metrics and requests.
+
+    A single process needs no exchange.
+
+    Args:
+        processes: The processes of the run.
+        hooks: Callbacks of the run.
+        run: State of the run.
+        hook: Names of the hooks for calls.
+        clock: Returns the time in seconds; process 0's is used.
+        facts: Returns values that must be equal in all processes, such as learning
+            rates; None if there are none.
+
+    Attributes:
+        is_heard: Whether a callback of any process listens to every call.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        hooks: CallbackList,
+        run: RunState,
+        *hook: str,
+        clock: Callable[[], float] = time.perf_counter,
+        facts: Callable[[], object] | None = None,
+    ) -> None:
+        self._processes = processes
+        self._are_several = processes.are_several
+        self._hooks = hooks
+        self._run = run
+        self._clock = clock
+        self._facts = facts
+        self._ends_evaluation = self._ends_prediction = False
+        self._last_seconds, self._last_calls = clock(), 0
+        self._calls = 0
+        self._next = self._interval = 1  # calls are counted from 1
+        self.is_heard = hooks.hears(*hook)
+        if self._are_several:
+            # All must exchange at the same calls, so one listener counts for all.
+            self.is_heard = any(processes.gathered(self.is_heard))
+
+    @property
+    def _is_due(self) -> bool:
+        return self.is_heard or self._calls + 1 >= self._next
+
+    def running(
+        self, figures: Figures, more: Callable[[], Tensor | None] = lambda: None
+    ) -> Logs:
+        """Return the metrics so far, over all processes; empty if not needed now.
+
+        Args:
+            figures: Loss and metrics of this process's samples.
+            more: Returns a vector to include, though it isn't added yet.
+        """
+        if not self._are_several:
+            is_wanted = self.is_heard or self._hooks.are_displays_due()
+            return figures.running(figures.sums(more())) if is_wanted else {}
+        if not self._is_due:
+            return {}
+        everyone = self._processes.gathered(figures.sums(more()))
+        return figures.running(Sums.joined(everyone))
+
+    def sync(self) -> None:
+        """Exchange requests to end a run, if an exchange is due.
+
+        Called after each call.
+        """
+        if self._are_several:
+            if self._is_due:
+                self.sync_now()
+                self._next = self._calls + 1 + self._interval
+            self._calls += 1
+
+    def sync_now(self) -> None:
+        """Exchange requests to end a run, so that they take effect in all processes."""
+        run, processes = self._run, self._processes
+        if not self._are_several:
+            return
+        digest = self._digest()
+        wishes = [
+            run.is_stopping and not run.is_ending,
+            run.was_told_to_end and not run.is_evicted,
+            run.stop_evaluating,
+            run.stop_predicting,
+            self._next_interval() if processes.is_first else 0,
+            digest,
+        ]
+        wanted = processes.summed(torch.tensor(wishes, dtype=torch.int64)).tolist()
+        stops, evictions, evaluating, predicting, self._interval, digests = wanted
+        if digests != digest * processes.count:
+            raise ConfigError(
+                "The learning rates, or other numbers of the optimizer, are not the "
+                f"same in all processes; in process {processes.index} they are "
+                f"{self._facts and self._facts()}. Pass the same callbacks in each."
+            )
+        if stops:
+            reasons = processes.gathered(run.stop_reason)
+            run.end(next(reason for reason in reasons if reason is not None))
+        run.is_evicted = run.is_evicted or bool(evictions)
+        self._ends_evaluation = bool(evaluating)
+        self._ends_prediction = bool(predicting)
+
+    @property
+    def ends_evaluation(self) -> bool:
+        """Whether the evaluation ends after the present call, in all processes."""
+        if not self._are_several:
+            return self._run.stop_evaluating
+        return self._ends_evaluation
+
+    @property
+    def ends_prediction(self) -> bool:
+        """Whether the prediction ends after the present call, in all processes."""
+        if not self._are_several:
+            return self._run.stop_predicting
+        return self._ends_prediction
+
+    def _digest(self) -> int:
+        facts = None if self._facts is None else self._facts()
+        return zlib.crc32(repr(facts).encode())
+
+    def _next_interval(self) -> int:
+        """Return the number of calls in a tenth of a second."""
+        calls, self._last_calls = self._calls - self._last_calls, self._calls
+        if not calls:
+            return self._interval
+        now = self._clock()
+        seconds, self._last_seconds = now - self._last_seconds, now
+        wanted = calls * _SECONDS_BETWEEN / max(seconds, 1e-9)
+        return max(1, min(int(wanted), 2 * self._interval, _MOST_CALLS))
+
+
+def remark_on(choice: Choice | None, unit: str, name: str) -> str:
+    """Describe the size of a call, and why it isn't larger, if ipufit chose it.
+
+    Example:
+        >>> choice = Choice(16, "32 would pad 80 passes to 96")
+        >>> remark_on(choice, "pass", "inference_iterations")
+        '16 passes per call (inference_iterations left open); not more because 32 ...'
+    """
+    if choice is None or not choice.reason:
+        return ""
+    plural = f"{unit}es" if unit.endswith("s") else f"{unit}s"
+    return (
+        f"{choice.value} {unit if choice.value == 1 else plural} per call ({name} left "
+        f"open); not more because {choice.reason}"
+    )
+
+
 @dataclass(frozen=True)
 class Training:
     """The programs, optimiser and metrics that a training call uses and changes.
@@ -257,7 +417,7 @@ class Training:
         optimization: The optimiser and its schedule.
         figures: Loss and metrics to report.
         average: The running average of the weights; None for none.
-        watched: The gradients that are sent to the host.
+        watched: Shapes of the parameters whose gradients are sent to the host, by name.
         choice: The updates of a call, if ipufit chose them.
     """
 
@@ -268,7 +428,7 @@ class Training:
     optimization: Optimization
     figures: Figures
     average: WeightAverage | None = None
-    watched: WatchedGradients = field(default_factory=WatchedGradients)
+    watched: Mapping[str, torch.Size] = field(default_factory=dict)
     choice: Choice | None = None
 
     def prepare(self, display: ProgressDisplay) -> None:
@@ -279,7 +439,7 @@ class Training:
             self.options,
             self.optimization,
             self.figures.objective,
-            sorted(self.watched.anchors),
+            sorted(gradient_anchors(self.watched)),
             display,
             self.remark,
         )
@@ -288,14 +448,7 @@ class Training:
     @property
     def remark(self) -> str:
         """The updates of a call, and why not more, in words, if ipufit chose them."""
-        if self.choice is None:
-            return ""
-        value, reason = self.choice
-        updates = "1 update" if value == 1 else f"{value} updates"
-        return (
-            f"{updates} per call (device_iterations left open); not more because "
-            f"{reason}"
-        )
+        return remark_on(self.choice, "update", "device_iterations")
 
     def run(self, call: Call, *, is_scheduled: bool = True) -> None:
         """Train on one call, and add to the metrics.
@@ -337,15 +490,50 @@ class Training:
             self.executors.send_weights()
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Return the watched gradients of the last call, by parameter."""
+        """Compute the mean of the watched gradients of the last call, by parameter.
+
+        An anchored gradient is that of one micro-batch on one replica, multiplied by
+        the loss scaling (PopART, `tensornames.hpp`); under `OutputMode.Sum` these are
+        summed on each replica. An update's gradient is their mean, or their sum if the
+        options reduce gradients by sums.
+
+        Returns:
+            float32 tensors of the parameters' shapes: the mean over the updates of the
+            call and over all processes.
+
+        Raises:
+            ConfigError: No call was made yet.
+        """
+        plan, options = self.plan, self.options
         scale = float(getattr(self.optimization.optimizer, "loss_scaling", 1.0))
-        return self.watched.means(
-            self.executors.anchored,
-            self.options,
-            self.plan,
-            scale,
-            self.figures.processes,
-        )
+        kind = options.Training.accumulation_and_replication_reduction_type
+        is_mean = kind != poptorch.ReductionType.Sum
+        per_update = plan.gradient_accumulation * plan.replicas
+        means = {}
+        for name, shape in self.watched.items():
+            try:
+                seen = self.executors.anchored(GRADIENT_OF + name).to(torch.float32)
+            except AssertionError as error:  # PopTorch's
+                raise ConfigError(
+                    "There are no gradients before the first call of a run: ask for "
+                    "them in on_train_batch_end."
+                ) from error
+            seen = seen.reshape(seen.numel() // max(shape.numel(), 1), *shape)
+            count = max(len(seen), 1)
+            if options.output_mode == poptorch.OutputMode.Sum.value:
+                count = per_update * plan.device_iterations
+            factor = 1 if is_mean else per_update
+            means[name] = seen.sum(0).mul(factor / (count * scale))
+        processes = self.figures.processes
+        if processes.are_several and means:
+            total: Any = processes.summed(
+                torch.cat([m.flatten() for m in means.values()])
+            )
+            total.div_(processes.count if is_mean else 1)
+            parts = total.split([mean.numel() for mean in means.values()])
+            for (name, mean), part in zip(means.items(), parts):
+                means[name] = part.reshape(mean.shape)
+        return means
 
     def _stream(self, outputs: Any, call: Call) -> None:
         """Pass the unpadded rows that were returned to streamed metrics."""
@@ -399,14 +587,7 @@ class Inference:
     @property
     def remark(self) -> str:
         """The passes of a call, and why not more, in words, if ipufit chose them."""
-        if self.choice is None or not self.choice.reason:
-            return ""
-        value, reason = self.choice
-        passes = "1 pass" if value == 1 else f"{value} passes"
-        return (
-            f"{passes} per call (inference_iterations left open); not more because "
-            f"{reason}"
-        )
+        return remark_on(self.choice, "pass", "inference_iterations")
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the newest weights."""
@@ -426,11 +607,11 @@ class Inference:
         """
         run.stop_predicting = False
         processes = ProcessSync(run.processes, hooks, run, "on_predict_batch_end")
-        program = self.executors.inference_program
+        program = self.executors.inference
         hooks.on_predict_begin({})
         for number, call in enumerate(awaited(self.batches)):
             batch, num_real = call.batch, call.num_real
-            if self.executors.inference_program is not program:
+            if self.executors.inference is not program:
                 raise ConfigError(
                     "Something else was evaluated or predicted between two parts of "
                     "predict(stream=True), with batches of another shape. Take all "
@@ -487,7 +668,7 @@ class Evaluation(Inference):
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, and refuse one that reports nothing."""
         super().prepare(display)
-        has_scalars = self.executors.gives_scalars
+        has_scalars = bool(self.executors.inference.step.findings.packing.names)
         if self.figures.objective.steps is not None and not has_scalars:
             raise ConfigError(
                 "The step of the validation returned no loss and reports nothing. "
@@ -624,7 +805,8 @@ class Evaluation(Inference):
             stack.enter_context(torch.no_grad())
             for loss in objective.modules:
                 stack.enter_context(mode(loss, training=False))
-            objective.check_logits(outputs, labels, self.executors.probabilities)
+            probabilities = self.executors.inference.step.findings.probabilities
+            objective.check_logits(outputs, labels, probabilities)
             terms = objective.loss_terms(outputs, labels, num_rows)
             vector, entries = vector_of(objective, outputs, labels, num_rows, terms, {})
         self.figures.adopt(entries)

@@ -187,7 +187,7 @@ def split_own_loss(
         (None, [5])
     """
     if isinstance(outputs, Tensor):
-        is_loss = outputs.dim() == 0 or _is_among(outputs, marked)
+        is_loss = outputs.dim() == 0 or any(outputs is one for one in marked)
         return (outputs, ()) if is_loss else (None, outputs)
     if isinstance(outputs, (tuple, list)):
         names = list(getattr(outputs, "_fields", range(len(outputs))))
@@ -201,10 +201,6 @@ def split_own_loss(
         if key is not None:
             return parts[key], without(outputs, key)
     return None, outputs
-
-
-def _is_among(value: Any, tensors: Sequence[Tensor]) -> bool:
-    return any(value is tensor for tensor in tensors)
 
 
 def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
@@ -235,21 +231,6 @@ def _scalar_end(outputs: Sequence[Any]) -> int | None:
             "mark the loss with poptorch.identity_loss(loss, reduction='none')."
         )
     return found[0] if found else None
-
-
-def checked_scalar(loss: Tensor) -> Tensor:
-    """Reshape a loss to 0-d: PopTorch gives a loss inside another the shape [1].
-
-    Raises:
-        ConfigError: The loss has several elements.
-    """
-    if loss.numel() != 1:
-        raise ConfigError(
-            f"The module's own loss has shape {tuple(loss.shape)}: it must be a "
-            "scalar, the mean over the samples of a micro-batch."
-        )
-    scalar: Tensor = loss.reshape(())
-    return scalar
 
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
@@ -391,58 +372,6 @@ class Part(NamedTuple):
     weights: Tensor | None
 
 
-def find_parts(
-    key: OutputKey,
-    outputs: Any,
-    labels: Labels,
-    loss_keys: Sequence[OutputKey],
-    *,
-    splits: bool,
-    is_named: bool,
-) -> list[Part]:
-    """Return the outputs that a loss or metric is for.
-
-    Args:
-        key: The output that it was given for.
-        outputs: Everything that the module returned.
-        labels: Targets and weights.
-        loss_keys: Outputs that losses are given for.
-        splits: Without a key it is for each of several outputs, and not for all at
-            once.
-        is_named: Whether it has a name, such as "mse", and takes the only tensor of an
-            object; a user's function takes the object.
-
-    Raises:
-        ConfigError: The model has no such output.
-        DataError: There are no targets for it.
-        UnsupportedError: Weights are per output, and the outputs are taken at once.
-    """
-    several = named_outputs(outputs)
-    if several is None:
-        _check_single(key, outputs)
-        output = bare(outputs) if is_named or key is not None else only(outputs)
-        return [Part("", output, only(labels.targets), only(labels.weights))]
-    weights = labels.weights
-    if key is None and not splits:
-        if weights is not None and not isinstance(weights, Tensor):
-            raise UnsupportedError(
-                "Sample weights are given per output, and a loss or metric takes "
-                "all outputs at once: give losses and metrics per output too."
-            )
-        return [Part("", outputs, labels.targets, weights)]
-    names, parts = list(several), []
-    for name in _names_of(key, names, labels.targets):
-        position = names.index(name)
-        target = labels.targets
-        if not (isinstance(target, Tensor) and loss_keys in ([name], [position])):
-            target = part_of(target, name, position, len(names), "targets")
-        its = weights
-        if weights is not None and not isinstance(weights, Tensor):
-            its = part_of(weights, name, position, len(names), "sample weights")
-        parts.append(Part(name, several[name], target, its))
-    return parts
-
-
 def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
     """Return the names of a key's outputs; without a key, of those with targets."""
     if key is None:
@@ -491,40 +420,6 @@ def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
     parts = named_outputs(outputs) or {"": only(outputs)}
     functions = {name: noted.function_of(part) for name, part in parts.items()}
     return {name: function for name, function in functions.items() if function}
-
-
-def check_logits(loss: Loss, name: str, functions: dict[str, str]) -> None:
-    """Refuse probabilities as outputs for a loss that takes logits.
-
-    Args:
-        loss: Loss of one output.
-        name: Name of the output; empty for a single one.
-        functions: Result of `probability_outputs`.
-
-    Raises:
-        ConfigError: The output is probabilities.
-
-    Example:
-        >>> from ipufit.losses import resolve_loss
-        >>> check_logits(resolve_loss("bce"), "", {"": "sigmoid"})
-        Traceback (most recent call last):
-        ipufit.errors.ConfigError: The loss 'bce' takes logits, and the module's outp...
-    """
-    function = functions.get(name)
-    if function is None or not loss.takes_logits:
-        return
-    output = f"output {name!r}" if name else "output"
-    own = (
-        "torch.nn.BCELoss()"
-        if function == "sigmoid"
-        else "lambda x, y: torch.nn.functional.nll_loss(x.log(), y)"
-    )
-    raise ConfigError(
-        f"The loss {loss.name!r} takes logits, and the module's {output} comes from a "
-        f"{function}: they are probabilities, which would be squashed once more. Leave "
-        f"the {function} out of the module and apply it to what predict() gives, or "
-        f"compile with a loss of probabilities: loss={own}."
-    )
 
 
 AnyMetric = Union[Metric, StreamedMetric]
@@ -674,11 +569,6 @@ class Objective:
         losses = tuple((key, smoothed(loss, amount)) for key, loss in self.losses)
         return replace(self, losses=losses)
 
-    @property
-    def _keys(self) -> list[OutputKey]:
-        """Return the outputs that losses are given for."""
-        return [key for key, _ in self.losses]
-
     # Losses -----------------------------------------------------------------
 
     def loss_terms(
@@ -741,7 +631,22 @@ class Objective:
         """
         for key, loss in self.losses if probabilities else ():
             for part in self._parts_of_loss(key, loss, outputs, labels):
-                check_logits(loss, part.name, probabilities)
+                function = probabilities.get(part.name)
+                if function is None or not loss.takes_logits:
+                    continue
+                output = f"output {part.name!r}" if part.name else "output"
+                own = (
+                    "torch.nn.BCELoss()"
+                    if function == "sigmoid"
+                    else "lambda x, y: torch.nn.functional.nll_loss(x.log(), y)"
+                )
+                raise ConfigError(
+                    f"The loss {loss.name!r} takes logits, and the module's {output} "
+                    f"comes from a {function}: they are probabilities, which would be "
+                    f"squashed once more. Leave the {function} out of the module and "
+                    "apply it to what predict() gives, or compile with a loss of "
+                    f"probabilities: loss={own}."
+                )
 
     def _check_length(self, outputs: Any) -> None:
         several = named_outputs(outputs)
@@ -756,7 +661,7 @@ class Objective:
     def _weights_of(self, outputs: Any) -> dict[OutputKey, float]:
         """Return the weights of the losses, by output if one loss is for all."""
         given = self.loss_weights
-        if not given or self._keys != [None] or list(given) == [None]:
+        if not given or list(dict(self.losses)) != [None] or list(given) == [None]:
             return given
         names = list(named_outputs(outputs) or ())
         by_place = all(isinstance(key, int) for key in given)
@@ -790,8 +695,8 @@ class Objective:
         for measure in self.measures:
             output = self._output_of(measure, outputs)
             is_named = not isinstance(measure.metric, FunctionMetric)
-            (part,) = find_parts(
-                output, outputs, labels, self._keys, splits=False, is_named=is_named
+            (part,) = self._parts(
+                output, outputs, labels, splits=False, is_named=is_named
             )
             if part.name in binary and isinstance(measure.metric, Metric):
                 metric = copy.copy(measure.metric)
@@ -833,9 +738,59 @@ class Objective:
         self, key: OutputKey, loss: Loss, outputs: Any, labels: Labels
     ) -> list[Part]:
         is_one = loss.is_per_output
-        return find_parts(
-            key, outputs, labels, self._keys, splits=is_one, is_named=is_one
-        )
+        return self._parts(key, outputs, labels, splits=is_one, is_named=is_one)
+
+    def _parts(
+        self,
+        key: OutputKey,
+        outputs: Any,
+        labels: Labels,
+        *,
+        splits: bool,
+        is_named: bool,
+    ) -> list[Part]:
+        """Return the outputs that a loss or metric is for.
+
+        Args:
+            key: The output that it was given for.
+            outputs: Everything that the module returned.
+            labels: Targets and weights.
+            splits: Without a key it is for each of several outputs, and not for all at
+                once.
+            is_named: Whether it has a name, such as "mse", and takes the only tensor of
+                an object; a user's function takes the object.
+
+        Raises:
+            ConfigError: The model has no such output.
+            DataError: There are no targets for it.
+            UnsupportedError: Weights are per output, and the outputs are taken at once.
+        """
+        several = named_outputs(outputs)
+        if several is None:
+            _check_single(key, outputs)
+            output = bare(outputs) if is_named or key is not None else only(outputs)
+            return [Part("", output, only(labels.targets), only(labels.weights))]
+        weights = labels.weights
+        if key is None and not splits:
+            if weights is not None and not isinstance(weights, Tensor):
+                raise UnsupportedError(
+                    "Sample weights are given per output, and a loss or metric takes "
+                    "all outputs at once: give losses and metrics per output too."
+                )
+            return [Part("", outputs, labels.targets, weights)]
+        names, parts = list(several), []
+        for name in _names_of(key, names, labels.targets):
+            position = names.index(name)
+            target = labels.targets
+            # The target of the only output that has a loss.
+            loss_keys = [one for one, _ in self.losses]
+            if not (isinstance(target, Tensor) and loss_keys in ([name], [position])):
+                target = part_of(target, name, position, len(names), "targets")
+            its = weights
+            if weights is not None and not isinstance(weights, Tensor):
+                its = part_of(weights, name, position, len(names), "sample weights")
+            parts.append(Part(name, several[name], target, its))
+        return parts
 
 
 @contextlib.contextmanager
@@ -1022,14 +977,16 @@ def mixed_loss_terms(
         UnsupportedError: A loss gives no value per sample.
     """
     share = Coefficients.of(mixing).share
-    own = _weighed(labels, share)
-    others = _weighed(_rolled(labels, None), 1.0 - share)
-    terms = objective.loss_terms(outputs, own, rows)
-    more = objective.loss_terms(outputs, others, rows)
-    return {
-        name: (_added(term, more[name][0]), weight)
-        for name, (term, weight) in terms.items()
-    }
+    targets, weights = tree_map(_rolled, (labels.targets, labels.weights))
+    others = labels._replace(targets=targets, weights=weights)
+    terms = objective.loss_terms(outputs, _weighed(labels, share), rows)
+    more = objective.loss_terms(outputs, _weighed(others, 1.0 - share), rows)
+    mixed = {}
+    for name, (own, weight) in terms.items():
+        other = more[name][0]  # each sample counts once
+        term = LossTerms(own.value + other.value, own.total + other.total, own.divisor)
+        mixed[name] = term, weight
+    return mixed
 
 
 def dominant_labels(
@@ -1048,29 +1005,20 @@ def dominant_labels(
         tensor([5, 5])
     """
     is_own = Coefficients.of(mixing).share.ge(0.5)
-    others = _rolled(labels, micro_batch_size)
 
-    def chosen(own: Any, other: Any) -> Any:
+    def chosen(own: Any) -> Any:
         if not isinstance(own, Tensor):
             return own
         shape = (-1, *(1,) * (own.dim() - 1))
-        return torch.where(is_own.reshape(shape).expand(own.shape), own, other)
+        is_taken = is_own.reshape(shape).expand(own.shape)
+        return torch.where(is_taken, own, rolled(own, micro_batch_size))
 
-    return Labels(
-        _zipped(chosen, labels.targets, others.targets),
-        _zipped(chosen, labels.weights, others.weights),
-        labels.share,
-    )
-
-
-def _rolled(labels: Labels, micro_batch_size: int | None) -> Labels:
-    """Return the targets and weights of the other samples; each row keeps its share."""
-
-    def roll(leaf: Any) -> Any:
-        return rolled(leaf, micro_batch_size) if isinstance(leaf, Tensor) else leaf
-
-    targets, weights = tree_map(roll, (labels.targets, labels.weights))
+    targets, weights = tree_map(chosen, (labels.targets, labels.weights))
     return Labels(targets, weights, labels.share)
+
+
+def _rolled(leaf: Any) -> Any:
+    return rolled(leaf, None) if isinstance(leaf, Tensor) else leaf
 
 
 def _weighed(labels: Labels, share: Tensor) -> Labels:
@@ -1084,20 +1032,3 @@ def _weighed(labels: Labels, share: Tensor) -> Labels:
 
     weights = share if labels.weights is None else tree_map(weigh, labels.weights)
     return labels._replace(weights=weights)
-
-
-def _added(own: LossTerms, other: LossTerms) -> LossTerms:
-    """Add the loss terms of both targets; each sample counts once."""
-    return LossTerms(own.value + other.value, own.total + other.total, own.divisor)
-
-
-def _zipped(function: Any, nested: Any, like: Any) -> Any:
-    """Apply a function to the leaves of two values that nest alike."""
-    rest = iter(_leaves(like))
-    return tree_map(lambda leaf: function(leaf, next(rest)), nested)
-
-
-def _leaves(nested: Any) -> list[Any]:
-    found: list[Any] = []
-    tree_map(found.append, nested)
-    return found

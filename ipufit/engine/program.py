@@ -21,7 +21,6 @@ from typing import (
     Callable,
     Iterable,
     Iterator,
-    Mapping,
     NamedTuple,
     Sequence,
     Tuple,
@@ -40,17 +39,15 @@ from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data import InferenceBatches, SampleStructure, TrainingBatches
 from ipufit.distributed import Processes
-from ipufit.engine.constants import BakedInValues
+from ipufit.engine.constants import BakedInValues, TrainedParts
 from ipufit.engine.host_calls import refuse_sums
 from ipufit.engine.metric_state import Entry
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
-    Findings,
     ShortPipelineError,
     Step,
     kept_submodules,
-    recomputed_between,
-    stage_blocks,
+    traced_mode,
 )
 from ipufit.engine.trace_checks import (
     refuse_gradient_hooks,
@@ -60,21 +57,19 @@ from ipufit.engine.trace_checks import (
 )
 from ipufit.engine.weights import (
     MODULE,
-    Counters,
-    ExactWeights,
     Fingerprint,
     HostValue,
     MovedOnDeviceError,
-    TrainedParts,
     Wrappers,
     check_values,
     checksum,
+    counted_up,
     fingerprint,
     host_tensors,
     host_values_of,
     make_plain,
-    mode,
     remember_classes,
+    restore_exact,
     weights_of,
 )
 from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
@@ -111,11 +106,6 @@ class Program:
     key: object = field(default=None, init=False)
 
     @property
-    def findings(self) -> Findings:
-        """The findings of its trace."""
-        return self.step.findings
-
-    @property
     def weights(self) -> list[Tensor]:
         """The host's tensors that its device has copies of, with those of losses."""
         return self.step.weights
@@ -129,10 +119,13 @@ class Program:
         Raises:
             DataError: The batch has an index that doesn't exist.
         """
-        values = host_tensors(self.step.host_values, self.num_micro_batches)
+        given = batch
+        if self.step.host_values:
+            values = host_tensors(self.step.host_values, self.num_micro_batches)
+            given = [*batch, *values]
         try:
             with span("device call"):
-                return self.executor(*batch, *values)
+                return self.executor(*given)
         except (IndexError, RuntimeError) as error:
             _refuse_index(error, self.step.module, batch)
             raise
@@ -150,7 +143,7 @@ class TrainingProgram(Program):
             None if it has no seed.
         sent: Values of the optimiser that were sent last; empty if the device's may
             differ.
-        counters: Buffers that the host counts up.
+        counted_up: Buffers that the host counts up, and by how much in each call.
         trained_parts: Parts of the module that it trains.
     """
 
@@ -158,7 +151,7 @@ class TrainingProgram(Program):
     optimizer: torch.optim.Optimizer
     random_state: list[int] | None
     sent: tuple[object, ...]
-    counters: Counters
+    counted_up: list[tuple[Tensor, int]]
     trained_parts: TrainedParts
 
 
@@ -194,70 +187,6 @@ def _refuse_index(
     ) from error
 
 
-@dataclass
-class CommonWeights:
-    """Makes the weights of all processes equal.
-
-    Args:
-        module: The user's module.
-        processes: The processes that run it together.
-    """
-
-    module: torch.nn.Module
-    processes: Processes
-    _are_common: bool = field(default=False, init=False)
-    _lent: list[tuple[Tensor, int, Tensor]] = field(default_factory=list, init=False)
-
-    def begin_alike(
-        self, fetch: Callable[[], None], more: Iterable[torch.nn.Module] = ()
-    ) -> None:
-        """Copy the weights of process 0 to all processes, the first time.
-
-        Afterwards their updates are the same, and only buffers differ.
-
-        Args:
-            fetch: Downloads the newest weights into the module.
-            more: Further modules, such as losses with weights.
-        """
-        if not self.processes.are_several or self._are_common:
-            return
-        fetch()
-        modules = (self.module, *more)
-        with torch.no_grad():
-            self.processes.broadcast([w for m in modules for w in weights_of(m)])
-        self._are_common = True
-
-    @torch.no_grad()
-    def share_buffers(self, fetch: Callable[[], None]) -> None:
-        """Copy the buffers of process 0 to all processes.
-
-        Each replica has running statistics of its own, such as those of batch norm. The
-        first replica's are used, so that all processes evaluate and end alike. Training
-        continues with the own ones, which `take_back` has restored by then: otherwise
-        some devices would get their weights again, and others not.
-
-        Args:
-            fetch: Downloads the newest weights into the module, if it has buffers.
-        """
-        buffers = list(self.module.buffers())
-        if self.processes.are_several and buffers:
-            fetch()
-            self.take_back()
-            own = [buffer.detach().clone() for buffer in buffers]
-            self.processes.broadcast(buffers)
-            if not self.processes.is_first:
-                self._lent = list(zip(buffers, map(checksum, buffers), own))
-
-    def take_back(self) -> None:
-        """Restore the buffers of this process, except changed ones."""
-        if self._lent:
-            with torch.no_grad():
-                for buffer, given, own in self._lent:
-                    if checksum(buffer) == given:
-                        buffer.copy_(own)
-            self._lent = []
-
-
 _TRAINERS: list[weakref.ReferenceType[Executors]] = []
 """Whose programs train: PopTorch wraps a weight for one program at a time."""
 
@@ -282,7 +211,9 @@ class Executors:
         self, module: torch.nn.Module, config: IPUConfig, processes: Processes
     ) -> None:
         self.module = module
-        self.common = CommonWeights(module, processes)
+        self._processes = processes
+        self._are_alike = False  # the weights of all processes
+        self._lent: list[tuple[Tensor, int, Tensor]] = []
         self._trainings: list[TrainingProgram] = []
         self._inferences: list[Program] = []
         self._training: TrainingProgram | None = None
@@ -290,7 +221,7 @@ class Executors:
         self._ahead: TrainingProgram | None = None  # it has newer weights
         self._is_trainer = False  # of all weights: no other model has some of them
         self._lenders: weakref.WeakSet[Executors] = weakref.WeakSet()  # of them
-        self._exact = ExactWeights()
+        self._exact: list[tuple[Tensor, Tensor]] = []  # values before float32
         self._moved: list[HostValue] = []  # 0-d buffers that `forward` changes
         self._news: list[str] = []
         self._takes_turns = _env.waits_for_ipus()
@@ -356,7 +287,7 @@ class Executors:
             watched,
         )
         self._take_over()
-        self.common.begin_alike(self.fetch_weights, objective.modules)
+        self.begin_alike(objective.modules)
         if self._training is not None and self._training.baked_in.changed():
             self._leave_training()
         program = _kept(self._trainings, key, unchanged=self._training)
@@ -373,7 +304,7 @@ class Executors:
         self._bind_optimizer(program, optimization.optimizer)
         self._attach(program)
         program.must_compare = True
-        return program.findings.entries
+        return program.step.findings.entries
 
     def prepare_inference(
         self,
@@ -394,7 +325,7 @@ class Executors:
             inferred: The computation of the program.
             remark: Text to show after a compilation.
         """
-        self.common.begin_alike(self.fetch_weights)
+        self.begin_alike()
         self.fetch_weights()
         self.share_buffers()
         example = batches.example(inputs_only=not inferred.takes_labels)
@@ -438,37 +369,9 @@ class Executors:
         ]
 
     def _built(
-        self, kept: list[Any], key: object, options: poptorch.Options, *given: Any
-    ) -> Any:
-        """Build a program, and again if its trace shows changed buffers.
-
-        Args:
-            kept: Programs of its kind.
-            key: All properties that it is built for.
-            options: Options of PopTorch.
-            *given: Further arguments of `_build`.
-        """
-        own = options.clone()  # which isn't frozen
-        is_default = own.connection_type == poptorch.ConnectionType.Always
-        if is_default and not self._takes_turns and self._attached():
-            # IPUs may be short: the program compiles before it takes some, so that it
-            # isn't traced twice.
-            own.connectionType(poptorch.ConnectionType.OnDemand)
-        while len(kept) >= KEPT_PROGRAMS:
-            kept.pop(0).executor.destroy()
-        while True:
-            try:
-                with span("compile"):
-                    program = self._build(own, *given)
-                break
-            except MovedOnDeviceError as error:
-                self._moved.extend(error.moved)
-        program.key = key
-        kept.append(program)
-        return program
-
-    def _build(
         self,
+        kept: list[Any],
+        key: object,
         options: poptorch.Options,
         plan: BatchPlan,
         example: Batch,
@@ -477,68 +380,85 @@ class Executors:
         computed: Inferred,
         objective: Objective | None = None,
         optimizer: Any = None,
-    ) -> Program:
-        """Build a program; it trains if there is an objective.
+    ) -> Any:
+        """Build a program, and again if its trace shows changed 0-d buffers.
 
-        Raises:
-            MovedOnDeviceError: `forward` changes 0-d buffers in the trace.
+        Args:
+            kept: Programs of its kind.
+            key: All properties that it is built for.
+            options: Options of PopTorch.
+            plan: Factors of a call.
+            example: Tensors of a call.
+            show: Display of the compilation, and what it shows.
+            structure: Structure of a batch.
+            computed: The computation of the program.
+            objective: Losses and metrics of a training program; None for inference.
+            optimizer: Optimiser of a training program.
         """
+        options = options.clone()  # which isn't frozen
+        is_default = options.connection_type == poptorch.ConnectionType.Always
+        if is_default and not self._takes_turns and self._attached():
+            # IPUs may be short: the program compiles before it takes some, so that it
+            # isn't traced twice.
+            options.connectionType(poptorch.ConnectionType.OnDemand)
+        while len(kept) >= KEPT_PROGRAMS:
+            kept.pop(0).executor.destroy()
         is_training = objective is not None
         config = self.config if is_training else self.config.inference_config
         losses = () if objective is None else objective.modules
-        values = host_values_of([self.module, *losses], self._moved)
-        step = Step(self.module, config, structure, values, computed, objective)
-        baked_in = BakedInValues(self.module, computed.step, objective)
+        own = config.placement, config.customize, config.inference_options
+        may_be_sharded = not is_training and all(one is None for one in own)
         sent: tuple[object, ...] = ()
-        if is_training:
-            _give_states(optimizer, step)
-            require_trained_weights(step)
-            if not optimizer.has_state():  # which brings the values of its time
-                sent = hyper_parameters(optimizer)
-
-        def traced(
-            options: poptorch.Options,
-        ) -> tuple[poptorch.PoplarExecutor, Wrappers]:
+        while True:
+            values = host_values_of([self.module, *losses], self._moved)
+            step = Step(self.module, config, structure, values, computed, objective)
+            baked_in = BakedInValues(self.module, computed.step, objective)
             make: Any = partial(poptorch.inferenceModel, step, options=options)
             if is_training:
+                _give_states(optimizer, step)
+                require_trained_weights(step)
+                if not optimizer.has_state():  # which brings the values of its time
+                    sent = hyper_parameters(optimizer)
                 make = partial(
                     poptorch.trainingModel, step, options=options, optimizer=optimizer
                 )
-            # PopTorch traces in the grad mode that it finds.
-            with torch.set_grad_enabled(is_training or torch.is_grad_enabled()):
-                return self._traced(step, baked_in, plan, example, show, make)
-
-        try:
-            executor, wrappers = traced(options)
-        except ShortPipelineError:
-            own = config.placement, config.customize, config.inference_options
-            if is_training or any(one is not None for one in own):
-                raise
-            # One stage after the other, the numbers are the same.
-            sharded = options.clone()
-            sharded.setExecutionStrategy(poptorch.ShardedExecution())
-            executor, wrappers = traced(sharded)
+            try:
+                # PopTorch traces in the grad mode that it finds.
+                with span("compile"), torch.set_grad_enabled(
+                    is_training or torch.is_grad_enabled()
+                ):
+                    executor, wrappers = self._traced(
+                        step, baked_in, plan, example, show, make
+                    )
+                break
+            except MovedOnDeviceError as error:
+                self._moved.extend(error.moved)
+            except ShortPipelineError:
+                if not may_be_sharded:
+                    raise
+                # One stage after the other, the numbers are the same.
+                may_be_sharded = False
+                options = options.clone()
+                options.setExecutionStrategy(poptorch.ShardedExecution())
         try:
             refuse_sums(step.sketches)
         except ConfigError:
             executor.destroy()
             raise
-        given = executor, step, plan.micro_batches_per_call, baked_in
+        program = Program(executor, step, plan.micro_batches_per_call, baked_in)
         if is_training:
             loops = options.device_iterations * options.Training.gradient_accumulation
-            program: Program = TrainingProgram(
-                *given,
-                wrappers,
-                optimizer,
-                executor.rng_state,
-                sent,
-                Counters(step, step.findings.increments, loops),
+            increments = step.findings.increments
+            program = TrainingProgram(
+                *(executor, step, plan.micro_batches_per_call, baked_in, wrappers),
+                *(optimizer, executor.rng_state, sent),
+                counted_up(step, {n: one * loops for n, one in increments.items()}),
                 TrainedParts(self.module),
             )
-        else:
-            program = Program(*given)
         if executor.isAttachedToDevice():
             program.on_device = fingerprint(step.weights)
+        program.key = key
+        kept.append(program)
         return program
 
     def _traced(
@@ -569,7 +489,7 @@ class Executors:
             stack.callback(make_plain, weights)
             others = [program.baked_in for program in self._programs()]
             stack.enter_context(baked_in.traced(others))
-            stack.enter_context(_as_traced(step))
+            stack.enter_context(traced_mode(step))
             executor = make()
             display.compiling(what)
             while self._news:
@@ -630,13 +550,14 @@ class Executors:
         """
         program = _ready(self._training)
         self._take_over()  # a callback may have trained another model
-        self.common.take_back()
+        self.take_back()
         program.baked_in.check()
         program.trained_parts.check()
         self._attach(program)
         if self._ahead is None:
             program.wrappers.take_off()
-            self._exact.remember(program.weights)
+            wide = [one for one in program.weights if one.dtype == torch.float64]
+            self._exact = [(weight, weight.detach().clone()) for weight in wide]
         if program.must_compare:
             self._refresh(program)
         values = hyper_parameters(program.optimizer)
@@ -648,10 +569,13 @@ class Executors:
         if self._ahead is None:
             program.wrappers.put_on(self._bring)
         self._ahead, program.must_compare = program, False
-        program.counters.count_call()
+        if program.counted_up:  # without fetching the buffers from the device
+            with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+                for buffer, number in program.counted_up:
+                    Tensor.add_(buffer, number)
         if not outputs:
             return vector, None
-        return vector, program.findings.packing.unpack(outputs)[0]
+        return vector, program.step.findings.packing.unpack(outputs)[0]
 
     def anchored(self, name: str) -> Tensor:
         """Return the tensors of an anchor of the training program in the last call.
@@ -677,7 +601,7 @@ class Executors:
         if program.must_compare:
             self._refresh(program)
         returned = program.run(batch[: program.step.num_given])
-        return program.findings.packing.unpack(returned)
+        return program.step.findings.packing.unpack(returned)
 
     def latency(self, *, is_training: bool) -> tuple[float, float, float]:
         """Return the minimum, maximum and mean latency of the last call in seconds."""
@@ -686,19 +610,9 @@ class Executors:
         return low, high, mean
 
     @property
-    def inference_program(self) -> object:
-        """The present inference program, to be compared by identity."""
-        return self._inference
-
-    @property
-    def gives_scalars(self) -> bool:
-        """Whether the inference program returns scalars: a loss, or logged ones."""
-        return bool(_ready(self._inference).findings.packing.names)
-
-    @property
-    def probabilities(self) -> dict[str, str]:
-        """Names of the inference program's outputs that are probabilities."""
-        return _ready(self._inference).findings.probabilities
+    def inference(self) -> Program:
+        """The present inference program."""
+        return _ready(self._inference)
 
     # Weights ----------------------------------------------------------------
 
@@ -732,16 +646,54 @@ class Executors:
         self._ahead = None  # PopTorch itself touches weights when it fetches them
         program.wrappers.take_off()
         program.executor.copyWeightsToHostIfNeeded()
-        self._exact.restore()
+        restore_exact(self._exact)
         try:
             yield
         finally:
             program.wrappers.put_on(self._bring)
             self._ahead = program
 
+    def begin_alike(self, more: Iterable[torch.nn.Module] = ()) -> None:
+        """Copy the weights of process 0 to all processes, the first time.
+
+        Afterwards their updates are the same, and only buffers differ.
+
+        Args:
+            more: Further modules, such as losses with weights.
+        """
+        if not self._processes.are_several or self._are_alike:
+            return
+        self.fetch_weights()
+        modules = (self.module, *more)
+        with torch.no_grad():
+            self._processes.broadcast([w for m in modules for w in weights_of(m)])
+        self._are_alike = True
+
+    @torch.no_grad()
     def share_buffers(self) -> None:
-        """If it has buffers, download the weights, and copy process 0's buffers."""
-        self.common.share_buffers(self.fetch_weights)
+        """Copy the buffers of process 0 to all processes.
+
+        Each replica has running statistics of its own, such as those of batch norm. The
+        first replica's are used, so that all processes evaluate and end alike. Training
+        continues with the own ones, which `take_back` has restored by then: otherwise
+        some devices would get their weights again, and others not.
+        """
+        buffers = list(self.module.buffers())
+        if self._processes.are_several and buffers:
+            self.fetch_weights()
+            self.take_back()
+            own = [buffer.detach().clone() for buffer in buffers]
+            self._processes.broadcast(buffers)
+            if not self._processes.is_first:
+                self._lent = list(zip(buffers, map(checksum, buffers), own))
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Restore the buffers of this process, except changed ones."""
+        for buffer, given, own in self._lent:
+            if checksum(buffer) == given:
+                buffer.copy_(own)
+        self._lent = []
 
     def send_weights(self) -> None:
         """Let the next calls use the weights of the user's module."""
@@ -900,18 +852,6 @@ def _drop(programs: list[Any], *, incomplete: bool = False) -> None:
             program.executor.destroy()
 
 
-@contextlib.contextmanager
-def _as_traced(step: Step) -> Iterator[None]:
-    """Set the user's module to the mode of a trace, and add the trace's hooks."""
-    module, is_training = step.module, step.is_training
-    patterns = step.config.recompute_patterns if is_training else ()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mode(step, training=is_training, root=module))
-        stack.enter_context(stage_blocks(module, step.config))
-        stack.enter_context(recomputed_between(module, patterns))
-        yield
-
-
 def _give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None:
     """Add states to an optimiser for weights that it hasn't trained so far.
 
@@ -979,86 +919,20 @@ def _give_first_state(
     optimizer.load_state_dict({**optimizer.state_dict(), **more})
 
 
-_PREFIX = "gradient of "
-_POPART_PREFIX = f"Gradient___{MODULE}"
+GRADIENT_OF = "gradient of "
 
 
-@dataclass(frozen=True)
-class WatchedGradients:
-    """The parameters whose gradients are sent to the host.
+def gradient_anchors(names: Iterable[str]) -> dict[str, str]:
+    """Return PopART's names of parameters' gradients, by ipufit's names.
 
-    Attributes:
-        shapes: Shapes of these parameters, by name.
+    Args:
+        names: Names of the parameters.
+
+    Example:
+        >>> gradient_anchors(["0.weight"])
+        {'gradient of 0.weight': 'Gradient___module.0.weight'}
     """
-
-    shapes: Mapping[str, torch.Size] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, module: torch.nn.Module, names: Sequence[str]) -> WatchedGradients:
-        """Watch the gradients of some of a module's parameters."""
-        if not names:
-            return cls()
-        parameters = dict(module.named_parameters())
-        return cls({name: parameters[name].shape for name in names})
-
-    @property
-    def anchors(self) -> dict[str, str]:
-        """PopART's names of the gradients, by ipufit's names."""
-        return {_PREFIX + name: _POPART_PREFIX + name for name in self.shapes}
-
-    def means(
-        self,
-        anchored: Callable[[str], Tensor],
-        options: poptorch.Options,
-        plan: BatchPlan,
-        loss_scaling: float,
-        processes: Processes,
-    ) -> dict[str, Tensor]:
-        """Compute the mean of the gradients of a call's updates, over all processes.
-
-        An anchored gradient is that of one micro-batch on one replica, multiplied by
-        the loss scaling (PopART, `tensornames.hpp`); under `OutputMode.Sum` these are
-        summed on each replica. An update's gradient is their mean, or their sum if the
-        options reduce gradients by sums.
-
-        Args:
-            anchored: Returns the tensors of an anchor.
-            options: Options of the training program.
-            plan: Factors of a call.
-            loss_scaling: Factor of the loss, by which gradients are divided.
-            processes: The processes that train, each with replicas of its own.
-
-        Returns:
-            float32 tensors of the parameters' shapes, by name.
-
-        Raises:
-            ConfigError: No call was made yet.
-        """
-        kind = options.Training.accumulation_and_replication_reduction_type
-        per_update = plan.gradient_accumulation * plan.replicas
-        factor = per_update if kind == poptorch.ReductionType.Sum else 1
-        is_sum = options.output_mode == poptorch.OutputMode.Sum.value
-        means = {}
-        for name, shape in self.shapes.items():
-            try:
-                seen = anchored(_PREFIX + name).to(torch.float32)
-            except AssertionError as error:  # PopTorch's
-                raise ConfigError(
-                    "There are no gradients before the first call of a run: ask for "
-                    "them in on_train_batch_end."
-                ) from error
-            seen = seen.reshape(seen.numel() // max(shape.numel(), 1), *shape)
-            count = per_update * plan.device_iterations if is_sum else max(len(seen), 1)
-            means[name] = seen.sum(0).mul(factor / (count * loss_scaling))
-        if processes.are_several and means:
-            joined = torch.cat([mean.reshape(-1) for mean in means.values()])
-            is_mean = kind != poptorch.ReductionType.Sum
-            total: Any = processes.summed(joined)
-            total.div_(processes.count if is_mean else 1)
-            parts = total.split([mean.numel() for mean in means.values()])
-            for (name, mean), part in zip(means.items(), parts):
-                means[name] = part.reshape(mean.shape)
-        return means
+    return {GRADIENT_OF + name: f"Gradient___{MODULE}{name}" for name in names}
 
 
 class Surveyed(NamedTuple):
@@ -1122,7 +996,7 @@ def surveyed(
             warnings.simplefilter("always")
             baked_in = BakedInValues(module, objective.trained.step, objective)
             stack.enter_context(baked_in.traced())
-            stack.enter_context(_as_traced(step))
+            stack.enter_context(traced_mode(step))
             stack.enter_context(torch.enable_grad())
             given = [*tensors, *host_tensors(values, 1)]
             found = survey()(step, given, options, is_training=True)

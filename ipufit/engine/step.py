@@ -8,7 +8,8 @@ import fnmatch
 import inspect
 import re
 from dataclasses import dataclass
-from typing import Any, ContextManager, Iterator, NamedTuple, Sequence
+from functools import partial
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ from ipufit.engine.objective import (
     Objective,
     Sketch,
     StepFunction,
-    checked_scalar,
     dominant_labels,
     mixed_loss_terms,
     probability_outputs,
@@ -37,11 +37,10 @@ from ipufit.engine.precision import computed_in
 from ipufit.engine.trace_checks import (
     ResultsNoted,
     TraceChecks,
-    random_draws_warned,
     refuse_hidden,
     require_gradient,
 )
-from ipufit.engine.weights import HostValue, replaced_by_inputs, weights_of
+from ipufit.engine.weights import HostValue, mode, replaced_by_inputs, weights_of
 from ipufit.errors import ConfigError, DataError, IpufitError, UnknownNameError
 from ipufit.losses import LossTerms
 from ipufit.metrics import rows_of
@@ -219,29 +218,23 @@ def _check_arguments(
     try:
         signature.bind(*by_place, **by_name)
     except TypeError as error:
+        kind = type(module).__name__
         given = ", ".join(map(repr, by_name)) or f"{len(by_place)} by place"
-        strangers = _strangers(signature, by_name)
-        if strangers:
-            name = strangers[0]
+        known = signature.parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+        unknown = [name for name in by_name if name not in known and not takes_any]
+        if unknown:
             raise DataError(
-                f"{type(module).__name__}.forward{signature} has no argument {name!r}, "
-                f"and samples have {given}. A dict of inputs gives arguments by name. "
-                f"If it is a target, name it, y={name!r}, in predict() too; else take "
-                "it out of the samples."
+                f"{kind}.forward{signature} has no argument {unknown[0]!r}, and "
+                f"samples have {given}. A dict of inputs gives arguments by name. If "
+                f"it is a target, name it, y={unknown[0]!r}, in predict() too; else "
+                "take it out of the samples."
             ) from None
         raise DataError(
-            f"{type(module).__name__}.forward{signature} doesn't take the inputs that "
-            f"are given ({given}): {error}. A dict of inputs gives arguments by name, "
-            "a tuple or list by place."
+            f"{kind}.forward{signature} doesn't take the inputs that are given "
+            f"({given}): {error}. A dict of inputs gives arguments by name, a tuple or "
+            "list by place."
         ) from None
-
-
-def _strangers(signature: inspect.Signature, by_name: dict[str, Any]) -> list[str]:
-    """Return the names of inputs that `forward` has no argument for."""
-    known = signature.parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values()):
-        return []
-    return [name for name in by_name if name not in known]
 
 
 @dataclass(frozen=True)
@@ -250,15 +243,13 @@ class Packing:
 
     Attributes:
         structure: Structure of the module's outputs.
-        leaves: Outputs that are no tensors, which are equal in every call; None for a
-            tensor.
-        is_tensor: Whether each leaf is a tensor.
+        leaves: Outputs that are no tensors, which are equal in every call; `Tensor` for
+            a tensor.
         names: Names of the scalars that follow the outputs.
     """
 
     structure: Structure = NOTHING
     leaves: tuple[Any, ...] = ()
-    is_tensor: tuple[bool, ...] = ()
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -287,9 +278,8 @@ class Packing:
         for leaf, path in zip(leaves, structure.paths("outputs")):
             if not isinstance(leaf, Tensor):
                 refuse_hidden(leaf, path)
-        is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
-        others = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        packing = cls(structure, others, is_tensor, tuple(scalars))
+        others = tuple(Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        packing = cls(structure, others, tuple(scalars))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return (*tensors, *(value.reshape(1) for value in scalars.values())), packing
 
@@ -302,10 +292,7 @@ class Packing:
         plain = [tensor.detach() for tensor in tensors]
         count = len(plain) - len(self.names)
         given = iter(plain[:count])
-        leaves = [
-            next(given) if is_tensor else leaf
-            for is_tensor, leaf in zip(self.is_tensor, self.leaves)
-        ]
+        leaves = [next(given) if leaf is Tensor else leaf for leaf in self.leaves]
         return self.structure.rebuild(leaves), dict(zip(self.names, plain[count:]))
 
 
@@ -337,34 +324,6 @@ def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[st
             name for name in found if not any(is_inside(name, other) for other in found)
         )
     return [name for name in names if name in kept]
-
-
-@contextlib.contextmanager
-def recomputed_between(
-    module: torch.nn.Module, patterns: Sequence[str]
-) -> Iterator[None]:
-    """Keep the outputs of submodules, and recompute the activations between them.
-
-    The hooks exist only while a program is traced, so the module doesn't change.
-
-    Args:
-        patterns: As for `kept_submodules`.
-
-    Raises:
-        UnknownNameError: A pattern matches no submodule.
-    """
-    children = dict(module.named_modules())
-    handles = [
-        children[name].register_forward_hook(
-            lambda _module, _inputs, outputs: tree_map(_kept, outputs)
-        )
-        for name in kept_submodules(module, patterns)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def refuse_unseen_pipeline(
@@ -402,12 +361,6 @@ def refuse_unseen_pipeline(
         f"nothing. Name the blocks in pipeline=({names}), or leave recompute out: "
         "pipelines recompute by default."
     )
-
-
-def _kept(output: Any) -> Any:
-    """Return a checkpoint of a tensor with a gradient; other values unchanged."""
-    is_kept = isinstance(output, Tensor) and output.is_floating_point()
-    return poptorch.recomputationCheckpoint(output) if is_kept else output
 
 
 class ShortPipelineError(ConfigError):
@@ -483,46 +436,57 @@ def _never_called(
 
 
 @contextlib.contextmanager
-def stage_blocks(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
-    """Begin a block at each submodule that a config's stages name.
+def traced_mode(step: Step) -> Iterator[None]:
+    """Set the user's module to the mode of a trace, and begin its stages' blocks.
 
-    Other names are blocks that the model makes itself. The hooks exist only while a
-    program is traced, so the user's module doesn't change.
+    A block begins at each submodule that the config's stages name; other names are
+    blocks that the model makes itself. Outputs of submodules that `recompute` names are
+    kept, and activations between them recomputed. The hooks exist only while a program
+    is traced, so the user's module doesn't change.
 
     Args:
-        module: The user's module.
-        config: The config that names the stages.
+        step: The module that is traced.
 
     Raises:
         ShortPipelineError: The model's own blocks need more micro-batches than a call
             has.
     """
+    module, config = step.module, step.config
     submodules = dict(module.named_modules())
     beginnings = find_beginnings(module, config)
-    handles: list[Any] = []
-    for name, block in beginnings.before.items():
-        begin = _Begin(block)
-        handles.append(submodules[name].register_forward_pre_hook(begin))
-    for name, block in beginnings.after.items():
-        handles.append(submodules[name].register_forward_hook(_Begin(block)))
-    try:
-        yield
-    except poptorch.Error as error:
-        _refuse_short_pipeline(error)
-        raise
-    finally:
-        for handle in handles:
-            handle.remove()
+    patterns = config.recompute_patterns if step.is_training else ()
+    with mode(step, training=step.is_training, root=module):
+        handles: list[Any] = []
+        for name, block in beginnings.before.items():
+            begin = partial(_begin, block)
+            handles.append(submodules[name].register_forward_pre_hook(begin))
+        for name, block in beginnings.after.items():
+            begin = partial(_begin, block)
+            handles.append(submodules[name].register_forward_hook(begin))
+        for name in kept_submodules(module, patterns):
+            handles.append(submodules[name].register_forward_hook(_keep))
+        try:
+            yield
+        except poptorch.Error as error:
+            _refuse_short_pipeline(error)
+            raise
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
-class _Begin:
-    """Hook that begins a block."""
+def _begin(block: str, *_: Any) -> None:
+    poptorch.Block.start(block)
 
-    def __init__(self, block: str) -> None:
-        self._block = block
 
-    def __call__(self, *_args: Any) -> None:
-        poptorch.Block.start(self._block)
+def _keep(_module: Any, _inputs: Any, outputs: Any) -> Any:
+    """Return checkpoints of tensors with gradients; other values unchanged."""
+
+    def kept(leaf: Any) -> Any:
+        is_kept = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return poptorch.recomputationCheckpoint(leaf) if is_kept else leaf
+
+    return tree_map(kept, outputs)
 
 
 def _refuse_short_pipeline(error: poptorch.Error) -> None:
@@ -547,7 +511,8 @@ def _refuse_short_pipeline(error: poptorch.Error) -> None:
     ) from error
 
 
-def last_block(name: str | None, started: Blocks) -> ContextManager[Any]:
+@contextlib.contextmanager
+def last_block(name: str | None, started: Blocks) -> Iterator[None]:
     """Enter the block for the loss and all other operations that ipufit adds.
 
     After a `with Block(...)` no block is active, and PopTorch then refuses every
@@ -556,23 +521,16 @@ def last_block(name: str | None, started: Blocks) -> ContextManager[Any]:
     Args:
         name: Name of the block; None for the last one that the module started.
         started: Blocks that the module started.
-
-    Returns:
-        A context in which the block is open; without blocks one without effect.
     """
-    if name is not None:
-        return _named_block(name, started)
-    return poptorch.Block(*started[-1]) if started else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _named_block(name: str, started: Blocks) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(poptorch.Block(name))
-        except AssertionError as error:  # it would be a new one, on no IPU
-            known = {one for one, _ in started if one is not None}
-            raise UnknownNameError("loss_block", name, known) from error
+        if name is not None:
+            try:
+                stack.enter_context(poptorch.Block(name))
+            except AssertionError as error:  # it would be a new one, on no IPU
+                known = {one for one, _ in started if one is not None}
+                raise UnknownNameError("loss_block", name, known) from error
+        elif started:
+            stack.enter_context(poptorch.Block(*started[-1]))
         yield
 
 
@@ -671,8 +629,8 @@ class Step(torch.nn.Module):
         config, is_training = self.config, self.is_training
         overlap = _OVERLAPS.get(config.overlap_io or "")
         with replaced_by_inputs(self.host_values, tensors[count:]):
-            checks = TraceChecks(dict(self.named_buffers()), is_training=is_training)
-            with checks, random_draws_warned(self.module):
+            checks = TraceChecks(self, is_training=is_training)
+            with checks:
                 if config.first_block is not None:  # casts and transfers belong to it
                     poptorch.Block.start(config.first_block)
                 batch: Sequence[Tensor] = tensors[:count]
@@ -849,7 +807,15 @@ def _checked_mean(own: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor 
     """
     if rows > 1 and any(own is added for added in noted.sums):
         raise ConfigError(sum_instead_of_mean("The model's own loss", rows))
-    return None if own is None else checked_scalar(own)
+    if own is None:
+        return None
+    if own.numel() != 1:
+        raise ConfigError(
+            f"The module's own loss has shape {tuple(own.shape)}: it must be a "
+            "scalar, the mean over the samples of a micro-batch."
+        )
+    scalar: Tensor = own.reshape(())  # PopTorch gives one inside another the shape [1]
+    return scalar
 
 
 def _require_outputs(outputs: Any) -> None:

@@ -18,9 +18,11 @@ import contextlib
 import functools
 import random
 import re
+import sys
 import traceback
 import types
 from pathlib import Path
+from types import FrameType
 from typing import Any, ContextManager, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -60,6 +62,7 @@ _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 """Methods of tensors that ask autograd for something."""
 
 _ADDITIONS = ("add_", "__iadd__")
+_SAMPLING = ("sample", "rsample", "sample_n")
 _NO_VALUES = ("__get__", "dim", "size", "numel", "stride", "__len__", "__repr__")
 """Functions that need no values of their tensors."""
 
@@ -72,35 +75,47 @@ class TraceChecks(TorchFunctionMode):
     gradients are detached, because PopTorch derives from the weights which tensors need
     a gradient, and ignores `torch.no_grad` (`fixRequiresGradFromDispatch`).
 
-    Integer buffers are recorded if they are written to, viewed or used.
+    Integer buffers are recorded if they are written to, viewed or used. And so are
+    random numbers that are drawn on the host. A distribution that the module stores has
+    its parameters there, and so are its samples: PopTorch traces one sample, which is a
+    constant. A distribution that `forward` creates is sampled by the device.
 
     Args:
-        buffers: All buffers by name, as they are in the trace.
+        traced: The module that is traced, with its buffers as they are in the trace.
         is_training: Whether there will be gradients.
 
     Example:
-        >>> count, weight = torch.tensor(0), torch.ones(1, requires_grad=True)
-        >>> with TraceChecks({"count": count}, is_training=True) as checks:
-        ...     _ = count.add_(1)
+        >>> norm = torch.nn.BatchNorm1d(2)
+        >>> with TraceChecks(norm, is_training=True) as checks:
+        ...     _ = norm.num_batches_tracked.add_(1)
         >>> checks.increments()
-        {'count': 1}
-        >>> with TraceChecks({}, is_training=True):
-        ...     _ = (weight * 2).register_hook(print)
+        {'num_batches_tracked': 1}
+        >>> with TraceChecks(norm, is_training=True):
+        ...     _ = (norm.weight * 2).register_hook(print)
         Traceback (most recent call last):
         ipufit.errors.UnsupportedError: register_hook() in forward ...
     """
 
-    def __init__(self, buffers: Mapping[str, Tensor], *, is_training: bool) -> None:
+    def __init__(self, traced: torch.nn.Module, *, is_training: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._is_training = is_training
         self._was_inference_mode = torch.is_inference_mode_enabled()
         self._refusal: UnsupportedError | None = None
-        self._buffers = {n: b for n, b in buffers.items() if _is_whole_number(b)}
+        buffers = traced.named_buffers()
+        self._buffers = {name: b for name, b in buffers if _is_whole_number(b)}
         self._name_of = {id(buffer): name for name, buffer in self._buffers.items()}
         self._views: list[Tensor] = []  # kept alive: their ids are in _name_of
         self._added: dict[str, int] = {}
         self._written: dict[str, None] = {}
         self._used: set[str] = set()
+        self._stored = {
+            id(value): f"{path}.{name}"
+            for path, part in traced.named_modules()
+            for name, value in vars(part).items()
+            if isinstance(value, Distribution)
+        }
+        self._sampled: dict[str, str] = {}
+        self._generators = _generators()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -109,6 +124,8 @@ class TraceChecks(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         tensors = list(tensors_of((args, kwargs)))
         try:
+            if self._stored:
+                self._note_sample(sys._getframe(1))
             self._refuse_autograd(name, tensors)
             versions = [
                 (tensor, tensor._version)
@@ -183,6 +200,15 @@ class TraceChecks(TorchFunctionMode):
                 "use_reentrant=False."
             )
 
+    def _note_sample(self, frame: FrameType | None) -> None:
+        """Record the distribution of the module that calls a torch function."""
+        for _ in range(10):  # functions between a method and torch's
+            if frame is not None and frame.f_code.co_name in _SAMPLING:
+                own = frame.f_locals.get("self")
+                if id(own) in self._stored:
+                    self._sampled[self._stored[id(own)]] = type(own).__name__
+            frame = None if frame is None else frame.f_back
+
     def _note_write(self, buffer: str, name: str, args: Any) -> None:
         self._written[buffer] = None
         is_counted = (
@@ -223,13 +249,33 @@ class TraceChecks(TorchFunctionMode):
         return {name: number for name, number in self._added.items() if number}
 
     def warn(self) -> None:
-        """Warn of buffers whose new values are lost.
+        """Warn of values of the trace that every call would have, or that are lost.
 
         In training the host counts buffers that are only counted up.
 
         Warns:
-            ConstantBuffersWarning: There are such buffers.
+            BakedInWarning: Code draws from Python's or NumPy's global generator, or
+                samples a distribution of the module.
+            ConstantBuffersWarning: The new values of some buffers are lost.
         """
+        before = self._generators
+        drawn = [name for name, state in _generators().items() if state != before[name]]
+        if drawn:
+            warn_of_baked_in(
+                f"forward draws random numbers from {' and '.join(drawn)}",
+                "the numbers of that time are baked in, and every batch is computed "
+                "with them. Draw with torch, as in torch.rand(1, device=x.device), "
+                "which a device does for each micro-batch, or pass the numbers as an "
+                "input.",
+            )
+        for path, kind in self._sampled.items():
+            warn_of_baked_in(
+                f"forward samples {path}, a {kind} that was made before on the host",
+                "that one sample is baked in, and every batch is computed with it. "
+                f"Make the {kind} in forward, as in torch.distributions.Uniform(0.0, "
+                "1.0).sample(), and the device draws for each micro-batch; or pass the "
+                "numbers as an input.",
+            )
         counted = self.increments() if self._is_training else {}
         lost = [user_name(name) for name in self._written if name not in counted]
         if lost:
@@ -647,69 +693,6 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         yield ".__self__", value.__self__
     for name in attribute_names(value):
         yield f".{name}", getattr(value, name)
-
-
-@contextlib.contextmanager
-def random_draws_warned(module: torch.nn.Module) -> Iterator[None]:
-    """Warn of random numbers that are drawn on the host while a module is traced.
-
-    A distribution that the module stores has its parameters on the host, and so are its
-    samples: PopTorch traces one sample, which is a constant. A distribution that
-    `forward` creates is sampled by the device.
-
-    Args:
-        module: The user's module, with its submodules.
-
-    Warns:
-        BakedInWarning: Code draws from Python's or NumPy's global generator, or samples
-            a distribution of the module.
-    """
-    sampled: dict[str, str] = {}
-    noted: list[tuple[dict[str, Any], str]] = []
-    for path, part in module.named_modules(prefix="module"):
-        for name, value in vars(part).items():
-            if isinstance(value, Distribution):
-                for method in {"sample", "rsample", "sample_n"} - vars(value).keys():
-                    note = functools.partial(
-                        _sampled, value, method, f"{path}.{name}", sampled
-                    )
-                    vars(value)[method] = note
-                    noted.append((vars(value), method))
-    before = _generators()
-    try:
-        yield
-    finally:
-        for attributes, method in noted:
-            attributes.pop(method, None)
-    drawn = [name for name, state in _generators().items() if state != before[name]]
-    if drawn:
-        warn_of_baked_in(
-            f"forward draws random numbers from {' and '.join(drawn)}",
-            "the numbers of that time are baked in, and every batch is computed with "
-            "them. Draw with torch, as in torch.rand(1, device=x.device), which a "
-            "device does for each micro-batch, or pass the numbers as an input.",
-        )
-    for path, kind in sampled.items():
-        warn_of_baked_in(
-            f"forward samples {path}, a {kind} that was made before on the host",
-            "that one sample is baked in, and every batch is computed with it. Make "
-            f"the {kind} in forward, as in torch.distributions.Uniform(0.0, "
-            "1.0).sample(), and the device draws for each micro-batch; or pass the "
-            "numbers as an input.",
-        )
-
-
-def _sampled(
-    distribution: Distribution,
-    method: str,
-    path: str,
-    sampled: dict[str, str],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Record that a method of a distribution is called, and call it."""
-    sampled[path] = type(distribution).__name__
-    return getattr(type(distribution), method)(distribution, *args, **kwargs)
 
 
 def _generators() -> dict[str, Any]:

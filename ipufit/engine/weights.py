@@ -23,8 +23,6 @@ import contextlib
 import copy
 import weakref
 import zlib
-from itertools import repeat
-from operator import attrgetter
 from typing import (
     Any,
     Callable,
@@ -43,7 +41,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.errors import UnsupportedError
 
 MODULE = "module."
 """Prefix of the names of the user's weights in the module that is traced."""
@@ -207,39 +205,27 @@ def _deep_copy(weight: Tensor, memo: dict[int, Any]) -> Any:
 _LIMITS = torch.iinfo(torch.int32)
 
 
-class ExactWeights:
-    """The exact values of float64 weights, which a device gets rounded.
+def restore_exact(values: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Restore the exact values of float64 weights that no program has changed.
+
+    A device gets them rounded.
+
+    Args:
+        values: The weights, and the values that they had on the host.
 
     Example:
         >>> table = torch.tensor([0.1], dtype=torch.float64)
-        >>> exact = ExactWeights()
-        >>> exact.remember([table])
+        >>> exact = table.clone()
         >>> _ = table.copy_(table.to(torch.float32))  # as a device brings it back
-        >>> exact.restore()
-        >>> table
-        tensor([0.1000], dtype=torch.float64)
+        >>> restore_exact([(table, exact)])
         >>> float(table)
         0.1
     """
-
-    def __init__(self) -> None:
-        self._values: list[tuple[Tensor, Tensor]] = []
-
-    def remember(self, weights: Iterable[Tensor]) -> None:
-        """Store the host's present values, and drop earlier ones."""
-        self._values = [
-            (weight, weight.detach().clone())
-            for weight in weights
-            if weight.dtype == torch.float64
-        ]
-
-    def restore(self) -> None:
-        """Restore the exact values of weights that no program has changed."""
-        for weight, value in self._values:
-            plain = weight.detach()
-            rounded = value.to(torch.float32).to(torch.float64)
-            if torch.equal(plain.nan_to_num(), rounded.nan_to_num()):
-                plain.copy_(value)
+    for weight, value in values:
+        plain = weight.detach()
+        rounded = value.to(torch.float32).to(torch.float64)
+        if torch.equal(plain.nan_to_num(), rounded.nan_to_num()):
+            plain.copy_(value)
 
 
 def check_values(module: torch.nn.Module) -> None:
@@ -448,40 +434,19 @@ def is_counted(buffer: Tensor) -> bool:
     return buffer in _COUNTED
 
 
-class Counters:
-    """Counts up buffers of a module after each call of its program.
+def counted_up(
+    module: torch.nn.Module, increments: Mapping[str, int]
+) -> list[tuple[Tensor, int]]:
+    """Return the buffers that the host counts up after each call, with the increments.
 
     Args:
-        module: Module that has the buffers.
-        increments: Number that each micro-batch adds, by the buffers' names.
-        micro_batches: Number of micro-batches of one replica in a call.
-
-    Example:
-        >>> norm = torch.nn.BatchNorm1d(2)
-        >>> Counters(norm, {"num_batches_tracked": 1}, 8).count_call()
-        >>> norm.num_batches_tracked
-        tensor(8)
+        module: The module that is traced.
+        increments: Number that each call adds, by the buffers' names.
     """
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        increments: Mapping[str, int],
-        micro_batches: int,
-    ) -> None:
-        buffers = dict(module.named_buffers())
-        self._increments = [
-            (buffers[name], number * micro_batches)
-            for name, number in increments.items()
-        ]
-        _COUNTED.update((buffer, True) for buffer, _ in self._increments)
-
-    def count_call(self) -> None:
-        """Count one call, without fetching the buffers from the device."""
-        if self._increments:
-            with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-                for buffer, number in self._increments:
-                    Tensor.add_(buffer, number)
+    buffers = dict(module.named_buffers())
+    found = [(buffers[name], number) for name, number in increments.items()]
+    _COUNTED.update((buffer, True) for buffer, _ in found)
+    return found
 
 
 @contextlib.contextmanager
@@ -533,59 +498,3 @@ def trained_modes(module: torch.nn.Module) -> list[bool]:
         ([True, False], [True, True])
     """
     return [part.training or not module.training for part in module.modules()]
-
-
-class TrainedParts:
-    """The parts of a module that a program trains, and their modes.
-
-    Example:
-        >>> module = torch.nn.Linear(2, 1)
-        >>> parts = TrainedParts(module)
-        >>> _ = module.bias.requires_grad_(False)
-        >>> parts == TrainedParts(module)
-        False
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._parts = list(module.modules())
-        self._weights = list(module.parameters())
-        self._before = self._now()
-
-    def _now(self) -> tuple[list[bool], list[bool]]:
-        """Return the modes, and whether each parameter requires a gradient.
-
-        Reading a parameter that PopTorch trains fetches all weights, but not here.
-        """
-        modes = list(map(attrgetter("training"), self._parts))
-        if not modes[0]:
-            modes = [True] * len(modes)
-        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-            named = repeat("requires_grad")
-            return modes, list(map(object.__getattribute__, self._weights, named))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TrainedParts) and other._before == self._before
-
-    def check(self) -> None:
-        """Refuse to go on if a part was frozen or unfrozen.
-
-        Raises:
-            ConfigError: A part has changed; the message names it.
-        """
-        now = self._now()
-        if now == self._before:
-            return
-        names = [name or "module" for name, _ in self._module.named_modules()]
-        weights = [name for name, _ in self._module.named_parameters()]
-        for what, named, is_of, was in (
-            ("train mode", names, now[0], self._before[0]),
-            ("trained", weights, now[1], self._before[1]),
-        ):
-            for name, new, old in zip(named, is_of, was):
-                if new != old:
-                    raise ConfigError(
-                        f"{name} was {'' if old else 'not '}{what} when the model was "
-                        f"compiled and is {'' if new else 'not '}now: the program "
-                        "goes on as it was compiled. Freeze and unfreeze between fits."
-                    )

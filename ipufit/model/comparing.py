@@ -303,7 +303,7 @@ class _Twin:
         self.model._settle(source)
         own, executors = self.model._settings, self.model._executors
         losses = () if own is None else own.objective.modules
-        executors.common.begin_alike(executors.fetch_weights, losses)
+        executors.begin_alike(losses)
         if self.model.optimizer is not None and model.optimizer is not None:
             _take_values(self.model.optimizer, model.optimizer)
         self.host, self.optimizer = copy.deepcopy((module, self.model.optimizer))

@@ -19,6 +19,7 @@ from typing import (
     Any,
     Callable,
     Dict,
+    Iterable,
     Iterator,
     Mapping,
     NoReturn,
@@ -86,6 +87,7 @@ from ipufit.engine.host_calls import (
 from ipufit.engine.loop import (
     Evaluation,
     Inference,
+    ProcessSync,
     Training,
     describe_coverage,
     in_passes,
@@ -101,8 +103,7 @@ from ipufit.engine.objective import (
     resolve_objective,
 )
 from ipufit.engine.precision import Counterparts, in_own_types
-from ipufit.engine.processes import ProcessSync
-from ipufit.engine.program import Executors, WatchedGradients, surveyed
+from ipufit.engine.program import Executors, gradient_anchors, surveyed
 from ipufit.engine.step import NoForwardError
 from ipufit.errors import (
     ConfigError,
@@ -305,6 +306,7 @@ class IPUModel:
     _snapshot: Snapshot | None
     _batch_loop: Optimization | None  # None if a fit came since: schedules begin anew
     _output_sizes: list[tuple[Any, OutputSize | None]]
+    _built_options: tuple[object, poptorch.Options] | None
     # Facts about the data of the last runs.
     _last_source: Source | None
     _target_columns: Sequence[str]
@@ -336,6 +338,7 @@ class IPUModel:
         self._fit_run = self._innermost_run = RunState()
         self._run_hooks = self._snapshot = self._batch_loop = None
         self._output_sizes = []
+        self._built_options = None
         self._last_source = None
         self._target_columns = ()
         self._columns = ()
@@ -464,6 +467,7 @@ class IPUModel:
         self.config = config
         self._executors.drop_incomplete()
         self._output_sizes.clear()
+        self._built_options = None
 
     def fit(
         self,
@@ -1577,7 +1581,7 @@ class IPUModel:
             return
         self._executors.fetch_weights()
         if is_average:
-            self._executors.common.take_back()
+            self._executors.take_back()
             average.swap_in()
             if is_joint:
                 self._executors.share_buffers()
@@ -2057,6 +2061,7 @@ class IPUModel:
         if now.pipeline != self._executors.config.pipeline:
             self._executors.place(now, in_words)
         self.config = with_stages(self.config, names)
+        self._built_options = None
 
     def _resolved(self, config: IPUConfig, x: Any = None) -> IPUConfig:
         """Return a config with the stages it leaves open, for `config.resolved`."""
@@ -2165,7 +2170,8 @@ class IPUModel:
                 "Gradients are watched, and the loss scaling is automatic: only the "
                 "device knows what it has multiplied them by. Use a fixed loss_scaling."
             )
-        gradients = WatchedGradients.of(self.module, watched)
+        parameters = dict(self.module.named_parameters()) if watched else {}
+        gradients = {name: parameters[name].shape for name in watched}
         options = self._training_options(plan, gradients)
         batches = TrainingBatches(
             source,
@@ -2218,18 +2224,22 @@ class IPUModel:
         return replace(plan, device_iterations=choice.value), choice
 
     def _training_options(
-        self, plan: BatchPlan, gradients: WatchedGradients
+        self, plan: BatchPlan, watched: Iterable[str] = ()
     ) -> poptorch.Options:
         settings, optimization = self._compiled, self._compiled.optimization
-        return self.config.build_training_options(
-            plan,
-            own_stages=own_stages(self.module, self.config),
-            sums_gradients=settings.objective.is_sum,
-            returns_outputs=settings.objective.is_streamed,
-            scales_automatically=optimization.automatic_loss_scaling,
-            divides_early=optimization.needs_running_mean,
-            anchors=gradients.anchors,
-        )
+        given: dict[str, Any] = {
+            "own_stages": own_stages(self.module, self.config),
+            "sums_gradients": settings.objective.is_sum,
+            "returns_outputs": settings.objective.is_streamed,
+            "scales_automatically": optimization.automatic_loss_scaling,
+            "divides_early": optimization.needs_running_mean,
+            "anchors": gradient_anchors(watched),
+        }
+        key = plan, given
+        if self._built_options is None or self._built_options[0] != key:
+            options = self.config.build_training_options(plan, **given)
+            self._built_options = key, options
+        return self._built_options[1]
 
     def _updates_per_call(
         self, source: Source, plan: BatchPlan, given: FitArguments
@@ -2274,7 +2284,7 @@ class IPUModel:
         if self.config.customize is not None:
             # Larger calls would return metrics of fewer samples, or sums that the
             # device rounds.
-            options = self._training_options(plan, WatchedGradients())
+            options = self._training_options(plan)
             mode = poptorch.OutputMode(options.output_mode)
             if mode != poptorch.OutputMode.All:
                 most.append(Limit(1, f"customize asks for {mode.name}"))

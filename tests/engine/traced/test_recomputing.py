@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ipufit import ConfigError, IPUConfig, IPUModel, UnknownNameError, poptorch
-from ipufit.engine.step import kept_submodules
 from tests.reference import NUM_CLASSES, NUM_FEATURES, samples
 
 
@@ -66,14 +65,21 @@ def test_recomputation_changes_no_number(recompute):
     assert_same(trained(recompute=recompute), trained())
 
 
-def test_each_output_that_a_pattern_names_becomes_a_checkpoint(monkeypatch):
-    kept = []
+@pytest.fixture
+def kept(monkeypatch):
+    """Shapes of the tensors that become checkpoints."""
+    found = []
     checkpoint = poptorch.recomputationCheckpoint
-    monkeypatch.setattr(
-        poptorch,
-        "recomputationCheckpoint",
-        lambda *tensors: kept.append(len(tensors)) or checkpoint(*tensors),
-    )
+
+    def keep(tensor):
+        found.append(tuple(tensor.shape))
+        return checkpoint(tensor)
+
+    monkeypatch.setattr(poptorch, "recomputationCheckpoint", keep)
+    return found
+
+
+def test_each_output_that_a_pattern_names_becomes_a_checkpoint(kept):
     trained(recompute=["one", "two", "three"])
     # (x, [x + 1]), x of the dict without its indices, and the left of the pair.
     assert len(kept) == 4
@@ -84,14 +90,24 @@ def test_each_output_that_a_pattern_names_becomes_a_checkpoint(monkeypatch):
     assert not module.head._forward_hooks
 
 
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["*.layer"], ["one.layer", "two.layer", "three.layer"]),
+        (["[ot]*"], ["one", "two", "three"]),  # and nothing inside of them
+        (["two*", "two.layer"], ["two", "two.layer"]),
+    ],
+)
+def test_a_pattern_names_submodules_but_none_inside_of_others(kept, patterns, names):
+    trained(recompute=patterns)
+    found = list(kept)
+    kept.clear()
+    trained(recompute=names)
+    assert found == kept
+    assert found
+
+
 def test_a_pattern_without_a_match_is_refused_with_the_model():
-    assert kept_submodules(Nested(), ["*.layer"]) == [
-        "one.layer",
-        "two.layer",
-        "three.layer",
-    ]
-    assert kept_submodules(Nested(), ["[ot]*"]) == ["one", "two", "three"]
-    assert kept_submodules(Nested(), ["two*", "two.layer"]) == ["two", "two.layer"]
     with pytest.raises(UnknownNameError, match=r"submodule in recompute 'won'.*one"):
         IPUModel(Nested(), IPUConfig(recompute=["two", "won"]))
 
