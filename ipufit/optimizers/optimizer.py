@@ -846,6 +846,40 @@ def program_key(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
     return type(optimizer), groups, attributes, id(optimizer) if is_combined else None
 
 
+def refuse_own_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimiser of torch whose steps on the host do more than an IPU's.
+
+    Raises:
+        UnsupportedError: It has hooks, a replaced `step`, or the state of own steps.
+    """
+    who = _class_name(optimizer)
+    step = inspect.unwrap(optimizer.step)  # schedulers wrap it
+    if inspect.unwrap(getattr(step, "__func__", step)) is not inspect.unwrap(
+        type(optimizer).step
+    ):
+        raise UnsupportedError(
+            f"`step` of this {who} was replaced, and the steps are made on the device, "
+            "where it is never called. Use a callback: on_train_batch_begin and "
+            "on_train_batch_end come around each call."
+        )
+    for when in ("pre", "post"):
+        if getattr(optimizer, f"_optimizer_step_{when}_hooks", None):
+            raise UnsupportedError(
+                f"{who} has a step {when}-hook, and the steps are "
+                "made on the device, where no hook is called. Use a callback: "
+                "on_train_batch_begin and on_train_batch_end come around each call."
+            )
+    if any(
+        isinstance(value, torch.Tensor)
+        for state in optimizer.state.values()
+        for value in state.values()
+    ):
+        raise UnsupportedError(
+            f"This {who} has made steps already, and its state "
+            "can't be moved to an IPU. Pass a new one."
+        )
+
+
 def _rebuild(
     optimizer: torch.optim.Optimizer, name: str, parameters: list[list[Any]]
 ) -> torch.optim.Optimizer:
@@ -865,18 +899,7 @@ def _rebuild(
             f"{_class_name(optimizer)} with {setting}={optimizer.defaults[setting]!r} "
             f"can't run on an IPU: PopTorch has no {setting}. Leave it out."
         )
-    for when in ("pre", "post"):
-        if getattr(optimizer, f"_optimizer_step_{when}_hooks", None):
-            raise UnsupportedError(
-                f"{_class_name(optimizer)} has a step {when}-hook, and the steps are "
-                "made on the device, where no hook is called. Use a callback: "
-                "on_train_batch_begin and on_train_batch_end come around each call."
-            )
-    if optimizer.state:
-        raise UnsupportedError(
-            f"This {_class_name(optimizer)} has made steps already, and its state "
-            "can't be moved to an IPU. Pass a new one."
-        )
+    refuse_own_steps(optimizer)
     settings = [one for one in optimizer.defaults if one in counting]
     groups: list[dict[str, Any]] = [
         {"params": own, **{one: plain(group[one]) for one in settings}}
@@ -919,6 +942,7 @@ class Optimization:
         rates: Sets its learning rates.
         spec: The `ipufit.Optimizer` that it was made from, if any.
         schedules: Set other values of its parameter groups, by name.
+        source: The optimiser of torch that it was made from, if any.
 
     Attributes:
         optimizer: One of `poptorch.optim`.
@@ -936,6 +960,7 @@ class Optimization:
         rates: Setter,
         spec: Optimizer | None,
         schedules: Mapping[str, Setter],
+        source: torch.optim.Optimizer | None = None,
     ) -> None:
         ramp = spec.loss_scaling if spec else None
         self.optimizer = optimizer
@@ -950,6 +975,7 @@ class Optimization:
         self._schedules = dict(schedules)
         self._setters = [rates, *schedules.values()]
         self._spec = spec
+        self._source = source
         self._batch_size: int | None = None
         self._notes: list[str] = []
         self._told: set[str] = set()
@@ -1099,7 +1125,13 @@ class Optimization:
         self._rates.rescale(factor)
 
     def before_call(self) -> None:
-        """Set the values of the next call, which all its updates share."""
+        """Set the values of the next call, which all its updates share.
+
+        Raises:
+            UnsupportedError: The optimiser of torch has made steps itself.
+        """
+        if self._source is not None:
+            refuse_own_steps(self._source)
         for setter in self._setters:
             setter.write(self.num_updates)
         if self._ramp_in_updates is None or self._spec is None:
@@ -1216,7 +1248,9 @@ def resolve_optimization(
             "ipufit.Schedule, or give the optimizer the rate for your batch size."
         )
     others = make_schedules(schedules, resolved)
-    optimization = Optimization(resolved, rates, spec, others)
+    is_torchs = spec is None and optimizer is not resolved
+    source: Any = optimizer if is_torchs else None
+    optimization = Optimization(resolved, rates, spec, others, source)
     make_settable(
         resolved, optimization.schedule if optimization.has_schedule else None
     )

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import math
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -375,6 +376,35 @@ def test_an_optimizer_that_made_steps_is_refused(module):
     given.step()
     with pytest.raises(UnsupportedError, match="made steps already"):
         resolve_optimizer(given, module)
+
+
+@pytest.mark.parametrize("call", ["fit", "train_on_batch"])
+def test_own_steps_between_fits_are_refused_if_they_leave_a_state(module, call):
+    x, y = torch.randn(32, 3), torch.randn(32, 1)
+    for momentum in (0.0, 0.9):
+        given = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum)
+        schedule = torch.optim.lr_scheduler.StepLR(given, 5)  # it wraps `given.step`
+        model = IPUModel(module)
+        model.compile(given, "mse", lr_schedule=schedule)
+        getattr(model, call)(x, y)
+        module(x).mean().backward()
+        given.step()
+        if momentum:
+            with pytest.raises(UnsupportedError, match="made steps already"):
+                getattr(model, call)(x, y)
+        else:
+            getattr(model, call)(x, y)
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_replaced_step_is_refused(module, is_wrapped):
+    given = torch.optim.SGD(module.parameters(), lr=0.1)
+    model = IPUModel(module)
+    given.step = types.MethodType(lambda self, closure=None: None, given)
+    if is_wrapped:
+        torch.optim.lr_scheduler.StepLR(given, 5)
+    with pytest.raises(UnsupportedError, match=r"`step` of this .* was replaced"):
+        model.compile(given, "mse")
 
 
 @pytest.mark.parametrize("home", [torch.optim, poptorch.optim])
