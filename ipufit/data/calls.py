@@ -239,6 +239,12 @@ class ClassWeights:
                     "sample weights instead."
                 )
             targets = targets.argmax(dim=-1)  # one-hot
+        elif targets.is_floating_point() and not targets.eq(targets.round()).all():
+            value = targets[targets.ne(targets.round())][0]
+            raise DataError(
+                f"class_weight needs class indices or one-hot targets, and a target is "
+                f"{float(value):g}. Pass sample weights instead."
+            )
         targets = targets.reshape(len(targets), -1)
         if targets.shape[1] == 1:
             targets = targets[:, 0]

@@ -31,6 +31,7 @@ from .structure import (
     SampleStructure,
     as_tensor,
     check_integers,
+    narrow,
     split_columns,
     without_columns,
 )
@@ -115,6 +116,9 @@ def collate(samples: Any) -> Batch:
 class ArrayDataset(Dataset):  # type: ignore[type-arg]
     """Dataset of samples in memory, gathered by index and not one by one.
 
+    float64 tensors stay the user's own, who may change them, and become float32 when
+    rows are taken.
+
     Args:
         tensors: Tensors of equal lengths.
         rows: Rows of the tensors that are samples; None if all are.
@@ -131,7 +135,7 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """Return one sample."""
         row = index if self.rows is None else int(self.rows[index])
-        return tuple(tensor[row] for tensor in self.tensors)
+        return tuple(narrow(tensor[row]) for tensor in self.tensors)
 
     def __getitems__(self, indices: list[int]) -> Batch:
         """Return a batch of samples at once, for torch's loaders."""
@@ -140,7 +144,7 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
     def gathered(self, indices: Tensor) -> list[Tensor]:
         """Copy the rows of some samples."""
         rows = indices if self.rows is None else self.rows[indices]
-        return [torch.index_select(tensor, 0, rows) for tensor in self.tensors]
+        return [narrow(torch.index_select(one, 0, rows)) for one in self.tensors]
 
 
 @dataclass(eq=False)

@@ -54,6 +54,7 @@ from .structure import (
     SampleStructure,
     as_tensor,
     check_integers,
+    checked_tensor,
     column_names,
     frame_values,
     is_frame,
@@ -212,9 +213,13 @@ def from_arrays(
                 f"{where} holds a single number where an array belongs: dim 0 counts "
                 "samples. Make a list of numbers an array, as with torch.tensor."
             )
-    leaves = [as_tensor(leaf, f"`{name}`") for leaf in structure.flatten(given)]
+    leaves = [checked_tensor(leaf, f"`{name}`") for leaf in structure.flatten(given)]
     _check_lengths(structure, leaves, name)
     tensors = same_rows(leaves, f"`{name}`")
+    tensors = [
+        leaf if leaf.dtype == torch.float64 else tensor
+        for leaf, tensor in zip(leaves, tensors)
+    ]
     if not len(tensors[0]):
         raise DataError(f"`{name}` has no samples.")
     source = in_memory(tensors, structure, name)
@@ -333,7 +338,8 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
         leaves = structure.flatten(parts)
         # As float32 only samples that the subset hasn't may be too large.
         if rows is None or all(leaf.dtype != torch.float64 for leaf in leaves):
-            tensors = [as_tensor(leaf, f"A sample of `{name}`") for leaf in leaves]
+            where = f"A sample of `{name}`"
+            tensors = [checked_tensor(leaf, where) for leaf in leaves]
             return in_memory(tensors, structure, name, rows)
     structure = SampleStructure.of(parts_of(dataset[0]))
     flat = FlatDataset(dataset, parts_of, structure, name)

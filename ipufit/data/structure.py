@@ -184,17 +184,31 @@ def as_tensor(value: Any, where: str) -> Tensor:
         >>> as_tensor(0.5, "`x`")
         tensor(0.5000)
     """
+    return narrow(checked_tensor(value, where))
+
+
+def narrow(tensor: Tensor) -> Tensor:
+    """Convert float64 to float32; other tensors are returned themselves."""
+    return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+
+
+def checked_tensor(value: Any, where: str) -> Tensor:
+    """Convert a value as `as_tensor` does, but leave float64 as it is.
+
+    Raises:
+        DataError: As in `as_tensor`.
+    """
     tensor = dense_tensor(value, where)
     if tensor.dtype != torch.float64:
         return tensor
-    narrow = torch.as_tensor(tensor, dtype=torch.float32)
-    is_infinite = torch.isinf(narrow)
+    in_32_bits = torch.as_tensor(tensor, dtype=torch.float32)
+    is_infinite = torch.isinf(in_32_bits)
     if is_infinite.any():
         at = is_infinite.logical_and(torch.isfinite(tensor)).nonzero()
         if len(at):
             index = at[0].tolist()
             raise _too_large(float(tensor[tuple(index)]), where, f" at {index}")
-    return narrow
+    return tensor
 
 
 def _too_large(value: float, where: str, at: str = "") -> DataError:

@@ -20,7 +20,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from ipufit import DataError, IPUConfig, IPUModel, poptorch
+from ipufit import Callback, DataError, IPUConfig, IPUModel, Optimizer, poptorch
 from ipufit._tree import Structure, tree_map
 from tests import reference
 from tests.emulator._datasets import preload_fork_server
@@ -553,6 +553,7 @@ PAIRS = torch.stack([Y, Y], dim=1)
     [
         ((Y, Y), {1: 3.0}, "needs one target"),
         (PAIRS, {1: 3.0}, r"\(\d+, 2\) don't add up to 1"),
+        (PAIRS[:, :1] + 0.25, {1: 3.0}, r"a target is \d.*25\. Pass sample weights"),
         *(
             (Y, table, "class_weight")
             for table in (3, [1], {}, {"a": 1}, {1.0: 1}, {True: 1}, {1: "a"}, {1: -1})
@@ -570,3 +571,23 @@ def test_what_is_no_table_of_weights_is_refused(y, given_weights, message):
 def test_sample_weights_exclude_class_weights():
     with pytest.raises(DataError, match="multiply them"):
         trained(Y, sample_weight=torch.ones(10), class_weight={1: 3})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_arrays_that_a_callback_changes_count_in_the_next_epoch(dtype, as_dataset):
+    x, y = np.ones((8, 3), dtype), np.zeros((8, 1), dtype)
+
+    class Change(Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            y[:] = 100.0
+
+    data = (x, y)
+    if as_dataset:
+        data = (TensorDataset(torch.from_numpy(x), torch.from_numpy(y)),)
+    model = IPUModel(torch.nn.Linear(3, 1))
+    model.compile(Optimizer("sgd", learning_rate=0.0), "mse")
+    history = model.fit(
+        *data, batch_size=4, epochs=2, callbacks=[Change()], verbose=0
+    ).history
+    assert history["loss"][0] < 100 < 5000 < history["loss"][1]
