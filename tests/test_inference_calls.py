@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import ipufit
-from ipufit import Callback, IPUConfig, IPUModel, poptorch
+from ipufit import Callback, IPUConfig, IPUModel, UnsupportedError, poptorch
 from ipufit.callbacks import ProgressDisplay
 from tests import modes, reference
 from tests.strategies import examples
@@ -417,3 +417,19 @@ def test_two_threads_that_fit_and_evaluate_keep_the_standard_output():
         one.join()
     assert sys.stdout is before
     assert found == [True, True]
+
+
+class TimeFirst(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x):  # [samples, steps, 3]
+        return self.layer(x).transpose(0, 1)
+
+
+@pytest.mark.parametrize("samples", [5, 16])
+def test_an_axis_as_long_as_a_micro_batch_is_no_axis_of_samples(samples):
+    model = IPUModel(TimeFirst())
+    with pytest.raises(UnsupportedError, match=r"\(8, 1, 2\) for one sample"):
+        model.predict(torch.randn(samples, 8, 3), batch_size=8)

@@ -26,7 +26,7 @@ from ipufit.engine.precision import change_types
 from ipufit.engine.step import call_module, results_of
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import mode, unfetched
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.metrics import Metric
 from ipufit.scalars import collected
 
@@ -184,6 +184,26 @@ def output_size(
         any(buffer._version for buffer in buffers),
         results[1],
     )
+
+
+def refuse_other_axes(outputs: Any, micro_batch_size: int) -> None:
+    """Refuse outputs whose first axis isn't that of samples, but has its length.
+
+    Args:
+        outputs: Outputs for one sample.
+        micro_batch_size: Samples of a micro-batch.
+
+    Raises:
+        UnsupportedError: There is such an output.
+    """
+    for leaf in Structure.of_outputs(outputs).flatten(outputs):
+        shape = tuple(getattr(leaf, "shape", ()))
+        if len(shape) > 1 and shape[0] == micro_batch_size > 1 and 1 in shape[1:]:
+            raise UnsupportedError(
+                f"The module returned a tensor of shape {shape} for one sample. "
+                "Outside training every output needs one row per sample: return it "
+                "with the samples' axis first, as in output.transpose(0, 1)."
+            )
 
 
 @contextlib.contextmanager

@@ -83,6 +83,7 @@ from ipufit.engine.host_calls import (
     lazy_layers,
     num_weights,
     output_size,
+    refuse_other_axes,
 )
 from ipufit.engine.loop import (
     Evaluation,
@@ -2682,7 +2683,8 @@ class IPUModel:
         known = source.num_certain
         known = source.num_samples if known is None else known
         counts = [count for count in (known, max_rows) if count is not None]
-        if counts and min(counts) <= plan.batch_size * least:
+        is_one_call = bool(counts) and min(counts) <= plan.batch_size * least
+        if is_one_call and min(counts) % plan.micro_batch_size == 0:
             return Choice(least)
 
         # Bytes of inputs, labels and outputs of a pass in one process, if they can be
@@ -2695,6 +2697,10 @@ class IPUModel:
             self._output_sizes.append((key, found))
         size = next(found for one, found in self._output_sizes if one == key)
         num_bytes = None
+        if size is not None:
+            refuse_other_axes(size.outputs, plan.micro_batch_size)
+        if is_one_call:
+            return Choice(least)
         if size is not None:
             num_bytes = plan.replicas * (bytes_of(example) + size.num_bytes)
             if size.moves_buffers:
