@@ -27,7 +27,7 @@ import ipufit
 
 
 class BinaryAutoencoder(nn.Module):
-    """Images to nearly binary codes, and back."""
+    """Encode images as nearly binary codes, and decode them."""
 
     def __init__(self, bits: int = 32, *, as_buffer: bool = True) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class BinaryAutoencoder(nn.Module):
             self.sharpness = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [N, 64] to decoded images [N, 64]."""
+        """Encode and decode images [N, 64]; returns images [N, 64]."""
         code = torch.sigmoid(self.encoder(x) * self.sharpness)
         if not self.training:
             code = code.round()

@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 def network() -> nn.Sequential:
-    """Eight blocks of different cost, and a head."""
+    """Make a network of eight blocks of different cost, and a head."""
     widths = [3, 8, 8, 12, 12, 16, 16, 24, 24]
     blocks = [
         Block(before, after, repeats)
@@ -56,7 +56,7 @@ def network() -> nn.Sequential:
 
 
 def plan_of(config: IPUConfig, x: torch.Tensor, y: torch.Tensor) -> ModelPlan:
-    """The plan of a training with some stages."""
+    """Return the plan of a training with some stages."""
     model = IPUModel(network(), config)
     model.compile("adamw", "cross_entropy")
     return model.plan(x, y)

@@ -29,7 +29,7 @@ CLS, FIRST_WORD, SECOND_WORD = 0, 1, 2  # tokens of their own
 
 
 def texts(count: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Texts [N, 16] with two words somewhere, and which of them comes first [N]."""
+    """Make texts [N, 16] with two words in them, and which one comes first [N]."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, VOCABULARY, (count, LENGTH), generator=generator)
     ids[:, 0] = CLS

@@ -65,7 +65,7 @@ class AsOnAnIPU(nn.Module):
 
 
 def series(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Waves of three frequencies, with noise."""
+    """Make waves of three frequencies, with noise."""
     generator = torch.Generator().manual_seed(0)
     classes = torch.randint(0, CLASSES, (count,), generator=generator)
     times = torch.arange(STEPS).view(1, STEPS, 1) * (1 + classes.view(-1, 1, 1)) / 2
@@ -74,7 +74,7 @@ def series(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def checked(module: nn.Module, count: int = 320) -> tuple[IPUModel, CheckReport]:
-    """A model, and what its check finds."""
+    """Return a model, and the findings of its check."""
     model = IPUModel(module, IPUConfig(micro_batch_size=32, seed=0))
     model.compile("adam", "cross_entropy", metrics=["accuracy"])
     report = model.check(*series(count), batch_size=32)

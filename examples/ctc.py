@@ -38,7 +38,7 @@ class Numbers(NamedTuple):
 
 
 def make_reader(channels: int = 64) -> nn.Sequential:
-    """Convolutions along columns: images [N, 8, 40] to scores [N, 11, 40]."""
+    """Make a network from images [N, 8, 40] to scores of each column [N, 11, 40]."""
     first = nn.Conv1d(8, channels, 5, padding=2), nn.BatchNorm1d(channels)
     second = nn.Conv1d(channels, channels, 5, padding=2), nn.BatchNorm1d(channels)
     last = nn.Conv1d(channels, 11, 3, padding=1)
@@ -46,7 +46,7 @@ def make_reader(channels: int = 64) -> nn.Sequential:
 
 
 def ctc_loss(scores: Tensor, targets: dict[str, Tensor]) -> Tensor:
-    """Torch's CTC loss within PopTorch's limits."""
+    """Compute torch's CTC loss within PopTorch's limits."""
     log_probabilities = scores.permute(2, 0, 1).log_softmax(dim=2)  # [columns, N, 11]
     lengths = targets["lengths"]
     columns = torch.full_like(lengths, scores.shape[2], device=lengths.device)
@@ -70,7 +70,7 @@ def make_numbers(digits: Tensor, labels: Tensor, count: int) -> Numbers:
 
 
 def read(scores: Tensor) -> list[str]:
-    """The best class of each column, without repetitions and blanks."""
+    """Return the best class of each column, without repetitions and blanks."""
     best = (torch.unique_consecutive(row).tolist() for row in scores.argmax(dim=1))
     return ["".join(str(c - 1) for c in row if c != BLANK) for row in best]
 

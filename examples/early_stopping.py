@@ -45,7 +45,7 @@ def make_callbacks(path: str, patience: int) -> list[ipufit.Callback]:
 
 
 def digits(*sizes: int) -> list[tuple[Tensor, Tensor]]:
-    """Parts of scikit-learn's digits, with noise, which makes them easy to overfit."""
+    """Return parts of scikit-learn's digits, with noise to make overfitting easy."""
     data = load_digits()
     x, y = torch.from_numpy(data.data).float() / 16, torch.from_numpy(data.target)
     x = x + 0.25 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))

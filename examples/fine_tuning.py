@@ -28,7 +28,7 @@ KNOWN, FEW = 7, 10  # digits of the first training, images of each in the second
 
 
 def make_network(num_classes: int) -> nn.Module:
-    """A ResNet with one block in each of its four layers, and random weights."""
+    """Make a ResNet with one block in each of four layers, and random weights."""
     try:
         resnet = import_torchvision().models.resnet
     except ModuleNotFoundError:
@@ -38,7 +38,7 @@ def make_network(num_classes: int) -> nn.Module:
 
 
 def prepare(digits: TensorDataset) -> tuple[Tensor, Tensor]:
-    """Images `[N, 3, 20, 20]`, without the frame and in three colours, and labels."""
+    """Return images `[N, 3, 20, 20]` without a frame, in three colours, and labels."""
     images, labels = digits.tensors
     return images[..., 4:-4, 4:-4].expand(-1, 3, -1, -1).contiguous(), labels
 

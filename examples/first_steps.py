@@ -20,7 +20,7 @@ import ipufit
 
 
 def sample(count: int) -> tuple[Tensor, Tensor]:
-    """Points `[N, 2]`, and the ring of each `[N]`: 0 within 0.8, 2 beyond 1.5."""
+    """Draw points `[N, 2]`, and their rings `[N]`: 0 within 0.8, 2 beyond 1.5."""
     points = torch.randn(count, 2)
     return points, torch.bucketize(points.norm(dim=1), torch.tensor([0.8, 1.5]))
 
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> float:
 
 
 def plot(history: ipufit.History, points: Tensor, rings: Tensor, path: str) -> None:
-    """Draw the accuracies, and points in the colours of the rings they are put in."""
+    """Draw the accuracies, and points in the colours of their predicted rings."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3), layout="constrained")

@@ -62,12 +62,12 @@ class GAN(ipufit.IPUModel):
         }
 
     def predict_step(self, inputs: Tensor) -> Tensor:
-        """Noise [N, 8] to points [N, 2]."""
+        """Generate points [N, 2] from noise [N, 8]."""
         return self.module.generator(inputs)
 
 
 def ring(count: int) -> Tensor:
-    """Points [N, 2] on a ring of radius 1, but for a little noise."""
+    """Draw points [N, 2] on a ring of radius 1, with a little noise."""
     angle, radius = 2 * math.pi * torch.rand(count), 1 + 0.05 * torch.randn(count)
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
 

@@ -32,7 +32,7 @@ except ImportError:
 
 
 class Classifier(LightningModule):
-    """Digits to scores, as it would be written for Lightning."""
+    """Classifies digits, as it would be written for Lightning."""
 
     def __init__(self, width: int = 128, rate: float = 3e-3) -> None:
         super().__init__()
@@ -42,18 +42,18 @@ class Classifier(LightningModule):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [N, 64] to scores [N, 10]."""
+        """Return scores [N, 10] of images [N, 64]."""
         return self.layers(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         x, y = batch
         loss = nn.functional.cross_entropy(self(x), y)
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Loss and accuracy of a batch, which Lightning logs for each epoch."""
+        """Log loss and accuracy of a batch, which Lightning averages over an epoch."""
         x, y = batch
         scores = self(x)
         self.log("val_loss", nn.functional.cross_entropy(scores, y))
@@ -61,7 +61,7 @@ class Classifier(LightningModule):
         self.log("val_acc", accuracy, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        """AdamW, whose rate is halved every five epochs."""
+        """Return AdamW, with a rate that is halved every five epochs."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.rate)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)]
 

@@ -36,7 +36,7 @@ class SparseAutoencoder(nn.Module):
         self.sparsity = sparsity
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Images [N, 64] to the loss and the decoded images [N, 64]."""
+        """Return the loss of images [N, 64], and the decoded images [N, 64]."""
         code = self.encoder(x).relu()
         decoded = self.decoder(code)
         error = nn.functional.mse_loss(decoded, x)

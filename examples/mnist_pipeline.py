@@ -47,12 +47,12 @@ class Network(nn.Module):
         self.layer4 = nn.Linear(256, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [N, 1, 28, 28] to scores [N, 10]."""
+        """Return scores [N, 10] of images [N, 1, 28, 28]."""
         return self.layer4(self.layer3(self.layer2(self.layer1(x))))
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The tutorial's switches, and where the data comes from."""
+    """Parse the tutorial's switches, and the source of the data."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

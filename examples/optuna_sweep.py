@@ -29,13 +29,13 @@ LOWEST, HIGHEST = 1e-4, 1.0
 
 
 def grid(trials: int) -> Iterator[tuple[float, Callable[[float], Any]]]:
-    """Rates at equal distances of their logarithms, and nobody to tell."""
+    """Yield rates at equal distances of their logarithms, and a function for each."""
     for step in torch.linspace(0, 1, trials).tolist():
         yield LOWEST * (HIGHEST / LOWEST) ** step, lambda accuracy: None
 
 
 def optunas(trials: int) -> Iterator[tuple[float, Callable[[float], Any]]]:
-    """Rates that Optuna chooses, and what to tell their accuracies to."""
+    """Yield rates that Optuna chooses, and a function that takes the accuracy."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -25,7 +25,7 @@ from ipufit import poptorch
 
 
 def customize(options: poptorch.Options, is_training: bool) -> None:
-    """Set what there is no field for, on top of what ipufit has set."""
+    """Set options that have no field, on top of those that ipufit has set."""
     options.enableStableNorm(True)
     options._Popart.set("outlineThreshold", 10.0)
     if is_training:
@@ -33,7 +33,7 @@ def customize(options: poptorch.Options, is_training: bool) -> None:
 
 
 def options_of_a_script(is_training: bool) -> poptorch.Options:
-    """Options as a script without ipufit makes them."""
+    """Make options as a script without ipufit does."""
     options = poptorch.Options().deviceIterations(4).enableStableNorm(True)
     options.outputMode(poptorch.OutputMode.All)
     if is_training:

@@ -66,7 +66,7 @@ class Bert(nn.Module):
 
 
 def make(offload_optimizer: bool) -> IPUModel:
-    """The tutorial's layout of a network without numbers."""
+    """Make the tutorial's layout of a network without numbers."""
     config = IPUConfig(
         micro_batch_size=1,
         gradient_accumulation=256,

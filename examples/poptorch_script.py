@@ -34,7 +34,7 @@ class WithLoss(nn.Module):
         self.loss = nn.CrossEntropyLoss()
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Images [N, 64] to scores [N, 10], and the loss if there are labels."""
+        """Return scores [N, 10] of images [N, 64], and the loss if there are labels."""
         scores = self.layers(x)
         return (scores,) if y is None else (scores, self.loss(scores, y))
 

@@ -43,7 +43,7 @@ def train(replicas: int, gradient_accumulation: int, epochs: int) -> list[float]
 
 
 def name(replicas: int, gradient_accumulation: int) -> str:
-    """A layout as its arguments."""
+    """Return a layout as its arguments."""
     return f"replicas={replicas}, gradient_accumulation={gradient_accumulation}"
 
 

@@ -43,7 +43,7 @@ class Classifier(nn.Module):
         self.head = nn.Linear(size, len(MODULES))
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Tokens and mask [N, 40] to scores of the modules [N, 5]."""
+        """Return scores [N, 5] of the modules for tokens and mask [N, 40]."""
         is_word = mask.to(self.places.dtype)  # 1, or 0 for padding
         hidden = self.drop(self.words(tokens) + self.places)
         hidden = self.encoder(hidden, src_key_padding_mask=1e4 * (is_word - 1))
@@ -70,7 +70,7 @@ def read_library() -> tuple[list, list]:
 
 
 def encode(passages: list, numbers: dict) -> tuple[dict[str, Tensor], Tensor]:
-    """Tokens, padded to one length, with a mask, both `[N, 40]`; and modules `[N]`."""
+    """Return tokens of one length with a mask, both `[N, 40]`, and modules `[N]`."""
     tokens = torch.full((len(passages), LONGEST), PADDING)
     for row, (words, _) in zip(tokens, passages):
         row[: len(words)] = torch.tensor([numbers.get(w, UNKNOWN) for w in words])

@@ -35,7 +35,7 @@ class Forecaster(nn.Module):
         self.head = nn.Linear(hidden, 1)
 
     def forward(self, window: Tensor) -> Tensor:
-        """Windows [N, 48, 1] to the next hour's values [N, 1]."""
+        """Predict the next hour's values [N, 1] from windows [N, 48, 1]."""
         outputs, _ = self.lstm(window)
         return window[:, -1] + self.head(outputs[:, -1])  # the change is foretold
 
