@@ -73,8 +73,8 @@ class Precision(NamedTuple):
         """Name of the precision in checkpoints: one word for both of its names.
 
         Example:
-            >>> precision_of("16.16").word, precision_of("16.32").word
-            ('float16', '16.32')
+            >>> IPUConfig(precision="16.16").types.word
+            'float16'
         """
         if self.activations == self.weights:
             return str(self.weights).rpartition(".")[2]
@@ -93,16 +93,6 @@ _PRECISIONS = {
     "16.32": Precision(torch.float16, torch.float32),
     "32.32": Precision(torch.float32, torch.float32),
 }
-
-
-def precision_of(word: str) -> Precision:
-    """Return the types that a name of a precision stands for.
-
-    Example:
-        >>> precision_of("16.32")
-        Precision(activations=torch.float16, weights=torch.float32)
-    """
-    return _PRECISIONS[word]
 
 
 @all_suggesting
@@ -436,7 +426,7 @@ class IPUConfig:
     @property
     def types(self) -> Precision:
         """The types of activations and of weights, which `precision` names."""
-        return precision_of(self.precision)
+        return _PRECISIONS[self.precision]
 
     @property
     def rounds_at_random(self) -> bool | None:
@@ -625,7 +615,7 @@ class IPUConfig:
         """
         own = self.training_options
         if own is None:
-            options = _derived_for_training(self, plan, own_stages)
+            options = _derived(self, plan, is_training=True, own_stages=own_stages)
         else:
             options = _own_options(self, own)
         training, mode = options.Training, poptorch.OutputMode
@@ -660,7 +650,7 @@ class IPUConfig:
         if own is None:
             # The model's own blocks are a pipeline if there is a micro-batch for each.
             is_short = plan.device_iterations == 1
-            options = _derived_for_inference(self, plan, is_short=is_short)
+            options = _derived(self, plan, is_training=False, is_short=is_short)
         else:
             options = _own_options(self, own)
         if options.defaultOutputMode():
@@ -1045,32 +1035,27 @@ def _checked_inference(given: Any) -> dict[str, Any]:
 # Options that a config stands for -----------------------------------------------------
 
 
-def _derived_for_training(
-    config: IPUConfig, plan: BatchPlan, own_stages: int = 1
-) -> poptorch.Options:
-    options = _derived(config, plan, own_stages=own_stages)
-    options.Training.gradientAccumulation(plan.gradient_accumulation)
-    if config.rounds_at_random is not None:
-        options.Precision.enableStochasticRounding(config.rounds_at_random)
-    if config.profile_dir is not None and config.process.is_first:
-        options.enableProfiling(config.profile_dir)
-    return options
-
-
-def _derived_for_inference(
-    config: IPUConfig, plan: BatchPlan, *, is_short: bool = False
-) -> poptorch.Options:
-    options = _derived(config.inference_config, plan, is_short=is_short)
-    is_rounded = (config.inference or {}).get("stochastic_rounding")
-    if is_rounded is not None:
-        options.Precision.enableStochasticRounding(is_rounded)
-    return options
-
-
 def _derived(
-    config: IPUConfig, plan: BatchPlan, *, is_short: bool = False, own_stages: int = 1
+    config: IPUConfig,
+    plan: BatchPlan,
+    *,
+    is_training: bool,
+    own_stages: int = 1,
+    is_short: bool = False,
 ) -> poptorch.Options:
-    """Build the options that training and inference share."""
+    """Build the options of a program.
+
+    Args:
+        config: The config.
+        plan: The factors of a call.
+        is_training: Whether the program trains.
+        own_stages: Stages of blocks that the model begins itself.
+        is_short: As for `_strategy_of`.
+    """
+    rounds = config.rounds_at_random
+    if not is_training:
+        rounds = (config.inference or {}).get("stochastic_rounding")
+        config = config.inference_config
     if config.process.launcher == "poprun":
         # PopDist has set replicas and process in its own, and refuses to be told.
         options: poptorch.Options = popdist().poptorch.Options()
@@ -1090,12 +1075,34 @@ def _derived(
     proportions = _memory_proportions(config)
     if proportions:
         options.setAvailableMemoryProportion(proportions)
-    _set_memory(options, config, own_stages)
+    if config.offload_optimizer or config.shard_optimizer:
+        location = poptorch.TensorLocationSettings()
+        if config.offload_optimizer:
+            location.useOnChipStorage(False)
+        if config.shard_optimizer:
+            location.useReplicatedTensorSharding(True)
+        options.TensorLocations.setOptimizerLocation(location)
+    if config.num_io_tiles is not None:
+        options.TensorLocations.numIOTiles(config.num_io_tiles)
+    if config.prefetch_depth is not None:
+        options._Popart.set("defaultPrefetchBufferingDepth", config.prefetch_depth)
+    if config.partials is not None:
+        is_half = config.partials == "half"
+        options.Precision.setPartialsType(torch.half if is_half else torch.float)
+    kind = _recomputation(config, own_stages)
+    if kind is not None:
+        options._Popart.set("autoRecomputation", kind)
     if config.cache_dir is not None:
         options.enableExecutableCaching(str(config.cache_dir))
     if config.offline:
         options.useOfflineIpuTarget(_env.compile_for())
     _set_seed(options, config.seed)
+    if rounds is not None:
+        options.Precision.enableStochasticRounding(rounds)
+    if is_training:
+        options.Training.gradientAccumulation(plan.gradient_accumulation)
+        if config.profile_dir is not None and config.process.is_first:
+            options.enableProfiling(config.profile_dir)
     return options
 
 
@@ -1126,26 +1133,6 @@ def _strategy_of(config: IPUConfig, *, is_short: bool) -> Any:
             for index, stage in enumerate(given)
         )
     )
-
-
-def _set_memory(options: poptorch.Options, config: IPUConfig, own_stages: int) -> None:
-    if config.offload_optimizer or config.shard_optimizer:
-        location = poptorch.TensorLocationSettings()
-        if config.offload_optimizer:
-            location.useOnChipStorage(False)
-        if config.shard_optimizer:
-            location.useReplicatedTensorSharding(True)
-        options.TensorLocations.setOptimizerLocation(location)
-    if config.num_io_tiles is not None:
-        options.TensorLocations.numIOTiles(config.num_io_tiles)
-    if config.prefetch_depth is not None:
-        options._Popart.set("defaultPrefetchBufferingDepth", config.prefetch_depth)
-    if config.partials is not None:
-        is_half = config.partials == "half"
-        options.Precision.setPartialsType(torch.half if is_half else torch.float)
-    kind = _recomputation(config, own_stages)
-    if kind is not None:
-        options._Popart.set("autoRecomputation", kind)
 
 
 # PopART's RecomputationType (`willow/include/popart/sessionoptions.hpp`).
@@ -1261,7 +1248,6 @@ def _take_own_options(config: IPUConfig) -> None:
             )
         object.__setattr__(config, name, own.clone())
         is_training = name == "training_options"
-        derive = _derived_for_training if is_training else _derived_for_inference
         iterations = (
             config.device_iterations if is_training else config.inference_iterations
         )
@@ -1272,7 +1258,8 @@ def _take_own_options(config: IPUConfig) -> None:
             device_iterations=iterations or 1,
         )
         made = {**(_FOR_TRAINING if is_training else _FOR_INFERENCE), **_FOR_BOTH}
-        has, asks = _settings_of(own), _settings_of(derive(config, plan))
+        derived = _derived(config, plan, is_training=is_training)
+        has, asks = _settings_of(own), _settings_of(derived)
         defaults = {one.name: one.default for one in fields(config)}
         for one, (setter, *keys) in made.items():
             value = getattr(config, one)

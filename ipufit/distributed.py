@@ -275,26 +275,21 @@ class Processes:
         Args:
             value: Anything that can be pickled.
         """
-        if not self.are_several:
-            return value
-        content = _pickled(value) if self.is_first else _zeros(0)
-        what = "a value of process 0"
-        with self._exchange(what, content.numel()) as (group, sizes):
-            if not self.is_first:
-                content = _zeros(sizes[_FIRST])
-            dist.broadcast(content, _FIRST, group=group)
-        return value if self.is_first else _unpickled(content)
+        own: Any = value if self.is_first else None
+        given = self.gathered(own, "a value of process 0")[_FIRST]
+        return value if self.is_first else given
 
-    def gathered(self, value: T) -> list[T]:
+    def gathered(self, value: T, what: str = "values of all processes") -> list[T]:
         """Return the values of all processes, in their order.
 
         Args:
             value: Anything that can be pickled.
+            what: Name of the values, for messages.
         """
         if not self.are_several:
             return [value]
         own = _pickled(value)
-        with self._exchange("values of all processes", own.numel()) as (group, sizes):
+        with self._exchange(what, own.numel()) as (group, sizes):
             contents = _all_gather(group, own, sizes)
         return [_unpickled(content) for content in contents]
 
@@ -383,10 +378,6 @@ def _all_gather(group: Any, own: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     vectors = [_kept(torch.zeros_like(padded)) for _ in sizes]
     dist.all_gather(vectors, padded, group=group)
     return [vector[:size] for vector, size in zip(vectors, sizes)]
-
-
-def _zeros(length: int) -> Any:
-    return _kept(torch.zeros(length, dtype=torch.uint8))
 
 
 def _pickled(value: Any) -> Any:

@@ -266,13 +266,7 @@ def _of_norms(norms: list[Any], plan: BatchPlan) -> list[Finding]:
 
 
 def finding_of(error: Exception, topic: str, place: Any = None) -> Finding:
-    """Convert an error to a finding.
-
-    Args:
-        error: Error that `fit` would raise.
-        topic: Its subject.
-        place: Place in the program, from a survey; None for none.
-    """
+    """Convert an error that `fit` would raise, at a place of a survey, to a finding."""
     text = str(error)
     if not isinstance(error, IpufitError):
         text = f"{type(error).__name__}: {text}"

@@ -140,7 +140,6 @@ from ipufit.planning.choices import (
     MOST_UNKNOWN_PASSES,
     MOST_WORK,
     Choice,
-    Limit,
     chosen_device_iterations,
     chosen_inference_iterations,
     nearest_batch_sizes,
@@ -611,15 +610,12 @@ class IPUModel:
             _check_repeats(
                 validated, validation_steps, len([*times]) + 2 * bool(between)
             )
-            size, max_rows = _rows_to_evaluate(
-                self.config, validated, validation_batch_size, validation_steps, plan
-            )
             validation = self._evaluation(
                 validated,
-                size,
-                max_rows=max_rows,
+                validation_batch_size,
+                validation_steps,
+                training=plan,
                 callbacks=callbacks,
-                words=("validation_data", "validate"),
             )
         of_run = {
             "shuffle": shuffle,
@@ -780,11 +776,11 @@ class IPUModel:
         self._require_compiled()
         source = as_source(x, y, sample_weight, columns=self._columns, **self._of_data)
         self._target_columns = column_names(y) or ()
-        size, max_rows = _rows_to_evaluate(self.config, source, batch_size, steps)
+        samples = _common_samples(source)
         self.processes.require_same(
-            "evaluate", samples=_common_samples(source), batch_size=size, steps=steps
+            "evaluate", samples=samples, batch_size=batch_size, steps=steps
         )
-        test = self._evaluation(source, size, max_rows=max_rows, callbacks=callbacks)
+        test = self._evaluation(source, batch_size, steps, callbacks=callbacks)
         if self._only_compiled(test):
             return _as_asked(test.figures, return_dict, is_known=False)
         run = RunState(params={"verbose": verbose, **_params(test.batches)})
@@ -836,12 +832,12 @@ class IPUModel:
                 "names of columns that it is to leave alone."
             )
         source = self._inputs(x, columns or ())
-        size, max_rows = _rows_to_evaluate(self.config, source, batch_size, steps)
+        samples = _common_samples(source)
         self.processes.require_same(
-            "predict", samples=_common_samples(source), batch_size=size, steps=steps
+            "predict", samples=samples, batch_size=batch_size, steps=steps
         )
         plan = self._prediction(
-            source, size, max_rows=max_rows, callbacks=callbacks, is_open=not stream
+            source, batch_size, steps, callbacks=callbacks, is_open=not stream
         )
         parts = self._predicted(plan, callbacks, verbose)
         if not stream:
@@ -957,10 +953,8 @@ class IPUModel:
         """
         self._require_compiled()
         source = as_batch(x, y, sample_weight, columns=self._columns)
-        size, _ = _rows_to_evaluate(self.config, source, None, None)
-        rows = source.num_samples
         self.processes.require_same("test_on_batch", samples=source.num_samples)
-        test = self._evaluation(source, size, rows_in_one_call=rows)
+        test = self._evaluation(source, is_single=True)
         if self._only_compiled(test):
             return _as_asked(test.figures, return_dict, is_known=False)
         self._require_ipus()
@@ -981,10 +975,8 @@ class IPUModel:
             DataError: Data that can't be used.
         """
         source = as_batch(x, left_out=self._target_columns, columns=self._columns)
-        size, _ = _rows_to_evaluate(self.config, source, None, None)
-        rows = source.num_samples
         self.processes.require_same("predict_on_batch", samples=source.num_samples)
-        plan = self._prediction(source, size, rows_in_one_call=rows, is_open=False)
+        plan = self._prediction(source, is_single=True)
         return self._whole_outputs(plan, self._predicted(plan))
 
     def batch_plan(
@@ -1192,32 +1184,28 @@ class IPUModel:
             elif source.num_certain is not None and validation_split:
                 count = source.num_certain
                 num_tested = count - num_trained_on(count, validation_split)
-            # Each with the arguments for which it may have a program of its own.
             predicted = self._predicted_by
-            size = partial(_rows_to_evaluate, self.config, tested, steps=None)
-            runs: list[tuple[int, Inferred, str, int | None, CallbackLike]]
-            if training is None:
-                runs = [(size(batch_size)[0], predicted, "predict", None, None)]
-            else:
-                evaluated = training.figures.objective.evaluated
-                first, _ = size(validation_batch_size, training=training.plan)
-                later, _ = size(None)
-                runs = [
-                    (first, evaluated, "test", num_tested, callbacks),
-                    (later, evaluated, "test", None, None),
-                    (later, predicted, "predict", None, None),
-                ]
             plans: dict[object, Inference] = {}
-            for rows, inferred, kind, max_rows, listening in runs:
-                planned = self._inference(
-                    tested,
-                    rows,
-                    inferred,
-                    kind,
-                    max_rows=max_rows,
-                    callbacks=listening,
+
+            def add(
+                inferred: Inferred, kind: str, size: int | None = None, **how: Any
+            ) -> None:
+                one = self._inference(tested, inferred, kind, size, **how)
+                plans.setdefault((inferred, one.plan), one)
+
+            # Each with the arguments for which it may have a program of its own.
+            if training is None:
+                add(predicted, "predict", batch_size)
+            else:
+                tests = training.figures.objective.evaluated
+                add(
+                    *(tests, "test", validation_batch_size),
+                    training=training.plan,
+                    max_rows=num_tested,
+                    callbacks=callbacks,
                 )
-                plans.setdefault((inferred, planned.plan), planned)
+                add(tests, "test")
+                add(predicted, "predict")
             programs = []
             to_build: list[Training | Inference] = [*plans.values()]
             to_build += [] if training is None else [training]
@@ -2254,47 +2242,39 @@ class IPUModel:
             begun = int(given.checkpoint.state["plan"]["device_iterations"])
             return Choice(begun, "the run was begun with so many")
         objective = self._compiled.objective
-        multiples: list[Limit] = []
-        most: list[Limit] = []
+        multiples: dict[str, int] = {}
+        most: dict[str, int] = {}
 
         # Callbacks of all processes.
         listening = CallbackList(given.callbacks)
-        heard = (
-            listening.call_ends(),
-            bool(listening.watched_gradients(self.module)),
-        )
-        everyone = [heard]
-        if self.processes.are_several:
-            everyone = self.processes.gathered(heard)
-        for every, name in dict.fromkeys(end for ends, _ in everyone for end in ends):
+        is_watching = bool(listening.watched_gradients(self.module))
+        everyone = self.processes.gathered((listening.call_ends(), is_watching))
+        for every, name in [end for ends, _ in everyone for end in ends]:
             if every > 1:
-                limit = Limit(every, f"the {every} updates that {name} counts")
-                multiples.append(limit)
+                multiples[f"the {every} updates that {name} counts"] = every
             else:
-                most.append(Limit(1, f"{name} hears each update"))
+                most[f"{name} hears each update"] = 1
         if any(is_watching for _, is_watching in everyone):
-            most.append(Limit(1, "gradients are watched"))
+            most["gradients are watched"] = 1
 
         # Settings with which something happens after each update.
         moves = self._compiled.optimization.moves_per_update
         if moves:
-            most.append(Limit(1, moves))
+            most[moves] = 1
         if objective.is_streamed:
-            reason = "outputs come back for a streamed metric, and may be large"
-            most.append(Limit(1, reason))
+            most["outputs come back for a streamed metric, and may be large"] = 1
         if self.config.customize is not None:
             # Larger calls would return metrics of fewer samples, or sums that the
             # device rounds.
             options = self._training_options(plan)
             mode = poptorch.OutputMode(options.output_mode)
             if mode != poptorch.OutputMode.All:
-                most.append(Limit(1, f"customize asks for {mode.name}"))
+                most[f"customize asks for {mode.name}"] = 1
 
         # Whole epochs.
         count, updates = source.num_certain, 0
         if count is None:
-            reason = "the data doesn't say for certain how many samples come"
-            most.append(Limit(1, reason))
+            most["the data doesn't say for certain how many samples come"] = 1
         else:
             if given.validation_split:
                 count = num_trained_on(count, given.validation_split)
@@ -2305,11 +2285,11 @@ class IPUModel:
                 return Choice(1, "these data have fewer samples than an update")
             span = "an epoch" if given.steps_per_epoch is None else "a pass"
             words = "one update" if updates == 1 else f"{updates} updates"
-            multiples.insert(0, Limit(updates, f"the {words} of {span}"))
+            multiples = {f"the {words} of {span}": updates, **multiples}
         for name in ("steps_per_epoch", "validation_updates"):
             value = getattr(given, name)
             if isinstance(value, int) and value > 0:  # others are refused later
-                multiples.append(Limit(value, f"{name}={value}"))
+                multiples[f"{name}={value}"] = value
 
         # What a call holds, and how long it takes.
         rows, weights = plan.samples_per_update, num_weights(self.module)
@@ -2318,26 +2298,21 @@ class IPUModel:
         )
         figures = (_FIGURE_BYTES + large) * plan.micro_batches_per_call
         held = rows * bytes_of(source.first()) + figures
-        most += [
-            Limit(
-                max(1, MOST_CALL_BYTES // held),
-                "a call's samples and metrics take "
-                f"{MOST_CALL_BYTES >> 20} MiB of host memory at most",
-            ),
-            Limit(
-                max(1, MOST_WORK // max(1, rows * weights)),
-                f"a larger call would take long, with {rows} samples and {weights} "
-                "weights per update",
-            ),
-        ]
+        most[
+            "a call's samples and metrics take "
+            f"{MOST_CALL_BYTES >> 20} MiB of host memory at most"
+        ] = max(1, MOST_CALL_BYTES // held)
+        most[
+            f"a larger call would take long, with {rows} samples and {weights} "
+            "weights per update"
+        ] = max(1, MOST_WORK // max(1, rows * weights))
         if not source.is_in_memory:  # some samples are loaded while others train
             least = max(_LEAST_CALLS, 4 * self.config.num_workers)
-            reason = f"{least} calls or more share the data"
-            most.append(Limit(max(1, updates // least), reason))
-            if source.num_ahead is not None:
-                ahead = max(1, source.num_ahead // (2 * plan.batch_size))
-                reason = f"workers load {source.num_ahead} samples ahead"
-                most.append(Limit(ahead, reason))
+            most[f"{least} calls or more share the data"] = max(1, updates // least)
+            ahead = source.num_ahead
+            if ahead is not None:
+                reason = f"workers load {ahead} samples ahead"
+                most[reason] = max(1, ahead // (2 * plan.batch_size))
         return chosen_device_iterations(multiples, most)
 
     def _epoch_of_fit(
@@ -2500,38 +2475,47 @@ class IPUModel:
     def _inference(
         self,
         source: Source,
-        batch_size: int,
         inferred: Inferred,
         kind: str,
+        batch_size: int | None = None,
+        steps: int | None = None,
         *,
+        training: BatchPlan | None = None,
         max_rows: int | None = None,
-        rows_in_one_call: int | None = None,
         callbacks: CallbackLike = None,
         is_open: bool = True,
+        is_single: bool = False,
         figures: Figures | None = None,
     ) -> Inference:
         """Plan the calls of a run, and choose their passes if they are left open.
 
         Args:
             source: The data.
-            batch_size: Samples of one pass over all replicas.
             inferred: The computation of the program.
             kind: "test" or "predict", as in the names of the hooks.
-            max_rows: Number of samples to use, from the first; None for all.
-            rows_in_one_call: Number of samples in the only call, if the config leaves
-                the micro-batch open; None to use the batch size.
+            batch_size: Samples of one pass over all replicas, and of a step; None for
+                the default.
+            steps: Number of steps; None for all samples.
+            training: Plan of the training that is validated, if there is one.
+            max_rows: Number of samples that later data will have, if it is known.
             callbacks: Callbacks of the run.
             is_open: Whether passes may be chosen, if the config leaves them open.
+            is_single: Whether the data is a batch for one call, if the config leaves
+                the micro-batch open.
             figures: Loss and metrics of an evaluation.
 
         Raises:
             ConfigError: The replicas don't divide the batch size.
         """
+        batch_size, rows = _rows_to_evaluate(
+            self.config, source, batch_size, steps, training
+        )
+        max_rows = rows if max_rows is None else max_rows
         self._settle(source)
         config, choice = self.config, None
         plan = _plan_of_pass(self.module, config, batch_size)
         is_set = config.inference_iterations or config.inference_options
-        if is_open and is_set is None:
+        if is_open and not is_single and is_set is None:
             least = _plan_of_pass(self.module, config, batch_size, 1)
             # Of other output modes the number of passes says which rows come back.
             all_rows = poptorch.OutputMode.All.value
@@ -2544,9 +2528,9 @@ class IPUModel:
                 )
         if choice is not None:
             plan = _plan_of_pass(self.module, config, batch_size, choice.value)
-        if rows_in_one_call is not None and config.micro_batch_size is None:
+        if is_single and config.micro_batch_size is None:
             num_micro_batches = plan.micro_batches_per_call * plan.processes
-            size = -(-rows_in_one_call // num_micro_batches)
+            size = -(-(source.num_samples or 0) // num_micro_batches)
             plan = replace(plan, micro_batch_size=size)
         options = config.build_inference_options(plan)
         self._check_processes(plan)
@@ -2567,40 +2551,23 @@ class IPUModel:
     def _evaluation(
         self,
         source: Source,
-        batch_size: int,
-        *,
-        words: tuple[str, str] = ("x", "evaluate"),
-        max_rows: int | None = None,
-        rows_in_one_call: int | None = None,
-        callbacks: CallbackLike = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        **how: Any,
     ) -> Evaluation:
-        """Plan an evaluation of the compiled model.
-
-        Args:
-            source: The data.
-            batch_size: Samples of one pass over all replicas.
-            words: Name of the argument with the data, and use of the targets.
-            max_rows: As for `_inference`.
-            rows_in_one_call: As for `_inference`; passes aren't chosen then.
-            callbacks: Callbacks of the run.
+        """Plan an evaluation of the compiled model; arguments as for `_inference`.
 
         Raises:
             DataError: Targets are missing.
             ConfigError: The own inference options return sums of outputs.
         """
         settings = self._compiled
-        _require_targets(source, settings.objective, *words)
-        test = self._inference(
-            source,
-            batch_size,
-            settings.objective.evaluated,
-            "test",
-            max_rows=max_rows,
-            rows_in_one_call=rows_in_one_call,
-            callbacks=callbacks,
-            is_open=rows_in_one_call is None,
-            figures=settings.test_figures,
+        words = (
+            ("validation_data", "validate") if "training" in how else ("x", "evaluate")
         )
+        _require_targets(source, settings.objective, *words)
+        what = settings.objective.evaluated, "test", batch_size, steps
+        test = self._inference(source, *what, figures=settings.test_figures, **how)
         assert isinstance(test, Evaluation)  # noqa: S101 - it has figures
         if test.options.output_mode == poptorch.OutputMode.Sum.value:
             raise ConfigError(
@@ -2610,13 +2577,20 @@ class IPUModel:
             )
         return test
 
-    def _prediction(self, source: Source, batch_size: int, **how: Any) -> Inference:
-        """Plan a prediction; further arguments as for `_inference`.
+    def _prediction(
+        self,
+        source: Source,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        **how: Any,
+    ) -> Inference:
+        """Plan a prediction; arguments as for `_inference`.
 
         Raises:
             ConfigError: The own inference options don't return every row.
         """
-        plan = self._inference(source, batch_size, self._predicted_by, "predict", **how)
+        what = self._predicted_by, "predict", batch_size, steps
+        plan = self._inference(source, *what, **how)
         mode = poptorch.OutputMode(plan.options.output_mode)
         if mode != poptorch.OutputMode.All:
             raise ConfigError(
@@ -2670,11 +2644,8 @@ class IPUModel:
         choice = None
         if not is_heard:
             choice = self._chosen_passes(source, plan, max_rows, inferred)
-        if self.processes.are_several:
-            everyone = self.processes.gathered((is_heard, choice))
-            is_heard = any(heard for heard, _ in everyone)
-            choice = everyone[0][1]
-        return None if is_heard else choice
+        everyone = self.processes.gathered((is_heard, choice))
+        return None if any(heard for heard, _ in everyone) else everyone[0][1]
 
     def _chosen_passes(
         self, source: Source, plan: BatchPlan, max_rows: int | None, inferred: Inferred
@@ -2806,14 +2777,12 @@ class IPUModel:
                 source = generated_like(source, plan.batch_size * updates)
                 given = FitArguments(plan.batch_size, updates=updates)
             return self._training(source, given)
-        self._settle(source)
-        size, _ = _rows_to_evaluate(self.config, source, batch_size, None)
+        how = self._predicted_by, "predict", batch_size
+        one = self._inference(source, *how, is_open=False)
         if data != REAL:
-            plan = _plan_of_pass(self.module, self.config, size)
-            source = generated_like(source, plan.samples_per_call * plan.processes)
-        return self._inference(
-            source, size, self._predicted_by, "predict", is_open=False
-        )
+            rows = one.plan.samples_per_call * one.plan.processes
+            one = self._inference(generated_like(source, rows), *how, is_open=False)
+        return one
 
     # Runs that only compile, as `ipufit compile` asks for -----------------------------
 

@@ -161,30 +161,44 @@ def summarize(
         9
     """
     called, shapes = _calls(module, config, inputs)
-    stages = _stages(called, config)
+    # Layers before the first block are on IPU 0; without any block there is no stage.
+    places = {
+        name: (0, 0) if block is None else stage_and_ipu(block, config)
+        for name, block in called.items()
+    }
+    has_blocks = any(called.values())
+    ipus = [0, *config.stage_ipus, *(ipu for _, ipu in places.values())]
+    has_strategy = config.pipeline is not None and not config.stages
+    num_ipus = None
+    if (inputs is not None or config.stages) and not has_strategy and None not in ipus:
+        # A replica has all IPUs up to its highest.
+        num_ipus = (max(filter(None, ipus), default=0) + 1) * config.num_replicas
     children = dict(_layers(module))
     order = [name for name in shapes if name in children]
     order += [name for name in children if name not in shapes]
-    layers = tuple(
-        Layer(
-            name=name or "(itself)",
-            kind=type(children[name]).__name__,
-            shape=shapes.get(name, "?"),
-            parameters=_count(children[name].parameters(recurse=False)),
-            trainable=_count(
-                p for p in children[name].parameters(recurse=False) if p.requires_grad
-            ),
-            stage=stages.get(name, (None, None))[0],
-            ipu=stages.get(name, (None, None))[1],
+    layers = []
+    for name in order:
+        own = list(children[name].parameters(recurse=False))
+        stage, ipu = None, None
+        if name and has_blocks:
+            stage, ipu = places.get(name, (None, None))
+        layers.append(
+            Layer(
+                name=name or "(itself)",
+                kind=type(children[name]).__name__,
+                shape=shapes.get(name, "?"),
+                parameters=_count(own),
+                trainable=_count(p for p in own if p.requires_grad),
+                stage=stage,
+                ipu=ipu,
+            )
         )
-        for name in order
-    )
     return Summary(
         title=type(module).__name__,
-        layers=layers,
+        layers=tuple(layers),
         total_parameters=_count(module.parameters()),
         trainable_parameters=_count(p for p in module.parameters() if p.requires_grad),
-        num_ipus=_num_ipus(called, config, was_run=inputs is not None),
+        num_ipus=num_ipus,
         was_run=inputs is not None,
     )
 
@@ -214,7 +228,9 @@ def _calls(
         if config.first_block is not None:
             now = config.first_block, None
         begins, ends = blocks_begun(module, config)
-        if not _are_begun(config, begins, ends):
+        names = {name for stage in config.stages for name in stage}
+        known = {name for name, _ in (*begins.values(), *ends.values())}
+        if config.layers_per_ipu is None and not names <= known:
             begins, ends, now = {}, {}, None  # forward begins them, nobody knows where
         last = None
         for name, _ in module.named_modules():
@@ -247,16 +263,6 @@ def _calls(
     return called, shapes
 
 
-def _are_begun(
-    config: IPUConfig, begins: dict[str, Begun], ends: dict[str, Begun]
-) -> bool:
-    """Return whether it is known where all stages begin."""
-    names = {name for stage in config.stages for name in stage}
-    if config.layers_per_ipu is not None:
-        return True
-    return names <= {name for name, _ in (*begins.values(), *ends.values())}
-
-
 def _describe(output: Any) -> str:
     leaves = Structure.of_outputs(output).flatten(output)
     shapes = [
@@ -265,38 +271,6 @@ def _describe(output: Any) -> str:
         if isinstance(leaf, Tensor)
     ]
     return ", ".join(shapes) or "-"
-
-
-def _stages(
-    called: dict[str, Begun | None], config: IPUConfig
-) -> dict[str, tuple[int | None, int | None]]:
-    """Return stage and IPU of each layer, if any block begins at all.
-
-    Layers before the first block are on IPU 0.
-    """
-    if not any(called.values()):
-        return {}
-    return {
-        name: (0, 0) if block is None else stage_and_ipu(block, config)
-        for name, block in called.items()
-        if name
-    }
-
-
-def _num_ipus(
-    called: dict[str, Begun | None], config: IPUConfig, *, was_run: bool
-) -> int | None:
-    """Return IPUs of a replica times replicas; a replica has all up to its highest."""
-    if not was_run and not config.stages:
-        return None
-    ipus: list[int] = [0, *config.stage_ipus]
-    for block in called.values():
-        ipu = 0 if block is None else stage_and_ipu(block, config)[1]
-        if ipu is None:
-            return None
-        ipus.append(ipu)
-    has_strategy = config.pipeline is not None and not config.stages
-    return None if has_strategy else (max(ipus) + 1) * config.num_replicas
 
 
 def _dash(value: int | None) -> str:

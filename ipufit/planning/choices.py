@@ -15,8 +15,9 @@ doubling: 4, 5, 6, 7, then 8, 10, 12, 14, then 16, 20 and so on.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from ipufit.batching import BatchPlan
 from ipufit.errors import ConfigError
@@ -69,59 +70,45 @@ class Choice(NamedTuple):
     reason: str = ""
 
 
-class Limit(NamedTuple):
-    """A limit for the number of updates in a call, and the reason for it.
-
-    Attributes:
-        updates: The number, 1 or more.
-        reason: For a number to divide, its name, such as "the 600 updates of an epoch";
-            for a maximum, a sentence without its full stop.
-    """
-
-    updates: int
-    reason: str
-
-
 def chosen_device_iterations(
-    multiples: Sequence[Limit], most: Sequence[Limit]
+    multiples: Mapping[str, int], most: Mapping[str, int]
 ) -> Choice:
     """Choose the largest number of updates in a call that keeps all limits.
 
     Args:
-        multiples: Numbers of updates after which a call must end, such as those of an
-            epoch: the chosen number divides each of them.
-        most: Maximum numbers of updates in a call, besides `MOST_UPDATES`.
+        multiples: Numbers of updates after which a call must end, by their names: the
+            chosen number divides each of them.
+        most: Maximum numbers of updates in a call, by the reasons for them, besides
+            `MOST_UPDATES`.
 
     Returns:
         The number, 1 or more, and why it isn't larger.
 
     Example:
-        >>> epoch = Limit(600, "the 600 updates of an epoch")
-        >>> chosen_device_iterations([epoch], [])
+        >>> epoch = {"the 600 updates of an epoch": 600}
+        >>> chosen_device_iterations(epoch, {})
         Choice(value=60, reason='of the numbers that divide the 600 updates of an epo...
-        >>> chosen_device_iterations([epoch], [Limit(1, "LogEach hears each update")])
+        >>> chosen_device_iterations(epoch, {"LogEach hears each update": 1})
         Choice(value=1, reason='LogEach hears each update')
-        >>> chosen_device_iterations([epoch, Limit(50, "validation_updates=50")], [])
+        >>> chosen_device_iterations({**epoch, "validation_updates=50": 50}, {})
         Choice(value=50, reason='no larger number divides validation_updates=50')
     """
-    enough = Limit(MOST_UPDATES, f"a call has {MOST_UPDATES} updates at most")
-    bound = min((*most, enough), key=lambda limit: limit.updates)
+    most = {**most, f"a call has {MOST_UPDATES} updates at most": MOST_UPDATES}
+    reason, bound = min(most.items(), key=lambda item: item[1])
     if not multiples:
-        return Choice(*bound)
-    common = functools.reduce(math.gcd, (limit.updates for limit in multiples))
+        return Choice(bound, reason)
+    common = functools.reduce(math.gcd, multiples.values())
     numbers = divisors(common)
-    value = max(n for n in numbers if n <= bound.updates)
-    given = " and ".join(limit.reason for limit in multiples)
-    if value == bound.updates:
-        return Choice(value, bound.reason)
+    value = max(number for number in numbers if number <= bound)
+    if value == bound:
+        return Choice(value, reason)
+    given = " and ".join(multiples)
     if value == common:
-        own = [limit.reason for limit in multiples if limit.updates == common]
+        own = [name for name, number in multiples.items() if number == common]
         return Choice(value, f"no larger number divides {own[0] if own else given}")
     larger = numbers[numbers.index(value) + 1]
-    return Choice(
-        value,
-        f"of the numbers that divide {given} the next is {larger}, and {bound.reason}",
-    )
+    reason = f"of the numbers that divide {given} the next is {larger}, and {reason}"
+    return Choice(value, reason)
 
 
 def chosen_inference_iterations(
@@ -245,19 +232,17 @@ def nearest_batch_sizes(
     sizes = divisors(per_update)
     smaller = [size for size in reversed(sizes) if size < batch.batch_size]
     larger = [size for size in sizes if size > batch.batch_size]
-    found = [*_derivable(smaller, derive), *_derivable(larger, derive)]
-    return tuple(sorted(found))
 
-
-def _derivable(sizes: list[int], derive: Callable[[int], BatchPlan]) -> list[int]:
-    """Return the first two sizes for which a plan exists."""
-    found: list[int] = []
-    for size in sizes:
-        if len(found) == _MOST_NEAREST:
-            break
+    def has_plan(size: int) -> bool:
         try:
             derive(size)
         except ConfigError:
-            continue
-        found.append(size)
-    return found
+            return False
+        return True
+
+    found = [
+        size
+        for side in (smaller, larger)
+        for size in itertools.islice(filter(has_plan, side), _MOST_NEAREST)
+    ]
+    return tuple(sorted(found))
