@@ -213,7 +213,13 @@ def from_arrays(
                 f"{where} holds a single number where an array belongs: dim 0 counts "
                 "samples. Make a list of numbers an array, as with torch.tensor."
             )
-    leaves = [checked_tensor(leaf, f"`{name}`") for leaf in structure.flatten(given)]
+    parts = zip(given, [f"`{name}`", *wheres[1:]], structure.parts)
+    leaves = [
+        checked_tensor(leaf, where)
+        for value, where, part in parts
+        if part != NOTHING
+        for leaf in part.flatten(value)
+    ]
     _check_lengths(structure, leaves, name)
     tensors = same_rows(leaves, f"`{name}`")
     tensors = [

@@ -289,7 +289,8 @@ def _from_numpy(array: Any, where: str) -> Tensor:
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
-            "Convert it to float32 or int64."
+            "Convert it to float32 or int64; names of classes to their numbers, as "
+            "with numpy.unique(names, return_inverse=True)."
         ) from None
 
 

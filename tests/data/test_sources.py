@@ -591,3 +591,9 @@ def test_arrays_that_a_callback_changes_count_in_the_next_epoch(dtype, as_datase
         *data, batch_size=4, epochs=2, callbacks=[Change()], verbose=0
     ).history
     assert history["loss"][0] < 100 < 5000 < history["loss"][1]
+
+
+def test_names_of_classes_are_refused_where_they_are():
+    names = np.array(["cat", "dog"] * 5)
+    with pytest.raises(DataError, match=r"`y` has an array of <U3.*return_inverse"):
+        compiled().fit(X, names, batch_size=5, verbose=0)
