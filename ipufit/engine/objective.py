@@ -44,7 +44,8 @@ def named_outputs(outputs: Any) -> dict[str, Any] | None:
     """Return several outputs by name; None if there is only one.
 
     The names are the keys of a dict, `output_1`, `output_2` and so on for a tuple or
-    list, and the attributes that are tensors for an object such as a data class.
+    list, the fields of a named tuple, and the attributes that are tensors for an
+    object such as a data class.
 
     Example:
         >>> named_outputs((1, 2)), named_outputs({"a": 1}), named_outputs(3)
@@ -53,7 +54,8 @@ def named_outputs(outputs: Any) -> dict[str, Any] | None:
     if isinstance(outputs, dict):
         several = {str(name): value for name, value in outputs.items()}
     elif isinstance(outputs, (tuple, list)):
-        several = {f"output_{i}": value for i, value in enumerate(outputs, 1)}
+        numbered = [f"output_{i}" for i in range(1, len(outputs) + 1)]
+        several = dict(zip(getattr(outputs, "_fields", numbered), outputs))
     elif is_record(outputs):
         several = _tensors_of(outputs)
     else:
@@ -811,9 +813,11 @@ def shapes_in_errors(what: str, part: Part) -> Iterator[None]:
     except (IpufitError, poptorch.Error):
         raise
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        targets = shapes_of(part.target)
+        advice = " Give bools as numbers: y.float() or y.long()."
         raise DataError(
             f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
-            f"{shapes_of(part.target)}: {error}"
+            f"{targets}: {error}{advice if 'bool' in targets else ''}"
         ) from error
 
 

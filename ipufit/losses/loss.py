@@ -151,6 +151,12 @@ class Loss:
                 f"The loss {self.name!r} gives {loss!r}, which is no tensor: compute "
                 "it from outputs and targets with torch's operations."
             )
+        if not loss.is_floating_point():
+            raise ConfigError(
+                f"The loss {self.name!r} gives whole numbers ({loss.dtype}), which "
+                "have no gradient. Compute it from the outputs themselves, and use "
+                "what counts, such as argmax(), as a metric."
+            )
         return loss
 
     def _values(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from typing import Any, Callable, Union
 
 import torch
@@ -50,6 +51,14 @@ def _nll(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 def _classes(targets: Tensor, outputs: Tensor) -> Tensor:
     """Remove a class axis of size 1, which Keras's class indices `[N, 1]` have."""
+    if targets.dtype == torch.bool:
+        targets = targets.to(torch.int64)
+    if targets.shape == outputs.shape[:-1] != outputs.shape[:1] + outputs.shape[2:]:
+        raise DataError(
+            f"targets of shape {tuple(targets.shape)} fit outputs of shape "
+            f"{tuple(outputs.shape)} with classes on the last axis, and this loss has "
+            "them on axis 1, as torch's. Use 'sparse_categorical_crossentropy'"
+        )
     has_axis = targets.dim() == outputs.dim() > 1 and targets.shape[1] == 1
     if not has_axis or targets.is_floating_point():
         return targets
@@ -317,6 +326,19 @@ def _refuse_unsupported(loss: Any) -> None:
         raise UnsupportedError(
             "torch.nn.CTCLoss takes four arguments, and with outputs [T, N, C]. Pass "
             f"{CTC_FUNCTION}."
+        )
+    names = list(inspect.signature(loss.forward).parameters) if _is_torchs(loss) else []
+    if len(names) > 2:
+        outputs = [name for name in names if name != "target"]
+        given = [
+            "targets" if name == "target" else f"outputs[{outputs.index(name)}]"
+            for name in names
+        ]
+        zeros = "" if "targets" in given else " As y give zeros, one per sample."
+        raise UnsupportedError(
+            f"torch.nn.{type(loss).__name__} takes {', '.join(names)}, and a loss here "
+            "takes all outputs and the targets. Wrap it: compile(loss=lambda outputs, "
+            f"targets: module_loss({', '.join(given)})).{zeros}"
         )
     if _is_torchs(loss) and getattr(loss, "weight", None) is not None:
         raise UnsupportedError(

@@ -33,6 +33,25 @@ __all__ = [
     "spread_weights",
 ]
 
+_KERAS = ("update_state", "reset_state", "reset_states")
+
+
+def _refuse_keras_words(kind: type) -> None:
+    """Refuse a metric in Keras's words, of which nothing would be called.
+
+    Raises:
+        ConfigError: A class has a method of Keras's metrics.
+    """
+    found = [name for name in _KERAS if name in vars(kind)]
+    if found:
+        raise ConfigError(
+            f"{kind.__name__} has {found[0]}, which is Keras's. An ipufit.Metric has "
+            "sums(outputs, targets, weights), which are added over batches, and "
+            "result(sums); an ipufit.StreamedMetric has update(outputs, targets, "
+            "weights), result() and reset()."
+        )
+
+
 _TARGETS = {"label", "labels", "target", "targets", "true", "truth", "y_true"}
 
 
@@ -52,6 +71,11 @@ class Metric(abc.ABC):
     direction: str | None = None
     has_binary_loss = False
     _takes_one_hot = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse Keras's words."""
+        super().__init_subclass__(**kwargs)
+        _refuse_keras_words(cls)
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -101,6 +125,11 @@ class StreamedMetric(abc.ABC):
     """
 
     direction: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse Keras's words."""
+        super().__init_subclass__(**kwargs)
+        _refuse_keras_words(cls)
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -664,3 +666,85 @@ def test_a_loss_module_that_takes_targets_first_is_refused():
     model = IPUModel(torch.nn.Linear(NUM_FEATURES, 1))
     with pytest.raises(ConfigError, match=r"KerasPinball\.forward takes the targets"):
         model.compile("sgd", KerasPinball())
+
+
+# Losses with other arguments, and other types of targets ------------------------------
+
+
+class Towers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(NUM_FEATURES, 3)
+
+    def forward(self, *inputs):
+        return tuple(map(self.layer, inputs))
+
+
+@pytest.mark.parametrize(
+    ("loss", "advice"),
+    [
+        (torch.nn.TripletMarginLoss(), "outputs[0], outputs[1], outputs[2])). As y"),
+        (torch.nn.CosineEmbeddingLoss(), "outputs[0], outputs[1], targets))"),
+        (torch.nn.GaussianNLLLoss(), "outputs[0], targets, outputs[1]))"),
+    ],
+)
+def test_a_loss_of_three_arguments_says_how_to_wrap_it(loss, advice):
+    count = 3 if "As y" in advice else 2
+    model = IPUModel(Towers())
+    with pytest.raises(UnsupportedError, match=re.escape(f"module_loss({advice}")):
+        model.compile("sgd", loss)
+    if count == 3:
+        wrapped = lambda outputs, targets: loss(outputs[0], outputs[1], outputs[2])  # noqa: E731
+    else:
+        wrapped = lambda outputs, targets: loss(outputs[0], outputs[1], targets)  # noqa: E731
+    if not isinstance(loss, torch.nn.GaussianNLLLoss):
+        model.compile("sgd", wrapped)
+        inputs = tuple(torch.randn(8, NUM_FEATURES) for _ in range(count))
+        model.fit(inputs, torch.ones(8), batch_size=4, verbose=0)
+
+
+Heads = collections.namedtuple("Heads", ["mean", "spread"])
+
+
+class NamedHeads(TwoHeads):
+    def forward(self, x):
+        return Heads(*super().forward(x))
+
+
+def test_the_fields_of_a_named_tuple_are_names_of_outputs():
+    targets = torch.randn(8, 1)
+    model = IPUModel(NamedHeads())
+    model.compile("sgd", {"mean": "mse", "spread": "mae"}, metrics={"mean": ["mae"]})
+    y = {"mean": targets, "spread": targets}
+    history = model.fit(torch.randn(8, NUM_FEATURES), y, batch_size=4, verbose=0)
+    assert set(history.history) == {"loss", "mean_loss", "spread_loss", "mean_mae"}
+
+
+def fitted(loss, targets, outputs=2):
+    torch.manual_seed(0)
+    model = IPUModel(torch.nn.Linear(NUM_FEATURES, outputs))
+    model.compile("sgd", loss)
+    inputs = torch.ones(*targets.shape, NUM_FEATURES)
+    return model.fit(inputs, targets, batch_size=4, verbose=0).history["loss"]
+
+
+def test_bools_are_classes():
+    truths = torch.tensor([True, False, True, True])
+    assert fitted("cross_entropy", truths) == fitted("cross_entropy", truths.long())
+    with pytest.raises(DataError, match=r"y\.float\(\) or y\.long\(\)"):
+        fitted(torch.nn.CrossEntropyLoss(), truths)
+
+
+def test_classes_on_the_last_axis_lead_to_the_loss_that_has_them_there():
+    with pytest.raises(DataError, match="Use 'sparse_categorical_crossentropy'"):
+        fitted("cross_entropy", torch.zeros(4, 3, dtype=torch.int64), outputs=5)
+    fitted("sparse_categorical_crossentropy", torch.zeros(4, 3).long(), outputs=5)
+
+
+@pytest.mark.parametrize("reduce", [torch.Tensor.sum, torch.Tensor.long])
+def test_whole_numbers_have_no_gradient(reduce):
+    def wrong(outputs, targets):
+        return reduce(outputs.argmax(1).ne(targets))
+
+    with pytest.raises(ConfigError, match="'wrong' gives whole numbers"):
+        fitted(wrong, torch.zeros(4, dtype=torch.int64))

@@ -8,8 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.errors import DataError
-from ipufit.metrics import FunctionMetric, Metric, mean_sums, rows_of, spread_weights
+from ipufit.errors import ConfigError, DataError
+from ipufit.metrics import (
+    FunctionMetric,
+    Metric,
+    StreamedMetric,
+    mean_sums,
+    rows_of,
+    spread_weights,
+)
 from ipufit.metrics.base import weighed
 from tests.metrics.harness import CHECKS, COUNT, Case, figure, scores
 
@@ -123,3 +130,10 @@ def test_a_metric_is_a_quotient_unless_it_says_otherwise():
     result = Ours("ours").result(torch.zeros(2, dtype=torch.float64))
     assert result != result
     assert Ours("ours").direction is None
+
+
+@pytest.mark.parametrize("base", [Metric, StreamedMetric])
+@pytest.mark.parametrize("word", ["update_state", "reset_state", "reset_states"])
+def test_a_metric_in_keras_s_words_is_refused_where_it_is_written(base, word):
+    with pytest.raises(ConfigError, match=f"Mine has {word}, which is Keras's.*sums"):
+        type("Mine", (base,), {word: lambda self: None})
