@@ -217,7 +217,7 @@ def findings_of_calls(training: Training) -> list[Finding]:
     choice = training.choice
     if choice is not None and choice.value == 1 and "hears each" in choice.reason:
         what = f"Each call makes one update, because {choice.reason}"
-        advice = "Have it look at the ends of epochs, or at every so many updates."
+        advice = "Use hooks of epochs alone, or set hears_every to a number of updates."
         found.append(Finding(SLOW, "calls", what, advice))
     return found
 

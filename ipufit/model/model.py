@@ -1940,10 +1940,10 @@ class IPUModel:
             state = copy.deepcopy(state)
         except Exception as error:  # a user's object may raise anything
             raise UnsupportedError(
-                f"{purpose} runs on a copy of the model, so that nothing of it "
-                f"changes, and it can't be copied: {error}. Leave out of the module, "
-                "and of what compile() got, what copy.deepcopy refuses, such as open "
-                "files and locks."
+                f"{purpose} runs on a copy of the model, so that the model doesn't "
+                f"change, and it can't be copied: {error}. Keep objects that copy."
+                "deepcopy refuses out of it and of compile(), such as open files and "
+                "locks."
             ) from error
         other = type(self).__new__(type(self))
         other.__setstate__({**state, "attributes": attributes})
