@@ -14,7 +14,6 @@ from ipufit import (
     NotCompiledError,
     StreamedMetric,
     UnsupportedError,
-    poptorch,
 )
 from tests import reference
 
@@ -132,34 +131,6 @@ def test_batches_of_any_size_evaluations_and_fits_go_on_from_each_other():
 
 
 # Weights on the device ----------------------------------------------------------------
-
-
-@pytest.fixture
-def copies(monkeypatch):
-    """Which way weights were copied, in order."""
-    seen = []
-    for name in ("copyWeightsToHost", "copyWeightsToDevice"):
-        original = getattr(poptorch.PoplarExecutor, name)
-
-        def copy(self, name=name, original=original):
-            seen.append(name)
-            original(self)
-
-        monkeypatch.setattr(poptorch.PoplarExecutor, name, copy)
-    return seen
-
-
-def test_weights_stay_on_the_device_from_batch_to_batch(copies):
-    model = compiled()
-    before = model.get_weights()
-    model.train_on_batch(X, Y)
-    copies.clear()
-    for _ in range(3):
-        model.train_on_batch(X, Y)
-    assert "copyWeightsToDevice" not in copies
-    after = model.get_weights()
-    assert copies[-1] == "copyWeightsToHost"
-    assert any((mine != theirs).any() for mine, theirs in zip(before, after))
 
 
 def test_parameters_may_be_frozen_between_batches():

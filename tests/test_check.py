@@ -337,9 +337,6 @@ def test_callbacks_that_hear_each_update_are_slow():
     assert severities(report.findings, "calls") == ["slow"]
 
 
-# Losses of the module's own -----------------------------------------------------------
-
-
 # Reports ------------------------------------------------------------------------------
 
 

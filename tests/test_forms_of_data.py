@@ -429,15 +429,6 @@ def test_numbers_in_batches_are_tensors_so_they_may_change():
     assert history.history["loss"] == pytest.approx(losses, rel=1e-5)
 
 
-def test_a_constant_that_stays_is_baked_in_and_another_compiles_anew():
-    for constant in ("train", None):
-        samples = [
-            ({"features": x, "scale": 1.0, "mode": constant}, y) for x, y in pairs()
-        ]
-        _, history = scaled_fit(Items(samples))
-        assert len(history.history["loss"]) == 2
-
-
 # Every sample once ----------------------------------------------------------------
 
 

@@ -177,38 +177,6 @@ def test_samples_that_are_loaded_begin_small(sizes):
     assert max(taken(sizes)) <= 128
 
 
-def test_outputs_of_unknown_size_begin_small(sizes):
-    class ByValue(torch.nn.Module):
-        def forward(self, x):
-            if len(x) == 1:
-                raise ValueError("single samples have no mean")
-            return x * 1.0
-
-    model = IPUModel(ByValue(), IPUConfig(micro_batch_size=4))
-    model.predict(X, verbose=0)
-    assert taken(sizes) == [16] * 8
-
-
-def test_modules_are_looked_at_once(monkeypatch):
-    calls = []
-
-    class Counting(Scaled):
-        def forward(self, x):
-            calls.append(len(x) == 1)
-            self.seen = x
-            return super().forward(x)
-
-    module = Counting()
-    model = make(module)
-    state = torch.get_rng_state()
-    for _ in range(3):
-        model.evaluate(X, Y, verbose=0)
-    assert calls.count(True) == 1
-    assert torch.equal(torch.get_rng_state(), state)
-    model.predict(X[:4], verbose=0)
-    assert calls.count(True) == 1
-
-
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_the_report_of_a_compilation_says_what_was_chosen(capsys, verbose):
     make().evaluate(X, Y, verbose=verbose)

@@ -366,6 +366,3 @@ def test_a_resumed_run_keeps_its_number(tmp_path, iterations):
             callbacks=[again],
             resume=tmp_path / "run",
         )
-
-
-# Calls ------------------------------------------------------------------------------

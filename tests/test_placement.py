@@ -159,18 +159,6 @@ def test_a_model_learns_on_several_ipus_what_it_does_on_one(monkeypatch, name):
     assert len(stages) == max(expected.values()) + 1
 
 
-def test_a_pattern_makes_the_stages_that_names_do():
-    """The numbers are the same to the last bit."""
-    weights = []
-    for pipeline in (("emb*", "encoder.layer.*"), ("embeddings", "encoder.layer.0")):
-        module = classifier()
-        model = IPUModel(module, IPUConfig(pipeline=pipeline))
-        model.compile("adam", "cross_entropy")
-        model.fit(X, Y, batch_size=12, verbose=0, shuffle=False)
-        weights.append(reference.weights(module))
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
 class Twice(nn.Module):
     """Two stacks of as many layers."""
 
@@ -364,29 +352,3 @@ def test_too_few_micro_batches_for_annotated_layers_are_explained(config, batch_
     model.compile("sgd", "cross_entropy")
     with pytest.raises(ConfigError, match=r"3 stages.*5"):
         model.fit(X, Y, batch_size=batch_size, verbose=0)
-
-
-class Marked(nn.Linear):
-    def __init__(self, ipu):
-        super().__init__(3, 3)
-        self.ipu = ipu
-
-    def forward(self, x):
-        with poptorch.Block(ipu_id=self.ipu):
-            return super().forward(x)
-
-
-@pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_blocks_of_forward_are_evaluated_whatever_a_call_takes(iterations):
-    """Nobody knows of these before they run: they aren't a pipeline then."""
-    module = nn.Sequential(*(Marked(ipu) for ipu in range(3)))
-    with torch.no_grad():
-        expected = module(X)
-    model = IPUModel(
-        module, IPUConfig(micro_batch_size=4, device_iterations=iterations)
-    )
-    for _ in range(2):
-        torch.testing.assert_close(model.predict(X, verbose=0), expected)
-    model.compile("sgd", "mse")
-    model.fit(X, X, batch_size=20, verbose=0)
-    assert model.evaluate(X, X, verbose=0)["loss"] > 0

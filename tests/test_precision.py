@@ -128,18 +128,6 @@ def test_master_weights_train_as_torch_does_with_rounded_ones():
     reference.assert_same_weights(layer, twin, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("word", "moves"), [("16.16", False), ("16.32", True)])
-def test_steps_that_float16_cannot_hold_reach_master_weights(word, moves):
-    config = IPUConfig(precision=word, stochastic_rounding=False)
-    module = reference.network()
-    model = IPUModel(module, config)
-    model.compile(torch.optim.SGD(module.parameters(), lr=1e-5), "cross_entropy")
-    before = reference.weights(model.module)
-    model.fit(X, Y, 8, epochs=2, verbose=0)
-    after = reference.weights(model.module)
-    assert (not torch.equal(after["2.weight"], before["2.weight"])) == moves
-
-
 class Tied(nn.Module):
     """Words in, scores of words out, by the weights of one table."""
 
@@ -532,6 +520,3 @@ def test_a_resumed_run_has_the_same_precision(change, message, tmp_path):
     else:
         with pytest.raises(ConfigError, match=message):
             fit(2, **change)
-
-
-# Exporting ------------------------------------------------------------------------

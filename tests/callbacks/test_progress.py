@@ -130,12 +130,6 @@ def test_a_single_epoch_has_no_number(console, clock):
     )
 
 
-def test_lines_of_unknown_length_count_what_was_done(console, clock):
-    screen = console(is_terminal=False)
-    play_fit(make_progress(2, screen, clock), clock, epochs=1, calls=None, steps=None)
-    assert "\n2/2 - 2s - 1s/step - " in screen.file.getvalue()
-
-
 def test_an_epoch_cut_short_counts_what_was_done(console, clock):
     screen = console(is_terminal=False)
     play_fit(make_progress(2, screen, clock), clock, epochs=1, calls=12, steps=12)
@@ -254,16 +248,6 @@ def test_a_dumb_terminal_redraws_nothing(term):
     assert progress.can_redraw(screen) is (term == "xterm")
 
 
-def test_lines_on_a_narrow_terminal_break_between_figures(console, clock):
-    screen = console(is_terminal=True, width=40)
-    play_fit(make_progress(2, screen, clock), clock, epochs=1)
-    assert shown(screen) == [
-        "Compiled the training program in 1.2s",
-        "2/2 - 2s - 1s/step - accuracy: 0.9877",
-        "loss: 0.2500 - val_loss: 1.0000e-04",
-    ]
-
-
 @given(
     figures=st.lists(st.text("ab: ", min_size=1, max_size=9), min_size=1),
     width=st.integers(1, 40),
@@ -274,22 +258,6 @@ def test_lines_have_all_figures_and_are_as_few_as_can_be(figures, width):
     for line, after in zip(lines, lines[1:]):
         assert len(line) <= width or " - " not in line
         assert len(f"{line} - {after.split(' - ')[0]}") > width
-
-
-def test_silence_is_silent(console, clock):
-    screen = console(is_terminal=True)
-    play_fit(make_progress(0, screen, clock), clock)
-    assert screen.file.getvalue() == ""
-
-
-@pytest.mark.parametrize("verbose", [1, 2])
-def test_figures_of_a_part_say_so(console, clock, verbose):
-    screen = console(is_terminal=True)
-    coverage = "OutputMode.Final: 2 of every 6 samples"
-    display = make_progress(verbose, screen, clock)
-    play_fit(display, clock, coverage)
-    joined = re.sub(r"\s+", " ", " ".join(shown(screen)))
-    assert joined.count(f"({coverage})") == 2
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
@@ -306,12 +274,6 @@ def test_an_evaluation_shows_its_figures_and_what_they_cover(console, clock, ver
     assert "accuracy: 0.9877 - loss: 0.2500 (half of them)" in text
 
 
-def test_bars_of_unknown_length_end_full(console, clock):
-    screen = console(is_terminal=True)
-    play_fit(make_progress(1, screen, clock), clock, calls=None, steps=None)
-    assert shown(screen) == BARS.strip().splitlines()
-
-
 def test_a_bar_of_unknown_length_says_so_while_it_runs(console, clock):
     screen = console(is_terminal=True)
     display = make_progress(1, screen, clock)
@@ -320,17 +282,6 @@ def test_a_bar_of_unknown_length_says_so_while_it_runs(console, clock):
     display.on_predict_batch_end(0, {})
     display.close()  # as after an error
     assert "1/?" in shown(screen)[-1]
-
-
-def test_a_prediction_has_a_bar(console, clock):
-    screen = console(is_terminal=True)
-    display = make_progress(1, screen, clock)
-    display.set_run(RunState(params={"calls": 2}))
-    display.on_predict_begin({})
-    display.on_predict_batch_end(0, {})
-    display.on_predict_batch_end(1, {})
-    display.on_predict_end({})
-    assert "2/2" in shown(screen)[-1]
 
 
 @pytest.mark.parametrize(

@@ -224,19 +224,6 @@ def test_an_update_counter_goes_on_inside_an_epoch():
     assert second.model.saved == ["6.safetensors"]
 
 
-def test_later_epochs_do_not_change_a_state():
-    history = History()
-    history.on_epoch_end(0, {"loss": np.float32(0.5)})
-    state = history.state_dict()
-    history.on_epoch_end(1, {"loss": 0.25})
-    assert state["history"] == {"loss": [0.5]}
-    assert type(state["history"]["loss"][0]) is float
-    other = History()
-    other.load_state_dict(state)
-    other.on_epoch_end(1, {"loss": 0.1})
-    assert state["history"] == {"loss": [0.5]}
-
-
 @pytest.mark.parametrize(
     "make", [Callback, TerminateOnNaN, LambdaCallback, lambda: make_progress(1)]
 )
@@ -336,11 +323,6 @@ def test_callbacks_of_other_figures_are_refused(make):
         hooks("val_loss", "loss").load_state_dict(state)
     with pytest.raises(ConfigError, match=r"\(loss\) \(number 0\) is missing"):
         hooks("accuracy", "val_loss").load_state_dict(state)
-
-
-def test_a_key_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="'History' is no key"):
-        CallbackList(History()).load_state_dict({"History": {}})
 
 
 @given(SERIES)

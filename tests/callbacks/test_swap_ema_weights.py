@@ -170,20 +170,6 @@ def test_it_needs_an_average(method):
         getattr(model, method)(*arguments, callbacks=SwapEMAWeights(), verbose=0)
 
 
-def test_before_the_first_update_the_weights_are_their_average():
-    model = model_of()
-    loss = model.evaluate(X, Y, callbacks=SwapEMAWeights(), verbose=0)["loss"]
-    assert loss == pytest.approx(loss_of(3.0))
-
-
-def test_the_model_tells_its_updates_and_its_average():
-    plain = IPUModel(torch.nn.Linear(1, 1))
-    assert (plain.num_updates, plain.weight_average) == (0, None)
-    model = model_of()
-    fit(model, None, epochs=2)
-    assert model.num_updates == model.weight_average.num_updates == 4
-
-
 def norm_model():
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4))

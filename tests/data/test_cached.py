@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -99,10 +97,6 @@ def test_types_and_values_are_kept(name):
         np.testing.assert_array_equal(leaf, value)
 
 
-def test_gradients_are_left_behind():
-    assert not CachedDataset([torch.ones(2, requires_grad=True)])[0].requires_grad
-
-
 def test_indices_are_those_of_a_sequence():
     cached = CachedDataset(pairs(5))
     for index in (-5, -1, np.int64(4), torch.tensor(4), True):
@@ -134,12 +128,6 @@ def test_the_dataset_itself_is_not_kept():
         x.zero_()
     assert all(map(torch.equal, cached.stacked, expected))
     assert items not in vars(cached).values()
-
-
-def test_it_is_pickled():
-    cached = CachedDataset(Items([({"a": i}, "word") for i in range(3)]))
-    again = pickle.loads(pickle.dumps(cached))
-    assert list(again) == list(cached)
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])

@@ -25,7 +25,6 @@ from tests.data._together import together
 from tests.data.test_division import Counted, by_update, joined, options_for
 from tests.strategies import examples, plans
 
-COUNTS = st.integers(1, 3)
 pytestmark = pytest.mark.filterwarnings("ignore::ipufit.errors.WholeStreamWarning")
 
 
@@ -498,19 +497,6 @@ def test_a_sampler_divides_what_a_loader_of_poptorch_does_not():
 
 
 # Steps -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 8, 15, 16, 30])
-def test_steps_take_as_many_samples_of_each_part(most):
-    def run(processes):
-        own = OwnNumbers(64)
-        batches = inference(
-            BatchPlan(4, device_iterations=2), own, processes, max_rows=most
-        )
-        return numbers_of(batches)
-
-    seen = together(2, in_turn(run))
-    assert seen == [list(range(0, most, 2)), list(range(1, most, 2))]
 
 
 class OwnOnce:

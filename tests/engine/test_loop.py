@@ -74,26 +74,6 @@ def test_fit_calls_kerass_hooks_in_kerass_order_with_kerass_keys():
     assert all(type(value) is float for value in values)
 
 
-def test_evaluate_and_predict_call_theirs():
-    recorder = Recorder()
-    model = make_model()
-    model.evaluate(*VALIDATION, batch_size=4, callbacks=recorder, verbose=0)
-    assert shape(recorder.calls) == GOLDEN_FIT[12:18]
-    recorder.calls.clear()
-    predicted = model.predict(X[:6], batch_size=4, callbacks=recorder, verbose=0)
-    assert shape(recorder.calls) == [
-        ("on_predict_begin", []),
-        ("on_predict_batch_begin", 0, []),
-        ("on_predict_batch_end", 0, ["outputs"]),
-        ("on_predict_batch_begin", 1, []),
-        ("on_predict_batch_end", 1, ["outputs"]),
-        ("on_predict_end", []),
-    ]
-    parts = [arguments[1]["outputs"] for _, arguments in recorder.calls[2:5:2]]
-    assert [len(part) for part in parts] == [4, 2]
-    assert torch.equal(torch.cat(parts), predicted)
-
-
 def test_a_call_of_several_updates_has_the_index_of_its_first_and_of_its_last():
     recorder = Recorder()
     model = make_model(IPUConfig(device_iterations=3))
@@ -115,20 +95,6 @@ def test_batch_logs_are_running_means_of_the_epoch():
     ends = [args[-1]["loss"] for n, args in recorder.calls if n == "on_train_batch_end"]
     assert [ends[3], ends[7]] == history.history["loss"]
     assert len(set(ends)) == 8
-
-
-def test_params_are_kerass():
-    model = make_model(IPUConfig(device_iterations=2))
-    recorder = Recorder()
-    model.fit(X, Y, batch_size=2, epochs=3, callbacks=recorder, verbose=0)
-    params = {name: recorder.params[name] for name in ("verbose", "epochs", "steps")}
-    assert params == {"verbose": 0, "epochs": 3, "steps": 4}
-    assert recorder.model is model
-    assert (recorder.run.epoch, recorder.run.updates, recorder.run.samples) == (
-        2,
-        12,
-        24,
-    )
 
 
 def bias(outputs, targets):
@@ -309,12 +275,6 @@ def test_the_flag_stops_the_fit_even_after_an_evaluation_within_it():
         X, Y, batch_size=4, epochs=5, callbacks=AtEpochEnd(act), verbose=0
     )
     assert history.epoch == [0]
-
-
-def test_a_flag_set_between_fits_stops_nothing():
-    model = make_model()
-    model.stop_training = True
-    assert model.fit(X, Y, batch_size=4, epochs=2, verbose=0).epoch == [0, 1]
 
 
 class InterruptAt(Callback):

@@ -112,10 +112,11 @@ def test_the_total_is_the_weighted_sum_and_so_are_gradients(name, is_dict):
     reference.assert_same_weights(module, twin)
 
 
-def test_one_name_is_taken_for_each_output():
+@pytest.mark.parametrize("loss_weights", [{"a": 3.0}, [1.0, 3.0]])
+def test_one_name_is_taken_for_each_output(loss_weights):
     targets = {"b": torch.randn(COUNT, 4), "a": NUMBERS}
     model = IPUModel(Two())
-    model.compile("sgd", "mse", loss_weights={"a": 3.0})
+    model.compile("sgd", "mse", loss_weights=loss_weights)
     figures = model.evaluate(X, targets, verbose=0)
     with torch.no_grad():
         outputs = model.module(X)
@@ -165,27 +166,6 @@ def test_metrics_have_the_names_of_their_outputs_and_the_order_of_compile():
     assert {n: named[n] for n in expected} == pytest.approx(expected, rel=1e-5)
     history = model.fit(X, NAMED, batch_size=12, verbose=0).history
     assert list(history) == sorted(order)
-
-
-@pytest.mark.parametrize("metrics", [[["accuracy"], ["mae"]], ["accuracy", "mae"]])
-def test_a_list_has_metrics_for_each_output_in_order(metrics):
-    model = IPUModel(Two(is_dict=False))
-    model.compile("sgd", ["cross_entropy", "mse"], metrics=metrics)
-    figures = model.evaluate(X, LISTED, verbose=0)
-    assert sorted(figures) == [
-        "loss",
-        "output_1_accuracy",
-        "output_1_loss",
-        "output_2_loss",
-        "output_2_mae",
-    ]
-
-
-def test_a_single_figure_comes_without_a_list():
-    model = IPUModel(reference.network())
-    model.compile("sgd", "cross_entropy")
-    loss = model.evaluate(X, CLASSES, verbose=0, return_dict=False)
-    assert loss == model.evaluate(X, CLASSES, verbose=0)["loss"]
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -263,6 +243,24 @@ BAD = {
         {"b": CLASSES},
         DataError,
         "no 'a'",
+    ),
+    "a weight of an unknown output": (
+        {"loss": "mse", "loss_weights": {"b": 1.0, "c": 0.1}},
+        NAMED,
+        ConfigError,
+        "returns b, a",
+    ),
+    "more weights than outputs": (
+        {"loss": "mse", "loss_weights": [1.0, 0.1, 7.0]},
+        NAMED,
+        ConfigError,
+        "returns b, a",
+    ),
+    "one target for an output with a loss": (
+        {"loss": {"a": "mse"}, "metrics": {"b": ["mae"]}},
+        NUMBERS,
+        DataError,
+        "2 outputs",
     ),
     "one target for two": ({"loss": BOTH}, CLASSES, DataError, "one tensor"),
     "too few targets": ({"loss": BOTH}, [CLASSES], DataError, "1 targets|one"),
@@ -355,47 +353,3 @@ def test_two_figures_of_one_name_are_refused(name):
     model.compile("sgd", "mse", metrics=["mse", "mae"])
     with pytest.raises(ConfigError, match=f"Two metrics are called '{name}'"):
         model.fit(X, NUMBERS, batch_size=12, verbose=0)
-
-
-# Weights of one loss for all ---------------------------------------------------
-
-
-class TwoColumns(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 2)
-
-    def forward(self, x):
-        y = self.layer(x)
-        return {"a": y[:, :1], "b": y[:, 1:]}
-
-
-def fitted_two(loss_weights):
-    torch.manual_seed(0)
-    module = TwoColumns()
-    model = IPUModel(module)
-    model.compile(
-        torch.optim.SGD(module.parameters(), lr=0.0), "mse", loss_weights=loss_weights
-    )
-    x, y = torch.ones(4, 3), torch.zeros(4, 1)
-    return model.fit(x, {"a": y, "b": y}, batch_size=4, verbose=0).history
-
-
-@pytest.mark.parametrize("loss_weights", [[1.0, 0.1], {"a": 1.0, "b": 0.1}])
-def test_one_loss_may_have_a_weight_for_each_output_of_a_dict(loss_weights):
-    history = fitted_two(loss_weights)
-    expected = history["a_loss"][0] + 0.1 * history["b_loss"][0]
-    assert history["loss"] == [pytest.approx(expected, rel=1e-5)]
-
-
-@pytest.mark.parametrize("loss_weights", [[1.0, 0.1, 7.0], {"a": 1.0, "bb": 0.1}])
-def test_weights_for_outputs_that_are_not_there_are_refused(loss_weights):
-    with pytest.raises(ConfigError, match="returns a, b"):
-        fitted_two(loss_weights)
-
-
-def test_the_only_target_is_that_of_the_output_with_the_loss():
-    model = IPUModel(TwoColumns())
-    model.compile("sgd", {"a": "mse"}, metrics={"b": ["mae"]})
-    with pytest.raises(DataError, match="2 outputs"):
-        model.fit(torch.ones(4, 3), torch.zeros(4, 1), batch_size=4, verbose=0)

@@ -66,13 +66,6 @@ def test_a_module_with_lightnings_methods_trains_as_in_a_plain_loop():
     assert model.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.5**4)
 
 
-def test_the_layout_makes_no_difference():
-    _, history = fit(Net())
-    layout = ipufit.IPUConfig(replicas=2, micro_batch_size=4)
-    _, spread = fit(Net(), config=layout)
-    assert spread["train_loss"] == pytest.approx(history["train_loss"], abs=1e-5)
-
-
 @pytest.mark.filterwarnings("ignore")  # of Lightning, about itself and this machine
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_module_of_lightning_trains_as_with_its_trainer(name, tmp_path):
@@ -145,13 +138,6 @@ def test_evaluate_test_and_predict_use_their_steps():
     torch.testing.assert_close(rows, model.module(X).softmax(dim=1).detach())
     # The rest of the run goes on as if nothing had been tested.
     assert model.evaluate(X, Y, verbose=0) == pytest.approx(evaluated)
-
-
-def test_a_test_counts_every_sample_once():
-    model = from_lightning(Net())
-    whole = model.test(X[:50], Y[:50], batch_size=16, verbose=0)
-    hits = (model.module(X[:50]).argmax(dim=1) == Y[:50]).float().mean()
-    assert whole["test_acc"] == pytest.approx(float(hits))
 
 
 def test_dicts_with_loss_and_steps_without_an_index_are_taken():
@@ -265,14 +251,6 @@ def test_a_model_can_be_copied_and_pickled():
         twin = copy.deepcopy(other).fit(X, Y, **given).history
         assert other.fit(X, Y, **given).history == twin
         assert other.test(X, Y, verbose=0).keys() == {"test_acc", "test_loss"}
-
-
-def test_half_precision_trains_a_copy():
-    module = Net()
-    model = from_lightning(module, ipufit.IPUConfig(precision="16.16"))
-    model.fit(X, Y, 16, verbose=0)
-    assert module.layers[0].weight.dtype == torch.float32
-    assert model.module.layers[0].weight.dtype == torch.float16
 
 
 def test_a_run_goes_on_bit_by_bit(tmp_path):

@@ -230,19 +230,6 @@ def test_one_class_is_no_choice():
         resolve_loss("cross_entropy").terms(NUMBERS, TRUTHS[:, None], 3)
 
 
-def test_a_column_of_classes_trains_and_is_measured_as_a_row_of_them():
-    generator = torch.Generator().manual_seed(4)
-    x = torch.randn(24, NUM_FEATURES, generator=generator)
-    y = torch.randint(0, NUM_CLASSES, (24,), generator=generator)
-    figures = []
-    for targets in (y, y[:, None]):
-        model = IPUModel(network(), IPUConfig(micro_batch_size=4))
-        model.compile("sgd", "cross_entropy", metrics=["accuracy"])
-        history = model.fit(x, targets, batch_size=8, shuffle=False, verbose=0).history
-        figures.append((history, model.evaluate(x, targets, verbose=0)))
-    assert figures[0] == figures[1]
-
-
 def test_every_name_is_tested():
     with pytest.raises(UnknownNameError) as caught:
         resolve_loss("")
@@ -328,26 +315,6 @@ def test_positions_may_have_weights_of_their_own():
     terms = resolve_loss("cross_entropy").terms(outputs, targets, 2, weights)
     each = F.cross_entropy(outputs, targets, reduction="none")
     torch.testing.assert_close(terms.value, (each * weights).mean())
-
-
-def test_gradients_are_those_of_the_weighted_mean():
-    outputs = LOGITS.clone().requires_grad_()
-    weights, share = torch.tensor([0.5, 2.0, 1.0]), torch.tensor([1.5, 1.5, 0.0])
-    resolve_loss("cross_entropy").terms(
-        outputs, CLASSES, 3, weights, share
-    ).value.backward()
-    twin = LOGITS.clone().requires_grad_()
-    each = F.cross_entropy(twin, CLASSES, reduction="none") * weights
-    each[:2].mean().backward()
-    torch.testing.assert_close(outputs.grad, twin.grad)
-
-
-def test_the_total_has_no_gradient():
-    outputs = LOGITS.clone().requires_grad_()
-    for weights in (None, torch.ones(3)):
-        terms = resolve_loss("cross_entropy").terms(outputs, CLASSES, 3, weights)
-        assert terms.value.requires_grad
-        assert not terms.total.requires_grad
 
 
 def test_a_sum_may_come_as_one_value_per_sample_too():

@@ -121,22 +121,6 @@ def test_buffers_that_are_not_finite_stay_as_they_are():
     assert module.level.item() == 4.0
 
 
-def test_parameters_are_averaged_the_same_bit_by_bit_beside_buffers():
-    torch.manual_seed(0)
-    alone = torch.nn.Linear(5, 5)
-    beside = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.BatchNorm1d(5))
-    averages = WeightAverage(alone, 0.9), WeightAverage(beside, 0.9)
-    for _ in range(9):
-        with torch.no_grad():
-            alone.weight.copy_(torch.randn(5, 5))
-            beside[0].weight.copy_(alone.weight)
-        for average in averages:
-            average.update(2)
-    for average in averages:
-        average.apply()
-    assert torch.equal(alone.weight, beside[0].weight)
-
-
 def test_an_older_state_has_no_averages_of_buffers(module):
     first = WeightAverage(module, 0.5)
     fill(module, 1.0)

@@ -223,22 +223,6 @@ def test_a_scheduler_of_torch_trains_as_in_torch(bound_to):
     assert_same(module, twin)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        (None, 0),
-        (Schedule("constant"), 0),
-        (Schedule("step", boundaries=(3,)), 1),
-        (Schedule("linear"), 7),
-    ],
-    ids=str,
-)
-def test_values_are_sent_only_when_they_change(schedule, expected):
-    module = network()
-    _, times = train(module, resolve_optimization("adam", schedule, module), 8)
-    assert times == expected
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_updates_of_a_call_share_the_rate_of_the_first(replicas):
     module, twin = network(), network()
@@ -268,15 +252,6 @@ def test_loss_scaling_changes_neither_the_weights_nor_the_losses(name, loss_scal
     assert losses == pytest.approx(plain, rel=1e-5)
     assert_same(module, twin)
     assert times == (2 if isinstance(loss_scaling, LossScaleRamp) else 0)
-
-
-def test_a_rate_set_by_hand_without_a_schedule_reaches_the_device():
-    module, twin = network(), network()
-    optimization = resolve_optimization(Optimizer("sgd", 0.1), None, module)
-    optimization.optimizer.param_groups[0]["lr"] = 0.01
-    train(module, optimization, 3)
-    train_in_torch(twin, torch.optim.SGD(twin.parameters(), lr=0.01), 3)
-    assert_same(module, twin)
 
 
 def test_torchs_optimizer_without_momentum_trains_as_in_torch():

@@ -28,7 +28,6 @@ from ipufit.optimizers import (
     LossScaleRamp,
     Schedule,
     check_covers,
-    hyper_parameters,
     resolve_optimizer,
 )
 from tests import reference
@@ -102,10 +101,6 @@ def test_settings_that_are_attributes_arrive(module):
     assert made.param_groups[0]["velocity_scaling"] == 4.0
     assert Optimizer("rmsprop", use_tf_variant=True).bind(module).use_tf_variant
     assert not Optimizer("lamb", bias_correction=False).bind(module).bias_correction
-
-
-def test_a_setting_of_none_is_not_given(module):
-    assert is_constant(Optimizer("adam", betas=None).bind(module), "betas")
 
 
 @pytest.mark.parametrize("wrong", [3, [3]])
@@ -340,11 +335,6 @@ def test_a_learning_rate_may_be_a_tensor(module):
     assert isinstance(lr, float)
 
 
-def test_an_optimizer_of_poptorch_is_used_as_it_is(module):
-    given = poptorch.optim.Adam(module.parameters(), lr=0.1)
-    assert resolve_optimizer(given, module) is given
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -441,19 +431,6 @@ def test_momentum_stays_variable_if_a_group_has_some(module, make):
     assert [group["momentum"] for group in optimizer.param_groups] == [0.0, 0.5]
 
 
-def test_dampening_without_momentum_does_nothing_as_in_torch(module):
-    given = torch.optim.SGD(module.parameters(), lr=0.1, dampening=0.5)
-    assert resolve_optimizer(given, module).param_groups[0]["dampening"] == 0.0
-    assert given.param_groups[0]["dampening"] == 0.5
-
-
-def test_the_loss_scaling_is_one_of_the_values_a_device_has(module):
-    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1, loss_scaling=2.0)
-    before = hyper_parameters(optimizer)
-    optimizer.loss_scaling = 4.0
-    assert hyper_parameters(optimizer) != before
-
-
 @pytest.mark.parametrize("kind", [list, tuple, lambda two: dict(enumerate(two))])
 def test_several_optimizers_are_called_so(kind):
     module = torch.nn.Linear(3, 2)
@@ -501,20 +478,6 @@ def test_a_rate_of_zero_trains_nothing(name, word):
     model.optimizer.learning_rate = 0.1
     model.fit(X, Y, **FIT)
     assert not all(map(torch.equal, before, weights(model)))
-
-
-def test_it_counts_from_the_next_call_on():
-    class Stops(Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.seen = [*getattr(self, "seen", []), weights(self.model)]
-            self.model.optimizer.learning_rate = 0.0
-
-    model, stops = make(), Stops()
-    before = weights(model)
-    model.fit(X, Y, callbacks=stops, **FIT)
-    assert not all(map(torch.equal, before, stops.seen[0]))
-    for later in stops.seen[1:]:
-        assert all(map(torch.equal, stops.seen[0], later))
 
 
 def test_all_groups_get_it():
@@ -572,12 +535,6 @@ def test_what_nobody_reads_can_not_be_set(name, advice):
     assert not hasattr(optimizer, name)
 
 
-def test_what_poptorch_reads_can_be_set():
-    optimizer = make(Optimizer("adam", loss_scaling=2.0)).optimizer
-    optimizer.loss_scaling = 4.0
-    assert optimizer.loss_scaling == 4.0
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_the_optimizer_that_was_given(name, caplog):
     module = reference.network()
@@ -596,18 +553,6 @@ def test_it_is_the_optimizer_that_was_given(name, caplog):
         model.fit(X, Y, **FIT)
     assert "subclass" not in caplog.text
     assert "custom optimizer" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    "twin_of", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
-)
-def test_a_copy_is_settable_too(twin_of):
-    optimizer = make().optimizer
-    twin = twin_of(optimizer)
-    twin.learning_rate = 0.5
-    assert twin.learning_rate == 0.5
-    assert optimizer.learning_rate == 0.01
-    assert type(twin) is type(optimizer)
 
 
 class Stepping(Callback):

@@ -264,10 +264,6 @@ def test_a_warm_up_must_fit_in():
         schedule.check_fits(101)
 
 
-def test_its_own_total_wins():
-    assert Schedule("linear", total_updates=10).factor(5, total=1000) == 0.5
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -351,11 +347,6 @@ def test_epochs_are_rounded_to_the_nearest_update_and_are_at_least_one():
     schedule = schedule.in_updates(3)
     assert (schedule.every_updates, schedule.warmup_updates) == (1, 5)
     assert not schedule.needs_epochs
-
-
-def test_lengths_in_epochs_are_shown_where_there_are_any():
-    assert "epochs" not in repr(Schedule("linear"))
-    assert repr(Schedule("linear", total_epochs=2)).endswith("total_epochs=2)")
 
 
 # Who sets the learning rates: nobody, a `Schedule`, or a scheduler of torch ---------
@@ -445,21 +436,6 @@ def test_values_are_torchs_at_each_update(module, scheduler, optimizer, by):
     assert not given.state  # it never made a step
 
 
-@pytest.mark.parametrize("by", ["scheduler", "factory"])
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_values_of_poptorchs_own_optimizer_are_set_likewise(module, scheduler, by):
-    make = SCHEDULERS[scheduler]
-    twin = torch.optim.SGD(groups_of(module), lr=0.1, momentum=0.9)
-    expected = in_torch(twin, make(twin), 12)
-    given = poptorch.optim.SGD(groups_of(module), lr=0.1, momentum=0.9)
-    optimization = resolve_optimization(
-        given, make(given) if by == "scheduler" else make, module
-    )
-    optimization.begin_fit(12, 1)
-    assert run(optimization, 12) == expected
-    assert optimization.optimizer is given
-
-
 @pytest.mark.parametrize("per_call", [2, 5])
 def test_torchs_schedulers_are_stepped_once_per_update(module, per_call):
     sgd = torch.optim.SGD(module.parameters(), lr=1.0)
@@ -468,27 +444,6 @@ def test_torchs_schedulers_are_stepped_once_per_update(module, per_call):
     rates = [groups[0]["lr"] for groups in run(optimization, 3, per_call)]
     assert rates == [1.0, 1 / (per_call + 1), 1 / (2 * per_call + 1)]
     assert scheduler.last_epoch == optimization.num_updates == 3 * per_call
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "rmsprop", "sgd"])
-def test_a_function_gets_the_optimizer_of_a_name(module, name):
-    optimization = resolve_optimization(
-        name, lambda o: lr_scheduler.StepLR(o, 1, 0.5), module
-    )
-    first, second = run(optimization, 2)
-    assert second[0]["lr"] == first[0]["lr"] / 2
-    assert optimization.has_schedule
-
-
-@pytest.mark.parametrize("name", ["adam", "sgd"])
-def test_momentum_that_is_cycled_is_no_constant(module, name):
-    spec = Optimizer(name, **({"momentum": 0.5} if name == "sgd" else {}))
-    optimization = resolve_optimization(
-        spec, lambda o: lr_scheduler.OneCycleLR(o, 0.1, 9), module
-    )
-    word = "momentum" if name == "sgd" else "betas"
-    assert not optimization.optimizer.variable_attrs.isConstant(word)
-    assert len({str(groups[0][word]) for groups in run(optimization, 5)}) > 3
 
 
 def test_a_constant_that_a_scheduler_changes_is_named(module):
@@ -608,11 +563,3 @@ def test_another_schedule_begins_with_the_rates_before_the_first(module):
     optimization = resolve_optimization(given, "linear", module)
     optimization.begin_fit(4, 1)
     assert [group["lr"] for group in given.param_groups] == [8.0, 0.0]
-
-
-def test_a_scheduled_rate_is_no_constant(module):
-    for schedule in ("linear", lambda o: lr_scheduler.StepLR(o, 1)):
-        given = poptorch.optim.Adam(module.parameters())
-        assert given.variable_attrs.isConstant("lr")
-        resolve_optimization(given, schedule, module)
-        assert not given.variable_attrs.isConstant("lr")

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.errors import UnknownNameError
 from ipufit.planning.memory import (
     DEVICES,
     IPUMemory,
@@ -167,18 +166,6 @@ def activations(stages, **settings):
     return [memory.activations.value for memory in memories]
 
 
-def test_stages_hold_what_is_saved_of_each_micro_batch_that_is_under_way():
-    stages = [an_activity(number, ipu=number) for number in range(3)]
-    assert activations(stages, is_pipelined=True) == [500, 300, 100]
-    assert activations(stages, is_pipelined=False) == [100, 100, 100]
-
-
-def test_recomputing_stages_hold_inputs_of_all_but_one():
-    stages = [an_activity(number, ipu=number) for number in range(3)]
-    held = activations(stages, is_pipelined=True, recomputes=True)
-    assert held == [4 * 10 + 100, 2 * 10 + 100, 100]
-
-
 def test_recomputing_between_submodules_holds_their_outputs():
     # 40 bytes are kept: one input and three outputs; a fourth of the rest is there.
     stage = an_activity(0, kept_bytes=40, num_kept=3)
@@ -224,17 +211,8 @@ def test_peaks_are_tiles_times_clock_times_what_a_tile_does_in_a_cycle(name, per
     assert device.float32_flops == pytest.approx(peak / 4, rel=0.01)
 
 
-def test_each_has_a_source():
-    assert all(device.source for device in DEVICES.values())
-
-
 def test_a_kind_is_found_by_its_names():
     assert device_named("Bow-2000") is DEVICES["bow"]
     assert device_named("GC200") is device_named("mk2") is DEVICES["mk2"]
     own = DEVICES["mk2"]._replace(name="mine", num_tiles=2)
     assert device_named(own).num_bytes == 2 * 638_976
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(UnknownNameError, match="'mk3'"):
-        device_named("mk3")

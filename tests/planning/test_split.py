@@ -121,28 +121,6 @@ def test_blocks_that_fit_nowhere_are_refused_with_their_bytes():
         best_split(costs, 2, capacity=2000)
 
 
-def test_what_is_held_is_balanced_where_operations_are_not_counted():
-    costs = [BlockCost(name, held_bytes=1) for name in "abcd"]
-    assert best_split(costs, 2, memory_step=1).names == ("a", "c")
-    assert best_split(costs, 2).names == ("a", "b")  # bytes are no matter
-
-
-def test_submodules_stay_whole_where_that_costs_nothing():
-    names = ("a", "a.relu", "b", "b.relu", "c")
-    costs = [BlockCost(name, 0 if "relu" in name else 1) for name in names]
-    assert best_split(costs, 3).names == ("a", "b", "c")
-
-
-def test_a_capacity_may_cost_balance():
-    costs = [
-        BlockCost("a", flops=1, held_bytes=9),
-        BlockCost("b", flops=1, held_bytes=9),
-        BlockCost("c", flops=2, held_bytes=1),
-    ]
-    assert best_split(costs, 2).names == ("a", "c")
-    assert best_split(costs, 2, capacity=10).names == ("a", "b")
-
-
 # Weights that several blocks use ------------------------------------------------------
 
 

@@ -304,24 +304,6 @@ def test_statistics_equal_torchs():
     assert not torch.equal(actual["norm.running_mean"], torch.zeros(4))
 
 
-def test_statistics_are_those_of_the_first_replica():
-    model = Normed()
-    x, y = make_data(8, calls=1)[0]
-    executor = poptorch.trainingModel(model, make_options(R=2))
-    executor(x, y)
-    alone = Normed()
-    alone(x[:4], y[:4])
-    torch.testing.assert_close(model.norm.running_mean, alone.norm.running_mean)
-
-
-def test_normalisation_in_eval_mode_changes_nothing():
-    model = Normed()
-    model.norm.eval()
-    executor = poptorch.trainingModel(model, make_options(R=2))
-    executor(*make_data(8, calls=1)[0])
-    assert not model.norm.running_mean.any()
-
-
 # Random numbers ---------------------------------------------------------------
 
 
@@ -415,13 +397,6 @@ def test_inputs_get_no_gradients(caplog):
     poptorch.trainingModel(model, make_options())(x, y)
     assert x.grad is None
     assert "requires_grad=True" in caplog.text
-
-
-def test_the_hosts_parameters_get_no_gradients():
-    model = Network()
-    executor = poptorch.trainingModel(model, make_options())
-    executor(*make_data(2, calls=1)[0])
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_call_that_failed_midway_leaves_no_gradients_behind():

@@ -120,19 +120,6 @@ def test_they_come_back_as_the_outputs_do(mode, kept):
     )
 
 
-def test_they_can_be_summed():
-    model = Regression()
-    sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)
-    options = make_options(D=2, G=2, R=2, mode=(OutputMode.Sum,))
-    executor = poptorch.trainingModel(model, options, sgd)
-    executor(*data(16))
-    gradients, _ = run_by_hand(2, 2, 2, lr=0.1)
-    torch.testing.assert_close(
-        executor.getAnchoredTensor("gradient of bias"),
-        torch.cat([sum(g[1] for g in gradients[r::2]) for r in range(2)]),
-    )
-
-
 def test_training_goes_as_without_them():
     weights = []
     for options in (make_options(D=2, G=3), poptorch.Options()):
@@ -180,15 +167,6 @@ def test_the_tensors_of_the_optimiser_are_those_after_the_update():
     assert velocity.tolist() == [1, 1.5, 1.75]
     assert executor.getAnchoredTensor("scaling").tolist() == [4, 4, 4]
     assert executor.getAnchoredTensor("momentum").tolist() == [0.5] * 3
-
-
-def test_gradients_are_in_the_type_of_the_weight():
-    model = Regression().half()
-    executor = poptorch.trainingModel(model, make_options())
-    x, y = data(2)
-    executor(x.half(), y.half())
-    assert executor.getAnchoredTensor("gradient of weight").dtype == torch.float16
-    assert executor.getAnchoredTensor("new weight").dtype == torch.float16
 
 
 def test_each_replica_shows_the_element_of_its_group():

@@ -358,9 +358,6 @@ def test_every_n_is_not_for_pipelines():
     compile_inference(Blocks([0, 1]), sharded.outputMode(OutputMode.EveryN, 2), 2)
 
 
-# Gradient accumulation in inference -------------------------------------------
-
-
 # Buffers ----------------------------------------------------------------------
 
 

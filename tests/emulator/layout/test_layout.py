@@ -83,9 +83,6 @@ def run(D, G, R, B, mode=None, period=1, *, training=True):
     return executor(torch.arange(float(D * G * R * B)))
 
 
-# The worked examples of the facts ---------------------------------------------
-
-
 # Any factors ------------------------------------------------------------------
 
 

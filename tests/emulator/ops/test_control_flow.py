@@ -79,12 +79,6 @@ def test_random_numbers_differ_between_the_iterations():
     assert total.sum() == 0
 
 
-def test_the_inputs_are_on_the_device():
-    host = torch.ones(2)
-    with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
-        run(lambda _, x: poptorch.for_loop(1, lambda a: a, [host]), X)
-
-
 def nested(x):
     return poptorch.for_loop(2, lambda y: y + 1, [x])[0]
 
@@ -206,13 +200,6 @@ def test_changes_of_inputs_are_lost_on_the_device_only():
 
     assert_same(run(forward, TRUE, X), [X + 1, X + 2])
     assert_same(forward(None, TRUE, X), [X + 2, X + 2])
-
-
-def test_the_host_calls_one_body():
-    def never():
-        raise AssertionError("called")
-
-    assert poptorch.cond(TRUE, lambda x: x, [X], never, [])[0] is X
 
 
 @pytest.mark.parametrize(("then", "other"), [((X,), []), ([X], None)])

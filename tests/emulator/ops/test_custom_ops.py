@@ -228,19 +228,6 @@ def test_inputs_of_the_host_are_refused(register):
         run(lambda x: call_op("Add", [x, host], [x]), X)
 
 
-def test_what_is_no_function_is_refused():
-    with pytest.raises(poptorch.Error, match="Op must be a function"):
-        poptorch.register_custom_op("Op", "ops.test", 3)
-
-
-def test_a_forgotten_function_is_refused_again(register):
-    register("Op", lambda x: (x, x.int()))
-    run(lambda x: call(x), X)
-    poptorch.register_custom_op("Op", "ops.test", None)
-    with pytest.raises(poptorch.Error, match="can't be emulated"):
-        run(lambda x: call(x), X)
-
-
 # PopTorch's own ------------------------------------------------------------------
 
 

@@ -78,8 +78,3 @@ def test_scopes_change_nothing():
 def test_a_name_scope_needs_a_string():
     with pytest.raises(AssertionError, match="NameScope must be a string"):
         poptorch.NameScope(3)
-
-
-def test_a_scope_lets_errors_pass():
-    with pytest.raises(KeyError), poptorch.NameScope("a"), poptorch.Attribute():
-        raise KeyError

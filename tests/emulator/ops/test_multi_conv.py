@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import ipufit.emulator as poptorch
@@ -24,24 +23,3 @@ def test_convolutions_inside_are_as_outside():
             return y + self.layer(x.abs())
 
     assert_device_equals_host(module(forward), X)
-
-
-def test_it_can_be_used_again():
-    multi = poptorch.MultiConv()
-
-    def forward(self, x):
-        with multi:
-            y = self.layer(x)
-        with multi:
-            return y + self.layer(x * 2)
-
-    assert_device_equals_host(module(forward), X)
-
-
-def test_errors_inside_come_out():
-    def forward(self, x):
-        with poptorch.MultiConv():
-            raise KeyError("inside")
-
-    with pytest.raises(KeyError, match="inside"):
-        poptorch.inferenceModel(module(forward))(X)

@@ -34,8 +34,3 @@ def test_gradients_pass():
 def test_other_reductions_are_refused(reduction):
     with pytest.raises(AssertionError, match="Unsupported reduction type!"):
         identity_loss(X, reduction)
-
-
-def test_the_reduction_has_no_default():
-    with pytest.raises(TypeError, match="reduction"):
-        identity_loss(X)

@@ -48,15 +48,6 @@ def test_marked_inputs_and_outputs_keep_their_values():
     assert torch.equal(second, X * 2)
 
 
-def test_a_marked_output_may_be_used_too():
-    def forward(_, x):
-        y = x + 1
-        marked = mark_out(y)
-        return marked, y * 2, marked * 3
-
-    assert torch.equal(run(forward)[2], (X + 1) * 3)
-
-
 def used_twice(_, x):
     return x + 1, mark_in(x)
 
@@ -130,13 +121,3 @@ def test_the_loss_may_be_a_marked_output():
     opts = options().outputMode(poptorch.OutputMode.All)
     model = poptorch.trainingModel(Marked(lambda layer, x: layer(x)), opts)
     assert model(X).item() > 0
-
-
-def test_a_mark_on_a_weight_is_refused():
-    def forward(module, x):
-        return x + mark_in(module.weight)
-
-    module = Function(forward)
-    module.weight = torch.nn.Parameter(torch.ones(6))
-    with pytest.raises(poptorch.Error, match="not a tensor input"):
-        poptorch.inferenceModel(module, options())(X)

@@ -23,12 +23,6 @@ def run(function, *inputs):
     return model(*inputs)
 
 
-def test_the_farthest_point_comes_next():
-    result = run(lambda x: poptorch.fps(x, [0, 3, 5], 0.6), POINTS)
-    assert result.tolist() == [0, 2, 3, 4]
-    assert result.dtype == torch.int32
-
-
 @settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
@@ -84,17 +78,6 @@ def test_the_nearest_point_of_the_batch_is_found(num_x, num_y, batches, seed):
     for index, found in enumerate(result.tolist()):
         same = [j for j in range(len(y)) if of_y[j] == of_x[index]]
         assert found == min(same, key=lambda j: (x[index] - y[j]).norm().item())
-
-
-@pytest.mark.parametrize("as_x", [list, torch.tensor])
-@pytest.mark.parametrize("as_y", [list, torch.tensor])
-def test_batches_are_lists_or_tensors(as_x, as_y):
-    x, y = torch.tensor([0.0, 9.0]), torch.tensor([8.0, 1.0])
-
-    def forward(x, y):
-        return poptorch.nearest(x, y, as_x([0, 1]), as_y([0, 1]))
-
-    assert run(forward, x, y).tolist() == [0, 1]
 
 
 def test_without_batches_all_are_in_one():

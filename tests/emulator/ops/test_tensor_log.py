@@ -15,12 +15,6 @@ def test_on_the_host_it_is_silent(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_compiling_is_silent(capfd):
-    model = poptorch.inferenceModel(Function(lambda _, x: poptorch.ipu_print_tensor(x)))
-    model.compile(X)
-    assert capfd.readouterr().err == ""
-
-
 def test_each_run_writes_the_values_of_the_run(capfd):
     module = Function(lambda _, x: poptorch.ipu_print_tensor(x + 1, "y") * 2)
     model = poptorch.inferenceModel(module)
@@ -35,12 +29,6 @@ def test_each_micro_batch_is_written(capfd):
     module = Function(lambda _, x: poptorch.ipu_print_tensor(x, "x"))
     poptorch.inferenceModel(module, options)(torch.tensor([1, 2]))
     assert capfd.readouterr().err == "x: (1)\nx: (2)\n"
-
-
-def test_without_a_title_there_is_the_tensor_alone(capfd):
-    module = Function(lambda _, x: poptorch.ipu_print_tensor(x))
-    poptorch.inferenceModel(module)(torch.tensor([1]))
-    assert capfd.readouterr().err == "(1)\n"
 
 
 def test_a_result_that_nothing_uses_is_not_written(capfd):

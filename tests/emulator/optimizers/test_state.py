@@ -332,6 +332,3 @@ def test_an_optimizer_keeps_its_executor():
     del optimizer
     gc.collect()
     assert reference() is None
-
-
-# What the log says --------------------------------------------------------------

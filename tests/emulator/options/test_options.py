@@ -376,21 +376,6 @@ def test_values_are_read_and_written_as_attributes():
     assert options.replication_factor == options("replication_factor") == 4
 
 
-def test_the_first_value_of_a_new_option_decides_its_type():
-    options = Options()
-    options.createOrSet(custom=1)
-    options.createOrSet(custom=2)
-    with pytest.raises(AssertionError, match="Unexpected type"):
-        options.createOrSet(custom="3")
-    assert options.custom == 2
-
-
-def test_location_excludes_are_appended_without_touching_other_options():
-    options = Options().appendToLocationExcludes("a", "b")
-    assert options._source_location_excludes[-2:] == ["a", "b"]
-    assert Options()._source_location_excludes == options._source_location_excludes[:-2]
-
-
 def test_the_seed_reaches_torch():
     with torch.random.fork_rng(devices=[]):
         Options().randomSeed(-7)
@@ -499,24 +484,6 @@ def test_locations_store_integers_and_are_snapshots():
     settings.useOnChipStorage(True)
     assert locations.location_weight == stored
     assert "onChip" not in settings.useOnChipStorage(None).toDict()
-
-
-@pytest.mark.parametrize(
-    ("setter", "value"),
-    [
-        ("minElementsForOffChip", 1.0),
-        ("minElementsForReplicatedTensorSharding", "1"),
-        ("useOnChipStorage", 1),
-        ("useReplicatedTensorSharding", None),
-        ("useIOTilesToLoad", None),
-        ("useIOTilesToStore", 0),
-    ],
-)
-def test_locations_of_another_type_are_refused(setter, value):
-    settings = TensorLocationSettings()
-    with pytest.raises(AssertionError):
-        getattr(settings, setter)(value)
-    assert settings.toDict() == {}
 
 
 # Freezing and copies
@@ -681,19 +648,6 @@ def test_nothing_runs_of_a_file_with_a_syntax_error(write):
         options.loadFromFile(write("deviceIterations(4)\nmodelName(\n"))
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("noSuchSetter(1)", AttributeError),
-        ("deviceIterations('4')", AssertionError),
-        ("Precision.setPartialsType(torch.half)", NameError),
-    ],
-)
-def test_other_errors_of_a_file_come_through(write, line, error):
-    with pytest.raises(error):
-        Options().loadFromFile(write(line))
-
-
 def test_json_calls_setters():
     options = Options().from_json(
         json.dumps(
@@ -714,13 +668,6 @@ def test_json_calls_setters():
     assert options.Distributed.processId == 1
     assert options._Popart.options["enableOutlining"] is False
     assert options.max_repeat_logs == 2**64 - 1
-
-
-@pytest.mark.parametrize(
-    "text", ["run.log", "OutputMode.None", "OutputMode.All.x", "enum.Enum", "plain"]
-)
-def test_a_string_that_names_no_member_stays_a_string(text):
-    assert Options().from_json(json.dumps({"modelName": text})).model_name == text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode
-from tests.emulator._models import ONE, Function, said, wrap
+from tests.emulator._models import ONE, Function, wrap
 
 
 def anchoring(anchors, **settings):
@@ -73,17 +73,6 @@ def test_a_weight_is_what_a_micro_batch_computes_with():
     executor(torch.ones(3))
     assert executor.getAnchoredTensor("w").tolist() == [0, -1, -2]
     assert executor.getAnchoredTensor("calls").tolist() == [0, 1, 2]
-
-
-def test_several_results_of_one_operator_can_be_seen():
-    executor = infer(
-        lambda self, x: x.max(dim=1)[0], {"values": "Max:0", "indices": "Max:1"}
-    )
-    executor(torch.tensor([[1.0, 3.0], [4.0, 2.0]]))
-    assert executor.getAnchoredTensor("values").tolist() == [3, 4]
-    indices = executor.getAnchoredTensor("indices")
-    assert indices.tolist() == [1, 0]
-    assert indices.dtype == torch.int32
 
 
 # What else is returned --------------------------------------------------------
@@ -152,12 +141,6 @@ def test_the_mode_of_an_anchor_has_no_effect_and_that_is_said(mode, caplog):
     assert "FINAL" in caplog.text
 
 
-def test_the_mode_of_the_outputs_is_no_news(caplog):
-    infer(lambda self, x: x * 2, {"product": ("Mul:0", OutputMode.All)})(ONE)
-    infer(lambda self, x: x * 2, {"product": "Mul:0"})(ONE)
-    assert said(caplog) == []
-
-
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [((OutputMode.Sum,), [3, 1]), ((OutputMode.EveryN, 5), [1, 5])],
@@ -167,20 +150,6 @@ def test_anchors_without_a_mode_take_over_that_of_the_options(mode, expected):
     anchors = poptorch.inferenceModel(nn.Identity(), options).options.anchored_tensors
     assert anchors["free"] == ["a", True, *expected]
     assert anchors["fixed"] == ["b", False, OutputMode.All, 1]
-
-
-def test_wrapping_resolves_the_modes_in_the_executors_options_only():
-    options = anchoring({"free": "input"})
-    executor = poptorch.inferenceModel(nn.Identity(), options)
-    assert executor.options.anchored_tensors["free"][2] == OutputMode.All.value
-    assert options.anchored_tensors["free"][2] is None
-
-
-def test_an_anchor_may_come_between_wrapping_and_compiling():
-    executor = poptorch.inferenceModel(nn.Identity())
-    executor.options.anchorTensor("late", "input")
-    executor(ONE)
-    assert executor.getAnchoredTensor("late").tolist() == [1]
 
 
 # Names ------------------------------------------------------------------------
@@ -193,19 +162,6 @@ def test_unknown_names_are_refused_with_those_that_are_close():
     ):
         executor(ONE)
     assert not executor.isCompiled()
-
-
-def test_names_like_no_other_are_refused_without_a_guess():
-    executor = infer(lambda self, x: x * 2, {"product": "zzz"})
-    with pytest.raises(poptorch.Error, match=r"of that name\. `getTensorNames\(\)`"):
-        executor.compile(ONE)
-
-
-def test_inference_has_no_gradients_to_see():
-    layer = nn.Linear(1, 1)
-    options = anchoring({"g": "Gradient___weight"})
-    with pytest.raises(poptorch.Error, match="no tensor of that name"):
-        poptorch.inferenceModel(layer, options).compile(torch.ones(1, 1))
 
 
 def test_floating_point_exceptions_and_anchors_get_along():

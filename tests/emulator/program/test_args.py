@@ -188,24 +188,6 @@ def test_a_call_is_taken_by_position_as_it_is_by_name(forward, first, later, is_
         assert isinstance(by_name, list)
 
 
-@pytest.mark.parametrize(
-    ("later", "message"),
-    [
-        (torch.ones(3), "Shape mismatch"),
-        (ONE.int(), "Data type mismatch"),
-        (nn.Parameter(ONE), "Type mismatch"),
-        (3, "Type mismatch"),
-    ],
-)
-def test_a_tensor_by_position_is_held_to_the_compiled_one(later, message):
-    executor, _ = model_of(lambda x, y=None: None)
-    executor.compile(ONE)
-    with pytest.raises(poptorch.Error, match=f"{message} for x"):
-        executor(later)
-    with pytest.raises(poptorch.Error, match="mismatch for y"):
-        executor(ONE, 4)
-
-
 # Later calls ------------------------------------------------------------------
 
 
@@ -319,16 +301,6 @@ def test_the_order_of_keys_is_that_of_the_compiled_call():
     assert executor({"b": TWO, "a": ONE}).tolist() == [-1, -1]
 
 
-def test_other_arguments_are_constants_while_tracing():
-    class Power(nn.Module):
-        def forward(self, x, power, name="text"):
-            return x**power, name
-
-    executor = poptorch.inferenceModel(Power())
-    assert executor(TWO, 3)[0].tolist() == [8, 8]
-    assert executor(TWO, 3)[1] == "text"
-
-
 def test_a_default_tensor_is_an_input():
     class Default(nn.Module):
         def forward(self, x, y=torch.ones(2)):  # noqa: B008
@@ -337,13 +309,6 @@ def test_a_default_tensor_is_an_input():
     executor = poptorch.inferenceModel(Default())
     assert executor(ONE).tolist() == [2, 2]
     assert executor(ONE, TWO).tolist() == [3, 3]
-
-
-def test_destroying_lets_other_arguments_in():
-    executor = poptorch.inferenceModel(Echo())
-    executor(ONE)
-    executor.destroy()
-    assert executor(torch.ones(3), 5)[0].tolist() == [2, 2, 2]
 
 
 class Custom:
@@ -400,12 +365,6 @@ def test_every_input_is_a_multiple_of_all_factors():
     ):
         assert part in str(caught.value)
     executor.compile(torch.ones(6), torch.ones(12))
-
-
-def test_groups_of_replicas_need_fewer_rows():
-    options = make_options(d=2, r=4)
-    options.inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
-    poptorch.inferenceModel(Echo(), options).compile(torch.ones(4))
 
 
 def test_a_number_is_an_input_of_one_micro_batch():

@@ -58,12 +58,6 @@ def test_the_offsets_of_an_embedding_bag_must_be_constant(by_name):
     assert torch.equal(result, functional.embedding_bag(indices, TABLE, offsets))
 
 
-def test_bags_of_one_size_need_no_offsets():
-    bag = nn.EmbeddingBag.from_pretrained(TABLE)
-    indices = torch.tensor([[0, 3], [4, 1]])
-    assert torch.equal(run(lambda m, i: m.bag(i), indices, bag=bag), bag(indices))
-
-
 def by_assignment(x, step):
     x[::step] = 0.0
     return x

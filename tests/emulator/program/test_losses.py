@@ -108,15 +108,6 @@ def test_what_follows_a_built_in_loss_does_not_train():
     torch.testing.assert_close(marked, 5 * gradient)
 
 
-def test_an_unused_loss_beside_the_final_one_changes_nothing():
-    def with_figure(y, x):
-        F.mse_loss(y, x)
-        return F.l1_loss(y, x)
-
-    _, gradient = train(with_figure)
-    torch.testing.assert_close(gradient, gradient_by_hand(F.l1_loss))
-
-
 def test_a_dropped_marker_leaves_the_loss_inside_with_its_own_reduction():
     def dropped(y, x):
         loss = F.mse_loss(y, x, reduction="sum")
@@ -125,11 +116,6 @@ def test_a_dropped_marker_leaves_the_loss_inside_with_its_own_reduction():
 
     _, gradient = train(dropped)
     torch.testing.assert_close(gradient, 6 * gradient_by_hand(F.mse_loss))
-
-
-def test_a_final_loss_of_one_element_may_have_a_shape():
-    loss, _ = train(lambda y, x: identity_loss((y * y).sum().reshape(1), "none"))
-    assert loss.shape == (1,)
 
 
 # Losses inside functions that torch composes -----------------------------------
@@ -204,13 +190,6 @@ def test_a_removed_marker_has_one_dimension():
         torch.testing.assert_close(result.reshape(expected.shape), expected)
 
 
-def test_nothing_is_reduced_to_one_dimension_in_inference():
-    executor = poptorch.inferenceModel(
-        Model(lambda y, x: identity_loss(F.mse_loss(y, x), "mean"))
-    )
-    assert executor(torch.ones(2, 3)).shape == ()
-
-
 @pytest.mark.parametrize(
     "collect",
     [
@@ -265,22 +244,6 @@ def test_losses_are_followed_into_what_is_made_of_them(collect):
     _, gradient = train(make_loss)
     expected = gradient_by_hand(lambda y, x: F.mse_loss(y, x) + F.smooth_l1_loss(y, x))
     torch.testing.assert_close(gradient, expected)
-
-
-def test_losses_are_followed_into_a_buffer():
-    class Adds(Model):
-        def __init__(self):
-            super().__init__(None)
-            self.register_buffer("total", torch.zeros(()))
-
-        def forward(self, x):
-            self.total.zero_()
-            self.total += F.mse_loss(self.weight * x, x)
-            return identity_loss(self.total * 2, reduction="none")
-
-    model = Adds()
-    executor = poptorch.trainingModel(model)
-    assert executor(torch.ones(2, 3)).item() == 2
 
 
 def _written(losses):

@@ -85,20 +85,6 @@ def test_every_result_of_an_operator_has_a_name():
     assert names(two, X)[1:] == ["Split:0", "Split:1", "Max:0", "Max:1", "Add:0"]
 
 
-def test_nested_results_are_numbered_through():
-    lstm = nn.LSTM(2, 3)
-    found = names(lambda self, x: self.lstm(x)[0], X[None], lstm=lstm)
-    assert [name for name in found if "Lstm:" in name] == [
-        "lstm/Lstm:0",
-        "lstm/Lstm:1",
-        "lstm/Lstm:2",
-    ]
-
-
-def test_properties_are_named_by_themselves():
-    assert names(lambda self, x: x.T + 1, X)[1:] == ["T:0", "Add:0"]
-
-
 def test_what_gives_no_tensor_has_no_name():
     def assign(self, x):
         y = x * 2

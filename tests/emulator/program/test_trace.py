@@ -147,11 +147,3 @@ def test_changes_of_inputs_reach_the_caller():
         x, z = executor(*inputs)
         assert (x.tolist(), z.tolist()) == ([count, count], [1.0, 0.0])
         assert [i[0].item() for i in inputs] == [count, 1.0, 1.0]
-
-
-def test_tied_weights_are_one_weight_of_the_program():
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    module[1].weight = module[0].weight
-    executor = poptorch.inferenceModel(module)
-    executor.compile(torch.ones(1, 2))
-    assert executor.getTensorNames()[:3] == ["0.weight", "0.bias", "1.bias"]

@@ -19,7 +19,6 @@ from ipufit.emulator import (
     Error,
     PipelinedExecution,
     SerialPhasedExecution,
-    removeBlocks,
 )
 from tests.emulator._models import Function
 
@@ -198,13 +197,6 @@ def test_hooks_remember_their_first_automatic_id():
     assert _names(_trace(PipelinedExecution(), network, X)) == ["0", "1"]
 
 
-def test_a_layer_without_block_stays_in_front():
-    network = Network()
-    BeginBlock(network.second, ipu_id=1)
-    strategy = PipelinedExecution(AutoStage.AutoIncrement)
-    assert _ipus_and_stages(_trace(strategy, network, X)) == [(1, 1)]
-
-
 def test_a_block_entered_twice_is_one_stage():
     network = torch.nn.Sequential(
         BeginBlock(torch.nn.Identity(), "a", 0),
@@ -233,12 +225,6 @@ def test_only_modules_and_functions_begin_blocks(thing):
         BeginBlock(thing)
 
 
-def test_the_hook_shows_what_it_begins():
-    layer = BeginBlock(torch.nn.Linear(1, 1), "a", ipu_id=1)
-    hooks = [repr(hook) for hook in layer._forward_pre_hooks.values()]
-    assert hooks == ["BeginBlock(user_id=a, ipu_id=1)"]
-
-
 def test_a_hook_registered_earlier_runs_in_the_block_before():
     order = []
     layer = torch.nn.Identity()
@@ -247,32 +233,3 @@ def test_a_hook_registered_earlier_runs_in_the_block_before():
     layer.register_forward_pre_hook(lambda *_: order.append("later"))
     assert _names(_trace(PipelinedExecution(), layer, X)) == ["a"]
     assert order == ["hook", "later"]
-
-
-def test_a_block_function_loses_its_name():
-    @BlockFunction("a")
-    def named():
-        """Say nothing."""
-
-    assert named.__name__ == "wrapper"
-
-
-@pytest.mark.parametrize("thing", [None, len, "module"])
-def test_blocks_are_removed_from_modules_only(thing):
-    with pytest.raises(AssertionError):
-        removeBlocks(thing)
-
-
-def test_removing_blocks_leaves_functions_and_scopes_alone():
-    class Scoped(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.function = BeginBlock(lambda x: x, "f", 1)
-
-        def forward(self, x):
-            with Block("scope", 0):
-                return self.function(x)
-
-    network = Scoped()
-    removeBlocks(network)
-    assert _names(_trace(PipelinedExecution(), network, X)) == ["scope", "f"]

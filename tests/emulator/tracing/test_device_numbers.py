@@ -64,14 +64,6 @@ def test_other_divisions_are_torchs(function):
     torch.testing.assert_close(run(function, WHOLE, FLOATS), function(WHOLE, FLOATS))
 
 
-def test_whole_numbers_that_nothing_uses_may_be_divided():
-    def forward(x):
-        x / 2
-        return x * 2
-
-    assert torch.equal(run(forward, WHOLE), (WHOLE * 2).int())
-
-
 @pytest.mark.parametrize("mode", ["floor", "trunc"])
 def test_rounding_modes_are_refused(mode):
     """PopTorch's `divHandler` takes two of the three arguments."""

@@ -42,19 +42,6 @@ def test_it_is_torchs_slice_within_the_dimension(name):
     assert torch.equal(on_device(STARTS_AND_STOPS[name]), expected)
 
 
-def test_a_number_added_in_place_counts():
-    def function(x, a):
-        stop = a.clone()
-        stop += 4
-        return x[a:stop]
-
-    assert torch.equal(on_device(function), X[2:6])
-
-
-def test_beyond_the_end_it_goes_on_at_the_beginning():
-    assert torch.equal(on_device(lambda x, a: x[a : a + 4], 6), X[[6, 7, 0, 1]])
-
-
 @pytest.mark.parametrize(
     ("function", "fragment"),
     [
@@ -86,11 +73,6 @@ def test_assignments_are_held_to_the_same_sizes(stop):
 def test_a_tensor_on_the_host_is_a_constant():
     start = torch.tensor([2])
     assert torch.equal(on_device(lambda x, a: x[start : start + 5] + a * 0), X[2:7])
-
-
-def test_an_index_without_tensors_has_no_moving_slice():
-    result = on_device(lambda x, a: x[1:5:2, None, ..., [0, 3]] + a * 0)
-    assert torch.equal(result, X[1:5:2, None, ..., [0, 3]])
 
 
 @settings(max_examples=examples(30), deadline=None)

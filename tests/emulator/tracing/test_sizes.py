@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 import ipufit.emulator as poptorch
@@ -76,28 +75,6 @@ def test_writing_at_an_index_of_the_host():
         return y
 
     assert_device_equals_host(Function(forward), X)
-
-
-class Trained(nn.Module):
-    def __init__(self, columns):
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-        self.columns = columns
-
-    def forward(self, x):
-        y = self.layer(x).reshape(x.shape[0] * 2, self.columns)
-        return poptorch.identity_loss(y**2, "mean")
-
-
-def test_training_is_that_with_ints():
-    losses = []
-    for columns in (3, THREE):
-        torch.manual_seed(0)
-        model = Trained(columns)
-        sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)
-        executor = poptorch.trainingModel(model, None, sgd)
-        losses.append([executor(X).item() for _ in range(3)])
-    assert losses[0] == losses[1]
 
 
 OPERANDS = {

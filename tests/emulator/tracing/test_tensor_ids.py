@@ -41,20 +41,8 @@ def test_a_tensor_keeps_its_number():
     assert len(set(traced(numbers))) == 1
 
 
-def test_numbers_begin_anew_with_each_trace():
-    def number(self, x):
-        return poptorch.getIpuTensorId(x + 1)
-
-    assert traced(number) == traced(number)
-
-
 def test_tensors_of_the_host_have_none():
     with pytest.raises(poptorch.Error, match="Only tensors on the IPU have an id"):
         poptorch.getIpuTensorId(X)
     with pytest.raises(poptorch.Error, match="Only tensors on the IPU have an id"):
         traced(lambda self, x: poptorch.getIpuTensorId(X))
-
-
-def test_other_things_are_no_tensors():
-    with pytest.raises(poptorch.Error, match=r"takes a tensor\. Got int"):
-        poptorch.getIpuTensorId(3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, weight_norm
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 import ipufit.emulator as poptorch
@@ -169,17 +169,6 @@ def test_modules_are_replayed(name):
     assert_device_equals_host(module, X[None] if needs_time else X)
 
 
-def test_convolutions_are_replayed():
-    layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2), nn.Flatten()]
-    assert_device_equals_host(nn.Sequential(*layers).eval(), torch.randn(2, 1, 8, 8))
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
-def test_weight_norm_of_old_is_replayed():
-    module = nn.Sequential(weight_norm(nn.Linear(6, 3)))
-    assert_device_equals_host(module, X)
-
-
 def test_weights_with_names_that_look_alike_are_kept_apart():
     class Alike(nn.Module):
         def __init__(self):
@@ -247,36 +236,6 @@ def test_code_knows_that_it_is_being_traced():
     model(torch.ones(1))
     assert model.seen == [False, True, False]
     assert not poptorch.isRunningOnIpu()
-
-
-def test_the_branch_taken_while_tracing_is_the_program():
-    module = Function(lambda m, x: x * 2 if m.training else x * 3)
-    executor = poptorch.inferenceModel(module)
-    executor.compile(torch.ones(1))
-    module.eval()
-    assert executor(torch.ones(1)).item() == 2
-
-
-def test_random_functions_are_not_frozen():
-    executor = poptorch.inferenceModel(Function(lambda m, x: x + torch.randn(3)))
-    assert not torch.equal(executor(torch.zeros(3)), executor(torch.zeros(3)))
-
-
-def test_tracing_changes_no_weight_and_no_random_state():
-    class Noisy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("steps", torch.zeros(1))
-
-        def forward(self, x):
-            self.steps += 1
-            return x + torch.rand(1)
-
-    model = Noisy()
-    state = torch.random.get_rng_state()
-    poptorch.inferenceModel(model).compile(torch.ones(1))
-    assert model.steps.item() == 0
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 # Gradients --------------------------------------------------------------------

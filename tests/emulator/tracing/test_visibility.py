@@ -67,12 +67,6 @@ def test_a_module_hidden_in_an_argument_is_refused():
     assert_device_equals_host(weightless, X)
 
 
-def test_indexing_is_as_before_after_a_trace():
-    before = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
-    poptorch.inferenceModel(Function(lambda m, x: x[0]))(X)
-    assert (torch.Tensor.__getitem__, torch.Tensor.__setitem__) == before
-
-
 def test_a_trace_leaves_tensors_as_they_were():
     picks = Function(lambda m, x: x[:, 0] + x[0])
     poptorch.inferenceModel(picks)(torch.ones(3, 3))

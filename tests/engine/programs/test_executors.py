@@ -317,26 +317,6 @@ def test_the_optimizers_state_survives_a_new_compilation():
     reference.assert_same_weights(model.module, twin)
 
 
-def test_a_validation_of_other_data_than_the_evaluation_is_no_problem():
-    model = make_model()
-    wide, labels = reference.samples(24, seed=5)
-    fit(model, X, Y, validation_data=(wide, labels), validation_batch_size=8)
-    expected = reference.evaluate(model.module, X, Y)
-    assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected, rel=1e-5)
-    expected = reference.evaluate(model.module, wide, labels)
-    figures = model.evaluate(wide, labels, batch_size=8, verbose=0)
-    assert figures == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_learning_rate_changed_between_fits_is_used():
-    model, twin = make_model(optimizer="sgd"), reference.network()
-    for rate in (0.01, 0.5):
-        model.optimizer.param_groups[0]["lr"] = rate
-        fit(model, X, Y)
-        train_twin(twin, torch.optim.SGD(twin.parameters(), lr=rate), 1, X, Y)
-    reference.assert_same_weights(model.module, twin)
-
-
 class BeforeEachCall(Callback):
     """Does something with the model's optimizer before each call."""
 
@@ -363,19 +343,6 @@ def test_a_learning_rate_changed_in_a_callback_counts_from_the_next_call_on():
         optimizer.param_groups[0]["lr"] = rate
         reference.train(twin, optimizer, x[rows], y[rows], 32)
     reference.assert_same_weights(model.module, twin)
-
-
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_a_scheduler_of_torch_can_be_stepped_in_a_callback(caplog):
-    model, twin = make_model(optimizer="sgd"), reference.network()
-    make = torch.optim.lr_scheduler.StepLR
-    model.optimizer.param_groups[0]["lr"] = 0.5
-    schedule = make(model.optimizer, step_size=1, gamma=0.5)
-    fit(model, X, Y, epochs=3, callbacks=[AtEpochEnd(lambda *_: schedule.step())])
-    for rate in (0.5, 0.25, 0.125):
-        train_twin(twin, torch.optim.SGD(twin.parameters(), lr=rate), 1, X, Y)
-    reference.assert_same_weights(model.module, twin)
-    assert "unexpected" not in caplog.text
 
 
 def test_the_optimizer_is_sent_only_when_it_changed(monkeypatch):

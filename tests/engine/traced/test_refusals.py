@@ -177,45 +177,6 @@ def test_a_frozen_synchronised_norm_needs_no_statistics():
     fit(module, replicas=2)
 
 
-class Halved(torch.autograd.Function):
-    @staticmethod
-    def forward(_, hidden):
-        return hidden.clone()
-
-    @staticmethod
-    def backward(_, gradient):
-        return gradient * 0.5
-
-
-@pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
-def test_a_backward_pass_of_one_s_own_is_refused():
-    with pytest.raises((UnsupportedError, poptorch.Error), match=r"autograd\.Function"):
-        fit(Network(Halved.apply))
-
-
-class Held(torch.autograd.Function):
-    """Holds a tensor and gives none of it, as checkpoints of torch 2.8 do."""
-
-    @staticmethod
-    def forward(context, _, hidden):
-        context.save_for_backward(hidden)
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(_, gradient):
-        raise AssertionError("it is there to be held")
-
-
-def held(hidden):
-    holder = Held.apply(torch.empty(0, requires_grad=True), hidden)
-    return hidden * 2 if holder.grad_fn is not None else hidden
-
-
-@pytest.mark.skipif(not IS_EMULATED, reason="the core's stand-in traces the holder")
-def test_a_function_without_elements_in_its_result_is_fine():
-    assert fit(Network(held)).num_updates == len(X) // 2
-
-
 def penalised(hidden):
     gradient = torch.autograd.grad(hidden.sum(), hidden, create_graph=True)[0]
     return hidden + gradient.norm()

@@ -19,7 +19,6 @@ from ipufit import (
     UnsupportedError,
     poptorch,
 )
-from ipufit.placement import find_beginnings
 from tests import reference
 
 X, Y = reference.samples(48)
@@ -92,34 +91,6 @@ def test_a_pipeline_learns_what_one_ipu_does(monkeypatch, name):
         assert figures == pytest.approx(expected, rel=1e-4)
     reference.assert_same_weights(module, twin)
     model.detach()
-
-
-@pytest.mark.parametrize("ipus", [1, 2])
-def test_a_pipeline_really_takes_an_ipu_for_each_stage(monkeypatch, ipus):
-    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", str(ipus))
-    model = IPUModel(reference.network(), IPUConfig(pipeline=("0", "2")))
-    model.compile("sgd", "cross_entropy")
-    if ipus == 1:
-        with pytest.raises(poptorch.Error, match="acquire"):
-            model.fit(X, Y, batch_size=24, verbose=0)
-    else:
-        model.fit(X, Y, batch_size=24, verbose=0)
-    model.detach()
-
-
-def test_the_loss_joins_the_last_block_by_itself():
-    """After the module's blocks none is active: an IPU refuses all operators."""
-    settings = PIPELINES["strategy"][1]
-    losses = []
-    for block in (None, "late"):
-        config = IPUConfig(
-            gradient_accumulation=3, pipeline=settings["pipeline"], loss_block=block
-        )
-        torch.manual_seed(0)
-        model = IPUModel(OwnBlocks(), config)
-        model.compile("sgd", "cross_entropy")
-        losses.append(model.fit(X, Y, batch_size=24, verbose=0, shuffle=False).history)
-    assert losses[0] == losses[1]
 
 
 # Nested inputs, targets, outputs --------------------------------------------------
@@ -208,11 +179,6 @@ def test_own_blocks_are_evaluated_whatever_the_config_knows_of_them(config):
     loss = torch.nn.functional.cross_entropy(outputs, Y).item()
     assert model.evaluate(X, Y, verbose=0)["loss"] == pytest.approx(loss, rel=1e-5)
     torch.testing.assert_close(model.predict(X, verbose=0), outputs)
-
-
-def test_own_blocks_can_be_sharded():
-    model = own_blocks(execution="sharded")
-    model.fit(X, Y, batch_size=4, verbose=0)  # a pipeline needs three micro-batches
 
 
 def test_a_pipeline_of_own_blocks_that_calls_cannot_fill_is_explained():
@@ -351,18 +317,6 @@ def test_half_precision_trains_and_reports_in_single():
     assert (accuracy * 4096) == pytest.approx(round(accuracy * 4096), abs=1e-6)
 
 
-def test_a_mistyped_submodule_beside_others_is_refused_before_anything_happens():
-    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    with pytest.raises(UnknownNameError, match="submodule in pipeline '01'"):
-        IPUModel(module, IPUConfig(pipeline=("0", "01")))
-
-
-def test_names_that_are_no_submodules_are_the_models_own_blocks():
-    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    config = IPUConfig(pipeline=["first", "second"])
-    assert not find_beginnings(module, config).before
-
-
 class Halves(nn.Module):
     """An encoder and a decoder, and a list that nobody calls itself."""
 
@@ -436,13 +390,3 @@ def test_a_program_that_looks_may_leave_a_stage_out():
     with torch.no_grad():
         expected = HalfOwnBlocks.forward(model.module.eval(), X)
     torch.testing.assert_close(model.predict(X, verbose=0), expected)
-
-
-def test_blocks_of_annotated_layers_are_begun():
-    module = reference.network()
-    poptorch.BeginBlock(module[0], "early", ipu_id=0)
-    poptorch.BeginBlock(module[2], "late", ipu_id=1)
-    model = IPUModel(module, IPUConfig(pipeline=("early", "late")))
-    model.compile("sgd", "cross_entropy")
-    model.fit(X, Y, batch_size=24, verbose=0)
-    poptorch.removeBlocks(module)
