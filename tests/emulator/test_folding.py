@@ -255,105 +255,6 @@ def test_rows_that_are_alike_at_first_hide_nothing(what):
     assert not found_wrong(said)
 
 
-# Layers, in training ----------------------------------------------------------------
-
-
-class Net(nn.Module):
-    """Layers, then a loss."""
-
-    def __init__(self, *layers, loss=F.mse_loss):
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-        self.loss = loss
-
-    def forward(self, x, y):
-        out = self.layers(x)
-        return out, self.loss(out, y)
-
-
-class First(nn.Module):
-    """The first result of a layer that gives several."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *x):
-        return self.layer(*x)[0]
-
-
-class SelfAttention(nn.MultiheadAttention):
-    def forward(self, x):
-        mask = (torch.arange(T)[None] > torch.arange(T)[:, None]).to(x.device)
-        padding = torch.zeros(B, T, dtype=torch.bool) | (x.sum(-1) > 4)
-        plain, weights = super().forward(x, x, x)
-        masked, _ = super().forward(
-            x, x, x, padding, need_weights=False, attn_mask=mask
-        )
-        return torch.cat([plain + masked, weights], 2)
-
-
-LAYERS = {
-    "linear": lambda: nn.Sequential(nn.Linear(C, 8), nn.GELU(), nn.Linear(8, C)),
-    "lstm": lambda: First(nn.LSTM(C, C, batch_first=True)),
-    "lstm, rows in dim 1": lambda: First(nn.LSTM(C, C)),
-    "gru": lambda: First(nn.GRU(C, C, batch_first=True)),
-    "rnn": lambda: First(nn.RNN(C, C, batch_first=True)),
-    "relu rnn": lambda: First(nn.RNN(C, C, nonlinearity="relu", batch_first=True)),
-    "attention": lambda: nn.Sequential(SelfAttention(C, 2, batch_first=True)),
-    "encoder": lambda: nn.TransformerEncoderLayer(C, 2, 8, 0.0, batch_first=True),
-    "decoder": lambda: nn.TransformerEncoderLayer(C, 2, 8, 0.0, norm_first=True),
-    "norms": lambda: nn.Sequential(nn.LayerNorm(C), nn.GroupNorm(2, T)),
-    "convolution": lambda: nn.Sequential(nn.Conv1d(T, T, 3, padding=1), nn.PReLU()),
-    "learnt batch norm": lambda: nn.BatchNorm1d(T).eval(),
-}
-STEPS_FIRST = {"lstm, rows in dim 1", "decoder"}
-
-
-@pytest.mark.parametrize("what", sorted(LAYERS))
-@pytest.mark.parametrize("kind", ["Mean", "Sum"])
-def test_layers_train_alike(what, kind):
-    x, y = floats(T, C), floats(T, C, seed=1)
-    if what in STEPS_FIRST:
-        x, y = x.reshape(-1, C), y.reshape(-1, C)
-
-    def train(fold):
-        torch.manual_seed(1)
-        layer = LAYERS[what]()
-        layer = Rearranged(layer) if what in STEPS_FIRST else layer
-        net = Net(layer, loss=lambda out, y: F.mse_loss(out[..., :C], y))
-        options = poptorch.Options().outputMode(OutputMode.All)
-        options.Training.gradientAccumulation(K)
-        options.Training.accumulationAndReplicationReductionType(
-            getattr(poptorch.ReductionType, kind)
-        )
-        sgd = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        with switched(fold) as said:
-            executor = poptorch.trainingModel(net, options, sgd)
-            outputs = [executor(x, y) for _ in range(3)]
-            executor.copyWeightsToHost()
-            executor.destroy()
-        return outputs, net.state_dict(), said
-
-    folded, weights, said = train("1")
-    assert folded_in(said) == K
-    looped, expected, _ = train("0")
-    assert_close(folded, looped, 1e-4)
-    assert_close(weights, expected, 1e-3)
-
-
-class Rearranged(nn.Module):
-    """Takes rows of samples one below the other, and puts steps first."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        steps_first = x.reshape(B, T, C).transpose(0, 1)
-        return self.layer(steps_first).transpose(0, 1).reshape(B * T, C)
-
-
 # Random programs --------------------------------------------------------------------
 
 
@@ -370,7 +271,12 @@ class Layers(nn.Module):
         self.batch_norm = nn.BatchNorm1d(T)
         self.learnt = nn.BatchNorm1d(T).eval()
         self.lstm = nn.LSTM(C, C, batch_first=True)
+        self.gru = nn.GRU(C, C)
+        self.rnn = nn.RNN(C, C, nonlinearity="relu", batch_first=True)
         self.attention = nn.MultiheadAttention(C, 2, batch_first=True)
+        self.encoder = nn.TransformerEncoderLayer(C, 2, 8, 0.0, batch_first=True)
+        self.group_norm = nn.GroupNorm(2, T)
+        self.slope = nn.PReLU()
         self.register_buffer("calls", torch.zeros(1))
         self.register_buffer("mean", torch.zeros(C))
 
@@ -425,6 +331,12 @@ def without_gradients(m, x):
     return x / scale
 
 
+def masked_attention(m, x):
+    mask = (torch.arange(T)[None] > torch.arange(T)[:, None]).to(x.device)
+    padding = x.sum(-1) > 9  # of few: something is left to attend to
+    return m.attention(x, x, x, padding, need_weights=False, attn_mask=mask)[0]
+
+
 ROW_WISE = {
     "linear": lambda m, x: torch.tanh(m.linear(x)),
     "the same layer": lambda m, x: m.other(x),
@@ -432,7 +344,13 @@ ROW_WISE = {
     "layer norm": lambda m, x: m.norm(x),
     "learnt": lambda m, x: m.learnt(x),
     "lstm": lambda m, x: m.lstm(x)[0],
+    "gru, steps first": lambda m, x: m.gru(x.transpose(0, 1))[0].transpose(0, 1),
+    "rnn": lambda m, x: m.rnn(x)[0],
     "attention": lambda m, x: m.attention(x, x, x, need_weights=False)[0],
+    "weights of attention": lambda m, x: m.attention(x, x, x)[1] @ x,
+    "masked attention": masked_attention,
+    "encoder": lambda m, x: m.encoder(x),
+    "group norm": lambda m, x: m.slope(m.group_norm(x)),
     "by hand": lambda m, x: (x @ x.transpose(1, 2)).softmax(-1) @ x,
     "flat": lambda m, x: m.other(x.reshape(-1, C)).view(x.shape[0], T, C),
     "steps first": lambda m, x: m.linear(x.transpose(0, 1)).transpose(0, 1),
@@ -555,6 +473,20 @@ def test_any_program_infers_alike(names, D, R, B, mode, mib):
     assert not found_wrong(said)
     assert_close(folded, outputs, 1e-3)
     assert drawn == rng_state
+
+
+LAYERS = {"linear", "conv", "lstm", "gru, steps first", "rnn", "attention", "encoder"}
+LAYERS |= {"layer norm", "group norm", "learnt", "weights of attention"}
+LAYERS |= {"masked attention"}
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_a_layer_is_folded_and_trains_alike(name):
+    outputs, weights, *_ = train("0", [name], 1, K, 1, B, OutputMode.All)
+    folded, trained, _, said = train("1", [name], 1, K, 1, B, OutputMode.All)
+    assert folded_in(said) == K
+    assert_close(folded, outputs, 1e-4)
+    assert_close(trained, weights, 1e-3)
 
 
 @settings(max_examples=examples(20))
