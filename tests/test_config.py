@@ -428,34 +428,6 @@ def test_a_pipeline_asks_for_the_micro_batches_that_keep_it_full():
         short.training_plan(40)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"pipeline": ("a", "b")}, poptorch.PipelinedExecution),
-        ({"pipeline": ["a", ("b", "c")]}, poptorch.PipelinedExecution),
-        (
-            {"pipeline": ("a", "b"), "execution": "sharded"},
-            poptorch.ShardedExecution,
-        ),
-        ({"pipeline": poptorch.ShardedExecution()}, poptorch.ShardedExecution),
-        ({"pipeline": [poptorch.Stage("a"), "b"]}, poptorch.PipelinedExecution),
-    ],
-)
-def test_a_pipeline_becomes_a_strategy(settings, expected):
-    config = IPUConfig(**settings)
-    options = config.build_training_options(config.training_plan(60))
-    assert type(options._execution_strategy) is expected
-
-
-def test_the_loss_joins_the_last_block():
-    assert IPUConfig().last_block is None
-    assert IPUConfig(pipeline=("a", ("b", "c"))).last_block == "c"
-    assert IPUConfig(pipeline=[poptorch.Stage("a", "z")]).last_block == "z"
-    strategy = poptorch.PipelinedExecution("a", "b")
-    assert IPUConfig(pipeline=strategy).last_block is None
-    assert IPUConfig(pipeline=strategy, loss_block="b").last_block == "b"
-
-
 def test_passes_per_call_can_be_others_than_updates():
     config = IPUConfig(device_iterations=3, inference_iterations=8)
     assert config.inference_plan(4).device_iterations == 8
@@ -730,20 +702,6 @@ def test_a_mode_of_outputs_of_customize_is_used():
 
     made = options_of("training_options", customize=customize)
     assert made.output_mode == poptorch.OutputMode.Final.value
-
-
-def test_a_customized_model_trains_and_predicts():
-    seen = []
-    config = IPUConfig(
-        micro_batch_size=4,
-        customize=lambda options, is_training: seen.append(is_training),
-    )
-    model = IPUModel(torch.nn.Linear(3, 2), config)
-    model.compile("sgd", "cross_entropy")
-    x, y = torch.randn(16, 3), torch.randint(0, 2, (16,))
-    model.fit(x, y, batch_size=8, verbose=0)
-    assert model.predict(x, verbose=0).shape == (16, 2)
-    assert set(seen) == {True, False}
 
 
 # Processes ------------------------------------------------------------------------

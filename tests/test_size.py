@@ -135,26 +135,3 @@ def is_loose(size, limits):
 def test_the_lines_of_the_emulator_are_short():
     size = size_of("emulator")
     assert size.tokens / size.lines <= MAX_TOKENS_PER_LINE
-
-
-@pytest.mark.parametrize(
-    ("source", "lines", "tokens"),
-    [
-        ("a = 1", 1, 3),
-        ("a = 1\n\n\n# why\nb = 2  # so", 2, 6),
-        ('"""Say.\n\nMore.\n"""\na = 1', 1, 3),
-        ('def f():\n    """Say."""\n    return 1', 2, 7),
-        ("a = '''\n\n'''", 3, 3),
-        ("f(\n    1,\n)", 3, 5),
-        ("a = f'{b!r} and {c:.3f} {f(\"d\")}'", 1, 3),
-    ],
-)
-def test_what_counts(source, lines, tokens):
-    assert count(source) == Size(1, lines, tokens)
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"), [(1000, False), (950, False), (864, False), (863, True)]
-)
-def test_a_limit_is_loose_a_tenth_above(lines, expected):
-    assert is_loose(Size(1, lines, 1), Size(1, 1000, 1)) is expected

@@ -61,15 +61,6 @@ def test_no_declared_name_is_private(name):
     assert private <= {"__version__"}
 
 
-def test_a_leaked_import_is_noticed():
-    class Leaky:
-        __all__ = ("shown",)
-        shown = 1
-        leaked = 2
-
-    assert undeclared(Leaky) == {"leaked"}
-
-
 # Packages whose names come when they are first used -> what they define themselves.
 LAZY = {
     "ipufit": {"__version__"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from benchmarks import page, peers, pictures
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.results import Spread
-from benchmarks.runs import Runner
 from benchmarks.tables import spread
 
 PARTS = {
@@ -41,15 +39,6 @@ def strings(path):
         size = re.search(r"font(?:-size)?:[^;]*?([\d.]+)px", text.get("style"))
         found.append((text.text, scale * float(size[1])))
     return found
-
-
-@pytest.fixture
-def docs(tmp_path, monkeypatch):
-    """A copy of what the benchmarks write."""
-    for name in (page.APPENDIX, page.RESULTS):
-        shutil.copy(page.DOCS / name, tmp_path)
-    monkeypatch.setattr(page, "DOCS", tmp_path)
-    return tmp_path
 
 
 def parts_of_the_appendix():
@@ -165,49 +154,3 @@ def test_the_sentences_on_processes_are_those_of_the_results():
 
 
 # What --write does --------------------------------------------------------------------
-
-
-@needs_matplotlib
-def test_a_part_is_replaced_in_the_tables_and_in_the_results(docs):
-    before = page.read()
-    row = {"axis": "epochs", "value": 3, "cpu_us_per_sample": [2.0, 1.0, 3.0]}
-    page.write("scaling", "a machine", ["a sentence", "", "a table"], [row])
-    after = page.read()
-    assert after["scaling"] == {"measured_on": "a machine", "rows": [row]}
-    assert {**after, "scaling": None} == {**before, "scaling": None}
-    appendix = (docs / page.APPENDIX).read_text("utf-8")
-    assert "-->\n\na machine\n\na sentence\n\na table\n\n<!-- end of" in appendix
-    assert "epochs" in [text for text, _ in strings(docs / "benchmarks-scaling.svg")]
-    with pytest.raises(ValueError, match="no part"):
-        page.write("others", "a machine", [])
-
-
-@needs_matplotlib
-@pytest.mark.parametrize("part", peers.PARTS)
-def test_peers_write_what_they_measured(part, docs, monkeypatch):
-    def run(self, job, repeat):
-        cpu = 1.0 if job.contestant == "plain" else 0.25
-        one = {
-            "first": {"cpu": 2.0, "wall": 2.0},
-            "measured": {"cpu": cpu, "wall": cpu},
-        }
-        return {
-            "operations": {"train": one},
-            "figures": {},
-            "peak_bytes": 100,
-            "set_up": {"cpu": 0.5, "wall": 0.5},
-        }
-
-    monkeypatch.setattr(Runner, "run", run)
-    monkeypatch.setattr(peers, "import_seconds", lambda runner, statement: 0.125)
-    switches = ["--workloads", "W2", "--contestants", "ipufit", "--repeats", "1"]
-    assert peers.main([*switches, "--no-check", "--write", part]) == 0
-    plain, ours = page.read()[part]["rows"]
-    assert (plain["contestant"], ours["contestant"]) == ("plain", "ipufit")
-    assert ours["cpu_speed"] == [4.0, 4.0, 4.0]
-    assert (ours["cpu_seconds"], ours["first_seconds"]) == (0.25, 1.75)
-    assert ours["cached_seconds"] is None
-    drawn = docs / f"benchmarks-{part}.svg"
-    assert drawn.is_file() == (part in pictures.PICTURES)
-    if drawn.is_file():
-        assert "4.00" in [text for text, _ in strings(drawn)]

@@ -325,6 +325,11 @@ def test_callbacks_of_other_figures_are_refused(make):
         hooks("accuracy", "val_loss").load_state_dict(state)
 
 
+def test_a_key_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="'History' is no key"):
+        CallbackList(History()).load_state_dict({"History": {}})
+
+
 @given(SERIES)
 def test_a_log_goes_on(series):
     """Rows of epochs that are trained anew are written once, and none is lost."""

@@ -314,7 +314,6 @@ VALIDATED = {"validation_data": pairs(6, seed=4)}
     ("config", "arguments"),
     [
         ({"num_workers": 2}, {"shuffle": True, **VALIDATED}),
-        ({"num_workers": 2}, {"shuffle": False, **VALIDATED}),
         ({"num_workers": 1, "loader_mode": "async"}, {"shuffle": True}),
     ],
 )

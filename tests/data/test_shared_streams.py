@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 
@@ -140,8 +141,16 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("kind", WHOLE)
-@pytest.mark.parametrize("drop_last", [True, "pad"])
+SLOW = ("loader with workers", True), ("loader with persistent workers", "pad")
+
+
+@pytest.mark.parametrize(
+    ("kind", "drop_last"),
+    [
+        pytest.param(*case, marks=[pytest.mark.thorough] if case in SLOW else [])
+        for case in itertools.product(WHOLE, [True, "pad"])
+    ],
+)
 def test_updates_have_the_samples_of_one_process(kind, drop_last):
     number = 1 if kind == "generator" else 3  # passes
     whole = BatchPlan(12, device_iterations=2)

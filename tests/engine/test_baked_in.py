@@ -90,13 +90,6 @@ def test_a_change_in_mid_fit_is_an_error_that_names_it(hook):
     assert history["loss"] == [pytest.approx(expected(model), rel=1e-5)]
 
 
-def test_a_change_in_mid_evaluation_is_an_error_too():
-    model = compiled()
-    change = Change("on_test_batch_end", "kind", "negative")
-    with pytest.raises(ConfigError, match=r"module\.kind was 'plain'"):
-        model.evaluate(X, Y, batch_size=8, callbacks=change, verbose=0)
-
-
 class Placed(Scaled):
     def __init__(self):
         super().__init__()

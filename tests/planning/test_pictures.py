@@ -167,7 +167,9 @@ def test_one_stage_has_no_schedule():
     assert not any(line.startswith(("Pipeline", "cycle")) for line in lines)
 
 
-@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+@pytest.mark.parametrize(
+    "ending", ["svg", "png", pytest.param("pdf", marks=pytest.mark.thorough)]
+)
 def test_a_plan_is_drawn_in_each_format(plan, ending, tmp_path):
     pytest.importorskip("matplotlib")
     plan.save(tmp_path / f"plan.{ending}")

@@ -123,6 +123,13 @@ def test_the_options_are_kept_and_frozen():
         options.deviceIterations(2)
 
 
+def test_options_of_another_type_are_refused():
+    with pytest.raises(AssertionError, match="not dict"):
+        DataLoader({}, Indices(3))
+    with pytest.raises(AttributeError, match="Distributed"):
+        DataLoader({}, Indices(4), batch_sampler=in_batches_of_two(4))
+
+
 # The last batch --------------------------------------------------------------
 
 

@@ -228,6 +228,11 @@ def test_inputs_of_the_host_are_refused(register):
         run(lambda x: call_op("Add", [x, host], [x]), X)
 
 
+def test_what_is_no_function_is_refused():
+    with pytest.raises(poptorch.Error, match="Op must be a function"):
+        poptorch.register_custom_op("Op", "ops.test", 3)
+
+
 # PopTorch's own ------------------------------------------------------------------
 
 

@@ -109,12 +109,6 @@ def test_torchs_sgd_has_constants_where_values_are_ordinary(
     assert group["weightDecay"] == (f"{weight_decay:g}", weight_decay == 0.0)
 
 
-@pytest.mark.parametrize(("nesterov", "is_one"), [(True, "1"), (False, "0")])
-def test_nesterov_of_torchs_sgd_is_constant(read, nesterov, is_one):
-    _, group = read(lambda w: torch.optim.SGD(w, 0.1, 0.9, nesterov=nesterov))
-    assert group["nesterov"] == (is_one, True)
-
-
 def test_loss_scaling_is_variable_if_given_or_automatic(read):
     def scaling(make, **options):
         _, group = read(make, **options)
@@ -133,46 +127,6 @@ def test_loss_scaling_is_variable_if_given_or_automatic(read):
     options.Training.setAutomaticLossScaling(True)
     automatic = scaling(lambda w: optim.SGD(w, 0.1), options=options)
     assert automatic == ("1", False)
-
-
-def test_groups_and_defaults_are_read_apart(read):
-    def make(w):
-        return optim.SGD([{"params": w[:1], "lr": 0.5}, {"params": w[1:]}], 0.1)
-
-    graph, *groups = read(make)
-    assert graph["defaultLearningRate"][0] == "0.1"
-    assert [group["learningRate"][0] for group in groups] == ["0.5", "0.1"]
-
-
-def test_separate_sgd_scales_its_velocity_as_its_loss(read):
-    graph, group = read(lambda w: optim.SGD(w, lr=0.1, loss_scaling=8.0))
-    assert graph["defaultVelocityScaling"] == graph["lossScaling"] == ("8", False)
-    assert group["velocityScaling"] == group["lossScaling"] == ("8", False)
-
-
-def test_combined_sgd_scales_its_velocity_by_itself(read):
-    arguments = {"loss_scaling": 8.0, "velocity_scaling": 2.0}
-    graph, _ = read(lambda w: optim.SGD(w, 0.1, use_combined_accum=True, **arguments))
-    assert graph["defaultVelocityScaling"] == ("2", False)
-    assert graph["lossScaling"] == ("8", False)
-
-
-def test_types_of_accumulators_are_told(read):
-    graph, _ = read(lambda w: optim.Adam(w, accum_type=F16))
-    assert graph["accumType"][0] == "float16"
-    assert graph["firstOrderMomentumAccumType"][0] == "float32"
-    graph, _ = read(lambda w: optim.SGD(w, 0.1, velocity_accum_type=F16))
-    assert graph["accumType"][0] == "float32"
-    assert graph["firstOrderMomentumAccumType"][0] == "float16"
-
-
-def test_the_log_names_the_family_and_only_values_that_it_has(log):
-    compiled(optim.LAMB)
-    graph, group = log("Updating g")
-    assert graph.startswith("Updating graph optimizer with Adam, defaultLearningRate=")
-    assert group.startswith("Updating group 0 optimizer with Adam, learningRate=0.001 ")
-    assert "MaxWeightNorm=65500" in graph
-    assert "omentum=" not in graph
 
 
 def test_a_change_is_logged_and_its_repetition_is_not(log, caplog):

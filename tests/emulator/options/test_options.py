@@ -486,6 +486,24 @@ def test_locations_store_integers_and_are_snapshots():
     assert "onChip" not in settings.useOnChipStorage(None).toDict()
 
 
+@pytest.mark.parametrize(
+    ("setter", "value"),
+    [
+        ("minElementsForOffChip", 1.0),
+        ("minElementsForReplicatedTensorSharding", "1"),
+        ("useOnChipStorage", 1),
+        ("useReplicatedTensorSharding", None),
+        ("useIOTilesToLoad", None),
+        ("useIOTilesToStore", 0),
+    ],
+)
+def test_locations_of_another_type_are_refused(setter, value):
+    settings = TensorLocationSettings()
+    with pytest.raises(AssertionError):
+        getattr(settings, setter)(value)
+    assert settings.toDict() == {}
+
+
 # Freezing and copies
 
 

@@ -31,11 +31,6 @@ def _place(strategy, *blocks):
 # Stage and Phase
 
 
-def test_a_stage_keeps_its_blocks():
-    assert Stage().blocks == ()
-    assert Stage("a", "b").blocks == ("a", "b")
-
-
 def test_a_phase_is_of_stages_or_of_one_stage_of_blocks():
     first, second = Stage("a"), Stage("b")
     assert Phase(first, second).stages == (first, second)
@@ -225,12 +220,6 @@ def test_parallel_phases_send_tensors_off_chip():
 
 
 # Modes and copies
-
-
-def test_modes_differ():
-    assert PipelinedExecution().backendOptions() == {"execution_mode": 0}
-    assert ShardedExecution().backendOptions() == {"execution_mode": 1}
-    assert issubclass(ShardedExecution, PipelinedExecution)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,12 @@ def test_unknown_names_are_refused_with_those_that_are_close():
     assert not executor.isCompiled()
 
 
+def test_names_like_no_other_are_refused_without_a_guess():
+    executor = infer(lambda self, x: x * 2, {"product": "zzz"})
+    with pytest.raises(poptorch.Error, match=r"of that name\. `getTensorNames\(\)`"):
+        executor.compile(ONE)
+
+
 def test_floating_point_exceptions_and_anchors_get_along():
     options = anchoring({"product": "Mul:0"})
     options.Precision.enableFloatingPointExceptions(True)

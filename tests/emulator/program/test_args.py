@@ -188,6 +188,24 @@ def test_a_call_is_taken_by_position_as_it_is_by_name(forward, first, later, is_
         assert isinstance(by_name, list)
 
 
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (torch.ones(3), "Shape mismatch"),
+        (ONE.int(), "Data type mismatch"),
+        (nn.Parameter(ONE), "Type mismatch"),
+        (3, "Type mismatch"),
+    ],
+)
+def test_a_tensor_by_position_is_held_to_the_compiled_one(later, message):
+    executor, _ = model_of(lambda x, y=None: None)
+    executor.compile(ONE)
+    with pytest.raises(poptorch.Error, match=f"{message} for x"):
+        executor(later)
+    with pytest.raises(poptorch.Error, match="mismatch for y"):
+        executor(ONE, 4)
+
+
 # Later calls ------------------------------------------------------------------
 
 

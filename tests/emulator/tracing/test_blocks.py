@@ -19,6 +19,7 @@ from ipufit.emulator import (
     Error,
     PipelinedExecution,
     SerialPhasedExecution,
+    removeBlocks,
 )
 from tests.emulator._models import Function
 
@@ -233,3 +234,9 @@ def test_a_hook_registered_earlier_runs_in_the_block_before():
     layer.register_forward_pre_hook(lambda *_: order.append("later"))
     assert _names(_trace(PipelinedExecution(), layer, X)) == ["a"]
     assert order == ["hook", "later"]
+
+
+@pytest.mark.parametrize("thing", [None, len, "module"])
+def test_blocks_are_removed_from_modules_only(thing):
+    with pytest.raises(AssertionError):
+        removeBlocks(thing)

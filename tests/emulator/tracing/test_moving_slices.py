@@ -42,6 +42,10 @@ def test_it_is_torchs_slice_within_the_dimension(name):
     assert torch.equal(on_device(STARTS_AND_STOPS[name]), expected)
 
 
+def test_beyond_the_end_it_goes_on_at_the_beginning():
+    assert torch.equal(on_device(lambda x, a: x[a : a + 4], 6), X[[6, 7, 0, 1]])
+
+
 @pytest.mark.parametrize(
     ("function", "fragment"),
     [

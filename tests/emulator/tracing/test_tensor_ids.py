@@ -46,3 +46,8 @@ def test_tensors_of_the_host_have_none():
         poptorch.getIpuTensorId(X)
     with pytest.raises(poptorch.Error, match="Only tensors on the IPU have an id"):
         traced(lambda self, x: poptorch.getIpuTensorId(X))
+
+
+def test_other_things_are_no_tensors():
+    with pytest.raises(poptorch.Error, match=r"takes a tensor\. Got int"):
+        poptorch.getIpuTensorId(3)
