@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, is_dataclass
 from types import SimpleNamespace
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
+from torch import Tensor
+
 CONSTANT = "constant"
 """Kind of a structure that is a fixed value, which is its one key."""
 
@@ -263,3 +265,14 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
     """
     structure = Structure.of_outputs(value)
     return structure.rebuild(function(leaf) for leaf in structure.flatten(value))
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Apply a function to each tensor of nested values; everything else stays.
+
+    Example:
+        >>> import torch
+        >>> map_tensors(torch.neg, {"a": (torch.tensor(1), 2)})
+        {'a': (tensor(-1), 2)}
+    """
+    return tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, value)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit._spans import awaited, span
-from ipufit._tree import Structure, tree_map
+from ipufit._tree import Structure, map_tensors
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data import (
@@ -35,7 +35,7 @@ from ipufit.data import (
 )
 from ipufit.distributed import Processes
 from ipufit.engine.host_calls import bytes_of
-from ipufit.engine.metric_state import Figures, Sums, vector_of, widened_all
+from ipufit.engine.metric_state import MetricState, Sums, vector_of, widened_all
 from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
 from ipufit.engine.program import GRADIENT_OF, Executors, gradient_anchors
 from ipufit.engine.weights import mode
@@ -120,7 +120,7 @@ def cut(values: Any, rows: Any) -> Any:
         >>> cut({"a": torch.arange(4), "b": None}, slice(2))
         {'a': tensor([0, 1]), 'b': None}
     """
-    return tree_map(lambda x: x[rows] if isinstance(x, Tensor) else x, values)
+    return map_tensors(lambda tensor: tensor[rows], values)
 
 
 def in_passes(values: Any, rows_per_pass: int) -> list[Any]:
@@ -217,8 +217,7 @@ class RowBuffer:
         if done < num_rows:
             # Copied, because asynchronous loaders use memory again.
             outputs, labels, left = _rows(rows, done, num_rows)
-            outputs, labels = tree_map(_copied, (outputs, tuple(labels)))
-            self.parts.append((outputs, Labels(*labels), left))
+            self.parts.append((*map_tensors(Tensor.clone, (outputs, labels)), left))
 
     def all(self, first: int = 0) -> Rows:
         """Return all buffered rows, and keep them.
@@ -227,8 +226,8 @@ class RowBuffer:
             first: Number of calls whose rows are left out, from the beginning.
         """
         parts = self.parts[first:]
-        outputs, labels = joined((one[0], tuple(one[1])) for one in parts)
-        return outputs, Labels(*labels), sum(one[2] for one in parts)
+        outputs, labels = joined(one[:2] for one in parts)
+        return outputs, labels, sum(one[2] for one in parts)
 
 
 Rows = Tuple[Any, Labels, int]
@@ -240,16 +239,7 @@ def _rows(rows: Rows, first: int, last: int) -> Rows:
     outputs, labels, num_rows = rows
     if last - first == num_rows:
         return rows
-    some = slice(first, last)
-    return cut(outputs, some), Labels(*cut(tuple(labels), some)), last - first
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
-
-
-def _contiguous(leaf: Any) -> Any:
-    return leaf.contiguous() if isinstance(leaf, Tensor) else leaf
+    return (*cut((outputs, labels), slice(first, last)), last - first)
 
 
 _SECONDS_BETWEEN = 0.1
@@ -303,7 +293,7 @@ class ProcessSync:
         return self.is_heard or self._calls + 1 >= self._next
 
     def running(
-        self, figures: Figures, more: Callable[[], Tensor | None] = lambda: None
+        self, figures: MetricState, more: Callable[[], Tensor | None] = lambda: None
     ) -> Logs:
         """Return the metrics so far, over all processes; empty if not needed now.
 
@@ -426,7 +416,7 @@ class Training:
     plan: BatchPlan
     options: poptorch.Options
     optimization: Optimization
-    figures: Figures
+    figures: MetricState
     average: WeightAverage | None = None
     watched: Mapping[str, torch.Size] = field(default_factory=dict)
     choice: Choice | None = None
@@ -551,9 +541,8 @@ class Training:
             is_taken = rows.lt(call.num_real).logical_and(of_update.eq(update))
             if not is_taken.any():
                 continue
-            parts = cut((labels.targets, labels.weights), rows[is_taken])
-            real = widened_all(cut(outputs, is_taken), Labels(*parts))
-            self.figures.stream(*real)
+            taken = cut(labels._replace(share=None), rows[is_taken])
+            self.figures.stream(*widened_all(cut(outputs, is_taken), taken))
 
 
 class Inference:
@@ -649,7 +638,7 @@ class Evaluation(Inference):
 
     def __init__(
         self,
-        figures: Figures,
+        figures: MetricState,
         executors: Executors,
         batches: InferenceBatches,
         plan: BatchPlan,
@@ -779,16 +768,15 @@ class Evaluation(Inference):
         if scalars:
             size = self.plan.micro_batch_size
             self._add_scalars(scalars, num_real // size, size)
+        if rows is not None:
+            labels = cut(labels, rows)
         whole = outputs, labels
         if rows is not None:
-            whole = outputs, Labels(*cut(tuple(labels), rows))
             is_real = rows.lt(num_real)
-            outputs = cut(outputs, is_real)
-            labels = Labels(*cut(tuple(labels), rows[is_real]))
+            outputs, labels = cut(whole, is_real)
             num_real = int(is_real.sum())
         elif num_real < num_rows:
-            real = slice(num_real)
-            outputs, labels = cut(outputs, real), Labels(*cut(tuple(labels), real))
+            outputs, labels = cut(whole, slice(num_real))
         if not num_real:  # no real row came back: NaN under the right names
             self.figures.add(torch.zeros_like(self._vector((*whole, num_rows))))
             return
@@ -799,7 +787,7 @@ class Evaluation(Inference):
         outputs, labels, num_rows = rows
         # Programs of other calls may lay out the same outputs otherwise, and a sum goes
         # over memory in its order.
-        outputs, labels = widened_all(tree_map(_contiguous, outputs), labels)
+        outputs, labels = widened_all(map_tensors(Tensor.contiguous, outputs), labels)
         objective = self.figures.objective
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ipufit._tree import tree_map
+from ipufit._tree import map_tensors
 from ipufit.data import Labels
 from ipufit.distributed import Processes
 from ipufit.engine.objective import Objective, shapes_in_errors
@@ -37,14 +37,12 @@ def widened(values: Any) -> Any:
         torch.float32
     """
 
-    def widen(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        if leaf.dtype == torch.float16:
-            return leaf.to(torch.float32)
-        return leaf.to(torch.int64) if leaf.dtype in _WHOLE_NUMBERS else leaf
+    def widen(tensor: Tensor) -> Any:
+        if tensor.dtype == torch.float16:
+            return tensor.to(torch.float32)
+        return tensor.to(torch.int64) if tensor.dtype in _WHOLE_NUMBERS else tensor
 
-    return tree_map(widen, values)
+    return map_tensors(widen, values)
 
 
 def widened_all(outputs: Any, labels: Labels) -> tuple[Any, Labels]:
@@ -147,7 +145,7 @@ def vector_of(
         1-d, float32, without gradients: the number of samples, then the sums of each
         entry; and the entries.
     """
-    outputs = tree_map(_detached, outputs)
+    outputs = map_tensors(detached, outputs)
     entries, sums = [], []
     for term, _ in terms.values():
         sums.append(torch.stack([term.total, term.divisor]))
@@ -179,7 +177,7 @@ def vector_of(
     return torch.cat([in_float32(detached(s)) for s in (count, *sums)]), tuple(entries)
 
 
-class Figures:
+class MetricState:
     """The loss, metrics and logged scalars over the samples of an epoch or evaluation.
 
     A micro-batch adds one float32 vector: its samples, the total of the loss and of
@@ -309,11 +307,11 @@ class Figures:
         """
         if not self.objective.is_streamed:
             return
-        outputs, labels = tree_map(_copied, (outputs, tuple(labels)))
+        copies = map_tensors(Tensor.clone, (outputs, labels))
         if self.processes.are_several:
-            self._unstreamed.append((outputs, Labels(*labels)))
+            self._unstreamed.append(copies)
         else:
-            self._update_streams(outputs, Labels(*labels))
+            self._update_streams(*copies)
 
     def _update_streams(self, outputs: Any, labels: Labels) -> None:
         for name, measure, part, weights in self.objective.measured(outputs, labels):
@@ -440,14 +438,6 @@ def _weighted_means(weights: list[float], sums: Tensor) -> float:
 
 def _quotient(total: float, count: float) -> float:
     return total / count if count else float("nan")
-
-
-def _detached(leaf: Any) -> Any:
-    return detached(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _refuse_twins(names: list[str]) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure, is_record, parts_of, tree_map, without
+from ipufit._tree import Structure, is_record, map_tensors, parts_of, without
 from ipufit.data import Labels
 from ipufit.engine.trace_checks import ResultsNoted, divisions_refused
 from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
@@ -610,7 +610,7 @@ class Objective:
         return [
             (
                 loss,
-                tree_map(partial(_sketch, rows=rows), (part.output, part.target)),
+                map_tensors(partial(_sketch, rows=rows), (part.output, part.target)),
                 rows,
             )
             for key, loss in self.losses
@@ -930,9 +930,7 @@ Sketch = Tuple[Loss, Any, int]
 """A loss; functions that draw the tensors it gets, in their place; and the rows."""
 
 
-def _sketch(leaf: Any, rows: int) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
+def _sketch(leaf: Tensor, rows: int) -> Any:
     return partial(_drawn, tuple(leaf.shape), leaf.dtype, leaf.shape[:1] == (rows,))
 
 
@@ -981,8 +979,8 @@ def mixed_loss_terms(
         UnsupportedError: A loss gives no value per sample.
     """
     share = Coefficients.of(mixing).share
-    targets, weights = tree_map(_rolled, (labels.targets, labels.weights))
-    others = labels._replace(targets=targets, weights=weights)
+    others: Labels = map_tensors(rolled, labels._replace(share=None))
+    others = others._replace(share=labels.share)
     terms = objective.loss_terms(outputs, _weighed(labels, share), rows)
     more = objective.loss_terms(outputs, _weighed(others, 1.0 - share), rows)
     mixed = {}
@@ -1010,29 +1008,21 @@ def dominant_labels(
     """
     is_own = Coefficients.of(mixing).share.ge(0.5)
 
-    def chosen(own: Any) -> Any:
-        if not isinstance(own, Tensor):
-            return own
+    def chosen(own: Tensor) -> Any:
         shape = (-1, *(1,) * (own.dim() - 1))
         is_taken = is_own.reshape(shape).expand(own.shape)
         return torch.where(is_taken, own, rolled(own, micro_batch_size))
 
-    targets, weights = tree_map(chosen, (labels.targets, labels.weights))
-    return Labels(targets, weights, labels.share)
-
-
-def _rolled(leaf: Any) -> Any:
-    return rolled(leaf, None) if isinstance(leaf, Tensor) else leaf
+    mixed: Labels = map_tensors(chosen, labels._replace(share=None))
+    return mixed._replace(share=labels.share)
 
 
 def _weighed(labels: Labels, share: Tensor) -> Labels:
     """Multiply the weights of labels by parts of the loss, `[rows]`."""
 
-    def weigh(weights: Any) -> Any:
-        if not isinstance(weights, Tensor):
-            return weights
+    def weigh(weights: Tensor) -> Any:
         shape = (-1, *(1,) * (weights.dim() - 1))
         return weights.to(torch.float32).mul(share.reshape(shape))
 
-    weights = share if labels.weights is None else tree_map(weigh, labels.weights)
+    weights = share if labels.weights is None else map_tensors(weigh, labels.weights)
     return labels._replace(weights=weights)

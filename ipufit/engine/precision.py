@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ipufit._tree import tree_map
+from ipufit._tree import map_tensors
 from ipufit.config import IPUConfig
 from ipufit.engine.weights import plain_class, unfetched
 from ipufit.errors import (
@@ -457,10 +457,8 @@ def _as(dtype: torch.dtype, values: Any) -> Any:
     """Cast floating-point tensors in nested values, except 0-d ones."""
     other = torch.float32 if dtype == torch.float16 else torch.float16
 
-    def cast(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.dtype != other:
-            return leaf
-        is_number = dtype == torch.float16 and leaf.dim() == 0
-        return leaf if is_number else leaf.to(dtype)
+    def cast(tensor: Tensor) -> Tensor:
+        is_number = dtype == torch.float16 and tensor.dim() == 0
+        return tensor if is_number or tensor.dtype != other else tensor.to(dtype)
 
-    return tree_map(cast, values)
+    return map_tensors(cast, values)

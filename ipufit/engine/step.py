@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure, tree_map
+from ipufit._tree import Structure, map_tensors
 from ipufit.config import IPUConfig
 from ipufit.data import NOTHING, SampleStructure
 from ipufit.engine.metric_state import Entry, vector_of, widened_all
@@ -481,12 +481,14 @@ def _begin(block: str, *_: Any) -> None:
 
 def _keep(_module: Any, _inputs: Any, outputs: Any) -> Any:
     """Return checkpoints of tensors with gradients; other values unchanged."""
-
-    def kept(leaf: Any) -> Any:
-        is_kept = isinstance(leaf, Tensor) and leaf.is_floating_point()
-        return poptorch.recomputationCheckpoint(leaf) if is_kept else leaf
-
-    return tree_map(kept, outputs)
+    return map_tensors(
+        lambda tensor: (
+            poptorch.recomputationCheckpoint(tensor)
+            if tensor.is_floating_point()
+            else tensor
+        ),
+        outputs,
+    )
 
 
 def _refuse_short_pipeline(error: poptorch.Error) -> None:

@@ -94,7 +94,7 @@ from ipufit.engine.loop import (
     in_passes,
     joined,
 )
-from ipufit.engine.metric_state import Figures
+from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import (
     Inferred,
     Objective,
@@ -211,8 +211,8 @@ class CompileSettings:
 
     objective: Objective
     optimization: Optimization
-    training_figures: Figures
-    test_figures: Figures
+    training_figures: MetricState
+    test_figures: MetricState
     average: WeightAverage | None
     mixing: Mixing | None
     in_words: dict[str, str]
@@ -452,8 +452,8 @@ class IPUModel:
         self._settings = CompileSettings(
             objective=objective,
             optimization=optimization,
-            training_figures=Figures(trained.fresh(), self.processes),
-            test_figures=Figures(objective.fresh(), self.processes),
+            training_figures=MetricState(trained.fresh(), self.processes),
+            test_figures=MetricState(objective.fresh(), self.processes),
             average=None if momentum is None else WeightAverage(self.module, momentum),
             in_words={
                 **compiled_settings(objective, optimization),
@@ -2485,7 +2485,7 @@ class IPUModel:
         callbacks: CallbackLike = None,
         is_open: bool = True,
         is_single: bool = False,
-        figures: Figures | None = None,
+        figures: MetricState | None = None,
     ) -> Inference:
         """Plan the calls of a run, and choose their passes if they are left open.
 
@@ -3114,7 +3114,7 @@ def _rows_to_evaluate(
 
 
 def _as_asked(
-    figures: Figures, return_dict: bool, *, is_known: bool = True
+    figures: MetricState, return_dict: bool, *, is_known: bool = True
 ) -> Logs | float | list[float]:
     """Return metrics by name; or as Keras's list, or the loss if there is only that."""
     named = figures.logs() if return_dict else figures.in_order()
@@ -3124,7 +3124,7 @@ def _as_asked(
     return named if return_dict else values if len(values) > 1 else values[0]
 
 
-def _unknown_figures(figures: Figures) -> Logs:
+def _unknown_figures(figures: MetricState) -> Logs:
     """Return NaN for each metric of a run that wasn't made, by name."""
     measured = [measure.full_name for measure in figures.objective.measures]
     return dict.fromkeys(sorted({"loss", *measured}), math.nan)
