@@ -1941,9 +1941,9 @@ class IPUModel:
         except Exception as error:  # a user's object may raise anything
             raise UnsupportedError(
                 f"{purpose} runs on a copy of the model, so that the model doesn't "
-                f"change, and it can't be copied: {error}. Keep objects that copy."
-                "deepcopy refuses out of it and of compile(), such as open files and "
-                "locks."
+                f"change, and it can't be copied: {error}. Take open files, locks and "
+                "other objects that copy.deepcopy refuses out of the module and the "
+                "arguments of compile()."
             ) from error
         other = type(self).__new__(type(self))
         other.__setstate__({**state, "attributes": attributes})
