@@ -343,11 +343,13 @@ def refuse_sums(sketches: Sequence[Sketch]) -> None:
         ConfigError: A loss is a sum.
     """
     for loss, leaves, rows in sketches:
-        function, before = copy.deepcopy(loss.function), HostRandomState()
+        function, before = loss.function, HostRandomState()
         once = twice = 0.0
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.suppress(Exception))  # of a user's code
             stack.enter_context(torch.no_grad())
+            if isinstance(function, torch.nn.Module):  # it may change its buffers
+                function = copy.deepcopy(function)
             once, twice = (_on_random_rows(function, leaves, n) for n in (1, 2))
         before.put_back()
         if once and math.isclose(twice, 2 * once, rel_tol=1e-5):

@@ -230,7 +230,8 @@ class Executors:
     def __del__(self) -> None:
         """Download the weights of a model that is gone: its module may be in use."""
         if getattr(self, "_ahead", None) is not None and not sys.is_finalizing():
-            self.fetch_weights()
+            with contextlib.suppress(Exception):  # of a device that has failed
+                self.fetch_weights()
 
     def _set_config(self, config: IPUConfig) -> None:
         """Set the config, and refuse names in it that the module doesn't have."""
