@@ -109,8 +109,15 @@ def test_every_callback_takes_every_hook(make, name, tmp_path, monkeypatch):
     )
 
 
-def test_all_are_closed_in_order_even_if_one_fails():
-    order = []
+@pytest.mark.parametrize(
+    ("first", "second", "raised"),
+    [
+        (ValueError, OSError, ValueError),
+        (ValueError, KeyboardInterrupt, KeyboardInterrupt),
+    ],
+)
+def test_all_are_closed_in_order_though_two_fail(first, second, raised):
+    order, errors = [], {"b": first, "c": second}
 
     class Closes(Callback):
         def __init__(self, key):
@@ -118,12 +125,13 @@ def test_all_are_closed_in_order_even_if_one_fails():
 
         def close(self):
             order.append(self._key)
-            if self._key == "b":
-                raise ValueError("by b")
+            if self._key in errors:
+                raise errors[self._key](f"by {self._key}")
 
-    with pytest.raises(ValueError, match="by b"):
-        CallbackList([Closes("a"), Closes("b"), Closes("c")]).close()
-    assert order == ["a", "b", "c"]
+    (other,) = {first, second} - {raised}
+    with pytest.warns(IpufitWarning, match=other.__name__), pytest.raises(raised):
+        CallbackList([Closes(key) for key in "abcd"]).close()
+    assert order == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])

@@ -171,28 +171,6 @@ def test_frozen_parameters_have_none():
         model.fit(X, Y, 12, verbose=0, callbacks=GradientMonitor("0.weight"))
 
 
-def test_a_pipeline_is_watched_too():
-    monitor = Recorder()
-    fit(monitor, pipeline=("0", "2"), gradient_accumulation=4)
-    for seen, known in zip(monitor.seen, plain(12, 1)):
-        for name, gradient in seen.items():
-            torch.testing.assert_close(gradient, known[name], atol=1e-6, rtol=1e-4)
-
-
-def test_a_fit_without_it_is_compiled_without_it(monkeypatch):
-    model, _ = fit(GradientMonitor())
-    asked = []
-    monkeypatch.setattr(
-        "ipufit.engine.program.Executors.anchored",
-        lambda self, name: asked.append(1),
-    )
-    model.fit(X, Y, 12, verbose=0)
-    assert not asked
-    monkeypatch.undo()
-    history = model.fit(X, Y, 12, verbose=0, callbacks=GradientMonitor())
-    assert history.history["grad_norm"][0] > 0
-
-
 def test_the_weights_are_the_same_with_it():
     (one, _), (other, _) = fit(GradientMonitor()), fit([])
     for name, tensor in one.module.state_dict().items():

@@ -32,12 +32,6 @@ def test_a_new_run_counts_epochs_anew_and_keeps_what_there_was():
     assert (history.dropped_samples, history.coverage) == (3, "half")
 
 
-def test_the_model_is_not_kept():
-    history = History()
-    history.set_model(object())
-    assert history.model is None
-
-
 # Plots ------------------------------------------------------------------------------
 
 
@@ -95,14 +89,6 @@ def test_names_choose(pyplot, names, drawn):
     assert {axes.get_ylabel(): list(curves(axes)) for axes in figure.axes} == drawn
 
 
-def test_a_figure_of_validations_alone_is_labelled_so(pyplot):
-    history = history_of({0: {"loss": 1.0, "val_auc": 0.5}})
-    figure = history.plot("val_auc")
-    assert list(curves(figure.axes[0])) == ["validation"]
-    assert [axes.get_ylabel() for axes in history.plot().axes] == ["loss", "val_auc"]
-    assert list(curves(history.plot("auc").axes[0])) == ["validation"]
-
-
 def test_it_draws_in_the_user_s_axes(pyplot):
     figure, grid = pyplot.subplots(1, 2)
     assert history_of(ROWS).plot(axes=grid) is figure
@@ -111,13 +97,6 @@ def test_it_draws_in_the_user_s_axes(pyplot):
     assert pyplot.get_fignums() == [figure.number]
     with pytest.raises(ConfigError, match=r"draws 2 metrics, and got 1 axes"):
         history_of(ROWS).plot(axes=grid[0])
-
-
-@pytest.mark.parametrize("count", [1, 3, 4, 7])
-def test_every_figure_has_axes_and_no_others_are_left(pyplot, count):
-    names = [f"m{number}" for number in range(count)]
-    figure = history_of({0: dict.fromkeys(names, 0.5)}).plot()
-    assert [axes.get_ylabel() for axes in figure.axes] == names
 
 
 def test_a_fit_draws_itself_into_a_file(pyplot, tmp_path):

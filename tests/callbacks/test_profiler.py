@@ -104,15 +104,6 @@ def test_nothing_is_written_if_the_run_has_too_few_calls(tmp_path, capsys, task,
     assert list((tmp_path / "profile").iterdir()) == []
 
 
-def test_a_run_without_a_recording_leaves_none_of_the_run_before(tmp_path):
-    profiler, model = profiler_in(tmp_path, calls=2, skip=6), make()
-    fit(model, profiler, epochs=2)
-    assert profiler.path is not None
-    fit(model, profiler)
-    assert (profiler.path, profiler.profile) == (None, None)
-    assert len(list((tmp_path / "profile").iterdir())) == 1
-
-
 def test_a_run_without_calls_says_so(tmp_path, capsys):
     profiler = profiler_in(tmp_path, calls=2, skip=0, verbose=1)
     fit(make(), profiler, epochs=2, initial_epoch=2)
@@ -167,13 +158,6 @@ def test_it_changes_neither_numbers_nor_calls(tmp_path):
     for one, other in zip(plain.get_weights(), profiled.get_weights()):
         assert (one == other).all()
     assert after.params["calls"] == before.params["calls"]
-
-
-def test_it_leaves_the_updates_of_a_call_as_they_are(tmp_path):
-    for callbacks in (None, profiler_in(tmp_path, skip=0)):
-        model = IPUModel(torch.nn.Linear(2, 1))
-        model.compile("sgd", "mse")
-        assert fit(model, callbacks).params["calls"] == 1
 
 
 def test_a_resumed_run_may_have_it_or_do_without(tmp_path):

@@ -67,12 +67,6 @@ def test_figures_of_epochs(double):
     assert double.open == []
 
 
-def test_figures_of_every_so_many_updates(double):
-    fit(model_of(), TensorBoard(update_freq=3))
-    calls = [one for one in written(double, TRAIN) if one[0] == "batch_loss"]
-    assert calls == [("batch_loss", 3), ("batch_loss", 6)]
-
-
 def test_an_evaluation_is_written_at_the_updates_made_so_far(double):
     model = model_of()
     x = torch.ones(4, 1)
@@ -176,15 +170,6 @@ def test_they_are_written_every_so_many_epochs(double, wandb):
     logged = wandb.runs[-1].logged
     epochs = [one["epoch/epoch"] for one in logged if "weights/mask" in one]
     assert epochs == [0, 3]
-
-
-@pytest.mark.parametrize("kind", [TensorBoard, WandbLogger])
-def test_without_the_argument_no_weights_are_fetched(double, wandb, monkeypatch, kind):
-    model = IPUModel(torch.nn.Linear(2, 1))
-    model.compile("sgd", "mse")
-    monkeypatch.setattr(IPUModel, "copied_weights", None)
-    model.fit(torch.rand(4, 2), torch.rand(4, 1), 2, verbose=0, callbacks=kind())
-    assert double.histograms == []
 
 
 @pytest.mark.parametrize("freq", [-1, 0.5, True, None, "epoch"])

@@ -159,18 +159,6 @@ def test_tied_names_are_written_in_full_and_tied_again(path):
     assert load_file(str(path / "model.safetensors")).keys() == tensors.keys()
 
 
-def test_a_tied_model_loads_in_plain_torch(path):
-    def network():
-        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
-        model[1].weight = model[0].weight
-        return model
-
-    model, fresh = network(), network()
-    write_checkpoint(path, Checkpoint({"model": model.state_dict()}))
-    fresh.load_state_dict(load_file(str(path / "model.safetensors")))  # strict
-    assert torch.equal(fresh[1].weight, model[0].weight)
-
-
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [

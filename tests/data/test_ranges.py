@@ -129,12 +129,6 @@ def test_the_input_is_named_by_its_key():
         compiled().predict(x, verbose=0)
 
 
-def test_the_limits_are_those_of_32_bits():
-    x = torch.tensor([-(2**31), 2**31 - 1]).reshape(2, 1)
-    model = IPUModel(torch.nn.Identity())
-    assert model.predict(x, verbose=0).tolist() == x.tolist()
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_floats_that_would_become_infinite_are_refused(form):
     x = torch.zeros(ROWS, 1, dtype=torch.float64)

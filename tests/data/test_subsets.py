@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
-from ipufit import BatchPlan, CachedDataset, DataError, IPUConfig, IPUModel
+from ipufit import BatchPlan, CachedDataset, DataError
 from ipufit.data import InferenceBatches, Loading, TrainingBatches, as_source
 from ipufit.data.cached import arrays_behind
 from ipufit.data.datasets import ArrayDataset
@@ -102,17 +102,6 @@ def test_calls_and_random_states_are_those_of_single_samples(
             assert_same(call, other)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_processes_that_load_give_the_same(shuffle):
-    plan = BatchPlan(3)
-    subset = Subset(TensorDataset(*tensors()), list(range(15, 1, -1)))
-    arguments = {"shuffle": shuffle, "loading": Loading(1)}
-    found, _ = calls_of(subset, plan, **arguments)
-    expected, _ = calls_of(Single(subset), plan, **arguments)
-    for call, other in zip(found, expected):
-        assert_same(call, other)
-
-
 def test_parts_of_a_split_share_its_memory():
     whole = TensorDataset(*tensors())
     for part in random_split(whole, [15, 5]):
@@ -144,18 +133,3 @@ def test_only_numbers_of_the_subset_must_fit_32_bits():
     assert as_source(Subset(TensorDataset(x, x), [0, 2])).num_samples == 2
     with pytest.raises(DataError, match=rf"Sample 1 of `x` has {2**40}"):
         as_source(Subset(TensorDataset(x, x), [2, 1]))
-
-
-def test_a_fit_is_the_same_from_a_subset():
-    subset = Subset(TensorDataset(*tensors()), range(3, 15))
-    losses = []
-    for given_data in (subset, Single(subset)):
-        torch.manual_seed(3)
-        model = IPUModel(torch.nn.Linear(3, 20), IPUConfig(device_iterations=2))
-        model.compile("sgd", "cross_entropy")
-        run = model.fit(
-            given_data, batch_size=3, epochs=2, verbose=0, validation_data=given_data
-        )
-        losses.append((run.history["loss"], run.history["val_loss"], torch.rand(2)))
-    assert losses[0][:2] == losses[1][:2]
-    assert torch.equal(losses[0][2], losses[1][2])

@@ -20,6 +20,8 @@ from ipufit.emulator._executor.survey import survey
 from ipufit.emulator._executor.wrapping import unwrapped
 from ipufit.emulator._layout.layout import Layout
 
+pytestmark = pytest.mark.thorough  # `tests/test_check.py` has some in every run
+
 ROOT = Path(__file__).parents[2]
 MODULES = [
     "tracing.test_refusals",
