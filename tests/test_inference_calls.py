@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 
@@ -317,17 +318,31 @@ def test_the_call_for_a_size_leaves_the_module_as_it_was(sizes, precision):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("use", ["predict", "evaluate", "batch_plan"])
+@pytest.mark.parametrize("use", ["predict", "evaluate", "batch_plan", "plan"])
 def test_a_forward_that_is_a_closure_over_its_module_changes_no_buffer(use):
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 4))
     module.forward = lambda x: module[1](module[0](x))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     model = make(module, metrics=["f1"])
     given = (X,) if use == "predict" else (X, Y)
-    getattr(model, use)(*given, **({} if use == "batch_plan" else {"verbose": 0}))
+    getattr(model, use)(*given, **({} if "plan" in use else {"verbose": 0}))
     after = module.state_dict()
     assert all(map(torch.equal, after.values(), before.values()))
     assert module[0].training
+
+
+@pytest.mark.parametrize("kind", ["half precision", "deepcopy"])
+def test_a_copy_of_such_a_module_computes_with_its_own_weights(kind):
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 4))
+    before = module.forward
+    module.forward = lambda x: before(x) + module[1].bias
+    model = make(module, precision="16.16" if kind == "half precision" else "float32")
+    model = copy.deepcopy(model) if kind == "deepcopy" else model
+    with torch.no_grad():
+        model.module[1].weight.zero_()
+        model.module[1].bias.fill_(2.0)
+    assert model.predict(X[:8], verbose=0).eq(4).all()
+    assert not module[1].bias.eq(2).any()
 
 
 class Pairs(ipufit.metrics.Metric):

@@ -9,7 +9,6 @@ gradient goes back through the cast to the float32 weight, which the optimiser u
 from __future__ import annotations
 
 import contextlib
-import copy
 import fnmatch
 import weakref
 from typing import Any, Callable, Container, Iterator, Mapping, MutableMapping, Sequence
@@ -22,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit._tree import map_tensors
 from ipufit.config import IPUConfig
-from ipufit.engine.weights import plain_class, unfetched
+from ipufit.engine.weights import deep_copied, plain_class, unfetched
 from ipufit.errors import (
     ConfigError,
     CopiedModuleWarning,
@@ -191,7 +190,7 @@ def in_own_types(
     }
     memo.update({key: _converted(*change) for key, change in wanted.items()})
     try:
-        own = copy.deepcopy(module, memo)
+        own = deep_copied(module, memo)
     except Exception as error:  # a user's attribute may raise anything
         raise ConfigError(
             f"precision={config.precision!r} makes a copy of the module in these "

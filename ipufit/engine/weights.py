@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import types
 import weakref
 import zlib
 from typing import (
@@ -34,6 +35,7 @@ from typing import (
     NamedTuple,
     Sequence,
     Tuple,
+    TypeVar,
 )
 
 import torch
@@ -200,6 +202,54 @@ def _deep_copy(weight: Tensor, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(weight, memo)
     finally:
         weight.__class__ = wrapper
+
+
+T = TypeVar("T")
+
+
+def deep_copied(value: T, memo: dict[int, Any] | None = None) -> T:
+    """Copy modules as `copy.deepcopy` does, and their functions with what these hold.
+
+    `copy.deepcopy` returns functions as they are. A `forward` that is a closure over
+    its module would go on with the module that was copied.
+
+    Args:
+        value: A module, or anything with modules in it.
+        memo: As for `copy.deepcopy`.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> module.forward = lambda x: x @ module.weight.T
+        >>> other = deep_copied(module)
+        >>> _ = other.weight.data.fill_(0.0)
+        >>> other(torch.ones(1, 2)).tolist()
+        [[0.0]]
+    """
+    memo = {} if memo is None else memo
+    copied = copy.deepcopy(value, memo)
+    for part in [one for one in memo.values() if isinstance(one, torch.nn.Module)]:
+        for name, attribute in vars(part).items():
+            vars(part)[name] = _rebound(attribute, memo)
+    return copied
+
+
+def _rebound(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a function whose closure has copies of modules and tensors."""
+    if isinstance(value, types.MethodType):
+        return types.MethodType(value.__func__, _rebound(value.__self__, memo))
+    if not isinstance(value, types.FunctionType) or not value.__closure__:
+        is_copied = isinstance(value, (torch.nn.Module, Tensor))
+        return memo.get(id(value), value) if is_copied else value
+    if id(value) not in memo:
+        cells = tuple(types.CellType() for _ in value.__closure__)
+        given = value.__code__, value.__globals__, value.__name__, value.__defaults__
+        own = memo[id(value)] = types.FunctionType(*given, cells)
+        own.__kwdefaults__ = value.__kwdefaults__
+        own.__dict__.update(value.__dict__)
+        for cell, old in zip(cells, value.__closure__):
+            with contextlib.suppress(ValueError):  # it may be empty
+                cell.cell_contents = _rebound(old.cell_contents, memo)
+    return memo[id(value)]
 
 
 _LIMITS = torch.iinfo(torch.int32)

@@ -21,7 +21,7 @@ from ipufit.data import HostRandomState, StreamSource, as_batch, as_source
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import NoForwardError, results_of, total_loss
 from ipufit.engine.trace_checks import ResultsNoted
-from ipufit.engine.weights import mode
+from ipufit.engine.weights import deep_copied, mode
 from ipufit.errors import ConfigError
 from ipufit.losses import LossTerms
 
@@ -306,7 +306,7 @@ class _Twin:
         executors.begin_alike(losses)
         if self.model.optimizer is not None and model.optimizer is not None:
             _take_values(self.model.optimizer, model.optimizer)
-        self.host, self.optimizer = copy.deepcopy((module, self.model.optimizer))
+        self.host, self.optimizer = deep_copied((module, self.model.optimizer))
         self.host.float()
         # PopTorch's copies lack some values, such as LAMB's largest norm.
         for name, value in getattr(self.model.optimizer, "__dict__", {}).items():
@@ -438,7 +438,7 @@ class _Twin:
     def layers(self) -> Iterator[Difference]:
         """Compare the outputs of layers, in the order of their calls."""
         module = self.model.module
-        self.host = copy.deepcopy(module).float()
+        self.host = deep_copied(module).float()
         _return_layers(module)
         _return_layers(self.host)
         on_host = self._on_host(Inferred(owns_loss=False))

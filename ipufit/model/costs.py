@@ -16,7 +16,6 @@ Few processes need it, so the others don't import what it takes.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
 import re
@@ -44,7 +43,7 @@ from ipufit.engine.objective import Steps
 from ipufit.engine.precision import computed_in
 from ipufit.engine.step import NoForwardError, call_module, call_step, kept_submodules
 from ipufit.engine.trace_checks import tensors_of, user_line
-from ipufit.engine.weights import mode, unfetched, weights_of
+from ipufit.engine.weights import deep_copied, mode, unfetched, weights_of
 from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 from ipufit.optimizers import WeightState, weight_states
 from ipufit.placement import (
@@ -853,7 +852,7 @@ def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
     """
     memo: dict[int, Any] = {id(weight): like(weight) for weight in weights_of(module)}
     try:
-        return copy.deepcopy(module, memo)
+        return deep_copied(module, memo)
     except Exception as error:  # a user's attribute may raise anything
         raise ConfigError(
             f"The costs of {type(module).__name__} are measured on a copy without "

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import os
@@ -23,6 +22,7 @@ from ipufit.data import Source
 from ipufit.engine.objective import named_outputs
 from ipufit.engine.precision import compute_in_types
 from ipufit.engine.step import arguments_of, failures_explained
+from ipufit.engine.weights import deep_copied
 from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 from ipufit.placement import find_beginnings
 from ipufit.types import PathLike
@@ -74,7 +74,7 @@ def write_program(
     Returns:
         The description, which is written beside the file.
     """
-    module = copy.deepcopy(module).eval()
+    module = deep_copied(module).eval()
     options = config.build_inference_options(plan).clone()
     _begin_blocks(module, config.inference_config, options)
     compute_in_types(module, config)

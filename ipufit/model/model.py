@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import io
 import itertools
@@ -106,6 +105,7 @@ from ipufit.engine.objective import (
 from ipufit.engine.precision import Counterparts, in_own_types
 from ipufit.engine.program import Executors, gradient_anchors, surveyed
 from ipufit.engine.step import NoForwardError
+from ipufit.engine.weights import deep_copied
 from ipufit.errors import (
     ConfigError,
     CoverageWarning,
@@ -1846,7 +1846,7 @@ class IPUModel:
 
     def __deepcopy__(self: ModelT, memo: dict[int, Any]) -> ModelT:
         other = memo[id(self)] = type(self).__new__(type(self))
-        IPUModel.__setstate__(other, copy.deepcopy(self._copied_state(), memo))
+        IPUModel.__setstate__(other, deep_copied(self._copied_state(), memo))
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -1937,7 +1937,7 @@ class IPUModel:
         state = self._copied_state()
         attributes = state.pop("attributes")  # a step of its own reads them
         try:
-            state = copy.deepcopy(state)
+            state = deep_copied(state)
         except Exception as error:  # a user's object may raise anything
             raise UnsupportedError(
                 f"{purpose} runs on a copy of the model, so that the model doesn't "
