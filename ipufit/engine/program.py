@@ -441,11 +441,6 @@ class Executors:
                 may_be_sharded = False
                 options = options.clone()
                 options.setExecutionStrategy(poptorch.ShardedExecution())
-        try:
-            refuse_sums(step.sketches)
-        except ConfigError:
-            executor.destroy()
-            raise
         program = Program(executor, step, plan.micro_batches_per_call, baked_in)
         if is_training:
             loops = options.device_iterations * options.Training.gradient_accumulation
@@ -484,28 +479,34 @@ class Executors:
         values = host_tensors(step.host_values, plan.micro_batches_per_call)
         given = [tensor.contiguous() for tensor in (*example, *values)]
         what, display, remark = show
-        with contextlib.ExitStack() as stack:
-            # PopTorch may give weights classes of its own even if it fails, and
-            # refuses to wrap them again: `destroy()` does nothing so early.
-            stack.callback(make_plain, weights)
-            others = [program.baked_in for program in self._programs()]
-            stack.enter_context(baked_in.traced(others))
-            stack.enter_context(traced_mode(step))
-            executor = make()
-            display.compiling(what)
-            while self._news:
-                display.noted(self._news.pop(0))
-            start = time.perf_counter()
+        others = [program.baked_in for program in self._programs()]
+        with baked_in.traced(others):
+            with contextlib.ExitStack() as stack:
+                # PopTorch may give weights classes of its own even if it fails, and
+                # refuses to wrap them again: `destroy()` does nothing so early.
+                stack.callback(make_plain, weights)
+                stack.enter_context(traced_mode(step))
+                executor = make()
+                display.compiling(what)
+                while self._news:
+                    display.noted(self._news.pop(0))
+                start = time.perf_counter()
 
-            def attach() -> None:
-                if executor.isCompiled():  # and IPUs were short after it
-                    executor.attachToDevice()
-                else:
-                    executor.compile(*given)
+                def attach() -> None:
+                    if executor.isCompiled():  # and IPUs were short after it
+                        executor.attachToDevice()
+                    else:
+                        executor.compile(*given)
 
-            self._acquire(executor, attach)
-            display.compiled(what, time.perf_counter() - start, remark)
-            return executor, Wrappers(step.weights if step.is_training else [])
+                self._acquire(executor, attach)
+                wrappers = Wrappers(step.weights if step.is_training else [])
+            try:
+                refuse_sums(step.sketches)  # which calls losses, as a trace does
+            except ConfigError:
+                executor.destroy()
+                raise
+        display.compiled(what, time.perf_counter() - start, remark)
+        return executor, wrappers
 
     def drop_incomplete(self) -> None:
         """Destroy programs that may have compiled-in values which aren't compared.
