@@ -688,10 +688,10 @@ class Objective:
             labels: Targets and weights; shares of 0 mark padding, which is ignored.
         """
         mask = None if labels.share is None else labels.share.gt(0).to(torch.float32)
-        binary = {
-            part.name
+        is_binary = {
+            part.name: loss.is_binary
             for key, loss in self.losses
-            if loss.is_binary and self.measures
+            if self.measures and (loss.is_binary or loss.ignore_index is not None)
             for part in self._parts_of_loss(key, loss, outputs, labels)
         }
         for measure in self.measures:
@@ -700,9 +700,9 @@ class Objective:
             (part,) = self._parts(
                 output, outputs, labels, splits=False, is_named=is_named
             )
-            if part.name in binary and isinstance(measure.metric, Metric):
+            if part.name in is_binary and isinstance(measure.metric, Metric):
                 metric = copy.copy(measure.metric)
-                metric.has_binary_loss = True
+                metric.has_binary_loss = is_binary[part.name]
                 measure = measure._replace(metric=metric)
             weights = part.weights if measure.is_weighted else None
             if weights is not None:

@@ -65,11 +65,12 @@ class Metric(abc.ABC):
         direction: `"max"` or `"min"` if larger or smaller values are better, else None.
             Callbacks that monitor the metric use it.
         has_binary_loss: Whether the loss of the same output is binary, so that each
-            output is a 0 or 1 of its own. It is set in copies of the metric.
+            output is a 0 or 1 of its own; None if unknown. It is set in copies of the
+            metric.
     """
 
     direction: str | None = None
-    has_binary_loss = False
+    has_binary_loss: bool | None = None
     _takes_one_hot = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

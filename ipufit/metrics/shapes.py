@@ -56,17 +56,19 @@ def is_binary(outputs: Tensor) -> bool:
     return outputs.dim() == 1 or int(outputs.shape[-1]) == 1
 
 
-def is_of_bits(outputs: Tensor, targets: Tensor, *, has_binary_loss: bool) -> bool:
+def is_of_bits(
+    outputs: Tensor, targets: Tensor, *, has_binary_loss: bool | None
+) -> bool:
     """Return whether each output is a problem of its own, with a target of 0 or 1.
 
     Args:
         outputs: Outputs of the model.
         targets: Their targets.
-        has_binary_loss: Whether the loss of the outputs is binary.
+        has_binary_loss: Whether the loss of the outputs is binary; None if unknown.
 
     Example:
         >>> masks = torch.zeros(2, 1, 8, 8)
-        >>> is_of_bits(masks, torch.zeros(2, 8, 8), has_binary_loss=False)
+        >>> is_of_bits(masks, torch.zeros(2, 8, 8), has_binary_loss=None)
         True
     """
     if is_binary(outputs):
@@ -77,7 +79,7 @@ def is_of_bits(outputs: Tensor, targets: Tensor, *, has_binary_loss: bool) -> bo
     # [N, 1, L] with targets of that shape may also be sequences of one step.
     is_channel = outputs.dim() > 2 and outputs.shape[1] == 1
     has_channel = is_channel and (outputs.dim() > 3 or targets.shape != outputs.shape)
-    return has_binary_loss or has_channel
+    return has_channel if has_binary_loss is None else has_binary_loss
 
 
 def weights_like(values: Tensor, weights: Tensor | None) -> Tensor:

@@ -90,13 +90,14 @@ def test_rows_that_are_not_one_hot_are_refused(metric):
         figures(x, y, dice, [metric])
 
 
-def test_one_hot_rows_and_shares_are_classes():
-    x, _ = drawn(8, 5)
-    classes = torch.arange(8) % 5
+@pytest.mark.parametrize("shape", [(8, 5), (8, 1, 1, 5)])
+def test_one_hot_rows_and_shares_are_classes(shape):
+    x, _ = drawn(*shape)
+    classes = (torch.arange(8) % 5).reshape(shape[:-1])
     for y in (
         nn.functional.one_hot(classes),
         nn.functional.one_hot(classes) * 0.9 + 0.02,
     ):
         for found in figures(x, y, "categorical_crossentropy"):
-            accuracy = accuracy_score(classes, x.argmax(1))
+            accuracy = accuracy_score(classes.flatten(), x.argmax(-1).flatten())
             assert found["accuracy"] == pytest.approx(accuracy)
