@@ -35,9 +35,7 @@ from ipufit.emulator._layout.pod import (
     isRunningOnIpu,
 )
 from ipufit.emulator._ops.custom_ops import accessAttributes, register_custom_op
-from ipufit.emulator._processes import guard_forks as _guard_forks
-from ipufit.emulator._torch_ops import provide_operators as _provide_operators
-from ipufit.emulator._tracing.blocks import (
+from ipufit.emulator._ops.markers import (
     BeginBlock,
     Block,
     BlockFunction,
@@ -46,7 +44,9 @@ from ipufit.emulator._tracing.blocks import (
     print,
     removeBlocks,
 )
-from ipufit.emulator._tracing.state import (
+from ipufit.emulator._processes import guard_forks as _guard_forks
+from ipufit.emulator._torch_ops import provide_operators as _provide_operators
+from ipufit.emulator._tracing.recording import (
     getIpuTensorId,
     registerPostCompileHook,
     registerPreCompileHook,

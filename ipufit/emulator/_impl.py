@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from ipufit.emulator._executor.wrapping import rewrap_model as rewrapModelIfNecessary
 from ipufit.emulator._executor.wrapping import unwrap_model as unwrapModelIfNecessary
-from ipufit.emulator._tracing.state import is_tracing as isDispatchTracing
+from ipufit.emulator._tracing.recording import is_tracing as isDispatchTracing
 
 __all__ = ["isDispatchTracing", "rewrapModelIfNecessary", "unwrapModelIfNecessary"]

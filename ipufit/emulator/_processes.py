@@ -107,7 +107,7 @@ def join_processes(index: int, count: int) -> Processes:
             f"the group of torch.distributed it is process {rank} of {size}. Call "
             f"Options.Distributed.configureProcessId({rank}, {size})."
         )
-    return Processes(index, count, _gloo_group())
+    return Processes(index, count, _gloo_group(dist.group.WORLD))
 
 
 def _make_default_group(index: int, count: int) -> None:
@@ -153,19 +153,17 @@ def _end() -> None:
         dist.destroy_process_group()
 
 
-_subgroup: tuple[Any, Any] = None, None
-"""The default group, and the gloo subgroup of it that was made last."""
+@functools.lru_cache(maxsize=1)
+def _gloo_group(world: Any) -> Any:
+    """Return None if the default group exchanges by gloo, else such a group beside it.
 
-
-def _gloo_group() -> Any:
-    global _subgroup
+    Args:
+        world: The default group: the other one ends with it.
+    """
     if dist.get_backend() == "gloo":
         return None
-    if _subgroup[0] is not dist.group.WORLD:
-        timeout = datetime.timedelta(seconds=process_timeout())
-        group = dist.new_group(timeout=timeout, backend="gloo")  # type: ignore[no-untyped-call,unused-ignore]
-        _subgroup = dist.group.WORLD, group
-    return _subgroup[1]
+    timeout = datetime.timedelta(seconds=process_timeout())
+    return dist.new_group(timeout=timeout, backend="gloo")  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def _first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from ipufit.emulator import ops
 from ipufit.emulator._ops import markers
 from ipufit.emulator._ops.custom_ops import attributes_at
 from ipufit.emulator._options.strategies import BlockPlacement
-from ipufit.emulator._tracing.state import current_trace
+from ipufit.emulator._tracing.recording import current_trace
 from ipufit.emulator.enums import OverlapMode
 from ipufit.emulator.errors import Error, createPoptorchError
 

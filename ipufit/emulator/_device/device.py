@@ -39,12 +39,11 @@ from ipufit.emulator._layout.layout import (
 from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
 from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer, OptimizerSync
-from ipufit.emulator._optimizers.settings import OptimizerSettings
 from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._processes import CommonRandom, GradientSums, Processes
 from ipufit.emulator._program.anchors import UPDATED, Anchors, snapshot
 from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._program.floating_point import refuse_bad_gradients
+from ipufit.emulator._program.checks import refuse_bad_gradients
 from ipufit.emulator._program.program import Program
 from ipufit.emulator._tracing.half import rounding
 from ipufit.emulator.enums import MeanReductionStrategy, OutputMode, ReductionType
@@ -76,8 +75,6 @@ class DeviceWeights:
         groups: As given.
         arguments: For each replica the weights in the order in which the program takes
             them.
-        is_volatile: Whether the program changes integer weights, which
-            `fresh_arguments` copies.
     """
 
     def __init__(
@@ -88,7 +85,6 @@ class DeviceWeights:
         groups: Mapping[str, ReplicaGroups],
     ) -> None:
         self._volatile = [name in program.volatile_weights for name in host]
-        self.is_volatile = any(self._volatile)
         self.groups = groups
         self._used = program.used_weights
         self._replicas: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
@@ -197,7 +193,6 @@ class Gradients:
         self._halves = {n for n, t in self._trained.items() if t.dtype == torch.float16}
         self._is_checked = Settings.of(options).stops_at_exceptions
         self._sums = sums
-        self._settings: OptimizerSettings | None = None
         self._scale = 1.0
         self._accum_type = torch.float32
         self._accumulated: dict[str, Tensor] = {}
@@ -212,10 +207,8 @@ class Gradients:
         divides it out. float16 gradients are added up in its `accum_type`.
         """
         settings = self.optimizer.settings
-        if settings is not self._settings:
-            self._settings = settings
-            self._scale = settings.loss_scaling.value / self.share
-            self._accum_type = settings.accum_type
+        self._scale = settings.loss_scaling.value / self.share
+        self._accum_type = settings.accum_type
         self._accumulated.clear()
         for tensor in self._trained.values():
             tensor.grad = None
@@ -299,8 +292,7 @@ def find_backward() -> Callable[[Tensor, Tensor], None]:
             backward(torch.mul(leaf, 2.0), torch.ones(()))
     except (AttributeError, TypeError):
         return torch.autograd.backward
-    is_right = leaf.grad is not None and float(leaf.grad) == 2.0
-    return backward if is_right else torch.autograd.backward
+    return backward
 
 
 class Watch:
@@ -444,11 +436,7 @@ class Runner:
         try:
             for index in indices:
                 rows = call.inputs.rows(*divmod(index, replicas))
-                arguments = (
-                    weights.fresh_arguments(index % replicas)
-                    if weights.is_volatile
-                    else weights.arguments[index % replicas]
-                )
+                arguments = weights.fresh_arguments(index % replicas)
                 # Each time: the program may leave it otherwise.
                 _set_grad_enabled(gradients is not None)
                 results = run(*arguments, *rows)

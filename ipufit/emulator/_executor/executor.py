@@ -44,7 +44,11 @@ from ipufit.emulator._layout.replica_groups import (
     Grouping,
     hold_one_element,
 )
-from ipufit.emulator._ops.markers import overlapped_input, overlapped_output
+from ipufit.emulator._ops.markers import (
+    module_repr,
+    overlapped_input,
+    overlapped_output,
+)
 from ipufit.emulator._optimizers.device_optimizer import NOT_COMPILED, OptimizerSync
 from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._options.popart_keys import validate_popart_options
@@ -67,10 +71,8 @@ from ipufit.emulator._program.args import (
     check_inputs,
     micro_batch,
 )
-from ipufit.emulator._program.checks import check_stages
-from ipufit.emulator._program.floating_point import check_operations
+from ipufit.emulator._program.checks import check_operations, check_stages
 from ipufit.emulator._program.program import Program, trace
-from ipufit.emulator._tracing.blocks import module_repr
 from ipufit.emulator._tracing.recording import named_weights, unchanged
 from ipufit.emulator._tracing.refusals import refuse_scripted, refuse_tied_buffers
 from ipufit.emulator.enums import (

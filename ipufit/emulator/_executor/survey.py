@@ -62,6 +62,7 @@ from ipufit.emulator._tracing.recording import (
     Recording,
     named_weights,
     refuse_rebound,
+    tracing,
     unchanged,
 )
 from ipufit.emulator._tracing.refusals import (
@@ -70,7 +71,6 @@ from ipufit.emulator._tracing.refusals import (
     refuse_tied_buffers,
     untraceable,
 )
-from ipufit.emulator._tracing.state import tracing
 from ipufit.emulator._tracing.tracer import REFUSALS, guarded
 from ipufit.emulator.errors import Error
 

@@ -222,21 +222,11 @@ def _module_class(
                 _fetch(reference)
             return value
 
-        def state_dict(
-            self,
-            *args: Any,
-            destination: Any = None,
-            prefix: str = "",
-            keep_vars: bool = False,
-        ) -> Any:
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
             """Return a new dictionary of plain tensors in the same memory."""
-            state = super().state_dict(
-                *args, destination=destination, prefix=prefix, keep_vars=keep_vars
-            )
-            twins: dict[int, Any] = {}  # tied weights stay tied
-            for value in state.values():
-                if id(value) not in twins:
-                    twins[id(value)] = unwrap(copy.copy(value))
+            state = super().state_dict(*args, **kwargs)
+            # By identity: tied weights stay tied.
+            twins = {id(value): unwrap(copy.copy(value)) for value in state.values()}
             return collections.OrderedDict(
                 (key, twins[id(value)]) for key, value in state.items()
             )

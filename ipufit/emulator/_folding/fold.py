@@ -30,6 +30,7 @@ from torch.fx.interpreter import Interpreter
 from torch.fx.node import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import cross_entropy, nll_loss
+from torch.testing import assert_close
 
 from ipufit.emulator._device.device import Call, Collect, Results, Runner
 from ipufit.emulator._ground.logging import logger
@@ -403,6 +404,7 @@ have no size of their own.
 
 _LARGEST_BLOCK = 31 * 2**20
 
+_LOOPED = "Micro-batches run one after the other: %s"
 _LOOPED_OPERATIONS = {
     run_custom_op: "it runs what stands in for a custom operation",
     call_on_host: "it calls the host (poptorch.CPU)",
@@ -443,7 +445,7 @@ def choose_runner(
             reasons[reason] = True
     for reason, is_given in reasons.items():
         if is_given:
-            logger.debug("Micro-batches run one after the other: %s", reason)
+            logger.debug(_LOOPED, reason)
             return Runner()
     return FoldRunner(program)
 
@@ -456,42 +458,36 @@ class FoldRunner(Runner):
     """
 
     def __init__(self, program: Program) -> None:
-        self._program = program
         self._max_bytes = fold_bytes(is_training=program.has_loss)
-        self._is_looped = False
-        self._sizes_of: dict[int, tuple[int, ...]] = {}
+        self._sizes: tuple[int, ...] | None = None  # of folds; empty to run in a loop
         self._folds: dict[int, Forward] = {}
-        self._verified: set[int] = set()
+        self._is_verified = False
 
     def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
         """Run the micro-batches of an update, or of an inference call."""
-        count = len(indices)
+        if self._sizes is None and call.watch is None:
+            self._sizes = self._choose_sizes(call, len(indices))
         # Only the loop has the gradients of each micro-batch.
-        if call.watch is not None or self._is_looped or count < 2:
-            sizes: tuple[int, ...] = ()
-        else:
-            if count not in self._sizes_of:
-                self._sizes_of[count] = self._choose_sizes(call, count)
-            sizes = self._sizes_of[count]
-        if not sizes:
+        if not self._sizes or call.watch is not None:
             super().run_micro_batches(call, indices, collect)
-        elif self._verified.issuperset(sizes):
-            for first, results in self._run_folds(call, sizes, indices):
+        elif self._is_verified:
+            for first, results in self._run_folds(call, self._sizes, indices):
                 _give(call, first, results, collect)
         else:
-            self._verify(call, sizes, indices, collect)
+            self._verify(call, self._sizes, indices, collect)
 
     def _choose_sizes(self, call: Call, count: int) -> tuple[int, ...]:
         """Return the sizes of the folds, in micro-batches; none for the loop."""
         if any(t.dtype == torch.float16 for t in call.device.weights.trained.values()):
-            self._loop_from_now_on("one backward pass would add up in float16")
+            logger.debug(_LOOPED, "one backward pass would add up in float16")
             return ()
         rows = call.inputs.joined(0, 1)
         memory = _Memory()
         with torch.no_grad(), memory:
             call.device.program.run(*call.device.weights.arguments[0], *rows)
         # The backward pass needs all values.
-        of_one = max(1, memory.total if self._program.has_loss else memory.most)
+        has_loss = call.device.program.has_loss
+        of_one = max(1, memory.total if has_loss else memory.most)
         most = self._max_bytes // of_one
         if most < 2:
             return ()
@@ -521,8 +517,8 @@ class FoldRunner(Runner):
             arguments = [*call.device.weights.arguments[replica], *rows]
             with torch.set_grad_enabled(call.device.gradients is not None):
                 if size not in self._folds:
-                    module: Any = self._program.run
-                    count = len(self._program.weight_names)
+                    module: Any = call.device.program.run
+                    count = len(call.device.program.weight_names)
                     self._folds[size] = fold(module.__self__, arguments, count, size)
                 results = self._folds[size](*arguments)
             if call.device.gradients is not None:
@@ -556,66 +552,55 @@ class FoldRunner(Runner):
         try:
             folded.extend(self._run_folds(call, sizes, indices))
             columns = zip(*(results for _, results in folded))
-            reason = self._difference(
+            nodes = call.device.program.graph.graph.nodes
+            is_half = any(original(node.target) is not node.target for node in nodes)
+            relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
+            reason = _difference(
                 "results",
                 [torch.stack(column) for column in zip(*looped)],
                 [torch.cat(column) for column in columns],
-            ) or self._difference("gradients", gradients, [t.grad for t in trained])
+                relative,
+            ) or _difference(
+                "gradients", gradients, [t.grad for t in trained], relative
+            )
         except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
             level, reason = logging.DEBUG, str(error).partition("\n")[0]
         if reason is None:
             logger.debug("Up to %d micro-batches run in one pass", max(sizes))
-            self._verified.update(sizes)
+            self._is_verified = True
             for first, results in folded:
                 _give(call, first, results, collect)
             return
-        self._loop_from_now_on(reason, level)
-        taken[num_taken:] = loop_taken
-        for tensor, gradient in zip(trained, gradients):
-            tensor.grad = gradient
-        for index, of_one in zip(indices, looped):
-            collect(index, of_one)
-
-    def _loop_from_now_on(self, reason: str, level: int = logging.DEBUG) -> None:
-        self._is_looped = True
+        self._sizes = ()
         self._folds.clear()
         logger.log(
             level,
             "Micro-batches run one after the other, not folded into one pass: %s",
             reason,
         )
+        taken[num_taken:] = loop_taken
+        for tensor, gradient in zip(trained, gradients):
+            tensor.grad = gradient
+        for index, of_one in zip(indices, looped):
+            collect(index, of_one)
 
-    def _difference(
-        self,
-        what: str,
-        looped: Sequence[Tensor | None],
-        folded: Sequence[Tensor | None],
-    ) -> str | None:
-        """Describe a difference of tensors beyond rounding; None if there is none."""
-        nodes = self._program.graph.graph.nodes
-        is_half = any(original(node.target) is not node.target for node in nodes)
-        relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
-        floor = _SHARE_OF_LARGEST * max(map(_largest, looped), default=0.0)
-        for index, (one, other) in enumerate(zip(looped, folded)):
-            if one is None or other is None:
-                if one is not other:
-                    return f"{what}: tensor {index} is missing in one way"
-                continue
-            if one.dtype != other.dtype or one.shape != other.shape:
-                return f"{what}: tensor {index} has another shape or type"
-            allowed = relative * _largest(one) + floor
-            is_close = (
-                torch.allclose(other, one, 0.0, allowed, equal_nan=True)
-                if one.is_floating_point()
-                else torch.equal(other, one)
-            )
-            if not is_close:
-                gap = (one.double() - other.double()).abs().max()
-                return (
-                    f"{what}: tensor {index} differs by {gap:.3g}, and its largest "
-                    f"element is {_largest(one):.3g}"
-                )
-        return None
+
+def _difference(
+    what: str,
+    looped: Sequence[Tensor | None],
+    folded: Sequence[Tensor | None],
+    relative: float,
+) -> str | None:
+    """Describe a difference of two ways, beyond that of sums in another order."""
+    floor = _SHARE_OF_LARGEST * max(map(_largest, looped), default=0.0)
+    for index, (one, other) in enumerate(zip(looped, folded)):
+        is_float = one is not None and one.is_floating_point()
+        allowed = relative * _largest(one) + floor if is_float else 0.0
+        try:
+            assert_close(other, one, rtol=0.0, atol=allowed, equal_nan=True)
+        except AssertionError as error:
+            return f"{what}: tensor {index}: {' '.join(str(error).split())}"
+    return None
 
 
 def _give(call: Call, first: int, results: Results, collect: Collect) -> None:

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from ipufit.emulator._options.options import Options
 
 
-_SAME_TYPES = {torch.float16, torch.float32, torch.int32, torch.bool}
-"""Types that tensors have on the host and on the device: nothing need be cast."""
-
-
 @dataclass(frozen=True)
 class Layout:
     """The factors D, G and R of a call.
@@ -136,9 +132,7 @@ class Inputs:
         self._tensors = tensors
         self._written = written
         self._on_device = [
-            tensor.detach()
-            if tensor.dtype in _SAME_TYPES and not tensor.is_inference()
-            else device_tensor(tensor.detach(), copy=tensor.is_inference())
+            device_tensor(tensor.detach(), copy=tensor.is_inference())
             for tensor in tensors
         ]
         # Members of a group must not see each other's changes.
@@ -228,7 +222,7 @@ class Outputs:
     def tensors(self) -> list[Tensor]:
         """Return the results of the call as new tensors, of at most 32 bits."""
         joined = [_join(blocks) for blocks in zip(*self._kept)]
-        return [t if t.dtype in _SAME_TYPES else host_tensor(t) for t in joined]
+        return list(map(host_tensor, joined))
 
 
 def _join(blocks: tuple[Tensor, ...]) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any, Callable
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import is_on
 from ipufit.emulator._options.options import Options, Settings
-from ipufit.emulator._tracing.state import is_tracing
+from ipufit.emulator._tracing.recording import is_tracing
 from ipufit.emulator.enums import ConnectionType
 from ipufit.emulator.errors import createPoptorchError
 

@@ -14,8 +14,12 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 
 from ipufit.emulator._tracing.nodes import erase_dead
-from ipufit.emulator._tracing.recording import Recording
-from ipufit.emulator._tracing.state import current_trace, enclosing_trace, is_tracing
+from ipufit.emulator._tracing.recording import (
+    Recording,
+    current_trace,
+    enclosing_trace,
+    is_tracing,
+)
 from ipufit.emulator.errors import createPoptorchError
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import embedding, interpolate, softplus
 
 from ipufit.emulator._ground.torch_extras import host_tensor
 from ipufit.emulator._layout.pod import ipu_model_is_on
-from ipufit.emulator._tracing.state import current_trace
+from ipufit.emulator._tracing.recording import current_trace
 from ipufit.emulator.errors import Error, createPoptorchError
 
 DOMAIN = "poptorch.custom_ops"

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from torch import Tensor
 
-from ipufit.emulator._tracing.state import (
+from ipufit.emulator._tracing.recording import (
     current_trace,
     is_tracing,
     require_tensor,

@@ -14,8 +14,8 @@ from typing import Dict, List, Tuple, Union
 import torch
 from torch import Tensor
 
-from ipufit.emulator._tracing.recording import Recording
-from ipufit.emulator._tracing.state import (
+from ipufit.emulator._tracing.recording import (
+    Recording,
     current_trace,
     is_tracing,
     require_tensor,

@@ -73,13 +73,12 @@ class DeviceOptimizer:
         self._last_factor = 1.0
         self._num_updates = 0
         self.random: contextlib.AbstractContextManager[None] | None = None
-        self._groups: list[WeightGroup] = []
-        self._grouped_names: list[str] = []
         self.reset_state()
 
     def reset_state(self) -> None:
         """Reset momenta and counters to their values before the first update."""
-        self._groups, self._grouped_names = [], []
+        self._groups: list[WeightGroup] = []
+        self._grouped_names: list[str] = []
         self._states = {
             name: self._rules[name].initial_state(weight)
             for name, weight in self._weights.items()
@@ -154,12 +153,9 @@ class DeviceOptimizer:
             for members in together.values()
         ]
 
-    def _settle_groups(self) -> None:
+    def _forget_groups(self) -> None:
         for group in self._groups:
             group.write_step()
-
-    def _forget_groups(self) -> None:
-        self._settle_groups()
         self._groups, self._grouped_names = [], []
 
     def _adapt_loss_scale(self, gradients: Mapping[str, Tensor | None]) -> None:
@@ -211,7 +207,7 @@ class DeviceOptimizer:
             variable hyper-parameters, such as `learningRate___specific___<name>` and
             `lossScaling_FLOAT`.
         """
-        self._settle_groups()
+        self._forget_groups()
         state: State = {}
         values: State = {}
         for name in self._weights:
@@ -228,7 +224,7 @@ class DeviceOptimizer:
 
         Constant hyper-parameters are included. State tensors aren't copies.
         """
-        self._settle_groups()
+        self._forget_groups()
         tensors: State = {}
         for name in self._weights:
             tensors.update(self._state_of(name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import torch
 
@@ -663,6 +663,21 @@ class TensorLocationSettings(OptionsDict):
         return self._store(**{name: int(use)})
 
 
+def _location_setter(
+    kind: str, what: str
+) -> Callable[[_OptionsT, TensorLocationSettings], _OptionsT]:
+    """Return a method that places tensors of a kind."""
+
+    def set_location(self: _OptionsT, location: TensorLocationSettings) -> _OptionsT:
+        name = f"location_{kind}"
+        require_type(name, location, TensorLocationSettings)
+        return self._store(**{name: location.toDict()})
+
+    set_location.__name__ = f"set{kind.capitalize()}Location"
+    set_location.__doc__ = f"Place the {what} as `location` says now."
+    return set_location
+
+
 class _TensorLocationOptions(OptionsDict):
     """`Options.TensorLocations`: settings for each kind of tensor."""
 
@@ -690,33 +705,7 @@ class _TensorLocationOptions(OptionsDict):
         )
         return self._store(numIOTiles=num_tiles)
 
-    def setActivationLocation(
-        self, location: TensorLocationSettings
-    ) -> _TensorLocationOptions:
-        """Place the activations as `location` says now."""
-        return self._set_location("activation", location)
-
-    def setWeightLocation(
-        self, location: TensorLocationSettings
-    ) -> _TensorLocationOptions:
-        """Place the weights as `location` says now."""
-        return self._set_location("weight", location)
-
-    def setOptimizerLocation(
-        self, location: TensorLocationSettings
-    ) -> _TensorLocationOptions:
-        """Place the optimiser's state as `location` says now."""
-        return self._set_location("optimizer", location)
-
-    def setAccumulatorLocation(
-        self, location: TensorLocationSettings
-    ) -> _TensorLocationOptions:
-        """Place the gradient accumulators as `location` says now."""
-        return self._set_location("accumulator", location)
-
-    def _set_location(
-        self, kind: str, location: TensorLocationSettings
-    ) -> _TensorLocationOptions:
-        name = f"location_{kind}"
-        require_type(name, location, TensorLocationSettings)
-        return self._store(**{name: location.toDict()})
+    setActivationLocation = _location_setter("activation", "activations")
+    setWeightLocation = _location_setter("weight", "weights")
+    setOptimizerLocation = _location_setter("optimizer", "optimiser's state")
+    setAccumulatorLocation = _location_setter("accumulator", "gradient accumulators")

@@ -144,17 +144,9 @@ class ArgsParser:
         Returns:
             The tensors in order; None if the call needs `parse` and `validate`.
         """
-        expected_args = compiled.args
-        num_given = len(args)
-        if compiled.kwargs or num_given > len(expected_args):
+        if compiled.kwargs or len(args) != len(compiled.args):
             return None
-        if self._variadic_position is not None and num_given < len(expected_args):
-            return None
-        defaults = self._parameters[num_given : len(expected_args)]
-        for parameter, constant in zip(defaults, expected_args[num_given:]):
-            if constant is not parameter.default:
-                return None
-        for expected, tensor in zip(expected_args, args):
+        for expected, tensor in zip(compiled.args, args):
             if (
                 type(tensor) is not Tensor
                 or type(expected) is not Tensor

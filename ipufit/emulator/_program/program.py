@@ -37,14 +37,12 @@ from ipufit.emulator._tracing.nodes import (
 from ipufit.emulator._tracing.operation import FACTORIES, RANDOM_FACTORIES
 from ipufit.emulator._tracing.recording import (
     Recording,
-    named_weights,
-    refuse_rebound,
-    unchanged,
-)
-from ipufit.emulator._tracing.state import (
     call_pre_compile_hooks,
+    named_weights,
     post_compile_hooks,
+    refuse_rebound,
     tracing,
+    unchanged,
 )
 from ipufit.emulator._tracing.tracer import Tracer, guarded
 from ipufit.emulator.errors import Error, createPoptorchError
@@ -93,7 +91,12 @@ class Program:
     @cached_property
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
         """The graph as a function of the weights and the inputs."""
-        forward: Callable[..., tuple[Tensor, ...]] = self.optimized(self.graph).forward
+        graph = self.graph
+        if is_on(CHANNELS_LAST_VARIABLE, default=True):
+            graph = in_channels_last(
+                graph, self.weight_shapes, is_differentiated=self.has_loss
+            )
+        forward: Callable[..., tuple[Tensor, ...]] = graph.forward
         return forward
 
     @cached_property
@@ -105,13 +108,6 @@ class Program:
         nodes = [node for node in self.graph.graph.nodes if node.op == "placeholder"]
         named = zip(self.weight_names, nodes)
         return frozenset(name for name, node in named if node.users)
-
-    def optimized(self, graph: GraphModule) -> GraphModule:
-        """Rewrite a graph with the program's weights to a faster one."""
-        if not is_on(CHANNELS_LAST_VARIABLE, default=True):
-            return graph
-        shapes = self.weight_shapes
-        return in_channels_last(graph, shapes, is_differentiated=self.has_loss)
 
     @property
     def runs_anything(self) -> bool:
@@ -145,18 +141,8 @@ class Program:
         ipus = [0, *(block.ipu for block in self.blocks)]
         return 1 + sum(before != after for before, after in zip(ipus, ipus[1:]))
 
-    @cached_property
-    def _is_flat(self) -> bool:
-        """Whether `forward` returned a tuple of tensors that the graph computes."""
-        outputs = self.output_structure
-        is_flat = type(outputs) is tuple and all(type(t) is Tensor for t in outputs)
-        return is_flat and not self.constant_outputs and not self.host_outputs
-
     def outputs(self, results: list[Tensor]) -> Any:
         """Arrange results of the graph, constants and host outputs as `forward` did."""
-        if self._is_flat:
-            _refuse_backward(results)
-            return tuple(results)
         constants = {i: value.clone() for i, value in self.constant_outputs.items()}
         _refuse_backward([*results, *constants.values()])
         if self.output_structure is None:

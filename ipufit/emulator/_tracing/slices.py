@@ -18,12 +18,12 @@ from torch.fx.node import Node
 
 from ipufit.emulator._tracing.nodes import function_name
 from ipufit.emulator._tracing.operation import NodesById, Operation
-from ipufit.emulator._tracing.refusals import plain_number
-from ipufit.emulator._tracing.state import (
+from ipufit.emulator._tracing.recording import (
     current_trace,
     is_tracing,
     require_tensor,
 )
+from ipufit.emulator._tracing.refusals import plain_number
 from ipufit.emulator.errors import createPoptorchError
 
 _CASTS = frozenset({"clone", "int", "long", "positive", "short", "to"})
