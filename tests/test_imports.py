@@ -39,8 +39,7 @@ TO_RUN = {
     "ipufit.emulator._executor.executor",
 }
 TO_LOAD = {
-    "ipufit.emulator._loading.accessor",
-    "ipufit.emulator._loading.dataloader",
+    "ipufit.emulator._loading",
 }  # not arrays
 LATER = {"ipufit.model.summary", *BY_CALLBACKS, *TO_LOAD}
 FOREIGN = {

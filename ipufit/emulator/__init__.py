@@ -73,12 +73,11 @@ if _typing.TYPE_CHECKING:
         trainingModel,
     )
     from ipufit.emulator._executor.saving import importPoptorchMetadataFromFile
-    from ipufit.emulator._loading.accessor import AsynchronousDataAccessor
-    from ipufit.emulator._loading.dataloader import DataLoader
+    from ipufit.emulator._loading import AsynchronousDataAccessor, DataLoader
 else:
     _HOME_OF = {
-        "AsynchronousDataAccessor": "_loading.accessor",
-        "DataLoader": "_loading.dataloader",
+        "AsynchronousDataAccessor": "_loading",
+        "DataLoader": "_loading",
         "PoplarExecutor": "_executor.executor",
         "importPoptorchMetadataFromFile": "_executor.saving",
         "inferenceModel": "_executor.executor",

@@ -18,7 +18,7 @@ def preload_fork_server():
 
     It has no effect if the server runs already; then tests are only slower.
     """
-    multiprocessing.set_forkserver_preload(["ipufit.emulator._loading.dataloader"])
+    multiprocessing.set_forkserver_preload(["ipufit.emulator._loading"])
 
 
 class Pair:
