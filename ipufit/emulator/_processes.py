@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import functools
 import hashlib
 import os
 import sys
 import time
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -260,29 +261,18 @@ def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> li
     return different
 
 
-class CommonRandom:
-    """Makes all processes draw the same random numbers inside the context.
+@contextlib.contextmanager
+def common_random(processes: Processes) -> Iterator[None]:
+    """Let all processes draw the same random numbers inside a context.
 
     Process 0 draws the seed, so its own random state decides it. Afterwards each
     process continues with its own numbers.
-
-    Args:
-        processes: The processes of this run.
     """
-
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-        self._own_state: Tensor | None = None
-
-    def __enter__(self) -> None:
-        seed = torch.randint(2**62, ())
-        self._processes.broadcast(seed)
-        self._own_state = torch.random.get_rng_state()
+    seed = torch.randint(2**62, ())
+    processes.broadcast(seed)
+    with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(int(seed))
-
-    def __exit__(self, *exception: object) -> None:
-        if self._own_state is not None:
-            torch.random.set_rng_state(self._own_state)
+        yield
 
 
 class GradientSums:

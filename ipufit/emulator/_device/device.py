@@ -40,7 +40,7 @@ from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
 from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer, OptimizerSync
 from ipufit.emulator._options.options import Options, Settings
-from ipufit.emulator._processes import CommonRandom, GradientSums, Processes
+from ipufit.emulator._processes import GradientSums, Processes
 from ipufit.emulator._program.anchors import UPDATED, Anchors, snapshot
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.checks import refuse_bad_gradients
@@ -551,8 +551,8 @@ class Device:
                     updates = optimizer.attach(
                         self.weights.trained, executable.replica_groups
                     )
-                    if processes is not None and settings.rounds_at_random:
-                        updates.random = CommonRandom(processes)
+                    if settings.rounds_at_random:
+                        updates.processes = processes
                     sums = None if processes is None else GradientSums(processes)
                     self.gradients = Gradients(
                         options, layout, self.weights, updates, sums

@@ -37,7 +37,7 @@ MODEL = "model.pt"
 _METADATA = "metadata.json"
 _FORMAT = {
     "format": "ipufit.emulator executable",
-    "format_version": 2,  # with each move of a class that is pickled
+    "format_version": 3,  # with each move of a class that is pickled
 }
 _KEYS = {
     "poptorch_version",  # only this version of the emulator reads the file
@@ -126,10 +126,10 @@ class ExecutableFile:
             self.metadata = json.loads(self.contents)
         except ValueError as error:
             raise self.invalid(str(error)) from error
-        if not isinstance(self.metadata, dict):
-            raise self.invalid("it isn't a file of the emulator")
-        versions = {key: self.metadata.pop(key, None) for key in _FORMAT}
-        if versions["format"] != _FORMAT["format"]:
+        versions = {}
+        if isinstance(self.metadata, dict):
+            versions = {key: self.metadata.pop(key, None) for key in _FORMAT}
+        if versions.get("format") != _FORMAT["format"]:
             raise self.invalid("it isn't a file of the emulator")
         if versions != _FORMAT:
             raise self.invalid(

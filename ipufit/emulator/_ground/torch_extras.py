@@ -70,8 +70,7 @@ def without_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
     namespace = getattr(function, "__globals__", {})
     if namespace.get("__name__") != "torch._compile":
         return function
-    inner: Callable[..., Any] = getattr(function, "__wrapped__", function)
-    return inner
+    return getattr(function, "__wrapped__", function)
 
 
 def is_importing_compiler() -> bool:

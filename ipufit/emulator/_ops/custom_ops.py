@@ -38,8 +38,7 @@ def _fast_gather_last_dim(data: Tensor, index: Tensor, /, **attributes: Any) -> 
             "Input must be float32 or float16 and Index int32: "
             f"{data.dtype} and {index.dtype}"
         )
-    result: Tensor = torch.gather(data, -1, index.long())
-    return result
+    return torch.gather(data, -1, index.long())
 
 
 def _refused(why: str) -> Error:

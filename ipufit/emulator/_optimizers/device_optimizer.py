@@ -7,7 +7,6 @@ torch's in a few places (PopTorch user guide, "Optimizers"); each rule says whic
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any, Mapping, Protocol
 
@@ -25,6 +24,7 @@ from ipufit.emulator._optimizers.settings import (
     optimizer_log,
 )
 from ipufit.emulator._options.options import Options, Settings
+from ipufit.emulator._processes import Processes, common_random
 from ipufit.emulator.enums import MeanReductionStrategy
 from ipufit.emulator.errors import Error, createPoptorchError
 from ipufit.emulator.optim import Optimizer as PoptorchOptimizer
@@ -52,8 +52,8 @@ class DeviceOptimizer:
 
     Attributes:
         loss_scale_factor: Factor of the next loss, besides the loss scaling.
-        random: Context around each update. It makes several processes draw the same
-            random numbers, so that stochastic rounding gives them the same weights.
+        processes: Processes that draw the same random numbers in each update, so that
+            stochastic rounding gives them the same weights; None if nothing is drawn.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DeviceOptimizer:
         self.loss_scale_factor = 1.0
         self._last_factor = 1.0
         self._num_updates = 0
-        self.random: contextlib.AbstractContextManager[None] | None = None
+        self.processes: Processes | None = None
         self.reset_state()
 
     def reset_state(self) -> None:
@@ -106,10 +106,10 @@ class DeviceOptimizer:
         records = torch.is_grad_enabled()
         _set_grad_enabled(False)
         try:
-            if self.random is None:
+            if self.processes is None:
                 self._step(gradients)
             else:
-                with self.random:
+                with common_random(self.processes):
                     self._step(gradients)
         finally:
             _set_grad_enabled(records)

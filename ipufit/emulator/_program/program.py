@@ -96,8 +96,7 @@ class Program:
             graph = in_channels_last(
                 graph, self.weight_shapes, is_differentiated=self.has_loss
             )
-        forward: Callable[..., tuple[Tensor, ...]] = graph.forward
-        return forward
+        return graph.forward
 
     @cached_property
     def used_weights(self) -> frozenset[str]:

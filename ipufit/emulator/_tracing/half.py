@@ -277,12 +277,12 @@ def _as_computation(func: Callable[..., Any], name: str) -> Callable[..., Any]:
         def widened(value: Any) -> Any:
             return torch.float32 if value is torch.float16 else value
 
+        given_args, given_kwargs = map_tensors(
+            (args, kwargs), lambda tensor: wide.get(id(tensor), tensor)
+        )
         result = func(
-            *map(widened, map_tensors(args, lambda t: wide.get(id(t), t))),
-            **{
-                key: widened(map_tensors(value, lambda t: wide.get(id(t), t)))
-                for key, value in kwargs.items()
-            },
+            *map(widened, given_args),
+            **{key: widened(value) for key, value in given_kwargs.items()},
         )
         statistics: list[Any] = []
         if name in _UPDATES_STATISTICS:  # without telling the version counter

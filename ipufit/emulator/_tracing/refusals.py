@@ -43,19 +43,6 @@ _VALUE_READERS = {
 }
 """Functions that give Python a value which exists only when the device runs."""
 
-_TYPE_NAMES = {
-    torch.bool: "Bool",
-    torch.float16: "Half",
-    torch.float32: "Float",
-    torch.float64: "Double",
-    torch.int8: "Char",
-    torch.int16: "Short",
-    torch.int32: "Int",
-    torch.int64: "Long",
-    torch.uint8: "Byte",
-}
-"""Names of the types in torch's C++ side, and so in PopTorch's messages."""
-
 _DYNAMIC_SHAPES = frozenset(
     """
     argwhere masked_select nonzero unique unique_consecutive _unique _unique2
@@ -235,7 +222,7 @@ def untraceable(what: object) -> Error:
 
 def host_tensor_among(name: str, tensor: Tensor) -> Error:
     """Return the error for an operation on tensors of both host and device."""
-    dtype = _TYPE_NAMES.get(tensor.dtype, tensor.dtype)
+    dtype = tensor.type().rpartition(".")[2].replace("Tensor", "")  # "Float"
     return createPoptorchError(
         f"Expected an IPU tensor but got tensor(device={tensor.device.type}, "
         f"shape={list(tensor.shape)}, dtype={dtype}), in `{name}`. Only weights, "
