@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 from ipufit.emulator._ops.markers import Attribute
-from ipufit.emulator._options.options import ConfigFileError, Options
-from ipufit.emulator._options.sections import (
+from ipufit.emulator._options.options import (
+    ConfigFileError,
+    Options,
     TensorLocationSettings,
     _DistributedOptions,
     _JitOptions,

@@ -40,9 +40,9 @@ from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target, lease
 from ipufit.emulator._layout.replica_groups import (
-    GroupedParameters,
     Grouping,
     hold_one_element,
+    resolve_groupings,
 )
 from ipufit.emulator._ops.markers import (
     module_repr,
@@ -130,7 +130,7 @@ class PoplarExecutor:
         self._host_weights_version: Any = 0  # counts the copies to the host
 
         self._parser = ArgsParser(model.forward)
-        self._groupings = GroupedParameters()
+        self._groupings: dict[str, Grouping] = {}
         self._device: Device | None = None
         self._joined: Executable | None = None  # other processes have it, too
         self._last_call: CallResults | None = None
@@ -1019,7 +1019,7 @@ class PoplarExecutor:
                 "options": self._options,
                 "model": self._user_model,
                 "optimizer": self._optimizer and self._optimizer.optimizer,
-                "groupings": self._groupings.by_name(self._user_model),
+                "groupings": self._groupings,
             }
         write_executable(filename, metadata, members)
 
@@ -1176,10 +1176,10 @@ class ParameterView:
                 "replicaGrouping() has no effect on an executable that is already "
                 "compiled: it counts for the next compilation, after destroy()"
             )
-        self._executor._groupings.add(
-            self._parameter,
-            Grouping(comm_group_type, shards, variable_retrieval_mode).check(),
-        )
+        grouping = Grouping(comm_group_type, shards, variable_retrieval_mode).check()
+        for name, weight in named_weights(self._executor.model).items():
+            if weight is self._parameter:
+                self._executor._groupings[name] = grouping
 
 
 def _own_options(options: Options | None, *, is_training: bool) -> Options:
@@ -1365,9 +1365,7 @@ def load(
         executor = trainingModel(saved["model"], options, saved["optimizer"])
     else:
         executor = inferenceModel(saved["model"], options)
-    weights = named_weights(executor.model)
-    for name, grouping in saved["groupings"].items():
-        executor._groupings.add(weights[name], grouping)
+    executor._groupings.update(saved["groupings"])
     executor._load(file)
     if metadata["rng_state"] is not None:
         executor.rng_state = metadata["rng_state"]
@@ -1381,13 +1379,13 @@ def compile_model(
     model: torch.nn.Module,
     options: Options,
     arguments: CallArguments,
-    groupings: GroupedParameters,
+    groupings: Mapping[str, Grouping],
     optimizer: OptimizerSync | None,
 ) -> Executable:
     """Trace a module for arguments like these, and check the traced program.
 
     Args:
-        groupings: Parameters that differ between groups of replicas.
+        groupings: Those of parameters that differ between groups of replicas.
         optimizer: The executor's optimizer; None for inference.
 
     Raises:
@@ -1404,8 +1402,8 @@ def compile_model(
     with unwrapped(model):
         refuse_scripted(model)
         refuse_tied_buffers(model)
-        _check_groupings(groupings.by_name(model), options)
-        groups = groupings.resolve(model, layout.replicas)
+        _check_groupings(groupings, options)
+        groups = resolve_groupings(groupings, model, layout.replicas)
         with unchanged(model):
             hold_one_element(model, groups)
             program = trace(

@@ -218,37 +218,29 @@ def reconstructTensorStructure(
         >>> reconstructTensorStructure(structure, [42])
         {'x': (42, 'kept')}
     """
-    return _rebuild(structure, iter(values), filter_fn)
+    rest = iter(values)
 
-
-def _rebuild(
-    structure: Any, values: Iterator[Any], filter_fn: Callable[[Any], bool]
-) -> Any:
-    if filter_fn(structure):
-        return _next_value(values)
-    if isinstance(structure, Tensor):
-        return structure
-    parser = custom_arg_parser(structure)
-    if parser is not None:
-        leaves = [
-            _next_value(values) if filter_fn(tensor) else tensor
-            for tensor in parser.yieldTensors(structure)
-        ]
-        return parser.reconstruct(structure, iter(leaves))
-    if isinstance(structure, dict):
-        return type(structure)(
-            {key: _rebuild(item, values, filter_fn) for key, item in structure.items()}
+    def next_value() -> Any:
+        for value in rest:
+            return value
+        raise createPoptorchError(
+            "There are fewer values than tensors in the structure to rebuild."
         )
-    if isinstance(structure, (list, tuple)):
-        items = [_rebuild(item, values, filter_fn) for item in structure]
-        is_named_tuple = hasattr(structure, "_fields")
-        return type(structure)(*items) if is_named_tuple else type(structure)(items)
-    return structure
 
+    def rebuilt(part: Any) -> Any:
+        if filter_fn(part):
+            return next_value()
+        parser = None if isinstance(part, Tensor) else custom_arg_parser(part)
+        if parser is not None:
+            tensors = parser.yieldTensors(part)
+            leaves = [next_value() if filter_fn(t) else t for t in tensors]
+            return parser.reconstruct(part, iter(leaves))
+        if isinstance(part, dict):
+            return type(part)({key: rebuilt(item) for key, item in part.items()})
+        if isinstance(part, (list, tuple)):
+            items = [rebuilt(item) for item in part]
+            is_named_tuple = hasattr(part, "_fields")
+            return type(part)(*items) if is_named_tuple else type(part)(items)
+        return part
 
-def _next_value(values: Iterator[Any]) -> Any:
-    for value in values:
-        return value
-    raise createPoptorchError(
-        "There are fewer values than tensors in the structure to rebuild."
-    )
+    return rebuilt(structure)

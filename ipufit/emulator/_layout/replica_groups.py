@@ -115,63 +115,44 @@ class ReplicaGroups:
         return self.returned.index(self.members.index(group))
 
 
-class GroupedParameters:
-    """The parameters of one executor for which `replicaGrouping` was called."""
+def resolve_groupings(
+    groupings: Mapping[str, Grouping], module: torch.nn.Module, replicas: int
+) -> dict[str, ReplicaGroups]:
+    """Return the groups of each parameter, and check the shapes of its host tensor.
 
-    def __init__(self) -> None:
-        self._groupings: list[tuple[Tensor, Grouping]] = []
-
-    def add(self, parameter: Tensor, grouping: Grouping) -> None:
-        """Set the grouping of a parameter for the next compilation."""
-        self._groupings.append((parameter, grouping))
-
-    def by_name(self, module: torch.nn.Module) -> dict[str, Grouping]:
-        """Map the names of grouped parameters in `module` to their groupings."""
-        return {
-            name: grouping
-            for parameter, grouping in self._groupings
-            for name, weight in named_weights(module).items()
-            if weight is parameter
-        }
-
-    def resolve(
-        self, module: torch.nn.Module, replicas: int
-    ) -> dict[str, ReplicaGroups]:
-        """Return the groups of each parameter, and check the shapes of its host tensor.
-
-        Raises:
-            Error: A tensor can't be split between its groups.
-        """
-        weights = named_weights(module) if self._groupings else {}
-        resolved = {
-            name: ReplicaGroups.of(grouping, replicas)
-            for name, grouping in self.by_name(module).items()
-        }
-        for name, groups in resolved.items():
-            weight, rows = weights[name], len(groups.returned)
-            if weight.dim() == 0:
-                raise createPoptorchError(
-                    "Scalars cannot be passed as per-replica weight tensor values: "
-                    f"parameter {name} has no dimension for its {groups.count} groups "
-                    "of replicas."
-                )
-            if weight.shape[0] != rows:
-                raise createPoptorchError(
-                    f"Parameter {name} is of shape {tuple(weight.shape)}, but its "
-                    f"first dimension must be {rows}: its replicas form {groups.count} "
-                    f"groups, and {rows} values are read back."
-                )
-            if not weight.is_contiguous():
-                raise createPoptorchError(
-                    f"Parameter {name} differs between replicas, so it must be "
-                    "contiguous: create it from `tensor.contiguous()`."
-                )
-            if not weight.is_floating_point():
-                raise createPoptorchError(
-                    f"Parameter {name} is of {weight.dtype}, which is compiled in: "
-                    "only floating-point parameters can differ between replicas."
-                )
-        return resolved
+    Raises:
+        Error: A tensor can't be split between its groups.
+    """
+    weights = named_weights(module) if groupings else {}
+    resolved = {
+        name: ReplicaGroups.of(grouping, replicas)
+        for name, grouping in groupings.items()
+    }
+    for name, groups in resolved.items():
+        weight, rows = weights[name], len(groups.returned)
+        if weight.dim() == 0:
+            raise createPoptorchError(
+                "Scalars cannot be passed as per-replica weight tensor values: "
+                f"parameter {name} has no dimension for its {groups.count} groups "
+                "of replicas."
+            )
+        if weight.shape[0] != rows:
+            raise createPoptorchError(
+                f"Parameter {name} is of shape {tuple(weight.shape)}, but its "
+                f"first dimension must be {rows}: its replicas form {groups.count} "
+                f"groups, and {rows} values are read back."
+            )
+        if not weight.is_contiguous():
+            raise createPoptorchError(
+                f"Parameter {name} differs between replicas, so it must be "
+                "contiguous: create it from `tensor.contiguous()`."
+            )
+        if not weight.is_floating_point():
+            raise createPoptorchError(
+                f"Parameter {name} is of {weight.dtype}, which is compiled in: "
+                "only floating-point parameters can differ between replicas."
+            )
+    return resolved
 
 
 def hold_one_element(module: torch.nn.Module, names: Iterable[str]) -> None:

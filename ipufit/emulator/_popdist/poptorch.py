@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Callable, NoReturn
 
 from ipufit.emulator._options.options import Options as _PoptorchOptions
-from ipufit.emulator._options.sections import _DistributedOptions
+from ipufit.emulator._options.options import _DistributedOptions
 
 from ._environment import (
     getInstanceIndex,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Collection, Iterable
+from typing import Any, Callable, Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -151,57 +151,48 @@ class Effects:
 _NONE = Effects()
 
 
-class MemoryWatch:
-    """Finds the effects of an operation; created before the operation runs.
+def observed(
+    name: str, touched: list[Tensor], compute: Callable[[], Any]
+) -> tuple[Any, Effects]:
+    """Run an operation, and return its result and its effects.
 
     Args:
         name: Name of the operation's function.
         touched: Tensors among its arguments.
+        compute: Runs it.
 
     Example:
         >>> x = torch.ones(1)
-        >>> watch = MemoryWatch("add_", [x])
-        >>> effects = watch.effects(x.add_(1))
+        >>> _, effects = observed("add_", [x], lambda: x.add_(1))
         >>> effects.writes == effects.reads == effects.results, effects.is_operator
         (True, True)
     """
-
-    def __init__(self, name: str, touched: list[Tensor]) -> None:
-        self._name = name
-        self._touched = touched
-        self._versions = [tensor._version for tensor in touched]
-        self._memory = [storage_of(tensor) for tensor in touched]
-        # Normalisation updates its statistics without telling the version counter.
-        self._values = (
-            [tensor.detach().clone() for tensor in touched]
-            if name in NORM_FUNCTIONS
-            else []
-        )
-
-    def effects(self, result: Any) -> Effects:
-        """Return the effects of the operation, whose result is `result`."""
-        results = tensors_in(result)
-        writes = frozenset(
-            memory
-            for tensor, version, before in zip(
-                self._touched, self._versions, self._memory
-            )
-            if tensor._version != version or storage_of(tensor) != before
-            for memory in (before, storage_of(tensor))  # `x.data = y` exchanges it
-        )
-        is_new = any(all(r is not t for t in self._touched) for r in results)
-        is_operator = is_new or bool(writes) or self._name in _IDENTITIES
-        return Effects(
-            reads=frozenset(self._memory),
-            writes=writes,
-            statistics=frozenset(
-                storage_of(tensor)
-                for tensor, before in zip(self._touched, self._values)
-                if not torch.equal(tensor, before)
-            ),
-            results=frozenset(map(storage_of, results)),
-            is_operator=is_operator and self._name not in _ANNOTATIONS,
-        )
+    versions = [tensor._version for tensor in touched]
+    memory = [storage_of(tensor) for tensor in touched]
+    # Normalisation updates its statistics without telling the version counter.
+    normalised = touched if name in NORM_FUNCTIONS else []
+    values = [tensor.detach().clone() for tensor in normalised]
+    result = compute()
+    results = tensors_in(result)
+    writes = frozenset(
+        storage
+        for tensor, version, before in zip(touched, versions, memory)
+        if tensor._version != version or storage_of(tensor) != before
+        for storage in (before, storage_of(tensor))  # `x.data = y` exchanges it
+    )
+    is_new = any(all(r is not t for t in touched) for r in results)
+    is_operator = is_new or bool(writes) or name in _IDENTITIES
+    return result, Effects(
+        reads=frozenset(memory),
+        writes=writes,
+        statistics=frozenset(
+            storage_of(tensor)
+            for tensor, before in zip(normalised, values)
+            if not torch.equal(tensor, before)
+        ),
+        results=frozenset(map(storage_of, results)),
+        is_operator=is_operator and name not in _ANNOTATIONS,
+    )
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 
 from ipufit.emulator._ground.torch_extras import DispatchMode, is_importing_compiler
 from ipufit.emulator._tracing.half import in_float32
-from ipufit.emulator._tracing.nodes import MemoryWatch
+from ipufit.emulator._tracing.nodes import observed
 from ipufit.emulator._tracing.operation import (
     NodesById,
     Operation,
@@ -257,13 +257,15 @@ class Tracer(TorchFunctionMode):
 
     def _run(self, operation: Operation) -> Any:
         touched = operation.tensors()
-        on_device = self.recording.on_device
-        watch = MemoryWatch(operation.name, list(map(on_device, touched)))
-        result = self.compute(operation)
-        host = [t for t in touched if not self.recording.is_on_device(t)]
-        if any(result is tensor for tensor in host):
-            result = result.clone()  # as if moved: both are in the host's memory
-        effects = watch.effects(result)
+        on_device = list(map(self.recording.on_device, touched))
+
+        def compute() -> Any:
+            result = self.compute(operation)
+            host = [t for t in touched if not self.recording.is_on_device(t)]
+            # As if moved: both are in the host's memory.
+            return result.clone() if any(result is t for t in host) else result
+
+        result, effects = observed(operation.name, on_device, compute)
         is_kept = bool(tensors_in(result)) or operation.name in _RETURN_NOTHING
         if is_kept or effects.writes:
             self.recording.append(operation, effects, result)
