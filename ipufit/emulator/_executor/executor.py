@@ -1385,7 +1385,7 @@ def compile_model(
     """Trace a module for arguments like these, and check the traced program.
 
     Args:
-        groupings: Those of parameters that differ between groups of replicas.
+        groupings: Groups of replicas of each parameter that differs between them.
         optimizer: The executor's optimizer; None for inference.
 
     Raises:
