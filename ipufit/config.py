@@ -240,7 +240,12 @@ class IPUConfig:
         _memory_proportions(self)
         _take_own_options(self)
         _check_memory(self)
-        _check_precision(self)
+        if self.float32_modules is not None and not self.types.is_half:
+            raise ConfigError(
+                f"float32_modules={self.float32_modules!r}, and with precision="
+                f"{self.precision!r} everything is float32: give precision='16.16' or "
+                "'16.32', or leave float32_modules out."
+            )
         if self.inference is not None:
             object.__setattr__(self, "inference", _checked_inference(self.inference))
             self._for_inference  # noqa: B018 - checks its fields, too
@@ -564,7 +569,13 @@ class IPUConfig:
         own = self.inference_options
         wanted = self.inference_iterations or inference_iterations
         iterations = wanted or self.device_iterations or 1
-        least = _least_inference_iterations(self.inference_config)
+        config, least = self.inference_config, 1
+        if config.stages:
+            least = forward_stages(config) if config.is_pipelined else 1
+        elif config.pipeline is not None:
+            # The stages of a strategy are unknown, but training with G micro-batches
+            # per update allows at most (G + 1) / 2 of them.
+            least = ((config.gradient_accumulation or 1) + 1) // 2
         iterations = max(iterations, least, own_stages)
         return derive_plan(
             batch_size,
@@ -679,16 +690,6 @@ def forward_stages(config: IPUConfig) -> int:
     The count begins on IPU 0: a first stage on another IPU makes one more.
     """
     return config.num_stages + (config.stage_ipus[:1] not in ((), (0,)))
-
-
-def _least_inference_iterations(config: IPUConfig) -> int:
-    if config.stages:
-        return forward_stages(config) if config.is_pipelined else 1
-    if config.pipeline is not None and config.gradient_accumulation is not None:
-        # The stages of a strategy are unknown, but training with G micro-batches
-        # per update allows at most (G + 1) / 2 of them.
-        return (config.gradient_accumulation + 1) // 2
-    return 1
 
 
 def _process_of(config: IPUConfig) -> ProcessInfo:
@@ -1002,15 +1003,6 @@ def _is_ready_pipeline(config: IPUConfig) -> bool:
     """Return whether it is PopTorch's pipelined strategy, and not its sharded one."""
     is_sharded = isinstance(config.pipeline, poptorch.ShardedExecution)
     return isinstance(config.pipeline, poptorch.PipelinedExecution) and not is_sharded
-
-
-def _check_precision(config: IPUConfig) -> None:
-    if config.float32_modules is not None and not config.types.is_half:
-        raise ConfigError(
-            f"float32_modules={config.float32_modules!r}, and with precision="
-            f"{config.precision!r} everything is float32: give precision='16.16' or "
-            "'16.32', or leave float32_modules out."
-        )
 
 
 def _checked_inference(given: Any) -> dict[str, Any]:

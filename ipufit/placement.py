@@ -140,7 +140,8 @@ def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
     strangers = []
     for number, stage in enumerate(config.stages):
         for given in stage:
-            matches = _matches(given, names)
+            matches = [given] if given in names else []
+            matches = matches or [n for n in names if fnmatch.fnmatchcase(n, given)]
             if not matches:
                 strangers.append(given)
             for name in matches:
@@ -155,7 +156,8 @@ def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
     for given in strangers:
         # Blocks that `forward` begins aren't known before it runs. But a pipeline
         # names either submodules or blocks, not both.
-        if given not in own and (before or _is_surely_pattern(given)):
+        is_pattern = "*" in given or "?" in given  # "layer[0]" may be a block
+        if given not in own and (before or is_pattern):
             raise UnknownNameError("submodule in pipeline", given, names)
     return Beginnings(before, {})
 
@@ -311,17 +313,6 @@ def _refuse_other_blocks(module: torch.nn.Module, config: IPUConfig) -> None:
             f"which is in no stage that {field} makes. Name it in pipeline=(...), or "
             "take it out: poptorch.removeBlocks(module)."
         )
-
-
-def _matches(given: str, names: Sequence[str]) -> list[str]:
-    if given in names:
-        return [given]
-    return [name for name in names if fnmatch.fnmatchcase(name, given)]
-
-
-def _is_surely_pattern(name: str) -> bool:
-    """Return whether a name is a pattern, and not a block such as `"layer[0]"`."""
-    return "*" in name or "?" in name
 
 
 def _of_layers(module: torch.nn.Module, config: IPUConfig) -> Beginnings:

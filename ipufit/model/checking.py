@@ -288,7 +288,11 @@ def _of_survey(survey: Any) -> list[Finding]:
     ]
     is_refused = any(remark.is_refused for remark in survey.remarks)
     error = survey.error
-    is_own = isinstance(error, IpufitError) and not _explains_torch(error)
+    cause = None if error is None else error.__cause__
+    # Of the others some give the shapes with which torch has failed.
+    is_own = isinstance(error, IpufitError) and (
+        cause is None or isinstance(cause, IpufitError)
+    )
     if error is not None and (is_own or not is_refused):
         found.append(finding_of(error, "program", survey.place))
         is_refused = True
@@ -333,12 +337,6 @@ def _of_dtypes(
         what = f"{kind} becomes {becomes} on an IPU: {shown}"
         found.append(Finding(severity, "dtype", what))
     return found
-
-
-def _explains_torch(error: BaseException) -> bool:
-    """Return whether an error gives the shapes with which torch has failed."""
-    cause = error.__cause__
-    return cause is not None and not isinstance(cause, IpufitError)
 
 
 def _finding(

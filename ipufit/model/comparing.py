@@ -287,7 +287,13 @@ class _Twin:
         if state["arguments"] is not None:
             once = {"lr_schedule": None, "steps_per_execution": None, "augment": None}
             state["arguments"] = {**state["arguments"], **once}
-        state = copy.deepcopy({**state, "config": _one_update(state["config"])})
+        config: IPUConfig = state["config"]
+        changes: dict[str, Any] = {"device_iterations": 1, "profile_dir": None}
+        if config.training_options is not None:
+            own_options = config.training_options.clone()
+            changes["training_options"] = own_options.deviceIterations(1)
+        state["config"] = dataclasses.replace(config, **changes)
+        state = copy.deepcopy(state)
         module: torch.nn.Module = state["module"]
         if not module.training:
             module.train()
@@ -304,8 +310,15 @@ class _Twin:
         own, executors = self.model._settings, self.model._executors
         losses = () if own is None else own.objective.modules
         executors.begin_alike(losses)
-        if self.model.optimizer is not None and model.optimizer is not None:
-            _take_values(self.model.optimizer, model.optimizer)
+        new: Any = self.model.optimizer
+        old: Any = model.optimizer
+        if new is not None and old is not None:  # learning rates and other numbers
+            for group, values in zip(new.param_groups, old.param_groups):
+                for name, value in values.items():
+                    if isinstance(value, _NUMBERS) and name in group:
+                        group[name] = value
+            if hasattr(old, "loss_scaling"):
+                new.loss_scaling = old.loss_scaling
         self.host, self.optimizer = deep_copied((module, self.model.optimizer))
         self.host.float()
         # PopTorch's copies lack some values, such as LAMB's largest norm.
@@ -446,26 +459,6 @@ class _Twin:
         on_device = bare.predict_on_batch(self._inputs(self.leaves))
         bare.detach()
         yield from differences("layer", on_host, on_device)
-
-
-def _one_update(config: IPUConfig) -> IPUConfig:
-    """Return a config whose calls make one update, without profiling."""
-    changes: dict[str, Any] = {"device_iterations": 1, "profile_dir": None}
-    own = config.training_options
-    if own is not None:
-        own = own.clone()
-        changes["training_options"] = own.deviceIterations(1)
-    return dataclasses.replace(config, **changes)
-
-
-def _take_values(new: torch.optim.Optimizer, old: torch.optim.Optimizer) -> None:
-    """Copy learning rates and other numbers from one optimizer to another."""
-    for group, values in zip(new.param_groups, old.param_groups):
-        for name, value in values.items():
-            if isinstance(value, _NUMBERS) and name in group:
-                group[name] = value
-    if hasattr(old, "loss_scaling"):
-        new.loss_scaling = old.loss_scaling  # type: ignore[attr-defined]
 
 
 def _step_on_host(optimizer: Any, on_device: Any) -> str:

@@ -53,15 +53,7 @@ from ipufit.placement import (
     followed,
     stage_and_ipu,
 )
-from ipufit.planning.memory import (
-    DEVICES,
-    Device,
-    MemorySettings,
-    StageCost,
-    StateCost,
-    WeightCost,
-    state_bytes,
-)
+from ipufit.planning import memory
 from ipufit.planning.plan import HostTraffic, ModelPlan
 from ipufit.planning.schedule import EpochPlan
 from ipufit.planning.split import (
@@ -73,7 +65,7 @@ from ipufit.planning.split import (
 )
 from ipufit.scalars import collected
 
-CAPACITY = DEVICES["mk2"].num_bytes
+CAPACITY = memory.DEVICES["mk2"].num_bytes
 """Bytes of one IPU, of Mk2 and of Bow."""
 
 _ROWS = 2
@@ -93,7 +85,7 @@ def plan_of_module(
     steps: Steps | None,
     source: Source,
     epoch: EpochPlan,
-    device: Device,
+    device: memory.Device,
 ) -> ModelPlan:
     """Measure a module's stages, and add the calls and settings for its plan.
 
@@ -153,7 +145,7 @@ def plan_of_module(
 
 def _memory_settings(
     config: IPUConfig, batch: BatchPlan, is_pipelined: bool
-) -> MemorySettings:
+) -> memory.MemorySettings:
     recomputes = config.recompute != "off"
     if config.recompute is None:
         recomputes = is_pipelined
@@ -169,7 +161,7 @@ def _memory_settings(
             "least_sharded": "minElementsForReplicatedTensorSharding",
         }
         least = {ours: location[n] for ours, n in names.items() if n in location}
-    return MemorySettings(
+    return memory.MemorySettings(
         gradient_accumulation=batch.gradient_accumulation,
         is_pipelined=is_pipelined,
         recomputes=recomputes,
@@ -187,24 +179,21 @@ def _traffic(
     inference: BatchPlan,
 ) -> tuple[HostTraffic, ...]:
     """Return the bytes of a call in one process, for each output mode."""
-
-    def bytes_in(tensors: Sequence[Tensor]) -> int:
-        return sum(tensor.numel() * device_bytes(tensor.dtype) for tensor in tensors)
-
-    passes = batch.micro_batches_per_call
-    given = bytes_in(example) * passes
-    every = output_bytes * passes
-    last = output_bytes * batch.replicas
+    sizes = [tensor.numel() * device_bytes(tensor.dtype) for tensor in example]
+    given = sum(sizes) * batch.micro_batches_per_call
     inferred = inference.device_iterations * inference.replicas
-    inputs = bytes_in(example[: structure.num_inputs])
-    of_updates = every // batch.gradient_accumulation
-    each = f"EveryN({batch.gradient_accumulation})"
+    inputs = sum(sizes[: structure.num_inputs]) * inferred
+    every = output_bytes * batch.micro_batches_per_call
+    last = output_bytes * batch.replicas
+    accumulation = batch.gradient_accumulation
     return (
         HostTraffic("training", "Sum", given, last),
         HostTraffic("training", "Final", given, last),
-        HostTraffic("training", each, given, of_updates),
+        HostTraffic(
+            "training", f"EveryN({accumulation})", given, every // accumulation
+        ),
         HostTraffic("training", "All", given, every),
-        HostTraffic("inference", "All", inputs * inferred, output_bytes * inferred),
+        HostTraffic("inference", "All", inputs, output_bytes * inferred),
     )
 
 
@@ -234,13 +223,20 @@ def split_of_module(
         ConfigError: There is no such split, or the model begins blocks itself.
         DataError: `forward` can't take such a sample.
     """
-    _refuse_blocks(module)
+    for place, (name, _) in annotated_blocks(module).items():
+        raise ConfigError(
+            f"pipeline='auto' chooses where stages begin, and the submodule {place} "
+            f"begins the block {name!r} itself (poptorch.BeginBlock). Take it out, "
+            "poptorch.removeBlocks(module), or leave pipeline out."
+        )
     example = source.example(config.micro_batch_size or _ROWS)
     call = _measured_call(steps, source.structure, is_fit=False)
     trained = [one for one in module.parameters() if one.requires_grad]
     states = {} if optimizer is None else weight_states(optimizer, trained)
     shares = config.num_replicas * config.process.count if config.shard_optimizer else 1
-    placed = MemorySettings(is_off_chip=config.offload_optimizer, num_shards=shares)
+    placed = memory.MemorySettings(
+        is_off_chip=config.offload_optimizer, num_shards=shares
+    )
     with collected():
         costs = block_costs(module, example, config, states, call, placed)
     if isinstance(config.ipus, int):
@@ -274,15 +270,6 @@ def _listed(words: Sequence[str]) -> str:
     if len(words) > _MOST_NAMES:
         words = [*words[: _MOST_NAMES - 1], f"{len(words) - _MOST_NAMES + 1} more"]
     return f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _refuse_blocks(module: torch.nn.Module) -> None:
-    for place, (name, _) in annotated_blocks(module).items():
-        raise ConfigError(
-            f"pipeline='auto' chooses where stages begin, and the submodule {place} "
-            f"begins the block {name!r} itself (poptorch.BeginBlock). Take it out, "
-            "poptorch.removeBlocks(module), or leave pipeline out."
-        )
 
 
 def _measured_call(
@@ -339,7 +326,7 @@ class ModelCost(NamedTuple):
             them.
     """
 
-    stages: tuple[StageCost, ...]
+    stages: tuple[memory.StageCost, ...]
     output_bytes: int
     unused: tuple[str, ...]
     shared: tuple[str, ...]
@@ -351,7 +338,7 @@ def block_costs(
     config: IPUConfig,
     states: Mapping[int, WeightState],
     call: Call,
-    placed: MemorySettings,
+    placed: memory.MemorySettings,
 ) -> tuple[BlockCost, ...]:
     """Return the costs of each block of a module, in the order in which they run.
 
@@ -421,7 +408,7 @@ def block_costs(
                 + sum(
                     weight.num_bytes
                     + weight.accumulator_bytes
-                    + state_bytes(weight.state, placed)
+                    + memory.state_bytes(weight.state, placed)
                     for weight in cost.weights
                 ),
                 output_bytes=output_bytes,
@@ -509,7 +496,7 @@ def stage_costs(
 
 def weight_cost(
     name: str, parameter: torch.nn.Parameter, state: WeightState | None
-) -> WeightCost:
+) -> memory.WeightCost:
     """Return the costs of a parameter on a device, with its optimiser state.
 
     Args:
@@ -524,14 +511,16 @@ def weight_cost(
     shape, dtype = unfetched(parameter, "shape"), unfetched(parameter, "dtype")
     count, num_bytes = shape.numel(), shape.numel() * device_bytes(dtype)
     if state is None:
-        return WeightCost(name, count, num_bytes)
+        return memory.WeightCost(name, count, num_bytes)
     accumulator = state.accumulator
-    return WeightCost(
+    return memory.WeightCost(
         name,
         count,
         num_bytes,
         state=tuple(
-            StateCost(one.num_elements, one.num_elements * device_bytes(one.dtype))
+            memory.StateCost(
+                one.num_elements, one.num_elements * device_bytes(one.dtype)
+            )
             for one in state.tensors
         ),
         accumulator_bytes=count * device_bytes(accumulator) if accumulator else 0,
@@ -670,7 +659,7 @@ class _Pass(TorchDispatchMode):
         """Return the bytes of storages on a device."""
         return sum(self._held[key][1] for key in keys)
 
-    def costs(self, parts: Mapping[int, _Part]) -> tuple[StageCost, ...]:
+    def costs(self, parts: Mapping[int, _Part]) -> tuple[memory.StageCost, ...]:
         """Return the costs of parts by their numbers; each storage counts once."""
         computed = {*self._inputs}.union(*(part.made for part in parts.values()))
         seen: set[int] = set()
@@ -678,7 +667,7 @@ class _Pass(TorchDispatchMode):
         for number, part in sorted(parts.items()):
             inputs = [k for k in part.used if k in computed and k not in part.made]
             costs.append(
-                StageCost(
+                memory.StageCost(
                     stage=number,
                     ipu=part.ipu,
                     names=tuple(part.names),

@@ -73,17 +73,7 @@ from ipufit.distributed import (
     exchanges_off,
     get_process_info,
 )
-from ipufit.engine.host_calls import (
-    OutputSize,
-    bytes_of,
-    check_shapes,
-    figure_bytes,
-    give_shapes,
-    lazy_layers,
-    num_weights,
-    output_size,
-    refuse_other_axes,
-)
+from ipufit.engine import host_calls
 from ipufit.engine.loop import (
     Evaluation,
     Inference,
@@ -133,17 +123,7 @@ from ipufit.optimizers import (
     resolve_optimization,
 )
 from ipufit.placement import own_stages
-from ipufit.planning.choices import (
-    MOST_CALL_BYTES,
-    MOST_LOADED_PASSES,
-    MOST_PASSES,
-    MOST_UNKNOWN_PASSES,
-    MOST_WORK,
-    Choice,
-    chosen_device_iterations,
-    chosen_inference_iterations,
-    nearest_batch_sizes,
-)
+from ipufit.planning import choices
 from ipufit.resume import (
     Snapshot,
     TrainedState,
@@ -305,7 +285,7 @@ class IPUModel:
     _run_hooks: CallbackList | None
     _snapshot: Snapshot | None
     _batch_loop: Optimization | None  # None if a fit came since: schedules begin anew
-    _output_sizes: list[tuple[Any, OutputSize | None]]
+    _output_sizes: list[tuple[Any, host_calls.OutputSize | None]]
     _built_options: tuple[object, poptorch.Options] | None
     # Facts about the data of the last runs.
     _last_source: Source | None
@@ -1406,7 +1386,7 @@ class IPUModel:
         self._executors.fetch_weights()
         example = None
         if source is None:
-            check_shapes(self.module)
+            host_calls.check_shapes(self.module)
         else:
             self._settle(source)
             leaves = source.example(1, inputs_only=True)
@@ -1458,7 +1438,7 @@ class IPUModel:
             DataError: The weights aren't arrays, or their number, a name or a shape is
                 wrong.
         """
-        check_shapes(self.module)
+        host_calls.check_shapes(self.module)
         state = self.module.state_dict()
         if isinstance(weights, Mapping) and not weights and _env.compile_only():
             return  # an average of checkpoints that weren't written
@@ -1526,7 +1506,7 @@ class IPUModel:
             MissingCheckpointError: There is no such file.
             FileError: The file can't be read.
         """
-        check_shapes(self.module)
+        host_calls.check_shapes(self.module)
         given: dict[str, Tensor] | None = None
         with files.missing_allowed():
             given = files.load_weights(path)
@@ -1593,7 +1573,7 @@ class IPUModel:
         """
         if self._snapshot is not None:
             return self._snapshot.take()
-        check_shapes(self.module)
+        host_calls.check_shapes(self.module)
         return self._trained_state().take()
 
     def save(self, path: PathLike) -> None:
@@ -1634,7 +1614,7 @@ class IPUModel:
                 (`DamagedCheckpointError`), or isn't there (`MissingCheckpointError`).
             ConfigError: The checkpoint is of another module or optimizer.
         """
-        check_shapes(self.module)
+        host_calls.check_shapes(self.module)
         with files.missing_allowed():
             self._trained_state().put_back(files.load_checkpoint(path))
 
@@ -1900,7 +1880,7 @@ class IPUModel:
         settings, average = self._settings, self.weight_average
         is_swapped = average is not None and average.is_swapped
         trained = None
-        if settings is not None and not lazy_layers(self.module):
+        if settings is not None and not host_calls.lazy_layers(self.module):
             trained = self._trained_state().take()
             if not is_swapped:  # the module has the weights
                 own = groups_of_module(self.module)
@@ -2015,7 +1995,7 @@ class IPUModel:
 
     def _fetched_state(self) -> dict[str, Tensor]:
         """Return the module's state dict, with the newest weights from the device."""
-        check_shapes(self.module)
+        host_calls.check_shapes(self.module)
         self._executors.fetch_weights()
         state: dict[str, Tensor] = self.module.state_dict()
         return state
@@ -2042,7 +2022,7 @@ class IPUModel:
             ConfigError: Some weights still have no shapes, or there is no such split.
             DataError: `forward` can't take such a sample.
         """
-        give_shapes(self.module, source)
+        host_calls.give_shapes(self.module, source)
         if not self.config.has_open_stages:
             return
         names, in_words = self._split(self.config, source)
@@ -2064,7 +2044,7 @@ class IPUModel:
                 "pipeline='auto' needs the shapes of samples, and this model has seen "
                 "none: give data, config.resolved(model, x), or call fit() before."
             )
-        give_shapes(self.module, source)
+        host_calls.give_shapes(self.module, source)
         return with_stages(config, self._split(config, source)[0])
 
     def _split(self, config: IPUConfig, source: Source) -> tuple[tuple[str, ...], str]:
@@ -2189,7 +2169,7 @@ class IPUModel:
 
     def _training_plan(
         self, source: Source, given: FitArguments
-    ) -> tuple[BatchPlan, Choice | None]:
+    ) -> tuple[BatchPlan, choices.Choice | None]:
         """Plan a call of training, and choose its updates if they are left open.
 
         Returns:
@@ -2232,7 +2212,7 @@ class IPUModel:
 
     def _updates_per_call(
         self, source: Source, plan: BatchPlan, given: FitArguments
-    ) -> Choice:
+    ) -> choices.Choice:
         """Choose the updates of a call.
 
         `fit` gives the same results as with one update per call. The choice is the same
@@ -2240,7 +2220,7 @@ class IPUModel:
         """
         if given.checkpoint is not None:
             begun = int(given.checkpoint.state["plan"]["device_iterations"])
-            return Choice(begun, "the run was begun with so many")
+            return choices.Choice(begun, "the run was begun with so many")
         objective = self._compiled.objective
         multiples: dict[str, int] = {}
         most: dict[str, int] = {}
@@ -2282,7 +2262,7 @@ class IPUModel:
             if given.drop_last in ("pad", False):
                 updates = -(-count // plan.batch_size)
             if not updates:
-                return Choice(1, "these data have fewer samples than an update")
+                return choices.Choice(1, "these data have fewer samples than an update")
             span = "an epoch" if given.steps_per_epoch is None else "a pass"
             words = "one update" if updates == 1 else f"{updates} updates"
             multiples = {f"the {words} of {span}": updates, **multiples}
@@ -2292,20 +2272,20 @@ class IPUModel:
                 multiples[f"{name}={value}"] = value
 
         # What a call holds, and how long it takes.
-        rows, weights = plan.samples_per_update, num_weights(self.module)
-        large = figure_bytes(
+        rows, weights = plan.samples_per_update, host_calls.num_weights(self.module)
+        large = host_calls.figure_bytes(
             self.module, objective, source.structure, source.example(1)
         )
         figures = (_FIGURE_BYTES + large) * plan.micro_batches_per_call
-        held = rows * bytes_of(source.first()) + figures
+        held = rows * host_calls.bytes_of(source.first()) + figures
         most[
             "a call's samples and metrics take "
-            f"{MOST_CALL_BYTES >> 20} MiB of host memory at most"
-        ] = max(1, MOST_CALL_BYTES // held)
+            f"{choices.MOST_CALL_BYTES >> 20} MiB of host memory at most"
+        ] = max(1, choices.MOST_CALL_BYTES // held)
         most[
             f"a larger call would take long, with {rows} samples and {weights} "
             "weights per update"
-        ] = max(1, MOST_WORK // max(1, rows * weights))
+        ] = max(1, choices.MOST_WORK // max(1, rows * weights))
         if not source.is_in_memory:  # some samples are loaded while others train
             least = max(_LEAST_CALLS, 4 * self.config.num_workers)
             most[f"{least} calls or more share the data"] = max(1, updates // least)
@@ -2313,7 +2293,7 @@ class IPUModel:
             if ahead is not None:
                 reason = f"workers load {ahead} samples ahead"
                 most[reason] = max(1, ahead // (2 * plan.batch_size))
-        return chosen_device_iterations(multiples, most)
+        return choices.chosen_device_iterations(multiples, most)
 
     def _epoch_of_fit(
         self, arguments: Mapping[str, Any], *, is_spare: bool = False
@@ -2346,7 +2326,7 @@ class IPUModel:
         if count is not None and not is_padding:
             one = plan if choice is None else replace(plan, device_iterations=1)
             derive = partial(config.training_plan, own_stages=own)
-            nearest = nearest_batch_sizes(count, one, derive)
+            nearest = choices.nearest_batch_sizes(count, one, derive)
         reason = "" if choice is None else choice.reason
         return source, EpochPlan(plan, count, is_padding, stages, nearest, reason)
 
@@ -2633,7 +2613,7 @@ class IPUModel:
         inferred: Inferred,
         callbacks: CallbackLike,
         kind: str,
-    ) -> Choice | None:
+    ) -> choices.Choice | None:
         """Choose the passes of a call, as multiples of a plan's.
 
         All processes choose the same: process 0's data decide, and callbacks of any
@@ -2649,14 +2629,14 @@ class IPUModel:
 
     def _chosen_passes(
         self, source: Source, plan: BatchPlan, max_rows: int | None, inferred: Inferred
-    ) -> Choice:
+    ) -> choices.Choice:
         least, num_workers = plan.device_iterations, self.config.num_workers
         known = source.num_certain
         known = source.num_samples if known is None else known
         counts = [count for count in (known, max_rows) if count is not None]
         is_one_call = bool(counts) and min(counts) <= plan.batch_size * least
         if is_one_call and min(counts) % plan.micro_batch_size == 0:
-            return Choice(least)
+            return choices.Choice(least)
 
         # Bytes of inputs, labels and outputs of a pass in one process, if they can be
         # known. The module was asked before for data of the same shapes, perhaps.
@@ -2664,19 +2644,21 @@ class IPUModel:
         shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
         key = inferred, source.structure, shapes
         if all(one != key for one, _ in self._output_sizes):
-            found = output_size(self.module, inferred, source.structure, example)
+            found = host_calls.output_size(
+                self.module, inferred, source.structure, example
+            )
             self._output_sizes.append((key, found))
         size = next(found for one, found in self._output_sizes if one == key)
         num_bytes = None
         if size is not None:
-            refuse_other_axes(size.outputs, plan.micro_batch_size)
+            host_calls.refuse_other_axes(size.outputs, plan.micro_batch_size)
         if is_one_call:
-            return Choice(least)
+            return choices.Choice(least)
         if size is not None:
-            num_bytes = plan.replicas * (bytes_of(example) + size.num_bytes)
+            num_bytes = plan.replicas * (host_calls.bytes_of(example) + size.num_bytes)
             if size.moves_buffers:
                 reason = "the module changes a buffer, and would in padding, too"
-                return Choice(least, reason)
+                return choices.Choice(least, reason)
 
         passes = []
         if counts:
@@ -2686,15 +2668,17 @@ class IPUModel:
             if single_rows and (size is None or size.has_scalars):
                 copies = plan.batch_size // plan.micro_batch_size
                 passes.append(-(-single_rows // copies))
-        most = MOST_PASSES
+        most = choices.MOST_PASSES
         if not source.is_in_memory:  # some samples are loaded while others are computed
-            most = MOST_LOADED_PASSES if passes else MOST_UNKNOWN_PASSES
+            most = choices.MOST_LOADED_PASSES if passes else choices.MOST_UNKNOWN_PASSES
             if passes and source.num_ahead is not None:
                 most = min(most, source.num_ahead // (2 * plan.batch_size))
             elif passes and num_workers:  # each loads whole calls
                 most = min(most, sum(passes) // (4 * num_workers))
-        work = plan.samples_per_update * num_weights(self.module)
-        return chosen_inference_iterations(passes, num_bytes, least, max(1, most), work)
+        work = plan.samples_per_update * host_calls.num_weights(self.module)
+        return choices.chosen_inference_iterations(
+            passes, num_bytes, least, max(1, most), work
+        )
 
     # Runs -----------------------------------------------------------------------------
 
