@@ -18,7 +18,13 @@ from ipufit._kinds import Kind, anything, list_of, number
 from ipufit.callbacks import Callback, History
 from ipufit.config import IPUConfig
 from ipufit.distributed import get_process_info
-from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
+from ipufit.errors import (
+    ConfigError,
+    DataError,
+    UnknownNameError,
+    UnsupportedError,
+    all_suggesting,
+)
 from ipufit.model import IPUModel
 from ipufit.optimizers import PerEpoch
 from ipufit.scalars import log
@@ -33,10 +39,19 @@ _STEPS = {
     _TEST: "test_step",
     _PREDICT: "predict_step",
 }
+_LOADERS = {
+    "fit": "train_dataloader",
+    "evaluate": "val_dataloader",
+    "test": "test_dataloader",
+    "predict": "predict_dataloader",
+}
+"""Lightning's method with the data, for a method of the model."""
+
 _LIBRARIES = ("lightning", "lightning_fabric", "pytorch_lightning", "torch")
 """Packages whose own methods are no overrides."""
 
 
+@all_suggesting
 class LightningModel(IPUModel):
     """An `IPUModel` of a LightningModule; `from_lightning` makes it.
 
@@ -69,7 +84,13 @@ class LightningModel(IPUModel):
         self, method: Callable[..., Any], own: list[Callback], *args: Any, **kwargs: Any
     ) -> Any:
         """Call a method of `IPUModel` with the module's hooks as a callback."""
-        given = inspect.signature(method).bind(self, *args, **kwargs)
+        given = inspect.signature(method).bind_partial(self, *args, **kwargs)
+        loader = _LOADERS["test" if self._of_test else method.__name__]
+        if given.arguments.get("x") is None and _is_overridden(self.module, loader):
+            raise DataError(
+                f"{method.__name__}() got no data, and nothing calls {loader}() of the "
+                f"module: give it, {method.__name__}(model.module.{loader}())."
+            )
         callbacks = given.arguments.get("callbacks")
         hooks = _ModuleHooks(self.module, self._given, of_test=self._of_test)
         given.arguments["callbacks"] = [
@@ -506,7 +527,8 @@ _ALL_RANKS = "one program runs on all replicas and processes"
 
 _REFUSED_CALLS = {
     **{
-        name: f"{name}() is for manual optimization"
+        name: f"{name}() is for manual optimization, and the program makes the "
+        "updates. Leave it out, and return the loss of training_step"
         for name in (
             *("optimizers", "lr_schedulers", "manual_backward"),
             *("toggle_optimizer", "untoggle_optimizer"),

@@ -83,7 +83,7 @@ def test_the_index_of_a_batch_can_be_passed_on():
         (lambda self: self.trainer.max_epochs, r"trainer=\{'max_epochs': \.\.\.\}"),
         (lambda self: self.trainer.logger, "callbacks"),
         (lambda self: self.logger, "callbacks"),
-        (lambda self: self.optimizers(), "manual optimization"),
+        (lambda self: self.optimizers(), "manual optimization.* return the loss"),
         (lambda self: self.manual_backward(0), "manual optimization"),
         (lambda self: self.all_gather(0), "processes"),
         (lambda self: setattr(self.trainer, "should_stop", True), "Callback"),
@@ -230,3 +230,26 @@ def test_lightnings_own_methods_are_no_overrides():
     assert model.evaluate(X, Y, verbose=0).keys() == {"acc", "loss"}
     with pytest.raises(ipufit.UnsupportedError, match=r"self\.current_epoch"):
         model.fit(X, Y, 16, verbose=0)
+
+
+def test_a_misspelt_argument_gets_the_nearest_name():
+    with pytest.raises(TypeError, match="Did you mean 'epochs'"):
+        from_lightning(Net()).fit(X, Y, 16, epoch=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "loader"),
+    [
+        ("fit", "train_dataloader"),
+        ("evaluate", "val_dataloader"),
+        ("test", "test_dataloader"),
+        ("predict", "predict_dataloader"),
+    ],
+)
+def test_a_loader_of_the_module_is_to_be_given(method, loader):
+    members = {loader: lambda self: [(X, Y)], "test_step": Net.training_step}
+    model = from_lightning(module_with(**members))
+    with pytest.raises(ipufit.DataError, match=rf"\(model\.module\.{loader}\(\)\)"):
+        getattr(model, method)()
+    with pytest.raises(ipufit.DataError, match="is a NoneType"):
+        from_lightning(module_with(test_step=Net.training_step)).fit()
