@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from ipufit.batching import BatchPlan, check_count, check_positive
 from ipufit.callbacks import make_progress
@@ -42,12 +41,6 @@ class Spread(NamedTuple):
     def of(cls, times: Sequence[float]) -> Spread:
         """Return the spread of times."""
         return cls(min(times), sum(times) / len(times), max(times))
-
-    @classmethod
-    def joined(cls, spreads: Sequence[Spread]) -> Spread:
-        """Join spreads of equally many times."""
-        lows, means, highs = zip(*spreads)
-        return cls(min(lows), sum(means) / len(means), max(highs))
 
 
 @dataclass(frozen=True)
@@ -114,8 +107,7 @@ class BenchmarkResult:
         return "\n".join(self.lines)
 
 
-@dataclass
-class _Times:
+class _Times(NamedTuple):
     """Times measured by one process, in seconds.
 
     Attributes:
@@ -127,31 +119,10 @@ class _Times:
     """
 
     build: float
-    loader: tuple[int, float] | None = None
-    repeats: list[tuple[int, float]] = field(default_factory=list)
-    calls: list[float] = field(default_factory=list)
-    latencies: list[tuple[float, float, float]] = field(default_factory=list)
-
-    def add(
-        self,
-        run: Callable[[Call], Any],
-        latency: Callable[[], tuple[float, float, float]],
-        given: Iterator[Call],
-        calls: int,
-    ) -> None:
-        """Measure calls, without the time in which PopTorch computes latencies."""
-        samples, seconds = 0, 0.0
-        for _ in range(calls):
-            began = perf_counter()
-            call = next(given)
-            ready = perf_counter()
-            run(call)
-            done = perf_counter()
-            samples += call.num_real
-            seconds += done - began
-            self.calls.append(done - ready)
-            self.latencies.append(latency())
-        self.repeats.append((samples, seconds))
+    loader: tuple[int, float] | None
+    repeats: list[tuple[int, float]]
+    calls: list[float]
+    latencies: list[tuple[float, float, float]]
 
 
 def check_arguments(
@@ -176,36 +147,45 @@ def measured(
 ) -> _Times:
     """Build the program and measure it; its learning rates don't change."""
     executors, is_training = program.executors, isinstance(program, Training)
-    if not isinstance(program, Training):
 
-        def run(call: Call) -> Any:
+    def run(call: Call) -> Any:
+        if not isinstance(program, Training):
             return executors.infer(call.batch)
-
-    elif data == SYNTHETIC:  # nothing is written to what comes back
-
-        def run(call: Call) -> Any:
+        if data == SYNTHETIC:  # nothing is written to what comes back
             return executors.train(call.batch)
+        return program.run(call, is_scheduled=False)
 
-    else:
-        run = partial(program.run, is_scheduled=False)
+    if isinstance(program, Training):
         program.figures.reset()
     if data == SYNTHETIC:
         program.options.enableSyntheticData(True)
     began = perf_counter()
     program.prepare(make_progress(0))
-    times = _Times(perf_counter() - began)
+    build, loader = perf_counter() - began, None
     given = _endless(program.batches, program.plan)
     if data == SYNTHETIC:
         rows = program.plan.samples_per_call
         batch = [leaf.contiguous() for leaf in program.batches.example()]
         given = itertools.repeat(Call(batch, rows, (rows,)))
     elif data == REAL and not program.batches.source.is_one_shot:
-        times.loader = _loader_alone(given, warmup, calls)
+        loader = _loader_alone(given, warmup, calls)
     for call in itertools.islice(given, warmup):
         run(call)
-    latency = partial(executors.latency, is_training=is_training)
+    times = _Times(build, loader, [], [], [])
     for _ in range(repeats):
-        times.add(run, latency, given, calls)
+        samples, seconds = 0, 0.0
+        for _ in range(calls):
+            began = perf_counter()
+            call = next(given)
+            ready = perf_counter()
+            run(call)
+            done = perf_counter()
+            samples += call.num_real
+            seconds += done - began
+            times.calls.append(done - ready)
+            # PopTorch computes it outside of the time that is measured.
+            times.latencies.append(executors.latency(is_training=is_training))
+        times.repeats.append((samples, seconds))
     return times
 
 
@@ -252,11 +232,8 @@ def result_of(
     ]
     samples, seconds = map(sum, zip(*repeats))
     call_ms = Spread.of([1e3 * one for times in every for one in times.calls])
-    latencies = [
-        Spread(1e3 * low, 1e3 * mean, 1e3 * high)
-        for times in every
-        for low, high, mean in times.latencies
-    ]
+    lows, highs, means = zip(*(one for times in every for one in times.latencies))
+    latency = Spread(min(lows), sum(means) / len(means), max(highs))
     loaders = [times.loader for times in every if times.loader is not None]
     return BenchmarkResult(
         mode=mode,
@@ -264,7 +241,7 @@ def result_of(
         samples_per_second=samples / seconds,
         repeats=tuple(count / time for count, time in repeats),
         call_ms=call_ms,
-        latency_ms=None if data == SYNTHETIC else Spread.joined(latencies),
+        latency_ms=None if data == SYNTHETIC else Spread(*(1e3 * t for t in latency)),
         loader_samples_per_second=(
             sum(count for count, _ in loaders) / max(time for _, time in loaders)
             if loaders
