@@ -40,6 +40,24 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     caption: str = ""
 
+    def printed(self, console: Console) -> Iterator[Any]:
+        """Yield columns, or a line for each row if the columns are too wide."""
+        widths = [max(map(len, cells)) for cells in zip(self.header, *self.rows)]
+        if sum(widths) + 2 * (len(widths) - 1) > console.width:
+            for name, *cells in self.rows:
+                pairs = zip(self.header[1:], cells)
+                told = [f"{head} {cell}" for head, cell in pairs if cell]
+                yield f"{name}: {', '.join(told)}"
+            return
+        grid = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for place, (name, *cells) in enumerate(zip(self.header, *self.rows)):
+            has_numbers = any(cell.lstrip("~<")[:1].isdigit() for cell in cells)
+            side = "right" if place and has_numbers else "left"
+            grid.add_column(name, justify=side)  # type: ignore[arg-type]
+        for row in self.rows:
+            grid.add_row(*row)
+        yield grid
+
 
 class Bars(NamedTuple):
     """Stacked bars.
@@ -67,6 +85,48 @@ class Bars(NamedTuple):
         """Return the sum of each bar's parts."""
         return [sum(amounts) for amounts in zip(*self.parts.values())]
 
+    def printed(self, console: Console) -> Iterator[Any]:
+        """Yield the bars, and the kinds of their parts."""
+        fills = _ASCII_FILLS if console.options.ascii_only else _FILLS
+        styles = dict(zip(self.parts, zip(fills, _COLOURS)))
+        beside = max(map(len, self.labels)) + max(map(len, self.ends)) + 4
+        room = min(max(console.width - beside, 1), _MOST_CHARACTERS)
+        longest = max(self.totals) or 1
+        grid = rich_table.Table.grid(padding=(0, 2, 0, 0))
+        for label, end, amounts in zip(
+            self.labels, self.ends, zip(*self.parts.values())
+        ):
+            line, amount = Text(), 0.0
+            for (fill, colour), part in zip(styles.values(), amounts):
+                amount += part
+                line.append(fill * (round(amount / longest * room) - len(line)), colour)
+            grid.add_row(label, line, end)
+        yield grid
+        if len(styles) > 1:
+            kinds = [
+                (f"{fill} {kind}   ", style) for kind, (fill, style) in styles.items()
+            ]
+            yield Text.assemble(*kinds)
+
+    def draw(self, axes: Any) -> None:
+        """Draw the bars with matplotlib."""
+        ends = [0.0] * len(self.labels)
+        for (kind, amounts), colour in zip(self.parts.items(), _COLOURS):
+            axes.barh(self.labels, amounts, left=ends, label=kind, color=colour)
+            ends = [end + amount for end, amount in zip(ends, amounts)]
+        for y, (x, text) in enumerate(zip(ends, self.ends)):
+            axes.text(x, y, f" {text}", va="center")
+        if self.limit is not None and self.limit[1] < _FAR * max(ends):
+            axes.axvline(self.limit[1], label=self.limit[0], color="black")
+        axes.set_xlim(right=1.25 * axes.get_xlim()[1])  # for the texts at the ends
+        axes.xaxis.set_major_formatter(
+            lambda amount, _: amount_in_words(amount, self.unit)
+        )
+        if len(self.parts) > 1:
+            axes.legend(
+                fontsize="small", ncol=3, loc="upper left", bbox_to_anchor=(0, -0.2)
+            )
+
 
 class Timeline(NamedTuple):
     """Rows of numbered micro-batches over cycles.
@@ -82,6 +142,39 @@ class Timeline(NamedTuple):
     columns: Sequence[int | None]
     rows: Mapping[str, Sequence[int | None]]
     caption: str
+
+    def printed(self, console: Console) -> Iterator[Any]:
+        """Yield rows over cycles, in several blocks if they are too wide."""
+        rows = {"cycle": self.columns, **self.rows}
+        left = max(map(len, rows))
+        pitch = 1 + max(
+            len(str(n)) for cells in rows.values() for n in cells if n is not None
+        )
+        at_once = max((console.width - left) // pitch, 1)
+        for start in range(0, len(self.columns), at_once):
+            if start:
+                yield ""
+            block = slice(start, start + at_once)
+            for name, cells in rows.items():
+                line = name.ljust(left)
+                for column, cell in zip(self.columns[block], cells[block]):
+                    sign = "~" if column is None else "."
+                    line += (sign if cell is None else str(cell)).rjust(pitch)
+                yield line
+
+    def draw(self, axes: Any) -> None:
+        """Draw the rows with matplotlib."""
+        colour_of = dict(zip(("F", "B", "FB"), _COLOURS))
+        for y, (name, cells) in enumerate(self.rows.items()):
+            busy = [x for x, number in enumerate(cells) if number is not None]
+            colour = colour_of.get(name.rpartition(" ")[2], "none")
+            axes.broken_barh([(x - 0.5, 1) for x in busy], (y - 0.4, 0.8), color=colour)
+            for x in busy:
+                axes.text(x, y, cells[x], ha="center", va="center", fontsize="small")
+        axes.set_yticks(range(len(self.rows)), list(self.rows))
+        names = ["..." if column is None else column for column in self.columns]
+        axes.set_xticks(range(len(names)), names, fontsize="small")
+        axes.set_xlabel("cycle")
 
 
 Content = Union[str, Table, Bars, Timeline]
@@ -133,7 +226,7 @@ def show(contents: Sequence[Content], console: Console | None = None) -> None:
             tell(one)
             continue
         tell(f"{one.title}:" if isinstance(one, Table) else one.title)
-        for line in _printed(one, console):
+        for line in one.printed(console):
             tell(line)
         if one.caption:
             tell(one.caption)
@@ -172,76 +265,6 @@ def save(contents: Sequence[Content], title: str, path: PathLike) -> None:
             _draw(pictures, title, target)
 
 
-# In a terminal ------------------------------------------------------------------------
-
-
-def _printed(one: Table | Bars | Timeline, console: Console) -> Iterator[Any]:
-    if isinstance(one, Table):
-        yield from _table(one, console.width)
-    elif isinstance(one, Bars):
-        yield from _bars(one, console)
-    else:
-        yield from _rows(one, console.width)
-
-
-def _table(given: Table, width: int) -> Iterator[Any]:
-    """Yield columns, or a line for each row if the columns are too wide."""
-    widths = [max(map(len, cells)) for cells in zip(given.header, *given.rows)]
-    if sum(widths) + 2 * (len(widths) - 1) > width:
-        for name, *cells in given.rows:
-            pairs = zip(given.header[1:], cells)
-            told = [f"{head} {cell}" for head, cell in pairs if cell]
-            yield f"{name}: {', '.join(told)}"
-        return
-    grid = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for place, (name, *cells) in enumerate(zip(given.header, *given.rows)):
-        has_numbers = any(cell.lstrip("~<")[:1].isdigit() for cell in cells)
-        side = "right" if place and has_numbers else "left"
-        grid.add_column(name, justify=side)  # type: ignore[arg-type]
-    for row in given.rows:
-        grid.add_row(*row)
-    yield grid
-
-
-def _bars(bars: Bars, console: Console) -> Iterator[Any]:
-    fills = _ASCII_FILLS if console.options.ascii_only else _FILLS
-    styles = dict(zip(bars.parts, zip(fills, _COLOURS)))
-    beside = max(map(len, bars.labels)) + max(map(len, bars.ends)) + 4
-    room = min(max(console.width - beside, 1), _MOST_CHARACTERS)
-    longest = max(bars.totals) or 1
-    grid = rich_table.Table.grid(padding=(0, 2, 0, 0))
-    for label, end, amounts in zip(bars.labels, bars.ends, zip(*bars.parts.values())):
-        line, amount = Text(), 0.0
-        for (fill, colour), part in zip(styles.values(), amounts):
-            amount += part
-            line.append(fill * (round(amount / longest * room) - len(line)), colour)
-        grid.add_row(label, line, end)
-    yield grid
-    if len(styles) > 1:
-        kinds = [(f"{fill} {kind}   ", style) for kind, (fill, style) in styles.items()]
-        yield Text.assemble(*kinds)
-
-
-def _rows(timeline: Timeline, width: int) -> Iterator[str]:
-    """Yield rows over cycles, in several blocks if they are too wide."""
-    rows = {"cycle": timeline.columns, **timeline.rows}
-    left = max(map(len, rows))
-    pitch = 1 + max(
-        len(str(n)) for cells in rows.values() for n in cells if n is not None
-    )
-    at_once = max((width - left) // pitch, 1)
-    for start in range(0, len(timeline.columns), at_once):
-        if start:
-            yield ""
-        block = slice(start, start + at_once)
-        for name, cells in rows.items():
-            line = name.ljust(left)
-            for column, cell in zip(timeline.columns[block], cells[block]):
-                sign = "~" if column is None else "."
-                line += (sign if cell is None else str(cell)).rjust(pitch)
-            yield line
-
-
 # In a file ----------------------------------------------------------------------------
 
 
@@ -269,42 +292,8 @@ def _draw(pictures: Sequence[Bars | Timeline], title: str, target: Path) -> None
         for axes, one in zip(grid.flat, pictures):
             axes.set_title(one.title, loc="left")
             axes.invert_yaxis()
-            if isinstance(one, Bars):
-                _draw_bars(axes, one)
-            else:
-                _draw_timeline(axes, one)
+            one.draw(axes)
         metadata: dict[str, str | None] = {"Title": title}
         if target.suffix.lower() == ".svg":
             metadata["Date"] = None  # the same plan gives the same file
         figure.savefig(target, metadata=metadata)
-
-
-def _draw_bars(axes: Any, bars: Bars) -> None:
-    ends = [0.0] * len(bars.labels)
-    for (kind, amounts), colour in zip(bars.parts.items(), _COLOURS):
-        axes.barh(bars.labels, amounts, left=ends, label=kind, color=colour)
-        ends = [end + amount for end, amount in zip(ends, amounts)]
-    for y, (x, text) in enumerate(zip(ends, bars.ends)):
-        axes.text(x, y, f" {text}", va="center")
-    if bars.limit is not None and bars.limit[1] < _FAR * max(ends):
-        axes.axvline(bars.limit[1], label=bars.limit[0], color="black")
-    axes.set_xlim(right=1.25 * axes.get_xlim()[1])  # for the texts at the ends
-    axes.xaxis.set_major_formatter(lambda amount, _: amount_in_words(amount, bars.unit))
-    if len(bars.parts) > 1:
-        axes.legend(
-            fontsize="small", ncol=3, loc="upper left", bbox_to_anchor=(0, -0.2)
-        )
-
-
-def _draw_timeline(axes: Any, timeline: Timeline) -> None:
-    colour_of = dict(zip(("F", "B", "FB"), _COLOURS))
-    for y, (name, cells) in enumerate(timeline.rows.items()):
-        busy = [x for x, number in enumerate(cells) if number is not None]
-        colour = colour_of.get(name.rpartition(" ")[2], "none")
-        axes.broken_barh([(x - 0.5, 1) for x in busy], (y - 0.4, 0.8), color=colour)
-        for x in busy:
-            axes.text(x, y, cells[x], ha="center", va="center", fontsize="small")
-    axes.set_yticks(range(len(timeline.rows)), list(timeline.rows))
-    names = ["..." if column is None else column for column in timeline.columns]
-    axes.set_xticks(range(len(names)), names, fontsize="small")
-    axes.set_xlabel("cycle")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
 from .memory import (
     Device,
@@ -255,69 +255,61 @@ class ModelPlan:
 
 def _choices(plan: ModelPlan) -> Iterator[PlanChoice]:
     """Yield the effects of other settings, one change at a time."""
-    for change, stages, settings, batch_size, cost in _changes(plan):
-        memories = memory_by_ipu(stages, settings, plan.device.num_bytes)
+    for change, cost, size, settings, stages in _changes(plan):
+        other = plan.settings._replace(**settings)
+        memories = memory_by_ipu(stages, other, plan.device.num_bytes)
         fullest = max(memories, key=lambda memory: memory.total.value)
         yield PlanChoice(
             change,
             fullest.total,
             fullest.share,
             fullest.total.least / plan.device.num_bytes,
-            plan.bubble_at(settings.gradient_accumulation),
-            batch_size,
+            plan.bubble_at(other.gradient_accumulation),
+            size,
             cost,
         )
 
 
 def _changes(
     plan: ModelPlan,
-) -> Iterator[tuple[str, Sequence[StageCost], MemorySettings, int, str]]:
-    """Yield changed settings: code, stages, settings, batch size and drawback."""
+) -> Iterator[tuple[str, str, int, dict[str, Any], Sequence[StageCost]]]:
+    """Yield changes: code, drawback, batch size, other settings, and the stages."""
     stages, settings, batch = plan.stages, plan.settings, plan.epoch.batch
-    size = batch.batch_size
-    yield "", stages, settings, size, ""
+    size, now = batch.batch_size, settings.gradient_accumulation
+    yield "", "", size, {}, stages
     if settings.recomputes:
-        other = settings._replace(recomputes=False)
-        yield "recompute='off'", stages, other, size, "saves the second forward pass"
+        price, other = "saves the second forward pass", {"recomputes": False}
+        yield "recompute='off'", price, size, other, stages
     elif settings.is_pipelined:
-        other = settings._replace(recomputes=True)
-        yield "recompute='auto'", stages, other, size, "a second forward pass"
+        other = {"recomputes": True}
+        yield "recompute='auto'", "a second forward pass", size, other, stages
     has_state = any(weight.state for stage in stages for weight in stage.weights)
     if has_state and not settings.is_off_chip:
-        other = settings._replace(is_off_chip=True)
-        price = "state moves with each update"
-        yield "offload_optimizer=True", stages, other, size, price
-    if has_state and not settings.is_off_chip and settings.num_shards == 1:
-        copies = batch.replicas * batch.processes
-        shards = copies if copies > 1 else 2
-        change = "shard_optimizer=True"
-        if copies == 1:
-            change = f"replicas={shards}, {change}"
-        other = settings._replace(num_shards=shards)
-        yield change, stages, other, size * shards // copies, "weights are gathered"
-    now = settings.gradient_accumulation
+        price, other = "state moves with each update", {"is_off_chip": True}
+        yield "offload_optimizer=True", price, size, other, stages
+        if settings.num_shards == 1:
+            copies = batch.replicas * batch.processes
+            shards = copies if copies > 1 else 2
+            change = "" if copies > 1 else f"replicas={shards}, "
+            change += "shard_optimizer=True"
+            of_all = size * shards // copies
+            yield change, "weights are gathered", of_all, {"num_shards": shards}, stages
     for accumulation in (now // 2, now * 2, now * 4):
         if accumulation >= 2 * plan.num_stages - 1:
-            other = settings._replace(gradient_accumulation=accumulation)
             change = f"gradient_accumulation={accumulation}"
-            yield change, stages, other, size // now * accumulation, ""
+            counts = {"gradient_accumulation": accumulation}
+            yield change, "", size // now * accumulation, counts, stages
     micro, odd = divmod(batch.micro_batch_size, 2)
     if micro and not odd:
-        other = settings._replace(gradient_accumulation=2 * now)
         change = f"micro_batch_size={micro}, gradient_accumulation={2 * now}"
-        halves = [_halved(stage) for stage in stages]
-        yield change, halves, other, size, "more and smaller passes"
+        counts, halves = {"gradient_accumulation": 2 * now}, [*map(_halved, stages)]
+        yield change, "more and smaller passes", size, counts, halves
 
 
 def _halved(stage: StageCost) -> StageCost:
     """Return a stage with half of the samples, and half of the activations' bytes."""
-    return stage._replace(
-        flops=stage.flops // 2,
-        input_bytes=stage.input_bytes // 2,
-        saved_bytes=stage.saved_bytes // 2,
-        kept_bytes=stage.kept_bytes // 2,
-        made_bytes=stage.made_bytes // 2,
-    )
+    names = ("flops", "input_bytes", "saved_bytes", "kept_bytes", "made_bytes")
+    return stage._replace(**{name: getattr(stage, name) // 2 for name in names})
 
 
 # Text ---------------------------------------------------------------------------------
