@@ -107,7 +107,8 @@ def executor_alone() -> Way:
 def data_alone() -> Way:
     """The calls of an epoch, and nothing done with them."""
     from ipufit import IPUConfig
-    from ipufit.data import TrainingBatches, as_source
+    from ipufit.data.calls import TrainingBatches
+    from ipufit.data.sources import as_source
 
     config = IPUConfig(
         micro_batch_size=W2.micro_batch, device_iterations=W2.device_iterations

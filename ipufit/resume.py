@@ -47,21 +47,17 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig
-from ipufit.data import (
+from ipufit.data.calls import Position, TrainingBatches
+from ipufit.data.datasets import Source
+from ipufit.data.random_state import (
     HostRandomState,
-    Position,
     RandomState,
-    Replay,
-    Source,
-    StreamSource,
-    TrainingBatches,
     check_random_state,
     mixed,
-    packed,
     random_state,
     seed_all,
-    unpacked,
 )
+from ipufit.data.sources import Replay, StreamSource, packed, unpacked
 from ipufit.distributed import get_process_info, processes
 from ipufit.engine.loop import Training
 from ipufit.engine.metric_state import Sums
@@ -90,6 +86,7 @@ NOT_SETTINGS = (
     "maximize",
 )
 _DEPTH = 4
+_LARGEST = torch.finfo(torch.float32).max
 _SEEDED = "samples seeded one by one"  # a setting that depends on processes
 
 
@@ -386,6 +383,7 @@ class TrainedState:
                     )
         for group, own in groups_of_module(self.executors.module).items():
             check_weights(own, checkpoint.tensors.get(group, {}))
+        self._check_optimizer_state(checkpoint)
         saved = state["optimizer"]
         if saved["class"] != type(optimizer).__name__:
             raise ConfigError(
@@ -420,6 +418,25 @@ class TrainedState:
         check_form(checkpoint, fields(own_form))
         if self.average is not None:
             self.average.check_state(_averages(checkpoint))
+
+    def _check_optimizer_state(self, checkpoint: files.Checkpoint) -> None:
+        """Refuse a state of other sizes than its weights', which no device takes."""
+        weights = dict(self.executors.module.named_parameters())
+        given = under("ipu_state/", checkpoint.tensors.get("optimizer", {}))
+        for key, tensor in given.items():  # such as Accl1___module.0.weight
+            slot, _, name = key.partition("___")
+            weight = weights.get(name.partition(".")[2])
+            if weight is None:
+                continue
+            is_count = not slot.startswith("Accl")
+            if tensor.numel() != 1 if is_count else tensor.shape != weight.shape:
+                raise damaged(
+                    checkpoint,
+                    f"{key} of optimizer has the shape {list(tensor.shape)}, and its "
+                    f"weight {list(weight.shape)}",
+                )
+        if not 0 <= checkpoint.state["optimizer"]["loss_scaling"] <= _LARGEST:
+            raise damaged(checkpoint, "state.optimizer.loss_scaling is no float32")
 
     def _check_schedule(self, saved: Mapping[str, Any]) -> None:
         own = self.optimization.state_dict()
@@ -594,7 +611,9 @@ _RUN = fields(
             "num_samples": optional(count),
             "num_blocks": _NUM_BLOCKS,
         },
-        "plan": {one.name: count for one in dataclasses.fields(BatchPlan)},
+        "plan": fields(
+            {one.name: count for one in dataclasses.fields(BatchPlan)}, is_closed=True
+        ),
         "settings": dict_of(text),
         "figures": optional(_figures),
         "callbacks": dict_of(dict_of(anything)),
@@ -1041,12 +1060,9 @@ def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
         return first
     own = [state.tolist() for name, state in first.items() if name in _GLOBAL]
     digest = hashlib.sha256(repr(own).encode()).digest()
-    before = HostRandomState()
-    seed_all(mixed(int.from_bytes(digest[:8], "little"), index))
-    try:
+    with HostRandomState():
+        seed_all(mixed(int.from_bytes(digest[:8], "little"), index))
         return {**first, **random_state()}
-    finally:
-        before.put_back()
 
 
 def _added_up(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:

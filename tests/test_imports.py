@@ -30,7 +30,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 BY_CALLBACKS = {
     "ipufit.callbacks.checkpoints",
     "ipufit.callbacks.loggers",
-    "ipufit.callbacks.stopping",
+    "ipufit.callbacks.monitoring",
 }
 TO_RUN = {
     "ipufit.emulator._folding.fold",
@@ -98,7 +98,7 @@ def test_a_fit_imports_nothing_of_what_it_does_without(with_fit):
 
 def test_a_callback_brings_no_other():
     code = "from ipufit import EarlyStopping"
-    assert imported(code) & BY_CALLBACKS == {"ipufit.callbacks.stopping"}
+    assert imported(code) & BY_CALLBACKS == {"ipufit.callbacks.monitoring"}
 
 
 @pytest.mark.parametrize("name", sorted({*LATER, *TO_RUN}))

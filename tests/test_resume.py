@@ -30,7 +30,7 @@ from ipufit import (
     SwapEMAWeights,
 )
 from ipufit.checkpoint import write_checkpoint
-from ipufit.data import random_state
+from ipufit.data.random_state import random_state
 from tests.checkpoint.samples import same_tensors
 from tests.reference import NUM_CLASSES, NUM_FEATURES, samples
 from tests.strategies import spread

@@ -13,15 +13,17 @@ from ipufit._lazy import imported_at_first_use
 if TYPE_CHECKING:
     from .base import Callback, CallbackList, LambdaCallback
     from .checkpoints import BackupAndRestore, ModelCheckpoint
-    from .gradient_monitor import GradientMonitor
     from .history import History
-    from .learning_rate import LearningRateScheduler, ReduceLROnPlateau
     from .loggers import CSVLogger, MLflowLogger, TensorBoard, WandbLogger
-    from .profiler import Profiler
+    from .measuring import GradientMonitor, Profiler, Throughput
+    from .monitoring import (
+        EarlyStopping,
+        LearningRateScheduler,
+        ReduceLROnPlateau,
+        TerminateOnNaN,
+    )
     from .progress import ProgressBar, ProgressDisplay, make_progress
-    from .stopping import EarlyStopping, TerminateOnNaN
     from .swap_ema_weights import SwapEMAWeights
-    from .throughput import Throughput
 
 __all__ = [
     "BackupAndRestore",
@@ -50,15 +52,17 @@ __all__ = [
 _HOMES = {
     "base": ("Callback", "CallbackList", "LambdaCallback"),
     "checkpoints": ("BackupAndRestore", "ModelCheckpoint"),
-    "gradient_monitor": ("GradientMonitor",),
     "history": ("History",),
-    "learning_rate": ("LearningRateScheduler", "ReduceLROnPlateau"),
     "loggers": ("CSVLogger", "MLflowLogger", "TensorBoard", "WandbLogger"),
-    "profiler": ("Profiler",),
+    "measuring": ("GradientMonitor", "Profiler", "Throughput"),
+    "monitoring": (
+        "EarlyStopping",
+        "LearningRateScheduler",
+        "ReduceLROnPlateau",
+        "TerminateOnNaN",
+    ),
     "progress": ("ProgressBar", "ProgressDisplay", "make_progress"),
-    "stopping": ("EarlyStopping", "TerminateOnNaN"),
     "swap_ema_weights": ("SwapEMAWeights",),
-    "throughput": ("Throughput",),
 }
 
 if not TYPE_CHECKING:

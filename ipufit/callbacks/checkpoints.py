@@ -35,7 +35,7 @@ from ipufit.errors import (
 from ipufit.state import EVICTED
 
 from .base import Callback, copied
-from .stopping import MonitorCallback, direction_of
+from .monitoring import MonitorCallback, direction_of
 
 SUFFIX = ".safetensors"
 _OTHER_SUFFIX = re.compile(r"[^.{}/]\.[A-Za-z][A-Za-z0-9]*/?$")
@@ -152,7 +152,7 @@ class ModelCheckpoint(MonitorCallback):
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Reset for a new run; the best value stays."""
-        self.begin_monitoring()
+        self.direction = None
         if self.store is not None and self.mode == "auto":
             self.store.mode = direction_of(self.monitor, self.run.directions)
         self._saved_at = monotonic()

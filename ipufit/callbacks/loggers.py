@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import abc
 import csv
 import io
 import os
 from pathlib import Path
-from typing import Any, ClassVar, Iterable, Iterator, Mapping
+from typing import Any, Callable, ClassVar, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -19,11 +18,14 @@ from ipufit.batching import check_count
 from ipufit.errors import ConfigError, IpufitWarning, warn
 
 from .base import Callback
-from .learning_rate import learning_rate
+from .monitoring import learning_rate
 
 
-class FigureLogger(Callback, abc.ABC):
+class FigureLogger(Callback):
     """Base of callbacks that log the metrics of epochs, and of calls on request.
+
+    Classes have `write_epoch(epoch, logs)` (0-based) and `write_updates(logs)`, which
+    logs the metrics of the epoch so far at the number `updates`.
 
     Args:
         update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
@@ -59,29 +61,15 @@ class FigureLogger(Callback, abc.ABC):
         """Return the updates between two logs, at which calls end."""
         return self._every
 
-    @abc.abstractmethod
-    def open(self) -> None:
-        """Connect to the service; called before each epoch and call."""
-
-    @abc.abstractmethod
-    def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Log the metrics of an epoch (0-based)."""
-
-    @abc.abstractmethod
-    def write_updates(self, logs: dict[str, Any]) -> None:
-        """Log the metrics of the epoch so far, at the number `updates`."""
+    write_epoch: Callable[..., None]
+    write_updates: Callable[..., None]
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Set the count of updates to 0."""
         self.updates = 0
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Connect to the service; a resumed run has its state by now."""
-        self.open()
-
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Connect to the service, for a run resumed inside an epoch."""
-        self.open()
+        """Take the number of the call's first update."""
         self._first_update = batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
@@ -100,7 +88,9 @@ class RunLogger(FigureLogger):
     """Base of loggers for services with runs: join the active run, or begin one.
 
     A run that the logger begins ends with `fit`, as failed if `fit` raised. A resumed
-    `fit` continues it.
+    `fit` continues it. Classes have `active_run()`, which returns the service's active
+    run or None; `begin_run()`, which begins one, or continues that of `run_id`; and
+    `end_run(is_failed=)`.
 
     Args:
         arguments: Arguments for the service's function that begins a run.
@@ -121,30 +111,27 @@ class RunLogger(FigureLogger):
         self._active: Any = None
         self._is_own = False
 
-    @abc.abstractmethod
-    def active_run(self) -> Any:
-        """Return the service's active run, or None."""
-
-    @abc.abstractmethod
-    def begin_run(self) -> Any:
-        """Begin a run, or continue the run of `run_id`, and return the run."""
-
-    @abc.abstractmethod
-    def end_run(self, *, is_failed: bool) -> None:
-        """End the run that `begin_run` began."""
+    active_run: Callable[..., Any]
+    begin_run: Callable[..., Any]
+    end_run: Callable[..., None]
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Forget the run that an earlier `fit` began."""
         super().on_train_begin(logs)
         self.run_id = None
 
-    def open(self) -> None:
-        """Join the active run, or begin one."""
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Join the active run, or begin one; a resumed run has its state by now."""
         if self._active is None:
             self._active = self.active_run()
             self._is_own = self._active is None
             if self._is_own:
                 self._active = self.begin_run()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """Join a run, for a run that is resumed inside an epoch."""
+        super().on_train_batch_begin(batch, logs)
+        self.on_epoch_begin(self.run.epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """End the run, if the logger began it."""
@@ -349,21 +336,15 @@ class TensorBoard(FigureLogger):
         self._make_writer = module.SummaryWriter
         self._writers: dict[str, Any] = {}
 
-    def open(self) -> None:
-        """Do nothing: the first metric creates the file."""
-
     def write_updates(self, logs: dict[str, Any]) -> None:
         """Write the metrics so far as `batch_<name>`."""
         self._write("train", "batch_{}", logs, self.updates)
 
     def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """Write the metrics of an epoch as `epoch_<name>`, and flush the files."""
-        training, validation = {}, {}
-        for name, value in logs.items():
-            if name.startswith("val_"):
-                validation[name[len("val_") :]] = value
-            else:
-                training[name] = value
+        val = "val_"
+        validation = {n[len(val) :]: v for n, v in logs.items() if n.startswith(val)}
+        training = {n: v for n, v in logs.items() if not n.startswith(val)}
         training["learning_rate"] = learning_rate(self.model.optimizer)
         self._write("train", "epoch_{}", training, epoch)
         self._write("validation", "epoch_{}", validation, epoch)

@@ -24,7 +24,7 @@ from ipufit.errors import ConfigError, DataError
 from ipufit.mixing import Mixing
 from ipufit.types import Batch
 
-from .datasets import ALONE, ArrayDataset, FlatDataset, Source, collate
+from .datasets import ALONE, ArrayDataset, FlatDataset, SampleStructure, Source, collate
 from .random_state import (
     HostRandomState,
     RandomState,
@@ -32,8 +32,7 @@ from .random_state import (
     random_state,
     set_random_state,
 )
-from .streams import LoaderState, Pass, Replay, StreamSource
-from .structure import SampleStructure
+from .sources import LoaderState, Pass, Replay, StreamSource
 
 
 class Position(NamedTuple):
@@ -405,155 +404,6 @@ _MODES = {
 }
 
 
-class CallLoader:
-    """Loads whole calls of a map-style dataset.
-
-    Processes of `num_workers` live for one pass, as torch's do, so that each pass sees
-    changes of the dataset. The process of an asynchronous loader takes seconds to
-    start, and lives until `close`.
-
-    PopTorch's asynchronous loader says only that an error occurred in the data fetcher.
-    The other process prints the error itself, where notebooks and logs miss it. So the
-    dataset writes its traceback to a temporary file.
-
-    Args:
-        dataset: Samples; None for a stream, of which nothing is loaded.
-        plan: The factors of a call.
-        options: Options of the model.
-        loading: Settings for loading.
-        processes: Processes that divide the samples.
-
-    Attributes:
-        is_seeded: Whether each sample is loaded with its own seed, so that it is the
-            same in whichever process it is loaded. It is set if other processes load,
-            or if several train. Samples in memory draw nothing.
-    """
-
-    def __init__(
-        self,
-        dataset: ArrayDataset | FlatDataset | None,
-        plan: BatchPlan,
-        options: poptorch.Options,
-        loading: Loading,
-        processes: Processes,
-    ) -> None:
-        self._plan, self._options, self._loading = plan, options, loading
-        self._is_elsewhere = loading.num_workers > 0 or loading.mode != "sync"
-        self.is_seeded = isinstance(dataset, FlatDataset) and (
-            self._is_elsewhere or processes.are_several
-        )
-        self._dataset: Any = dataset
-        self._error_file = Path(tempfile.gettempdir(), f"ipufit-{uuid.uuid4().hex}.txt")
-        if isinstance(dataset, FlatDataset):  # another may load it with other seeds
-            reported = self._error_file if loading.mode != "sync" else None
-            self._dataset = replace(dataset, error_file=reported)
-        self._loader: Any = None
-        self._iterator: Any = None
-
-    def batches(self, order: Order, seed: int) -> Iterator[Batch]:
-        """Begin a pass, which draws from torch's generator at once.
-
-        Args:
-            order: Keys of the samples of this process: those of another pass each
-                time. An asynchronous loader keeps its first order.
-            seed: Seed of the random numbers that samples draw, if they have their own.
-
-        Returns:
-            The batches of calls, as lists of tensors.
-
-        Raises:
-            DataError: The process that loads has failed.
-        """
-        if isinstance(self._dataset, ArrayDataset) and not self._is_elsewhere:
-            if self._dataset.rows is not None:
-                torch.empty((), dtype=torch.int64).random_()  # as a loader draws a seed
-            rows = self._plan.samples_per_call
-            keys = order.indices()
-            ends = range(rows, len(keys) + 1, rows)
-            return (self._dataset.gathered(keys[end - rows : end]) for end in ends)
-        if self.is_seeded:
-            self._dataset.seed = seed
-        with self._loading_errors():
-            if self._loading.mode == "sync":
-                self.close()
-            if self._loader is None:
-                self._loader = self._new_loader(order)
-            self._iterator = iter(self._loader)
-        return self._each(self._iterator)
-
-    def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
-        keeps_random = self.is_seeded and not self._is_elsewhere
-        while True:  # `for` calls iter(), and PopTorch's begins anew
-            before = HostRandomState() if keeps_random else None
-            try:
-                with self._loading_errors():
-                    batch = next(iterator, None)
-            finally:
-                if before is not None:
-                    before.put_back()
-            if batch is None:
-                return
-            yield list(batch)
-
-    def close(self) -> None:
-        """End the loading processes; the next pass starts new ones."""
-        self._take_error()
-        loader, self._loader = self._loader, None
-        iterator, self._iterator = self._iterator, None
-        if loader is not None:
-            loader.terminate()
-        # torch has no public way to end workers while something refers to their
-        # iterator, such as the traceback of an error.
-        if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
-
-    @contextlib.contextmanager
-    def _loading_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (AssertionError, poptorch.Error) as error:
-            if "data fetcher" not in str(error) and "worker" not in str(error):
-                raise
-            raise DataError(
-                f"Samples could not be loaded. {error}\n{self._take_error()}".rstrip()
-            ) from error
-
-    def _take_error(self) -> str:
-        """Return the traceback of an error, or `""`, and delete its file."""
-        with contextlib.suppress(FileNotFoundError):
-            text = self._error_file.read_text(encoding="utf-8")
-            self._error_file.unlink()
-            return text
-        return ""
-
-    def _new_loader(self, order: Order) -> Any:
-        plan, (num_workers, mode) = self._plan, self._loading
-        given: dict[str, Any] = {}
-        if mode != "sync":
-            # Else each process that sends tensors makes a temporary folder of its own,
-            # which it can't delete when it is ended.
-            multiprocessing.util.get_temp_dir()
-        else:
-            given["persistent_workers"] = False
-            # torch draws a seed when processes start. A resumed run starts them once
-            # more than others do, which must not change torch's own generator.
-            given["generator"] = torch.Generator() if num_workers else None
-        if mode == "async_rebatched" and plan.samples_per_call == 1:
-            mode = "async"  # PopTorch refuses to rebatch calls of one row
-        return poptorch.DataLoader(
-            self._options,
-            self._dataset,
-            batch_size=plan.micro_batch_size,
-            num_workers=num_workers,
-            drop_last=True,
-            auto_distributed_partitioning=False,  # the order is divided already
-            mode=_MODES[mode],
-            collate_fn=collate,
-            sampler=order,
-            **given,
-        )
-
-
 PLAIN = Loading()
 
 Rows = Tuple[Batch, Tuple[int, ...]]
@@ -679,7 +529,21 @@ def _joined(parts: Sequence[Batch]) -> Batch:
 
 
 class _Batches:
-    """Base of the classes that load and divide the data of calls."""
+    """Base of the classes that load and divide the data of calls.
+
+    Samples are loaded by index, or cut out of a stream. Processes of `num_workers` live
+    for one pass, as torch's do, so that each pass sees changes of the dataset. The
+    process of an asynchronous loader takes seconds to start, and lives until `close`.
+
+    PopTorch's asynchronous loader says only that an error occurred in the data fetcher.
+    The other process prints the error itself, where notebooks and logs miss it. So the
+    dataset writes its traceback to a temporary file.
+
+    Attributes:
+        is_seeded: Whether each sample is loaded with its own seed, so that it is the
+            same in whichever process it is loaded. It is set if other processes load,
+            or if several train. Samples in memory draw nothing.
+    """
 
     def __init__(
         self,
@@ -691,17 +555,124 @@ class _Batches:
     ) -> None:
         self.source = source
         self.structure = source.structure
-        self._plan = plan
+        self._plan, self._options, self._loading = plan, options, loading
         self._rows = plan.samples_per_call
-        self._loading = loading
         self._processes = processes
         self._division = Division.of(processes, plan)
-        self._loader = CallLoader(source.dataset, plan, options, loading, processes)
-        self.is_seeded = self._loader.is_seeded
+        self._is_elsewhere = loading.num_workers > 0 or loading.mode != "sync"
+        self._error_file = Path(tempfile.gettempdir(), f"ipufit-{uuid.uuid4().hex}.txt")
+        self._dataset: Any = source.dataset
+        self.is_seeded = False
+        if isinstance(source.dataset, FlatDataset):
+            self.is_seeded = self._is_elsewhere or processes.are_several
+            # Another may load it with other seeds.
+            reported = self._error_file if loading.mode != "sync" else None
+            self._dataset = replace(source.dataset, error_file=reported)
+        self._loader: Any = None
+        self._iterator: Any = None
+
+    def _loaded(self, order: Order, seed: int) -> Iterator[Batch]:
+        """Begin a pass, which draws from torch's generator at once.
+
+        Args:
+            order: Keys of the samples of this process: those of another pass each
+                time. An asynchronous loader keeps its first order.
+            seed: Seed of the random numbers that samples draw, if they have their own.
+
+        Returns:
+            The batches of calls, as lists of tensors.
+
+        Raises:
+            DataError: The process that loads has failed.
+        """
+        if isinstance(self._dataset, ArrayDataset) and not self._is_elsewhere:
+            if self._dataset.rows is not None:
+                torch.empty((), dtype=torch.int64).random_()  # as a loader draws a seed
+            rows = self._plan.samples_per_call
+            keys = order.indices()
+            ends = range(rows, len(keys) + 1, rows)
+            return (self._dataset.gathered(keys[end - rows : end]) for end in ends)
+        if self.is_seeded:
+            self._dataset.seed = seed
+        with self._loading_errors():
+            if self._loading.mode == "sync":
+                self.close()
+            if self._loader is None:
+                self._loader = self._new_loader(order)
+            self._iterator = iter(self._loader)
+        return self._each(self._iterator)
+
+    def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
+        keeps_random = self.is_seeded and not self._is_elsewhere
+        while True:  # `for` calls iter(), and PopTorch's begins anew
+            before = HostRandomState() if keeps_random else None
+            try:
+                with self._loading_errors():
+                    batch = next(iterator, None)
+            finally:
+                if before is not None:
+                    before.put_back()
+            if batch is None:
+                return
+            yield list(batch)
 
     def close(self) -> None:
         """End the loading processes; the next pass starts new ones."""
-        self._loader.close()
+        self._take_error()
+        loader, self._loader = self._loader, None
+        iterator, self._iterator = self._iterator, None
+        if loader is not None:
+            loader.terminate()
+        # torch has no public way to end workers while something refers to their
+        # iterator, such as the traceback of an error.
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+
+    @contextlib.contextmanager
+    def _loading_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (AssertionError, poptorch.Error) as error:
+            if "data fetcher" not in str(error) and "worker" not in str(error):
+                raise
+            raise DataError(
+                f"Samples could not be loaded. {error}\n{self._take_error()}".rstrip()
+            ) from error
+
+    def _take_error(self) -> str:
+        """Return the traceback of an error, or `""`, and delete its file."""
+        with contextlib.suppress(FileNotFoundError):
+            text = self._error_file.read_text(encoding="utf-8")
+            self._error_file.unlink()
+            return text
+        return ""
+
+    def _new_loader(self, order: Order) -> Any:
+        plan, (num_workers, mode) = self._plan, self._loading
+        given: dict[str, Any] = {}
+        if mode != "sync":
+            # Else each process that sends tensors makes a temporary folder of its own,
+            # which it can't delete when it is ended.
+            multiprocessing.util.get_temp_dir()
+        else:
+            given["persistent_workers"] = False
+            # torch draws a seed when processes start. A resumed run starts them once
+            # more than others do, which must not change torch's own generator.
+            given["generator"] = torch.Generator() if num_workers else None
+        if mode == "async_rebatched" and plan.samples_per_call == 1:
+            mode = "async"  # PopTorch refuses to rebatch calls of one row
+        return poptorch.DataLoader(
+            self._options,
+            self._dataset,
+            batch_size=plan.micro_batch_size,
+            num_workers=num_workers,
+            drop_last=True,
+            auto_distributed_partitioning=False,  # the order is divided already
+            mode=_MODES[mode],
+            collate_fn=collate,
+            sampler=order,
+            **given,
+        )
 
     def _parts(
         self, source: StreamSource, blocks: Iterator[Batch], most: int | None = None
@@ -1003,9 +974,7 @@ class TrainingBatches(_Batches):
         lefts = range(count - done * rows, 0, -rows)
         return (
             (batch, self._division.num_of_each(min(left, rows)))
-            for batch, left in zip(
-                self._loader.batches(self._order(), self.seed), lefts
-            )
+            for batch, left in zip(self._loaded(self._order(), self.seed), lefts)
         )
 
     def _order(self) -> Order:
@@ -1158,7 +1127,7 @@ class InferenceBatches(_Batches):
             # Each pass draws other numbers, as without processes that load.
             seed = int(torch.empty((), dtype=torch.int64).random_())
             seed = self._processes.first(seed)
-        for number, batch in enumerate(self._loader.batches(order, seed)):
+        for number, batch in enumerate(self._loaded(order, seed)):
             at = number * self._rows
             self.source.check(
                 batch,

@@ -64,7 +64,7 @@ def random_state(generators: Sequence[torch.Generator] = ()) -> RandomState:
 
 
 class HostRandomState:
-    """Holds the random states of one time.
+    """Holds the random states of one time; as a context puts them back at its end.
 
     Args:
         generators: Generators of torch besides the global ones.
@@ -81,6 +81,12 @@ class HostRandomState:
         """Return whether Python, NumPy or torch have drawn random numbers since."""
         now = HostRandomState(self._owners).tensors()
         return any(not torch.equal(now[n], t) for n, t in self.tensors().items())
+
+    def __enter__(self) -> HostRandomState:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.put_back()
 
     def put_back(self) -> None:
         """Restore these random states in this process."""
@@ -114,9 +120,8 @@ def check_random_state(
     Raises:
         DataError: `state` isn't from `random_state`.
     """
-    before = random_state(generators)
-    set_random_state(state, generators)
-    _set(before, generators)
+    with HostRandomState(generators):
+        set_random_state(state, generators)
 
 
 def set_random_state(
@@ -131,25 +136,21 @@ def set_random_state(
     Raises:
         DataError: `state` isn't from `random_state`. Nothing has changed then.
     """
-    before = random_state(generators)
+    before = HostRandomState(generators)
     try:
-        _set(state, generators)
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        _set(before, generators)
+        version, has_next, *python_words = state["python"].tolist()
+        gauss = float(state["python_gauss"]) if has_next else None
+        position, has_gauss, *keys = state["numpy"].tolist()
+        cached = float(state["numpy_gauss"])
+        words = np.array(keys, dtype=np.uint32)
+        random.setstate((version, tuple(python_words), gauss))
+        np.random.set_state(("MT19937", words, position, has_gauss, cached))
+        torch.set_rng_state(state["torch"])
+        for i, one in enumerate(generators):
+            one.set_state(state[f"generator{i}"])
+    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        before.put_back()
         raise DataError(
             f"These are no random states of Python, NumPy and torch: {error}. Take "
             "them from a checkpoint of the same versions."
         ) from error
-
-
-def _set(state: RandomState, generators: Sequence[torch.Generator]) -> None:
-    version, has_next, *python_words = state["python"].tolist()
-    gauss = float(state["python_gauss"]) if has_next else None
-    position, has_gauss, *keys = state["numpy"].tolist()
-    cached = float(state["numpy_gauss"])
-    words = np.array(keys, dtype=np.uint32)
-    random.setstate((version, tuple(python_words), gauss))
-    np.random.set_state(("MT19937", words, position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    for i, one in enumerate(generators):
-        one.set_state(state[f"generator{i}"])

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ipufit._tree import Structure, tree_map
-from ipufit.data import HostRandomState, SampleStructure, Source
+from ipufit.data.datasets import SampleStructure, Source
+from ipufit.data.random_state import HostRandomState
 from ipufit.engine.objective import (
     Inferred,
     Objective,
@@ -45,7 +46,7 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
         DataError: `forward` can't take such a sample.
 
     Example:
-        >>> from ipufit.data import as_source
+        >>> from ipufit.data.sources import as_source
         >>> module = torch.nn.LazyLinear(3)
         >>> give_shapes(module, as_source(torch.zeros(4, 2)))
         >>> module
@@ -154,7 +155,7 @@ def output_size(
         None if the module can't be called with such tensors.
 
     Example:
-        >>> from ipufit.data import as_source
+        >>> from ipufit.data.sources import as_source
         >>> source = as_source(torch.zeros(8, 3))
         >>> module, example = torch.nn.Linear(3, 5), source.example(4)
         >>> output_size(module, Inferred(False), source.structure, example).num_bytes
@@ -301,7 +302,7 @@ def figure_bytes(
         called then. Also 0 if the module can't be called.
 
     Example:
-        >>> from ipufit.data import as_source
+        >>> from ipufit.data.sources import as_source
         >>> from ipufit.engine.objective import resolve_objective
         >>> module = torch.nn.Linear(3, 5)
         >>> source = as_source(torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64))

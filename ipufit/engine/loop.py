@@ -27,12 +27,8 @@ from ipufit._spans import awaited, span
 from ipufit._tree import Structure, map_tensors
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data import (
-    Call,
-    InferenceBatches,
-    Labels,
-    TrainingBatches,
-)
+from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
+from ipufit.data.datasets import Labels
 from ipufit.distributed import Processes
 from ipufit.engine.host_calls import bytes_of
 from ipufit.engine.metric_state import MetricState, Sums, vector_of, widened_all

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, is_record, map_tensors, parts_of, without
-from ipufit.data import Labels
+from ipufit.data.datasets import Labels
 from ipufit.engine.trace_checks import ResultsNoted, divisions_refused
 from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
 from ipufit.losses import Loss, LossTerms, resolve_loss, smoothed

@@ -37,7 +37,8 @@ from ipufit._spans import span
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
-from ipufit.data import InferenceBatches, SampleStructure, TrainingBatches
+from ipufit.data.calls import InferenceBatches, TrainingBatches
+from ipufit.data.datasets import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues, TrainedParts
 from ipufit.engine.host_calls import refuse_sums

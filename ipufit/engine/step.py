@@ -17,7 +17,7 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, map_tensors
 from ipufit.config import IPUConfig
-from ipufit.data import NOTHING, SampleStructure
+from ipufit.data.datasets import NOTHING, SampleStructure
 from ipufit.engine.metric_state import Entry, vector_of, widened_all
 from ipufit.engine.objective import (
     OWN_LOSS,

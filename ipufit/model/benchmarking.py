@@ -10,8 +10,8 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 from ipufit.batching import BatchPlan, check_count, check_positive
 from ipufit.callbacks import make_progress
-from ipufit.callbacks.throughput import throughput_line
-from ipufit.data import Call, InferenceBatches, TrainingBatches
+from ipufit.callbacks.measuring import throughput_line
+from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
 from ipufit.engine.loop import Inference, Training
 from ipufit.errors import DataError, UnknownNameError
 

@@ -15,7 +15,7 @@ import torch
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
-from ipufit.data import HostRandomState
+from ipufit.data.random_state import HostRandomState
 from ipufit.engine.loop import Inference, Training
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ipufit.batching import BatchPlan
-from ipufit.data import SampleStructure
+from ipufit.data.datasets import SampleStructure
 from ipufit.engine.loop import Training, describe_coverage
 from ipufit.engine.program import Surveyed
 from ipufit.errors import IpufitError

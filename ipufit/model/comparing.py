@@ -17,7 +17,8 @@ from torch import Tensor
 from ipufit._tree import Structure
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
-from ipufit.data import HostRandomState, StreamSource, as_batch, as_source
+from ipufit.data.random_state import HostRandomState
+from ipufit.data.sources import StreamSource, as_batch, as_source
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import NoForwardError, results_of, total_loss
 from ipufit.engine.trace_checks import ResultsNoted

@@ -38,7 +38,8 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import Structure
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
-from ipufit.data import HostRandomState, SampleStructure, Source
+from ipufit.data.datasets import SampleStructure, Source
+from ipufit.data.random_state import HostRandomState
 from ipufit.engine.objective import Steps
 from ipufit.engine.precision import computed_in
 from ipufit.engine.step import NoForwardError, call_module, call_step, kept_submodules
@@ -288,7 +289,7 @@ def _measured_call(
             `forward`.
 
     Example:
-        >>> from ipufit.data import as_source
+        >>> from ipufit.data.sources import as_source
         >>> x = torch.zeros(4, 2)
         >>> call = _measured_call(None, as_source(x).structure, is_fit=False)
         >>> call(torch.nn.Linear(2, 3), [x]).shape

@@ -18,7 +18,7 @@ from ipufit._tree import Structure, tree_map
 from ipufit._version import __version__
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
-from ipufit.data import Source
+from ipufit.data.datasets import Source
 from ipufit.engine.objective import named_outputs
 from ipufit.engine.precision import compute_in_types
 from ipufit.engine.step import arguments_of, failures_explained

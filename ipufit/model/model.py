@@ -46,25 +46,25 @@ from ipufit.batching import (
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike, say
 from ipufit.config import IPUConfig, forward_stages, with_stages
-from ipufit.data import (
+from ipufit.data.calls import (
     Epochs,
-    HostRandomState,
     InferenceBatches,
     Loading,
     Position,
-    Source,
-    StreamSource,
     TrainingBatches,
+)
+from ipufit.data.datasets import Source, column_names
+from ipufit.data.random_state import HostRandomState, set_random_state
+from ipufit.data.sources import (
+    StreamSource,
     as_batch,
     as_source,
-    column_names,
     example_of,
     fit_sources,
     generated_like,
     generators_of,
     is_stream,
     num_trained_on,
-    set_random_state,
     validation_source,
 )
 from ipufit.distributed import (

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Iterator, Mapping
+from typing import Any, Callable, ContextManager, Mapping
 
 import torch
 from torch import Tensor
@@ -47,9 +47,10 @@ class WeightAverage:
         >>> for weight in (1.0, 5.0):
         ...     _ = module.weight.data.fill_(weight)
         ...     average.update(1)
-        >>> with average.swapped():
-        ...     module.weight.item()
+        >>> average.swap_in()
+        >>> module.weight.item()
         2.0
+        >>> average.swap_out()
         >>> module.weight.item()
         5.0
     """
@@ -90,26 +91,17 @@ class WeightAverage:
             if name in buffers:
                 torch.where(moved.isfinite(), moved, weights, out=moved)
 
-    @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:
-        """Exchange the module's weights for the averages inside the context.
-
-        Both ways the values are copied into the parameters. Before the first update
-        nothing is exchanged.
-        """
-        self.swap_in()
-        try:
-            yield
-        finally:
-            self.swap_out()
-
     @property
     def is_swapped(self) -> bool:
         """Whether the module has the averages, and its weights must be restored."""
         return self._kept is not None
 
     def swap_in(self) -> None:
-        """Exchange the module's weights for the averages, until `swap_out`."""
+        """Exchange the module's weights for the averages, until `swap_out`.
+
+        The values are copied into the parameters. Before the first update nothing is
+        exchanged.
+        """
         if self._kept is None:
             own = self._averaged()
             self._kept = {name: t.detach().clone() for name, t in own.items()}

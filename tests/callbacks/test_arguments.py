@@ -13,41 +13,65 @@ from ipufit import ConfigError, IPUModel
 NAN, INFINITY = float("nan"), float("inf")
 
 
+WEIGHTS = r"must end in \.safetensors for weights"
+REFUSED = [
+    ("EarlyStopping", "patience", ["3", NAN, -1, True], "of 0 or more"),
+    ("EarlyStopping", "min_delta", ["0.1", NAN], "use a number"),
+    ("EarlyStopping", "monitor", [["loss"], None], "name of one metric"),
+    ("EarlyStopping", "baseline", ["0.5", NAN], "use a number"),
+    ("EarlyStopping", "start_from_epoch", [None, -1], "of 0 or more"),
+    ("EarlyStopping", "verbose", ["auto"], "use a number"),
+    ("ReduceLROnPlateau", "factor", [-1, "0.1", NAN], "of 0 or more"),
+    ("ReduceLROnPlateau", "factor", [1.0, 1.5], r"support a factor >= 1\.0"),
+    ("ReduceLROnPlateau", "patience", [NAN, None], "of 0 or more"),
+    ("ReduceLROnPlateau", "cooldown", [1.5, -1], "a whole number of 0 or more"),
+    ("ReduceLROnPlateau", "min_lr", [-0.1, INFINITY], "of 0 or more below inf"),
+    ("LearningRateScheduler", "schedule", [lambda: 0.1, 0.1, None], r"\(epoch"),
+    ("ModelCheckpoint", "filepath", [b"run", 3], "is no path"),
+    ("ModelCheckpoint", "filepath", ["x.h5", "x.keras", "{epoch}/x.pt"], WEIGHTS),
+    ("ModelCheckpoint", "filepath", ["x.safetensors.tmp", "x-{q}-y.ckpt/"], WEIGHTS),
+    ("ModelCheckpoint", "save_weights_only", [True], "but save_weights_only=True"),
+    ("ModelCheckpoint", "save_freq", [0, 1.5, "batch", None, True], "Unrecognized"),
+    ("ModelCheckpoint", "keep", [0, -1, 1.5, True, "2"], "not a number of check"),
+    ("ModelCheckpoint", "save_seconds", [-1, NAN, "10", True], "no number of sec"),
+    ("ModelCheckpoint", "initial_value_threshold", ["1", NAN], "use a number"),
+    ("BackupAndRestore", "backup_dir", [b"run", None], "is no path"),
+    ("BackupAndRestore", "save_freq", [0, -1, 1.5, True, "batch", None], "neither"),
+    ("BackupAndRestore", "keep_last", ["2", 0, True], "would keep no checkpoint"),
+    ("CSVLogger", "filename", [b"log.csv", None], "is no path"),
+    ("Profiler", "directory", [b"profile"], "is no path"),
+    ("Profiler", "calls", ["3", 0], "whole number of 1 or more"),
+    ("GradientMonitor", "parameters", [3, [None]], "names of parameters"),
+    ("Throughput", "verbose", ["yes", 2], "Throughput prints a line"),
+]
+FIRST = {
+    "ModelCheckpoint": {"filepath": "run"},
+    "BackupAndRestore": {"backup_dir": "r"},
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "argument", "value", "message"),
+    [(*one[:2], value, one[3]) for one in REFUSED for value in one[2]],
+)
+def test_what_can_not_be_meant_is_refused_at_once(name, argument, value, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        getattr(ipufit, name)(**{**FIRST.get(name, {}), argument: value})
+    assert argument in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "message"),
     [
-        ("EarlyStopping", {"patience": "3"}),
-        ("EarlyStopping", {"patience": NAN}),
-        ("EarlyStopping", {"patience": -1}),
-        ("EarlyStopping", {"patience": True}),
-        ("EarlyStopping", {"min_delta": "0.1"}),
-        ("EarlyStopping", {"monitor": ["loss"]}),
-        ("EarlyStopping", {"baseline": "0.5"}),
-        ("EarlyStopping", {"start_from_epoch": None}),
-        ("EarlyStopping", {"verbose": "auto"}),
-        ("ReduceLROnPlateau", {"factor": -1}),
-        ("ReduceLROnPlateau", {"factor": "0.1"}),
-        ("ReduceLROnPlateau", {"factor": NAN}),
-        ("ReduceLROnPlateau", {"patience": NAN}),
-        ("ReduceLROnPlateau", {"cooldown": 1.5}),
-        ("ReduceLROnPlateau", {"min_lr": -0.1}),
-        ("ReduceLROnPlateau", {"min_lr": INFINITY}),
-        ("ModelCheckpoint", {"filepath": b"run"}),
-        ("ModelCheckpoint", {"filepath": "run", "initial_value_threshold": "1"}),
-        ("ModelCheckpoint", {"filepath": "run", "save_seconds": NAN}),
-        ("BackupAndRestore", {"backup_dir": b"run"}),
-        ("BackupAndRestore", {"backup_dir": "run", "keep_last": "2"}),
-        ("CSVLogger", {"filename": b"log.csv"}),
-        ("Profiler", {"directory": b"profile"}),
-        ("Profiler", {"calls": "3"}),
-        ("GradientMonitor", {"parameters": 3}),
-        ("GradientMonitor", {"parameters": [None]}),
-        ("Throughput", {"verbose": "yes"}),
+        ("x.safetensors", {"save_weights_only": False}, "but save_weights_only=False"),
+        ("x.safetensors", {"keep": 2}, "directory of checkpoints"),
+        ("runs/{q}", {"keep": 2}, "directory of checkpoints"),
+        ("a", {"save_freq": 5, "save_seconds": 60}, "give one, or use two callbacks"),
     ],
 )
-def test_what_can_not_be_meant_is_refused_at_once(name, arguments):
-    with pytest.raises(ConfigError, match=rf"{list(arguments)[-1]}"):
-        getattr(ipufit, name)(**arguments)
+def test_arguments_that_contradict_are_refused(path, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ipufit.ModelCheckpoint(path, **arguments)
 
 
 def test_numbers_of_numpy_and_infinity_are_numbers():

@@ -13,7 +13,6 @@ import torch
 from ipufit import (
     BackupAndRestore,
     Callback,
-    ConfigError,
     IPUConfig,
     IPUModel,
     UnsupportedError,
@@ -80,12 +79,6 @@ def test_updates_are_counted_on_in_a_resumed_run(tmp_path):
     again = backup()
     fit(again)
     assert [update for _, update in places(again)] == [5, 10, 15]
-
-
-@pytest.mark.parametrize("save_freq", [0, -1, 1.5, True, "batch", None])
-def test_other_frequencies_are_refused(tmp_path, save_freq):
-    with pytest.raises(ConfigError, match="save_freq"):
-        BackupAndRestore(tmp_path, save_freq)
 
 
 def test_the_backup_of_a_complete_run_goes(tmp_path):

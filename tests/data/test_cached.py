@@ -24,8 +24,9 @@ from ipufit import (
     ModelCheckpoint,
 )
 from ipufit._tree import Structure, tree_map
-from ipufit.data import as_source, random_state
 from ipufit.data.datasets import ArrayDataset
+from ipufit.data.random_state import random_state
+from ipufit.data.sources import as_source
 from tests import reference
 from tests.checkpoint.samples import same_tensors
 from tests.emulator._datasets import preload_fork_server

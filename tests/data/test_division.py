@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import BatchPlan, DataError, IPUConfig
-from ipufit.data import (
+from ipufit.data.calls import (
+    Division,
     InferenceBatches,
     Loading,
     Position,
     TrainingBatches,
-    as_source,
 )
-from ipufit.data.calls import Division
+from ipufit.data.sources import as_source
 from tests import reference
 from tests.data._together import together
 from tests.strategies import plans

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import BatchPlan, ConfigError, DataError, IPUConfig
-from ipufit.data import Epochs, StreamSource, TrainingBatches, as_source
+from ipufit.data.calls import Epochs, TrainingBatches
+from ipufit.data.sources import StreamSource, as_source
 
 PLAN = BatchPlan(2)
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from ipufit import CachedDataset, DataError
-from ipufit.data import random_state
+from ipufit.data.random_state import random_state
 from tests.checkpoint.samples import same_tensors
 from tests.emulator._datasets import preload_fork_server
 

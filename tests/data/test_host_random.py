@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.data import random_state, set_random_state
+from ipufit.data.random_state import random_state, set_random_state
 from ipufit.errors import DataError
 
 

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import BatchPlan, DataError
-from ipufit.data import (
-    InferenceBatches,
-    StreamSource,
-    TrainingBatches,
-    as_source,
-)
-from ipufit.data.calls import rebatched
+from ipufit.data.calls import InferenceBatches, TrainingBatches, rebatched
+from ipufit.data.sources import StreamSource, as_source
 from tests import reference
 from tests.data.test_division import options_for
 from tests.strategies import plans

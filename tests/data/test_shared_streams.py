@@ -19,8 +19,9 @@ from torch.utils.data import (
 )
 
 from ipufit import BatchPlan, DataError, WholeStreamWarning, poptorch
-from ipufit.data import InferenceBatches, Position, TrainingBatches, as_source
+from ipufit.data.calls import InferenceBatches, Position, TrainingBatches
 from ipufit.data.random_state import random_state
+from ipufit.data.sources import as_source
 from ipufit.distributed import configure, get_process_info
 from tests.data._together import together
 from tests.data.test_division import Counted, by_update, joined, options_for

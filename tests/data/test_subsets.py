@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from ipufit import BatchPlan, CachedDataset, DataError
-from ipufit.data import InferenceBatches, Loading, TrainingBatches, as_source
-from ipufit.data.cached import arrays_behind
-from ipufit.data.datasets import ArrayDataset
+from ipufit.data.calls import InferenceBatches, Loading, TrainingBatches
+from ipufit.data.datasets import ArrayDataset, arrays_behind
+from ipufit.data.sources import as_source
 from tests.data.test_division import options_for
 from tests.strategies import examples, plans
 

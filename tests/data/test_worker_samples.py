@@ -16,9 +16,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from ipufit import BatchPlan, DataError, IPUConfig, IPUModel
-from ipufit.data import Position, TrainingBatches, as_source
+from ipufit.data.calls import Position, TrainingBatches
 from ipufit.data.datasets import IterableRows
 from ipufit.data.random_state import random_state
+from ipufit.data.sources import as_source
 from tests import reference
 from tests.data.test_division import options_for
 from tests.emulator._datasets import preload_fork_server

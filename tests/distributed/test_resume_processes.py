@@ -23,7 +23,7 @@ from ipufit import (
     Schedule,
     load_checkpoint,
 )
-from ipufit.data import random_state
+from ipufit.data.random_state import random_state
 from ipufit.distributed import get_process_info
 from ipufit.errors import ConfigError, OtherLayoutWarning, UnsupportedError
 from ipufit.metrics import StreamedFunction

@@ -47,65 +47,6 @@ def test_the_average_is_the_formulas(momentum, calls):
     assert average.num_updates == sum(updates for _, updates in calls)
 
 
-def test_the_averages_are_in_the_module_only_while_swapped(module):
-    parameters = list(module.parameters())
-    average = WeightAverage(module, 0.5)
-    for weight in (1.0, 3.0):
-        fill(module, weight)
-        average.update(1)
-    with average.swapped():
-        assert value(module) == 2.0
-    assert value(module) == 3.0
-    with pytest.raises(ZeroDivisionError), average.swapped():
-        1 / (value(module) - 2.0)
-    assert value(module) == 3.0
-    average.apply()
-    assert value(module) == 2.0
-    assert all(a is b for a, b in zip(parameters, module.parameters()))
-    assert all(p.requires_grad and p.is_leaf for p in parameters)
-
-
-def test_averaging_goes_on_after_a_swap_and_after_apply(module):
-    average = WeightAverage(module, 0.5)
-    for weight in (1.0, 3.0):
-        fill(module, weight)
-        average.update(1)
-        with average.swapped():
-            pass
-    average.apply()
-    fill(module, 4.0)
-    average.update(1)
-    average.apply()
-    assert value(module) == 3.0
-
-
-def test_before_the_first_update_nothing_changes(module):
-    fill(module, 7.0)
-    average = WeightAverage(module, 0.5)
-    with average.swapped():
-        assert value(module) == 7.0
-    average.apply()
-    assert value(module) == 7.0
-
-
-def test_buffers_of_floats_are_averaged_and_others_stay(module):
-    module.register_buffer("level", torch.tensor(0.0))
-    average = WeightAverage(module, 0.5)
-    for mean in (1.0, 2.0):
-        module[1].running_mean.fill_(mean)
-        module[1].num_batches_tracked.add_(1)
-        module.level.fill_(mean)
-        average.update(1)
-    with average.swapped():
-        assert module[1].running_mean.tolist() == [1.5, 1.5]
-        assert module[1].running_var.tolist() == [1.0, 1.0]
-        assert module[1].num_batches_tracked == 2
-        assert module.level == 2.0  # 0-d: the host's
-    assert module[1].running_mean.tolist() == [2.0, 2.0]
-    names = {name for name in average.state_dict()["averages"] if name[:2] == "1."}
-    assert names == {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
-
-
 def test_buffers_that_are_not_finite_stay_as_they_are():
     module = torch.nn.Linear(1, 1)
     module.register_buffer("mask", torch.tensor([0.25, -torch.inf, torch.nan]))
@@ -121,25 +62,6 @@ def test_buffers_that_are_not_finite_stay_as_they_are():
     assert module.level.item() == 4.0
 
 
-def test_an_older_state_has_no_averages_of_buffers(module):
-    first = WeightAverage(module, 0.5)
-    fill(module, 1.0)
-    first.update(1)
-    state = first.state_dict()
-    del state["averages"]["1.running_mean"], state["averages"]["1.running_var"]
-    module[1].running_mean.fill_(4.0)
-    second = WeightAverage(module, 0.5)
-    second.load_state_dict(state)
-    module[1].running_mean.fill_(6.0)
-    second.update(1)
-    second.apply()
-    assert module[1].running_mean.tolist() == [5.0, 5.0]
-    assert module[1].running_var.tolist() == [1.0, 1.0]
-    state["averages"]["1.running_var"] = torch.ones(2)
-    with pytest.raises(ConfigError, match=r"1\.running_mean"):
-        second.load_state_dict(state)
-
-
 def test_half_precision_weights_have_an_average_in_single_precision():
     module = torch.nn.Linear(1, 1).half()
     average = WeightAverage(module, 0.999)
@@ -151,17 +73,6 @@ def test_half_precision_weights_have_an_average_in_single_precision():
     average.apply()
     assert value(module) == pytest.approx(1.25 - 0.25 * 0.999**1000, abs=1e-3)
     assert module.weight.dtype is torch.float16
-
-
-def test_a_state_of_another_module_is_refused(module):
-    average = WeightAverage(module, 0.5)
-    average.update(1)
-    other = WeightAverage(torch.nn.Sequential(torch.nn.Linear(2, 3)), 0.5)
-    with pytest.raises(ConfigError, match=r"0\.bias, 0\.weight, 1\.bias, 1\.runn"):
-        other.load_state_dict(average.state_dict())
-    fresh = WeightAverage(module, 0.5)
-    fresh.load_state_dict(WeightAverage(module, 0.5).state_dict())
-    assert fresh.num_updates == 0
 
 
 @pytest.mark.parametrize("momentum", [1, -0.1, True, None, "0.9"])

@@ -27,7 +27,7 @@ from ipufit import (
     Throughput,
 )
 from ipufit.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
-from ipufit.data import random_state
+from ipufit.data.random_state import random_state
 from tests.checkpoint.samples import same, same_tensors
 from tests.reference import network, samples
 
@@ -350,3 +350,24 @@ def test_tensors_of_another_module_are_refused_though_the_state_names_them(
                 seen[outcome(watched, way, path, expected, (group,))] += 1
     assert set(seen) == {"refused"}
     assert seen["refused"] > 50
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_an_optimizer_s_state_of_another_shape_is_refused(tmp_path, name):
+    path = tmp_path / "saved"
+    checkpoint, expected = saved(SCENARIOS[name], path)
+    watched, seen = Watched(SCENARIOS[name]), Counter()
+    state = checkpoint.state
+    for key, tensor in checkpoint.tensors["optimizer"].items():
+        for other in (tensor.reshape(-1)[:0], tensor.reshape(1, 1, 1, -1)):
+            if other.numel() != 1:
+                named = {**checkpoint.tensors["optimizer"], key: other}
+                tensors = {**checkpoint.tensors, "optimizer": named}
+                forged = {**state, "tensors": in_words(tensors)}
+                write_checkpoint(path, Checkpoint(tensors, forged))
+                seen[outcome(watched, "resume", path, expected, ("optimizer",))] += 1
+    forged = {**state, "optimizer": {**state["optimizer"], "loss_scaling": 1e308}}
+    write_checkpoint(path, Checkpoint(checkpoint.tensors, forged))
+    seen[outcome(watched, "resume", path, expected, ("optimizer",))] += 1
+    assert set(seen) <= {"refused", "the same"}
+    assert seen["refused"] > len(named) // 3

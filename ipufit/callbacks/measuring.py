@@ -1,0 +1,516 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that measure: throughput, norms of gradients, where the time goes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Callable, ClassVar, Iterable, Mapping, Sequence
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ipufit._files import as_path, file_errors
+from ipufit._kinds import Kind, count, dict_of, number
+from ipufit._spans import is_recorded
+from ipufit.batching import check_count, check_positive
+from ipufit.errors import ConfigError, NonFiniteGradientWarning, UnknownNameError, warn
+from ipufit.types import Verbose
+
+from .base import Callback, say
+
+TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
+
+
+def throughput_line(samples_per_second: float) -> str:
+    """Format the line that `benchmarks.yml` files of Graphcore's examples look for.
+
+    Args:
+        samples_per_second: Samples of all processes per second.
+
+    Example:
+        >>> throughput_line(1234.567)
+        'throughput: 1234.6 samples/sec'
+        >>> throughput_line(0.01234567)
+        'throughput: 0.012346 samples/sec'
+    """
+    shown = format(samples_per_second, ".1f" if samples_per_second >= 100 else ".5g")
+    return f"throughput: {shown} samples/sec"
+
+
+class Throughput(Callback):
+    """Measure samples per second in training, and the time of a call.
+
+    At the end of every epoch it adds two values to the logs, for later callbacks and
+    History:
+
+    - `samples_per_second`: real samples (no padding) divided by the seconds from the
+      beginning of the epoch to its last call. Loading data and the callbacks between
+      calls count; building programs and validation don't.
+    - `latency_ms`: mean milliseconds from a call's data being ready to its results
+      being ready.
+
+    It also prints a line, `throughput: 1234.5 samples/sec`, which existing
+    `benchmarks.yml` files find by their regular expressions.
+
+    With several processes it counts the samples of all. Process 0 takes the times and
+    prints.
+
+    Args:
+        verbose: 1 prints the line after every epoch, 0 doesn't, "auto" does where `fit`
+            shows anything.
+        clock: Returns the time in seconds, from any origin.
+
+    Raises:
+        ConfigError: `verbose` is something else.
+
+    Attributes:
+        latencies_ms: Mean milliseconds per call of the last epoch (`"training"`), the
+            last `"evaluation"`, which may be a validation, and `"prediction"`.
+
+    Example:
+        >>> from ipufit.state import RunState
+        >>> throughput = Throughput(clock=iter([0.0, 1.0, 3.0]).__next__)
+        >>> throughput.set_run(RunState())
+        >>> throughput.on_epoch_begin(0, {})
+        >>> throughput.on_train_batch_begin(0, {})
+        >>> throughput.run.samples += 600
+        >>> throughput.on_train_batch_end(0, {})
+        >>> logs = {}
+        >>> throughput.on_epoch_end(0, logs)
+        >>> logs
+        {'samples_per_second': 200.0, 'latency_ms': 2000.0}
+    """
+
+    reads_batch_logs = False
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
+        "epoch_seconds": number,
+        "epoch_samples": count,
+        "latencies_ms": dict_of(number),
+        "calls": dict_of(count),
+    }
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        verbose: Verbose = "auto",
+    ) -> None:
+        if verbose not in ("auto", 0, 1):
+            raise ConfigError(
+                f"verbose={verbose!r}: Throughput prints a line after every epoch (1), "
+                "or not (0), or as fit does ('auto')."
+            )
+        self.verbose = verbose
+        self._clock = clock
+        self._since: float | None = None
+        self._call_began = 0.0
+        self._samples_before = 0
+        self.epoch_seconds = 0.0
+        self.epoch_samples = 0
+        self.latencies_ms: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+
+    @property
+    def hears_every(self) -> int | None:
+        """Return None: measuring doesn't change the length of calls."""
+        return None
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Reset the values of an earlier run."""
+        self._since = None
+        self._begin_epoch()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Start the clock of the epoch."""
+        self._begin_epoch()
+        self._since = self._clock()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """Start the clock of the call."""
+        self._call_began = self._clock()
+        if self._since is None:  # resumed inside an epoch, or after a validation
+            self._since = self._call_began
+        self._samples_before = self.run.samples
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Add the call's samples and its time."""
+        now = self._clock()
+        if self._since is not None:
+            self.epoch_seconds += now - self._since
+        self._since = now
+        self.epoch_samples += self.run.samples - self._samples_before
+        self._add_call(TRAINING, now)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Add both values to the logs."""
+        if self.calls.get(TRAINING):
+            rate = self.epoch_samples / max(self.epoch_seconds, 1e-9)
+            measured = rate, self.latencies_ms[TRAINING]
+            rate, latency = self.run.processes.first(measured)
+            logs["samples_per_second"], logs["latency_ms"] = rate, latency
+            if self._prints() and self.run.processes.is_first:
+                say(throughput_line(rate))
+
+    def on_test_begin(self, logs: dict[str, Any]) -> None:
+        """Reset the mean over calls, and stop the clock of the epoch.
+
+        The next training call starts the clock again.
+        """
+        self.calls[EVALUATION] = 0
+        self._since = None
+
+    def on_predict_begin(self, logs: dict[str, Any]) -> None:
+        """Reset the mean over calls."""
+        self.calls[PREDICTION] = 0
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
+        """Start the clock of the call."""
+        self._call_began = self._clock()
+
+    on_predict_batch_begin = on_test_batch_begin
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Add the call's time."""
+        self._add_call(EVALUATION, self._clock())
+
+    def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Add the call's time."""
+        self._add_call(PREDICTION, self._clock())
+
+    def _prints(self) -> bool:
+        if self.verbose == "auto":
+            return bool(self.params.get("verbose", 0))
+        return bool(self.verbose)
+
+    def _begin_epoch(self) -> None:
+        self.epoch_seconds, self.epoch_samples = 0.0, 0
+        self.calls[TRAINING] = 0
+
+    def _add_call(self, task: str, now: float) -> None:
+        """Add the call that ends now to the mean of a task."""
+        milliseconds = 1e3 * (now - self._call_began)
+        count = self.calls[task] = self.calls.get(task, 0) + 1
+        mean = self.latencies_ms.get(task, 0.0) if count > 1 else 0.0
+        self.latencies_ms[task] = mean + (milliseconds - mean) / count
+
+
+class GradientMonitor(Callback):
+    """Log the norms of the gradients in the updates.
+
+    Gradients leave the device through PopTorch's anchors (`Options.anchorTensor`). The
+    training program is built again with them, and every call sends them to the host.
+    If that is too much, name the parameters that matter.
+
+    A gradient is the mean over the updates of one call, without loss scaling and before
+    clipping. With `device_iterations=1` a call is one update. With more updates,
+    gradients of different signs cancel out. If your own options return only some
+    micro-batches, it is the mean over these. An update that has only padding counts
+    with gradients of zero.
+
+    It adds to the logs, for later callbacks and History:
+
+    - after every call `grad_norm`, the L2 norm of all gradients together;
+    - after every epoch `grad_norm`, the mean over its calls, and `grad_norm_max`;
+    - with `is_detailed`, `grad_norm/<parameter>` for each parameter too.
+
+    It warns of the first gradient that isn't finite, with its parameter's name.
+
+    Args:
+        parameters: Names of trainable parameters, or patterns such as
+            `"encoder.*.weight"`; all of them by default.
+        is_detailed: If True, log a norm for each parameter too.
+
+    Attributes:
+        norms: Norms of the last call by name of the parameter.
+
+    Raises:
+        ConfigError: `parameters` are no names.
+        UnknownNameError: When `fit` begins, if a name or pattern fits no trainable
+            parameter.
+        UnsupportedError: If the loss scaling is automatic: only the device knows the
+            factor of the gradients.
+
+    Example:
+        >>> from ipufit import IPUModel
+        >>> model = IPUModel(torch.nn.Linear(1, 1, bias=False))
+        >>> model.compile("sgd", "mse")
+        >>> model.set_weights([[[2.0]]])
+        >>> x = torch.ones(4, 1)
+        >>> history = model.fit(x, x, 4, verbose=0, callbacks=GradientMonitor())
+        >>> history.history["grad_norm"]  # 2 * (w * x - y) * x
+        [2.0]
+    """
+
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {
+        "sums": dict_of(number),
+        "largest": number,
+        "calls": count,
+    }
+
+    def __init__(
+        self,
+        parameters: str | Sequence[str] | None = None,
+        *,
+        is_detailed: bool = False,
+    ) -> None:
+        is_one = isinstance(parameters, str) or not isinstance(parameters, Iterable)
+        names: Any = (parameters,) if is_one else parameters
+        self.parameters = None if parameters is None else tuple(names)
+        if not all(isinstance(name, str) for name in self.parameters or ()):
+            raise ConfigError(
+                f"GradientMonitor has parameters={parameters!r}: give names of "
+                "parameters, or patterns such as 'encoder.*.weight'."
+            )
+        self.is_detailed = is_detailed
+        self.norms: dict[str, float] = {}
+        self.sums: dict[str, float] = {}
+        self.largest = 0.0
+        self.calls = 0
+        self._names: tuple[str, ...] = ()
+        self._has_warned = False
+
+    def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
+        """Return the parameters that match the patterns, in the module's order."""
+        names = [n for n, p in module.named_parameters() if p.requires_grad]
+        patterns = ["*"] if self.parameters is None else self.parameters
+        wanted: set[str] = set()
+        for pattern in patterns:
+            found = {name for name in names if fnmatchcase(name, pattern)}
+            if not found and self.parameters is not None:
+                raise UnknownNameError("trainable parameter", pattern, names)
+            wanted |= found
+        self._names = tuple(name for name in names if name in wanted)
+        return self._names
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Reset the values of an earlier run."""
+        self._has_warned = False
+        self._reset()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Reset the means of the epoch."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self.sums, self.largest, self.calls = {}, 0.0, 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Add the norms of the call to its logs."""
+        gradients = self.model.gradients()
+        self.norms = {
+            name: float(torch.linalg.vector_norm(gradients[name]))
+            for name in self._names
+        }
+        self._warn_of_non_finite(batch)
+        figures = {"grad_norm": math.sqrt(sum(n * n for n in self.norms.values()))}
+        if self.is_detailed:
+            figures.update({f"grad_norm/{n}": v for n, v in self.norms.items()})
+        logs.update(figures)
+        self.calls += 1
+        self.sums = {n: self.sums.get(n, 0.0) + v for n, v in figures.items()}
+        norm = figures["grad_norm"]
+        if math.isnan(norm) or norm > self.largest:  # NaN stays
+            self.largest = norm
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Add the means of the epoch to its logs."""
+        if self.calls:
+            logs.update({name: total / self.calls for name, total in self.sums.items()})
+            logs["grad_norm_max"] = self.largest
+
+    def _warn_of_non_finite(self, batch: int) -> None:
+        odd = [name for name, norm in self.norms.items() if not math.isfinite(norm)]
+        if not odd or self._has_warned:
+            return
+        self._has_warned = True
+        warn(
+            f"The gradient of {odd[0]}{f' and {len(odd) - 1} more' if odd[1:] else ''} "
+            f"is {self.norms[odd[0]]} in epoch {self.run.epoch + 1}, at update {batch} "
+            "or one of its call. Lower the learning rate, clip (Optimizer(..., "
+            "global_clipnorm=1.0)), or look at the loss scaling in half precision.",
+            NonFiniteGradientWarning,
+        )
+
+
+_ROWS = 15  # of the table
+
+
+class Profiler(Callback):
+    """Record what the host does during some calls, by `torch.profiler`.
+
+    It writes a timeline in the Chrome trace format, which `chrome://tracing` and
+    Perfetto open, and prints a table of what took the most time. Both have the
+    operators of torch, and a run's own spans: waits for data, device calls,
+    compilations, copies of weights, metrics, the optimizer, hooks of callbacks.
+
+    A recording begins at the end of the call before it, with the wait for data. It
+    ends, and is written, after its last call or with the run, even if the run fails. In
+    `fit` it counts training calls, and includes the validations between them. In
+    `evaluate` and `predict` it counts their own calls. Each run counts its calls anew,
+    and a resumed run counts from where it goes on. With several processes each writes
+    files of its own.
+
+    Args:
+        directory: Directory of the files, which is made.
+        calls: Number of calls to record.
+        skip: Number of calls to leave out first.
+        verbose: 1 prints the table and the path of the trace, or why there are none; 0
+            doesn't.
+
+    Attributes:
+        path: The trace of the last run; None if there is none.
+        profile: The recording of the last run, a `torch.profiler.profile`; None if
+            there is none.
+
+    Raises:
+        ConfigError: A number is no whole number, or too small.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from ipufit import IPUConfig, IPUModel
+        >>> model = IPUModel(torch.nn.Linear(2, 1), IPUConfig(device_iterations=1))
+        >>> model.compile("sgd", "mse")
+        >>> x, y = torch.zeros(40, 2), torch.ones(40, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     profiler = Profiler(folder, calls=3, skip=1, verbose=0)
+        ...     history = model.fit(x, y, 4, verbose=0, callbacks=profiler)
+        ...     profiler.path.name
+        'fit-001.trace.json'
+        >>> events = profiler.profile.key_averages()
+        >>> [event.count for event in events if event.key == "device call"]
+        [3]
+    """
+
+    is_saved = False
+    reads_batch_logs = False
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] = "profile",
+        calls: int = 10,
+        skip: int = 2,
+        *,
+        verbose: int = 1,
+    ) -> None:
+        check_positive("calls", calls)
+        check_count("skip", skip)
+        self.directory = as_path(directory, "directory")
+        self.num_calls = calls
+        self.skip = skip
+        self.verbose = verbose
+        self.path: Path | None = None
+        self.profile: profile | None = None
+        self._task: str | None = None
+        self._calls = 0
+        self._is_on = False
+
+    @property
+    def hears_every(self) -> int | None:
+        """Return None: the profiler doesn't change the length of calls."""
+        return None
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Start counting calls."""
+        self._begin("fit")
+
+    def on_test_begin(self, logs: dict[str, Any]) -> None:
+        """Start counting calls, outside `fit`."""
+        self._begin("evaluate")
+
+    def on_predict_begin(self, logs: dict[str, Any]) -> None:
+        """Start counting calls, outside `fit`."""
+        self._begin("predict")
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count a call."""
+        self._count("fit")
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count a call, outside `fit`."""
+        self._count("evaluate")
+
+    def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Count a call, outside `fit`."""
+        self._count("predict")
+
+    def close(self) -> None:
+        """Write the recording so far, if the run has ended before its last call.
+
+        Print a line if the run had too few calls for a recording.
+        """
+        if self._is_on and self._calls > self.skip:
+            self._end()
+        elif self._task is not None and self._calls <= self.skip:
+            if self._is_on and self.profile is not None:
+                self.profile.stop()  # type: ignore[no-untyped-call]
+            self._is_on, self.profile = False, None
+            self._say(f"Profiler: nothing was recorded. {self._why_nothing()}")
+        self._task = None
+
+    def _why_nothing(self) -> str:
+        if not self._calls:
+            return f"{self._task} ended without a call."
+        return (
+            f"It leaves out skip={self.skip} calls, and {self._task} ended with "
+            f"{self._calls}. Give a smaller skip=, or fewer updates per call, "
+            "device_iterations=."
+        )
+
+    def _say(self, text: str) -> None:
+        if self.verbose and self.run.processes.is_first:
+            say(text)
+
+    def _begin(self, task: str) -> None:
+        if self._task is not None:  # it is a part of the run
+            return
+        with file_errors("can't be made", self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+        self._task, self._calls = task, 0
+        self.path, self.profile = None, None
+        self._start_if_due()
+
+    def _count(self, task: str) -> None:
+        if self._task != task:
+            return
+        self._calls += 1
+        self._start_if_due()
+        if self._is_on and self._calls == self.skip + self.num_calls:
+            self._end()
+
+    def _start_if_due(self) -> None:
+        if self._calls != self.skip:
+            return
+        if is_recorded():
+            raise ConfigError(
+                "Profiler can't record while another profiler of torch does: leave "
+                "one of them out."
+            )
+        # Else torch writes lines about its own profiler to the terminal.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        self.profile = profile(activities=[ProfilerActivity.CPU])
+        self.profile.start()  # type: ignore[no-untyped-call]
+        self._is_on = True
+
+    def _end(self) -> None:
+        recorded, self._is_on = self.profile, False
+        if recorded is None:
+            return
+        recorded.stop()  # type: ignore[no-untyped-call]
+        processes, number = self.run.processes, 0
+        suffix = f".process-{processes.index}" if processes.are_several else ""
+        with file_errors("can't be written", self.directory):
+            while self.path is None:
+                number += 1
+                name = f"{self._task}-{number:03}{suffix}.trace.json"
+                with contextlib.suppress(FileExistsError):
+                    (self.directory / name).touch(exist_ok=False)  # the name is ours
+                    self.path = self.directory / name
+            recorded.export_chrome_trace(str(self.path))
+        averages = recorded.key_averages()
+        self._say(averages.table(sort_by="cpu_time_total", row_limit=_ROWS))
+        self._say(f"  {self.path}")
