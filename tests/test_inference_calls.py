@@ -376,6 +376,10 @@ def test_large_sums_of_metrics_make_calls_of_training_small(step, metrics, expec
     assert plan.batch.device_iterations == expected
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.0."),
+    reason="the emulator shows indices of torch 2.0 to one trace at a time",
+)
 def test_two_threads_that_fit_and_evaluate_keep_the_standard_output():
     before = sys.stdout
     start = threading.Barrier(2)
