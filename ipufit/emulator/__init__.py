@@ -68,18 +68,18 @@ from .poptorch_core import poptorchAtExit
 if _typing.TYPE_CHECKING:
     from ipufit.emulator._executor.executor import (
         PoplarExecutor,
+        importPoptorchMetadataFromFile,
         inferenceModel,
         load,
         trainingModel,
     )
-    from ipufit.emulator._executor.saving import importPoptorchMetadataFromFile
     from ipufit.emulator._loading import AsynchronousDataAccessor, DataLoader
 else:
     _HOME_OF = {
         "AsynchronousDataAccessor": "_loading",
         "DataLoader": "_loading",
         "PoplarExecutor": "_executor.executor",
-        "importPoptorchMetadataFromFile": "_executor.saving",
+        "importPoptorchMetadataFromFile": "_executor.executor",
         "inferenceModel": "_executor.executor",
         "load": "_executor.executor",
         "trainingModel": "_executor.executor",

@@ -43,8 +43,7 @@ from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._processes import GradientSums, Processes
 from ipufit.emulator._program.anchors import UPDATED, Anchors, snapshot
 from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._program.checks import refuse_bad_gradients
-from ipufit.emulator._program.program import Program
+from ipufit.emulator._program.program import Program, refuse_bad_gradients
 from ipufit.emulator._tracing.half import rounding
 from ipufit.emulator.enums import MeanReductionStrategy, OutputMode, ReductionType
 

@@ -35,16 +35,14 @@ from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.args import check_inputs
-from ipufit.emulator._program.checks import (
+from ipufit.emulator._program.program import (
+    add_final_loss,
+    as_program,
     check_node,
     check_numbers,
+    eliminate,
     other_numbers,
     used_ipus,
-)
-from ipufit.emulator._program.losses import add_final_loss
-from ipufit.emulator._program.program import (
-    as_program,
-    eliminate,
     with_bodies,
 )
 from ipufit.emulator._program.strict import (

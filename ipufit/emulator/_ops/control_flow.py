@@ -14,6 +14,7 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 
 from ipufit.emulator._tracing.nodes import erase_dead
+from ipufit.emulator._tracing.operation import as_list
 from ipufit.emulator._tracing.recording import (
     Recording,
     current_trace,
@@ -83,7 +84,7 @@ def for_loop(
             )
     trace = current_trace()
     if trace is None:
-        return _as_list(body(*_copies(inputs)))
+        return as_list(body(*_copies(inputs)))
     trace.refuse_training("for_loop")
     if "for_loop" in trace.constructs:
         raise createPoptorchError(
@@ -140,7 +141,7 @@ def cond(
     trace = current_trace()
     if trace is None:
         chosen, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
-        return _as_list(chosen(*inputs))
+        return as_list(chosen(*inputs))
     trace.refuse_training("cond")
     if not isinstance(condition, Tensor) or condition.numel() != 1:
         got = tuple(condition.shape) if isinstance(condition, Tensor) else condition
@@ -195,7 +196,7 @@ def _record_body(
         outside = [t for t in trace.tensors() if all(t is not copy for copy in copies)]
         versions = [tensor._version for tensor in outside]
         num_nodes = len(trace.graph.nodes)
-        outputs = _as_list(function(*copies))
+        outputs = as_list(function(*copies))
     for output in outputs:
         if not isinstance(output, Tensor):
             raise createPoptorchError(
@@ -235,10 +236,6 @@ def _record_body(
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.clone(tensor) for tensor in tensors]
-
-
-def _as_list(outputs: Any) -> list[Any]:
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 def _check_same(what: str, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
@@ -311,7 +308,7 @@ class CPU:
                 layer = functools.partial(self._layer_to_call)
                 outputs = trace.record(call_on_host, layer, *inputs)
         self.in_shapes = [tensor.shape for tensor in inputs]
-        self.out_shapes = [tensor.shape for tensor in _as_list(outputs)]
+        self.out_shapes = [tensor.shape for tensor in as_list(outputs)]
         return outputs
 
     def registerPersistentData(self) -> None:
@@ -359,7 +356,7 @@ class CPU:
                 f"The CPU op {self._ID!r} has no tensors of its own: call "
                 "registerPersistentData() first."
             )
-        outputs = _as_list(self._layer_to_call(*self.inputs))
+        outputs = as_list(self._layer_to_call(*self.inputs))
         for kept, output in zip(self.outputs, outputs):
             kept.copy_(output)
 

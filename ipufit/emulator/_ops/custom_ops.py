@@ -13,6 +13,7 @@ from torch.nn.functional import embedding, interpolate, softplus
 
 from ipufit.emulator._ground.torch_extras import host_tensor
 from ipufit.emulator._layout.pod import ipu_model_is_on
+from ipufit.emulator._tracing.operation import as_list
 from ipufit.emulator._tracing.recording import current_trace
 from ipufit.emulator.errors import Error, createPoptorchError
 
@@ -182,7 +183,7 @@ def custom_op(
     if trace is None:
         return [torch.zeros_like(example) for example in example_outputs]
     for value in attributes.values():
-        for element in _elements(value):
+        for element in as_list(value):
             if isinstance(element, float) and abs(element) > _LARGEST_FLOAT:
                 side = "high" if element > 0 else "low"
                 raise createPoptorchError(
@@ -252,14 +253,10 @@ def attributes_at(address: str) -> dict[str, Any] | None:
     return by_address.get(address)
 
 
-def _elements(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
 def _check_attribute(key: Any, value: Any) -> None:
     if not isinstance(key, str):
         raise ValueError(f"All attribute keys must be strings. Got {key!r}.")
-    elements = _elements(value)
+    elements = as_list(value)
     if not all(isinstance(element, _ATTRIBUTE_TYPES) for element in elements):
         raise ValueError(
             "Attribute values must be floats, ints, strings or a list/tuple of "

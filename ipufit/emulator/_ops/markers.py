@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ipufit.emulator._tracing.half import original
-from ipufit.emulator._tracing.operation import map_tensors
+from ipufit.emulator._tracing.operation import as_list, map_tensors
 from ipufit.emulator._tracing.recording import (
     Recording,
     current_trace,
@@ -278,7 +278,7 @@ class MultiConv:
             >>> _ = MultiConv().availableMemoryProportions([0.8, 0.4])
         """
         require(
-            value is None or (bool(_as_list(value)) and _all_are(value, float)),
+            value is None or (bool(as_list(value)) and _all_are(value, float)),
             "Invalid available memory proportion! Use a float, or a list or tuple of "
             f"them. Got {value!r}.",
         )
@@ -296,7 +296,7 @@ class MultiConv:
         Example:
             >>> _ = MultiConv().partialsTypes(torch.half)
         """
-        if any(partials not in _PARTIALS for partials in _as_list(value)):
+        if any(partials not in _PARTIALS for partials in as_list(value)):
             raise ValueError(
                 "Invalid partials types. Expecting torch.float or torch.half. "
                 f"Got {value!r}."
@@ -392,12 +392,8 @@ class MultiConv:
             )
 
 
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
 def _all_are(value: Any, kind: type) -> bool:
-    return all(isinstance(element, kind) for element in _as_list(value))
+    return all(isinstance(element, kind) for element in as_list(value))
 
 
 def _is_convolution(target: Any) -> bool:

@@ -39,6 +39,16 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for element in value for tensor in tensors_in(element)]
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return the elements of a list or tuple, or a list of any other value.
+
+    Example:
+        >>> as_list((1, 2)), as_list(3)
+        ([1, 2], [3])
+    """
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Replace the tensors in nested arguments.
 

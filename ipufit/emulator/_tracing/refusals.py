@@ -21,6 +21,7 @@ from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._tracing.operation import (
     NodesById,
     Operation,
+    as_list,
     requested_device,
     tensors_in,
 )
@@ -303,7 +304,7 @@ def refuse_unsupported(operation: Operation) -> None:
     elif name.startswith("adaptive_avg_pool"):
         given = operation.arguments("input output_size")
         sizes = given["input"].shape[-int(name[-2]) :]
-        wanted = _as_tuple(given["output_size"])
+        wanted = as_list(given["output_size"])
         wanted = wanted * len(sizes) if len(wanted) == 1 else wanted
         for dim, (size, out) in enumerate(zip(sizes, wanted)):
             if out and size % out:
@@ -321,7 +322,7 @@ def refuse_unsupported(operation: Operation) -> None:
             "input weight bias stride padding output_padding groups dilation"
         )
         dilation = given.get("dilation", 1)
-        if any(step != 1 for step in _as_tuple(dilation)):
+        if any(step != 1 for step in as_list(dilation)):
             raise createPoptorchError(
                 "Non default value for dilations is not supported by transposed "
                 f"convolutions: {dilation}."
@@ -398,7 +399,7 @@ def _refuse_upsampling(operation: Operation) -> None:
     if mode == "bicubic" and given.get("align_corners"):
         raise createPoptorchError("Only support align_corners=False. Mode: bicubic.")
     if mode == "bilinear" and factors and not given.get("recompute_scale_factor"):
-        factors = _as_tuple(factors)
+        factors = as_list(factors)
         if len(set(factors)) > 1:
             raise createPoptorchError(
                 f"Non-uniform bilinear upsampling not supported: {list(factors)}. Give "
@@ -421,13 +422,9 @@ def _refuse_singular_values(operation: Operation) -> None:
     if name == "norm" or given.get(which) not in (2, -2):
         return
     dim, tensor = given.get("dim"), operation.tensors()[0]
-    rank = tensor.dim() if dim is None else len(_as_tuple(dim))
+    rank = tensor.dim() if dim is None else len(as_list(dim))
     if name == "linalg_matrix_norm" or rank == 2:
         raise createPoptorchError(
             "Matrix 2-norm is not supported. The Frobenius norm is: "
             "torch.linalg.matrix_norm(x)."
         )
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
