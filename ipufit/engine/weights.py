@@ -148,9 +148,13 @@ class Wrappers:
             weight.__class__ = wrapper
 
     def take_off(self) -> None:
-        """Make the weights plain; they keep the values that they have on the host."""
-        for weight, plain, _ in self._classes:
-            weight.__class__ = plain
+        """Make the weights plain; they keep the values that they have on the host.
+
+        Those that another program has wrapped since stay as they are.
+        """
+        for weight, plain, wrapper in self._classes:
+            if type(weight) is wrapper:
+                weight.__class__ = plain
 
     def touch(self) -> None:
         """Call the method before a weight is read."""

@@ -122,3 +122,17 @@ def test_a_model_that_is_gone_leaves_its_weights(form):
     x, _ = pair.data(0)
     expected = pair.torchs[0].eval()(x).detach()
     torch.testing.assert_close(pair.models[0].predict(x), expected)
+
+
+def test_a_third_model_leaves_the_weights_that_it_does_not_have():
+    first, second, third = (nn.Linear(3, 3) for _ in range(3))
+    x, y = torch.randn(ROWS, 3), torch.randn(ROWS, 3)
+    modules = nn.Sequential(first, second), nn.Sequential(second, third), first
+    models = [IPUModel(module) for module in modules]
+    for model in models:
+        model.compile(Optimizer("sgd", learning_rate=0.1), "mse")
+    models[0].train_on_batch(x, y)
+    before = second.weight.detach().clone()
+    models[1].train_on_batch(x, y)
+    models[2].evaluate(x, y, verbose=0)  # shares weights with the first model only
+    assert not torch.equal(second.weight, before)
