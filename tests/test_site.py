@@ -147,6 +147,7 @@ QUESTIONS = {
         "load a saved model",
     ],
     "no-ipu": ["Can I use it without an IPU?", "without IPU", "run on CPU"],
+    "threads": ["Can models run in threads?", "threads", "thread-safe"],
     "out-of-memory": ["What do I do if memory is short?", "out of memory"],
 }
 
