@@ -7,6 +7,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -78,8 +79,8 @@ def as_path(given: Any, name: str = "path") -> Path:
 
 
 def written_beside(target: Path, write: Callable[[Path], Any]) -> Path:
-    """Write a file under a temporary name in its own folder, and sync it."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    """Write a file under a new random name in its own folder, and sync it."""
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
         write(partial)
         with open(partial, "rb+") as file:
