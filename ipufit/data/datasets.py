@@ -507,8 +507,9 @@ def split_columns(
     """
     if not hasattr(row, "keys") or not hasattr(row, "__getitem__"):
         raise DataError(
-            f"y={list(names)} names columns, and {where} has none: it is a "
-            f"{type(row).__name__}. Pass rows as dicts, or the targets themselves."
+            f"y={list(names)!r:.60} names columns, and {where} has none: it is a "
+            f"{type(row).__name__}. Pass rows as dicts, or the targets themselves: "
+            "numbers of classes, if these are names of classes."
         )
     missing = [name for name in names if name not in row]
     if missing:

@@ -174,7 +174,8 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
         raise ConfigError(
             f"{', '.join(missing)}: trainable, but not among the optimizer's "
             "parameters. An IPU would train them with the optimizer's defaults. Freeze "
-            "them with requires_grad_(False), or give them to the optimizer."
+            "them with requires_grad_(False), or give them to the optimizer; and call "
+            "compile() again if layers or groups were added since."
         )
 
 

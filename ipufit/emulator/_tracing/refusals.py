@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 from torch.nn import functional
@@ -224,12 +225,22 @@ def untraceable(what: object) -> Error:
 def host_tensor_among(name: str, tensor: Tensor) -> Error:
     """Return the error for an operation on tensors of both host and device."""
     dtype = tensor.type().rpartition(".")[2].replace("Tensor", "")  # "Float"
+    way = (
+        "Register it with `self.register_buffer`, or move it as a constant with "
+        '`tensor.to("ipu")` or `tensor.to(x.device)`.'
+    )
+    if isinstance(tensor, torch.nn.Parameter):
+        way = (
+            "The model doesn't have this parameter: put layers of a list or a dict "
+            "into a torch.nn.ModuleList or ModuleDict."
+        )
+    elif is_batchedtensor(tensor):
+        way = "vmap isn't traced: call the function with whole batches."
     return createPoptorchError(
         f"Expected an IPU tensor but got tensor(device={tensor.device.type}, "
         f"shape={list(tensor.shape)}, dtype={dtype}), in `{name}`. Only weights, "
         "registered buffers, inputs and what is computed from them are on the IPU. "
-        "Register it with `self.register_buffer`, or move it as a constant with "
-        '`tensor.to("ipu")` or `tensor.to(x.device)`.'
+        + way
     )
 
 

@@ -31,12 +31,25 @@ def test_a_tensor_that_is_no_buffer_is_not_on_the_ipu():
         lambda m, x: x + m.constant,
         lambda m, x: x.to(m.constant),
         lambda m, x: m.constant.copy_(x),
-        lambda m, x: m.hidden[0](x),
     ],
 )
 def test_tensors_of_host_and_device_do_not_mix(function):
     module = Function(function, constant=torch.ones(6), hidden=[nn.Linear(6, 6)])
     with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
+        poptorch.inferenceModel(module)(torch.ones(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("function", "way"),
+    [
+        (lambda m, x: m.hidden[0](x), "ModuleList"),
+        (lambda m, x: torch.func.vmap(m.layer)(x), "whole batches"),
+    ],
+)
+def test_layers_that_are_not_registered_and_vmap_get_the_way_out(function, way):
+    hidden = [nn.Linear(6, 6)]
+    module = Function(function, hidden=hidden, layer=nn.Linear(6, 6))
+    with pytest.raises(poptorch.Error, match=f"Expected an IPU tensor .*{way}"):
         poptorch.inferenceModel(module)(torch.ones(2, 6))
 
 
