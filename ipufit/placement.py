@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import threading
 from functools import partial
 from typing import (
     Any,
@@ -34,6 +35,9 @@ Begun = Tuple[Optional[str], Optional[int]]
 Blocks = List[Begun]
 
 
+_ONE_LIST = threading.RLock()  # `Block.start` is the same for all threads
+
+
 @contextlib.contextmanager
 def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
     """Record the blocks that a module starts, by `with Block(...)` or `Block.start`.
@@ -57,7 +61,6 @@ def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
         [('head', 1)]
     """
     blocks: Blocks = []
-    start = poptorch.Block.start
     names = {name for stage in stages for name in stage}
 
     def listed(user_id: str | None = None, ipu_id: int | None = None) -> None:
@@ -67,11 +70,13 @@ def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
         blocks.append((user_id, ipu_id))
         start(user_id, ipu_id)
 
-    poptorch.Block.start = staticmethod(listed)  # type: ignore[method-assign,assignment]
-    try:
-        yield blocks
-    finally:
-        poptorch.Block.start = staticmethod(start)  # type: ignore[method-assign,assignment]
+    with _ONE_LIST:
+        start = poptorch.Block.start
+        poptorch.Block.start = staticmethod(listed)  # type: ignore[method-assign,assignment]
+        try:
+            yield blocks
+        finally:
+            poptorch.Block.start = staticmethod(start)  # type: ignore[method-assign,assignment]
 
 
 def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:

@@ -222,9 +222,10 @@ def deep_copied(value: T, memo: dict[int, Any] | None = None) -> T:
         memo: As for `copy.deepcopy`.
 
     Example:
-        >>> module = torch.nn.Linear(2, 1)
-        >>> module.forward = lambda x: x @ module.weight.T
-        >>> other = deep_copied(module)
+        >>> def closed(module):
+        ...     module.forward = lambda x: x @ module.weight.T
+        ...     return module
+        >>> other = deep_copied(closed(torch.nn.Linear(2, 1)))
         >>> _ = other.weight.data.fill_(0.0)
         >>> other(torch.ones(1, 2)).tolist()
         [[0.0]]

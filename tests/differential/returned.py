@@ -110,7 +110,7 @@ enter(
     lambda h: Named(hidden=h, doubled=h * 2),
     lambda r: r.hidden + r["doubled"],
 )
-enter("model output", ModelOutput, lambda r: r.logits)
+enter("model output of one", ModelOutput, lambda r: getattr(r, "logits", r))
 enter(
     "default dict",
     lambda h: collections.defaultdict(list, a=h, b=-h),

@@ -218,29 +218,27 @@ def reconstructTensorStructure(
         >>> reconstructTensorStructure(structure, [42])
         {'x': (42, 'kept')}
     """
-    rest = iter(values)
+    return _rebuilt(structure, iter(values), filter_fn)
 
-    def next_value() -> Any:
-        for value in rest:
+
+def _rebuilt(part: Any, values: Iterator[Any], filter_fn: Callable[[Any], bool]) -> Any:
+    if filter_fn(part):
+        for value in values:
             return value
         raise createPoptorchError(
             "There are fewer values than tensors in the structure to rebuild."
         )
-
-    def rebuilt(part: Any) -> Any:
-        if filter_fn(part):
-            return next_value()
-        parser = None if isinstance(part, Tensor) else custom_arg_parser(part)
-        if parser is not None:
-            tensors = parser.yieldTensors(part)
-            leaves = [next_value() if filter_fn(t) else t for t in tensors]
-            return parser.reconstruct(part, iter(leaves))
+    parser = None if isinstance(part, Tensor) else custom_arg_parser(part)
+    if parser is not None:
+        tensors = parser.yieldTensors(part)
+        leaves = [
+            _rebuilt(t, values, filter_fn) if filter_fn(t) else t for t in tensors
+        ]
+        return parser.reconstruct(part, iter(leaves))
+    if isinstance(part, (dict, list, tuple)):
+        members = part.values() if isinstance(part, dict) else part
+        items = [_rebuilt(member, values, filter_fn) for member in members]
         if isinstance(part, dict):
-            return type(part)({key: rebuilt(item) for key, item in part.items()})
-        if isinstance(part, (list, tuple)):
-            items = [rebuilt(item) for item in part]
-            is_named_tuple = hasattr(part, "_fields")
-            return type(part)(*items) if is_named_tuple else type(part)(items)
-        return part
-
-    return rebuilt(structure)
+            return type(part)(dict(zip(part, items)))
+        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
+    return part

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import threading
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterable, Iterator, TypeVar
 
@@ -483,7 +484,17 @@ def _is_whole(operand: Any) -> bool:
 
 # The trace under way --------------------------------------------------------------
 
-_active: Recording | None = None
+_ONE_TRACE = threading.RLock()
+"""What a trace changes of torch and of the module, it changes for all threads."""
+
+
+class _Thread(threading.local):
+    """The trace of each thread; None outside of it."""
+
+    trace: Recording | None = None
+
+
+_thread = _Thread()
 
 
 def is_tracing() -> bool:
@@ -493,7 +504,7 @@ def is_tracing() -> bool:
         >>> is_tracing()
         False
     """
-    return _active is not None
+    return _thread.trace is not None
 
 
 def enclosing_trace() -> Recording | None:
@@ -503,7 +514,7 @@ def enclosing_trace() -> Recording | None:
         >>> enclosing_trace() is None
         True
     """
-    return _active
+    return _thread.trace
 
 
 def current_trace() -> Recording | None:
@@ -517,21 +528,19 @@ def current_trace() -> Recording | None:
         >>> current_trace() is None
         True
     """
-    if _active is None or _active.is_running_operation:
-        return None
-    return _active
+    trace = _thread.trace
+    return None if trace is None or trace.is_running_operation else trace
 
 
 @contextlib.contextmanager
 def tracing(recording: Recording) -> Iterator[None]:
-    """Make a trace the current one inside the context."""
-    global _active
-    before = _active
-    _active = recording
-    try:
-        yield
-    finally:
-        _active = before
+    """Make a trace the current one of this thread inside the context."""
+    with _ONE_TRACE:
+        before, _thread.trace = _thread.trace, recording
+        try:
+            yield
+        finally:
+            _thread.trace = before
 
 
 def require_tensor(value: Any, message: str) -> None:

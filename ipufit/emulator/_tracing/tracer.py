@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import threading
 from dataclasses import replace
 from typing import Any, Callable, Iterator
 
@@ -289,21 +288,16 @@ class Tracer(TorchFunctionMode):
                 raise host_tensor_among(name, tensor)
 
 
-_ONE_TRACE = threading.RLock()
-"""What a trace changes of torch, it changes for all threads."""
-
-
 @contextlib.contextmanager
 def guarded(tracer: Tracer) -> Iterator[None]:
     """Record calls inside the context; a guard sees operators that no tracer does."""
-    with _ONE_TRACE:
-        is_validated = Distribution._validate_args
-        Distribution.set_default_validate_args(False)  # nobody knows the values yet
-        try:
-            with visible_indexing(), EscapeGuard(tracer), tracer:
-                yield
-        finally:
-            Distribution.set_default_validate_args(is_validated)
+    is_validated = Distribution._validate_args
+    Distribution.set_default_validate_args(False)  # nobody knows the values yet
+    try:
+        with visible_indexing(), EscapeGuard(tracer), tracer:
+            yield
+    finally:
+        Distribution.set_default_validate_args(is_validated)
 
 
 _INDEXING_ESCAPES = torch.__version__.startswith("2.0.")
