@@ -108,7 +108,8 @@ def join_processes(index: int, count: int) -> Processes:
             f"the group of torch.distributed it is process {rank} of {size}. Call "
             f"Options.Distributed.configureProcessId({rank}, {size})."
         )
-    return Processes(index, count, _gloo_group(dist.group.WORLD))
+    is_gloo = dist.get_backend() == "gloo"
+    return Processes(index, count, None if is_gloo else _gloo_beside(dist.group.WORLD))
 
 
 def _make_default_group(index: int, count: int) -> None:
@@ -155,14 +156,8 @@ def _end() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _gloo_group(world: Any) -> Any:
-    """Return None if the default group exchanges by gloo, else such a group beside it.
-
-    Args:
-        world: The default group: the other one ends with it.
-    """
-    if dist.get_backend() == "gloo":
-        return None
+def _gloo_beside(world: Any) -> Any:
+    """Return the gloo group of the processes of a default group of another kind."""
     timeout = datetime.timedelta(seconds=process_timeout())
     return dist.new_group(timeout=timeout, backend="gloo")  # type: ignore[no-untyped-call,unused-ignore]
 

@@ -167,8 +167,7 @@ def test_loaders_leave_no_temporary_folders(tmp_path):
             model.fit(Rows(), batch_size=2, epochs=2, verbose=0)
             model.evaluate(Rows(), batch_size=2, verbose=0)
     """)
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    subprocess.run([sys.executable, str(script)], env=environment, check=True)
-    assert list(folder.iterdir()) == []
+    with tempfile.TemporaryDirectory() as folder:  # sockets need a short path
+        environment = {**os.environ, "TMPDIR": folder}
+        subprocess.run([sys.executable, str(script)], env=environment, check=True)
+        assert os.listdir(folder) == []
