@@ -10,7 +10,7 @@
     ├── DataError        (ValueError)    data that can't be fed as it is
     ├── UnknownNameError (ValueError)    a name nobody knows, with a suggestion
     ├── NotCompiledError (ValueError)    `fit` before `compile`
-    ├── ProcessError     (RuntimeError)  another process has ended, or doesn't come
+    ├── ProcessError     (RuntimeError)  another process ended, or does other things
     └── UnsupportedError (TypeError)     something PopTorch or ipufit can't do
 
     IpufitWarning (UserWarning)
@@ -98,7 +98,7 @@ class NotCompiledError(IpufitError, ValueError):
 
 
 class ProcessError(IpufitError, RuntimeError):
-    """Raised if another process of the run has ended, or doesn't come in time."""
+    """Raised if another process has ended, is late, or does something else."""
 
 
 class UnsupportedError(IpufitError, TypeError):

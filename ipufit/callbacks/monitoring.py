@@ -142,9 +142,9 @@ def warn_unavailable(what: str, logs: Mapping[str, Any], end: str = "") -> None:
     """Warn that a metric isn't in the logs.
 
     Args:
-        what: Beginning of the message.
-        logs: Metrics that are there.
-        end: End of the message.
+        what: Message up to "which is not available".
+        logs: Metrics of the epoch, whose names the message lists.
+        end: Advice after the list.
     """
     warn(
         f"{what} which is not available. Available metrics are: {','.join(logs)}{end}",

@@ -31,6 +31,11 @@ REMARKS = {
     "PoplarExecutor.compileAndExport": (APPROXIMATED, "a file of the emulator's own"),
     "PoplarExecutor.save": (APPROXIMATED, "a file of the emulator's own"),
     "PoplarExecutor.loadExecutable": (APPROXIMATED, "reads the emulator's own files"),
+    "AsynchronousDataAccessor": (
+        APPROXIMATED,
+        "`miss_sleep_time_in_ms` changes nothing: its process sleeps until a slot is "
+        "free",
+    ),
     "load": (APPROXIMATED, "reads the emulator's own files"),
     "importPoptorchMetadataFromFile": (APPROXIMATED, "of the emulator's own files"),
     "PoplarExecutor.cycleCount": (
