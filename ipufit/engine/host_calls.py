@@ -19,8 +19,8 @@ from ipufit.data.datasets import SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
 from ipufit.engine.objective import (
     Inferred,
+    LossInputs,
     Objective,
-    Sketch,
     sum_instead_of_mean,
 )
 from ipufit.engine.precision import change_types
@@ -335,7 +335,7 @@ def figure_bytes(
     return _BYTES_OF_SUM * count
 
 
-def refuse_sums(sketches: Sequence[Sketch]) -> None:
+def refuse_sums(loss_inputs: Sequence[LossInputs]) -> None:
     """Refuse losses that are sums over the samples of a micro-batch.
 
     They are called on the host with random rows: a sum doubles with their number.
@@ -343,7 +343,7 @@ def refuse_sums(sketches: Sequence[Sketch]) -> None:
     Raises:
         ConfigError: A loss is a sum.
     """
-    for loss, leaves, rows in sketches:
+    for loss, leaves, rows in loss_inputs:
         function, before = loss.function, HostRandomState()
         once = twice = 0.0
         with contextlib.ExitStack() as stack:

@@ -599,8 +599,8 @@ class Objective:
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
 
-    def sketches(self, outputs: Any, labels: Labels, rows: int) -> list[Sketch]:
-        """Return the shapes that users' own losses get; they need no values.
+    def loss_inputs(self, outputs: Any, labels: Labels, rows: int) -> list[LossInputs]:
+        """Describe what users' own losses get, to call them with random rows later.
 
         Args:
             outputs: Everything that the module returned.
@@ -610,7 +610,7 @@ class Objective:
         return [
             (
                 loss,
-                map_tensors(partial(_sketch, rows=rows), (part.output, part.target)),
+                map_tensors(partial(_drawing, rows=rows), (part.output, part.target)),
                 rows,
             )
             for key, loss in self.losses
@@ -926,11 +926,11 @@ def _weights(
     return weights
 
 
-Sketch = Tuple[Loss, Any, int]
-"""A loss; functions that draw the tensors it gets, in their place; and the rows."""
+LossInputs = Tuple[Loss, Any, int]
+"""A loss, its output and target as functions that draw tensors, and a count of rows."""
 
 
-def _sketch(leaf: Tensor, rows: int) -> Any:
+def _drawing(leaf: Tensor, rows: int) -> Any:
     return partial(_drawn, tuple(leaf.shape), leaf.dtype, leaf.shape[:1] == (rows,))
 
 

@@ -502,7 +502,7 @@ class Executors:
                 self._acquire(executor, attach)
                 wrappers = Wrappers(step.weights if step.is_training else [])
             try:
-                refuse_sums(step.sketches)  # which calls losses, as a trace does
+                refuse_sums(step.loss_inputs)  # which calls losses, as a trace does
             except ConfigError:
                 executor.destroy()
                 raise
@@ -1007,7 +1007,7 @@ def surveyed(
             break
         moved += found.error.moved
     try:
-        refuse_sums(step.sketches)
+        refuse_sums(step.loss_inputs)
     except ConfigError as error:
         refusals.append(error)
     given_warnings = [one.message for one in caught]

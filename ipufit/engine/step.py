@@ -22,8 +22,8 @@ from ipufit.engine.metric_state import Entry, vector_of, widened_all
 from ipufit.engine.objective import (
     OWN_LOSS,
     Inferred,
+    LossInputs,
     Objective,
-    Sketch,
     StepFunction,
     dominant_labels,
     mixed_loss_terms,
@@ -597,7 +597,7 @@ class Step(torch.nn.Module):
             self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
         # PopTorch traces a shallow copy, which shares these lists.
         self._found: list[Findings] = []
-        self.sketches: list[Sketch] = []
+        self.loss_inputs: list[LossInputs] = []
 
     @property
     def findings(self) -> Findings:
@@ -718,7 +718,7 @@ class Step(torch.nn.Module):
             terms = self._own_terms(own, wide, rows)
         else:
             objective.check_logits(wide, labels, probabilities)
-            self.sketches[:] = objective.sketches(wide, labels, rows)
+            self.loss_inputs[:] = objective.loss_inputs(wide, labels, rows)
             mixing = self._structure.mixing(tensors)
             if mixing is None:
                 terms = objective.loss_terms(wide, labels, rows)
