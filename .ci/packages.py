@@ -19,7 +19,7 @@ END = "<!-- end of map -->\n"
 # Headings in the order to read them, with the files and packages below each, likewise.
 # Files that aren't named here belong to the ground.
 SECTIONS = {
-    "The model": "__init__ model config batching placement mixing scalars summary",
+    "The model": "__init__ model config batching placement mixing",
     "Its data": "data",
     "Its program, and the run": "engine state",
     "Its losses, metrics and optimisers": "losses metrics optimizers",

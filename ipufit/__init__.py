@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from .config import IPUConfig
     from .data import CachedDataset
+    from .engine.metric_state import log
     from .errors import (
         BakedInWarning,
         CheckpointError,
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
         Schedule,
         freeze,
     )
-    from .scalars import log
 
 __all__ = [
     "BackupAndRestore",
@@ -174,7 +174,7 @@ _HOMES = {
         "Schedule",
         "freeze",
     ],
-    "scalars": ["log"],
+    "engine.metric_state": ["log"],
 }
 _PACKAGES = ("distributed", "metrics")
 """Packages of which users take names by `ipufit.metrics.AUC` and the like."""

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import names of a package when they are first used."""
+"""Imports at first use: names of packages, and packages that only some need."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from typing import Any, Callable, Mapping, Sequence
+
+from .errors import ConfigError
 
 
 def imported_at_first_use(
@@ -22,12 +24,12 @@ def imported_at_first_use(
         The package's `__getattr__` and `__dir__`.
 
     Example:
-        >>> find, _ = imported_at_first_use("ipufit", {"scalars": ["log"]})
-        >>> find("log").__module__
-        'ipufit.scalars'
-        >>> find("leg")
+        >>> find, _ = imported_at_first_use("ipufit", {"mixing": ["Mixing"]})
+        >>> find("Mixing").__module__
+        'ipufit.mixing'
+        >>> find("Mixin")
         Traceback (most recent call last):
-        AttributeError: module 'ipufit' has no attribute 'leg'
+        AttributeError: module 'ipufit' has no attribute 'Mixin'
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -42,3 +44,28 @@ def imported_at_first_use(
         return sorted({*vars(sys.modules[package]), *home_of})
 
     return find, names_and_modules
+
+
+def need(module: str, who: str, install: str) -> Any:
+    """Import a module of an optional package, or say how to install it.
+
+    Args:
+        module: Name of the module.
+        who: Name of the callback or function that needs it, for the message.
+        install: Argument of `pip install`, for the message.
+
+    Raises:
+        ConfigError: If the module can't be imported.
+
+    Example:
+        >>> need("no_such_module", "Gauge", "gauges")
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: Gauge needs a package that isn't installed: ...
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{who} needs a package that isn't installed: pip install {install} "
+            f"({error})"
+        ) from error

@@ -208,6 +208,9 @@ class Processes:
     Args:
         info: This process.
 
+    Attributes:
+        are_several: Whether there is more than one process.
+
     Raises:
         ProcessError: From every method, if another process has ended or doesn't come.
 
@@ -219,6 +222,7 @@ class Processes:
 
     def __init__(self, info: ProcessInfo = ALONE) -> None:
         self.info = info
+        self.are_several = info.count > 1
 
     @property
     def index(self) -> int:
@@ -234,11 +238,6 @@ class Processes:
     def is_first(self) -> bool:
         """Whether this is process 0, which prints and writes files for all."""
         return self.info.is_first
-
-    @property
-    def are_several(self) -> bool:
-        """Whether there is more than one process."""
-        return self.info.count > 1
 
     def summed(self, tensor: Tensor) -> Tensor:
         """Return the sum over all processes of tensors of one shape and dtype."""

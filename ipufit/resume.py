@@ -669,13 +669,15 @@ def find_checkpoint(
         for store in [getattr(callback, "store", None)]
         if isinstance(store, files.CheckpointStore)
     ]
+    if resume is None and not stores:
+        return None
     found = None
     with files.missing_allowed():
         if resume is not None and resume != AUTO:
             found = _checkpoint_at(as_path(resume, "resume"))
         elif stores:
             _, found = files.load_newest(stores) or (None, None)
-        elif resume == AUTO:
+        else:
             raise ConfigError(
                 "resume='auto' goes on from the checkpoints of a callback, and there "
                 "is none that keeps any. Add BackupAndRestore(directory), or give a "
@@ -683,8 +685,6 @@ def find_checkpoint(
             )
         if found is not None:
             check_has_run(found)
-    if resume is None and not stores:
-        return None
     runs = processes().gathered(None if found is None else found.state["run"])
     odd = [index for index, run in enumerate(runs) if run != runs[0]]
     if odd:

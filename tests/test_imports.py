@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What isn't used isn't imported."""
+"""What isn't used isn't imported, and a call of `fit` goes through few files."""
 
 from __future__ import annotations
 
@@ -54,17 +54,21 @@ FOREIGN = {
 }
 
 
-def imported(code):
-    """The modules that code imports in a process of its own, beyond torch's."""
+def imported(code, then=""):
+    """The modules that code imports in a process of its own, beyond torch's.
+
+    Or what `then` prints, which goes on from there.
+    """
     environment = {**os.environ, "IPUFIT_BACKEND": "emulator"}
     done = subprocess.run(
-        [sys.executable, "-c", NEW.format(code=code)],
+        [sys.executable, "-c", NEW.format(code=code) + then],
         capture_output=True,
         text=True,
         check=True,
         env=environment,
     )
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    last = json.loads(done.stdout.splitlines()[-1])
+    return last if then else set(last)
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +108,41 @@ def test_a_callback_brings_no_other():
 @pytest.mark.parametrize("name", sorted({*LATER, *TO_RUN}))
 def test_the_names_are_those_of_modules(name):
     assert find_spec(name) is not None
+
+
+ENTERED = """
+from pathlib import Path
+import ipufit
+from ipufit._poptorch import poptorch
+executor, files, calls = poptorch.PoplarExecutor, set(), []
+front, run = Path(ipufit.__file__).parent, executor.__call__
+
+def calling(*args):
+    calls.append(len(files))
+    files.clear()
+    return run(*args)
+
+def entered(frame, event, _):
+    path = Path(frame.f_code.co_filename)
+    if event == "call" and front in path.parents:
+        name = path.relative_to(front)
+        files.update([name] if name.parts[0] != "emulator" else [])
+
+class Hears(ipufit.Callback):
+    def on_train_batch_end(self, batch, logs):
+        pass
+
+executor.__call__ = calling
+hears = Hears()
+sys.setprofile(entered)
+model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=hears)
+sys.setprofile(None)
+print(json.dumps([calls[0], *calls[2:4]]))
+"""
+
+
+def test_a_fit_goes_through_few_files():
+    model = FIT.partition("model.fit")[0]
+    first, *further = imported(MODEL + model, ENTERED)
+    assert first <= 32
+    assert max(further) <= 12

@@ -24,11 +24,9 @@ from typing import (
 import numpy as np
 import torch
 
-from ipufit._failures import do_all
 from ipufit._kinds import fields
-from ipufit._spans import span
 from ipufit.errors import ConfigError, DamagedCheckpointError
-from ipufit.state import RunState
+from ipufit.state import RunState, do_all, span
 
 CallbackLike = Union["Callback", Iterable[Any], None]
 """A callback, or nested sequences of them."""

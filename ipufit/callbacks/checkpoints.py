@@ -13,7 +13,6 @@ from string import Formatter
 from time import monotonic
 from typing import Any, Callable, ClassVar, Mapping
 
-from ipufit._failures import do_all
 from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, number, optional, whole
 from ipufit.checkpoint import (
@@ -32,7 +31,7 @@ from ipufit.errors import (
     UnsupportedError,
     warn,
 )
-from ipufit.state import EVICTED
+from ipufit.state import EVICTED, do_all
 
 from .base import Callback, copied
 from .monitoring import MonitorCallback, direction_of

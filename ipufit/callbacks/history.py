@@ -7,7 +7,7 @@ import math
 from typing import Any, ClassVar, Mapping, NoReturn, Sequence
 
 from ipufit._kinds import Kind, anything, count, dict_of, list_of, text
-from ipufit._optional import need
+from ipufit._lazy import need
 from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
 from .base import Callback

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, list_of, optional, text
-from ipufit._optional import need
+from ipufit._lazy import need
 from ipufit.batching import check_count
 from ipufit.errors import ConfigError, IpufitWarning, warn
 

@@ -16,9 +16,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, dict_of, number
-from ipufit._spans import is_recorded
 from ipufit.batching import check_count, check_positive
 from ipufit.errors import ConfigError, NonFiniteGradientWarning, UnknownNameError, warn
+from ipufit.state import is_recorded
 from ipufit.types import Verbose
 
 from .base import Callback, say

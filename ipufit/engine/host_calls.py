@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from ipufit._tree import Structure, tree_map
 from ipufit.data.datasets import SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
+from ipufit.engine.metric_state import collected
 from ipufit.engine.objective import (
     Inferred,
     LossInputs,
@@ -29,7 +30,6 @@ from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import mode, unfetched
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.metrics import Metric
-from ipufit.scalars import collected
 
 
 def give_shapes(module: torch.nn.Module, source: Source) -> None:

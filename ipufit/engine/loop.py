@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._spans import awaited, span
 from ipufit._tree import Structure, map_tensors
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
@@ -31,7 +30,13 @@ from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
 from ipufit.data.datasets import Labels
 from ipufit.distributed import Processes
 from ipufit.engine.host_calls import bytes_of
-from ipufit.engine.metric_state import MetricState, Sums, vector_of, widened_all
+from ipufit.engine.metric_state import (
+    MetricState,
+    Scalars,
+    Sums,
+    vector_of,
+    widened_all,
+)
 from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
 from ipufit.engine.program import GRADIENT_OF, Executors, gradient_anchors
 from ipufit.engine.weights import mode
@@ -41,8 +46,7 @@ from ipufit.errors import (
 )
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
-from ipufit.scalars import Scalars
-from ipufit.state import RunState
+from ipufit.state import RunState, awaited, span
 from ipufit.types import Logs
 
 

@@ -37,7 +37,6 @@ from ipufit.metrics import (
     resolve_metrics,
 )
 from ipufit.mixing import Coefficients, rolled
-from ipufit.scalars import log
 
 
 def named_outputs(outputs: Any) -> dict[str, Any] | None:
@@ -238,7 +237,7 @@ def _scalar_end(outputs: Sequence[Any]) -> int | None:
 StepFunction = Callable[[torch.nn.Module, Any], Any]
 """Computes from the module and a batch what the program needs of them."""
 
-_RETURNS = (
+RETURNS = (
     "the loss, a tuple (loss, outputs), or a dict with 'loss', 'outputs' and scalars "
     "to report"
 )
@@ -276,47 +275,6 @@ class Inferred(NamedTuple):
     gives_outputs: bool = True
 
 
-def result_of_step(
-    returned: Any, marked: Sequence[Tensor] = ()
-) -> tuple[Tensor | None, Any]:
-    """Split the result of a step into loss and outputs, and log the scalars in it.
-
-    Args:
-        returned: The loss; a dict of "loss", "outputs" and scalars; or outputs with an
-            own loss (`split_own_loss`).
-        marked: Results of `identity_loss`.
-
-    Raises:
-        ConfigError: The result has another form.
-
-    Example:
-        >>> result_of_step({"loss": torch.tensor(2.0), "outputs": [1]})
-        (tensor(2.), [1])
-        >>> result_of_step(torch.tensor(2.0))
-        (tensor(2.), ())
-    """
-    if returned is None:
-        return None, ()
-    if type(returned) is not dict:
-        return split_own_loss(returned, marked)
-    rest = {name: v for name, v in returned.items() if name not in ("loss", "outputs")}
-    for name, value in rest.items():
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise ConfigError(
-                f"The step returned {name!r}, which is {shapes_of(value)} and no "
-                f"scalar. A step returns {_RETURNS}. Put what belongs to samples "
-                "under 'outputs'."
-            )
-        log(name, value)
-    loss = returned.get("loss")
-    if loss is not None and not isinstance(loss, Tensor):
-        raise ConfigError(
-            f"The step returned {loss!r} as its loss, and must return a tensor that is "
-            "computed from the batch."
-        )
-    return loss, returned.get("outputs", ())
-
-
 def checked_step(name: str, function: Any, *, is_method: bool = False) -> None:
     """Refuse a step that can't be called as one.
 
@@ -336,7 +294,7 @@ def checked_step(name: str, function: Any, *, is_method: bool = False) -> None:
     if function is not None and not callable(function):
         raise ConfigError(
             f"{name}={function!r} is no function of the module and a batch: write "
-            f"`def {name}(module, batch)`, which returns {_RETURNS}."
+            f"`def {name}(module, batch)`, which returns {RETURNS}."
         )
     if function is None:
         return

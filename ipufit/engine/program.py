@@ -33,7 +33,6 @@ from torch._C import DisableTorchFunctionSubclass
 
 from ipufit import _env
 from ipufit._poptorch import poptorch, survey
-from ipufit._spans import span
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
@@ -42,7 +41,7 @@ from ipufit.data.datasets import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues, TrainedParts
 from ipufit.engine.host_calls import refuse_sums
-from ipufit.engine.metric_state import Entry
+from ipufit.engine.metric_state import Entry, Scalars
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
     ShortPipelineError,
@@ -76,7 +75,7 @@ from ipufit.engine.weights import (
 from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
 from ipufit.optimizers import Optimization, hyper_parameters
 from ipufit.placement import find_beginnings
-from ipufit.scalars import Scalars
+from ipufit.state import span
 from ipufit.types import Batch
 
 KEPT_PROGRAMS = 4

@@ -18,9 +18,17 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, map_tensors
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import NOTHING, SampleStructure
-from ipufit.engine.metric_state import Entry, vector_of, widened_all
+from ipufit.engine.metric_state import (
+    Entry,
+    Scalars,
+    collected,
+    log,
+    vector_of,
+    widened_all,
+)
 from ipufit.engine.objective import (
     OWN_LOSS,
+    RETURNS,
     Inferred,
     LossInputs,
     Objective,
@@ -28,7 +36,6 @@ from ipufit.engine.objective import (
     dominant_labels,
     mixed_loss_terms,
     probability_outputs,
-    result_of_step,
     shapes_of,
     split_own_loss,
     sum_instead_of_mean,
@@ -54,7 +61,6 @@ from ipufit.placement import (
     own_stages,
     started_blocks,
 )
-from ipufit.scalars import Scalars, collected
 
 _NO_FORWARD = "_forward_unimplemented"
 """The name of torch's function in the place of a missing `forward`."""
@@ -136,6 +142,47 @@ def results_of(
         return None, call_step(computed.step, module, inputs)
     batch = structure.batch(inputs, tensors)
     return result_of_step(call_step(computed.step, module, batch), marked)
+
+
+def result_of_step(
+    returned: Any, marked: Sequence[Tensor] = ()
+) -> tuple[Tensor | None, Any]:
+    """Split the result of a step into loss and outputs, and log the scalars in it.
+
+    Args:
+        returned: The loss; a dict of "loss", "outputs" and scalars; or outputs with an
+            own loss (`split_own_loss`).
+        marked: Results of `identity_loss`.
+
+    Raises:
+        ConfigError: The result has another form.
+
+    Example:
+        >>> result_of_step({"loss": torch.tensor(2.0), "outputs": [1]})
+        (tensor(2.), [1])
+        >>> result_of_step(torch.tensor(2.0))
+        (tensor(2.), ())
+    """
+    if returned is None:
+        return None, ()
+    if type(returned) is not dict:
+        return split_own_loss(returned, marked)
+    rest = {name: v for name, v in returned.items() if name not in ("loss", "outputs")}
+    for name, value in rest.items():
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ConfigError(
+                f"The step returned {name!r}, which is {shapes_of(value)} and no "
+                f"scalar. A step returns {RETURNS}. Put what belongs to samples "
+                "under 'outputs'."
+            )
+        log(name, value)
+    loss = returned.get("loss")
+    if loss is not None and not isinstance(loss, Tensor):
+        raise ConfigError(
+            f"The step returned {loss!r} as its loss, and must return a tensor that is "
+            "computed from the batch."
+        )
+    return loss, returned.get("outputs", ())
 
 
 def shape_of_batch(batch: Any) -> str:

@@ -18,6 +18,7 @@ from ipufit._kinds import Kind, anything, list_of, number
 from ipufit.callbacks import Callback, History
 from ipufit.config import IPUConfig
 from ipufit.distributed import get_process_info
+from ipufit.engine.metric_state import log
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -27,7 +28,6 @@ from ipufit.errors import (
 )
 from ipufit.model import IPUModel
 from ipufit.optimizers import PerEpoch
-from ipufit.scalars import log
 from ipufit.types import Logs
 
 __all__ = ["LightningModel", "from_lightning"]

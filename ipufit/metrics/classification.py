@@ -13,25 +13,23 @@ from torch import Tensor
 from ipufit.errors import ConfigError
 
 from .base import (
-    Metric,
-    flat,
-    in_float32,
-    is_whole,
-    mean_sums,
-    score_above,
-    spread_weights,
-    zeros_like,
-)
-from .shapes import (
     IGNORED_INDEX,
+    Metric,
     class_indices,
     classified,
     dense_targets,
+    flat,
     has_class_axis,
+    in_float32,
     is_of_bits,
+    is_whole,
     matched_targets,
+    mean_sums,
     one_hot,
+    score_above,
+    spread_weights,
     whole_rows,
+    zeros_like,
 )
 
 __all__ = [

@@ -11,12 +11,16 @@ from torch import Tensor
 
 from ipufit.errors import ConfigError, DataError
 
-from .base import Metric, is_between, is_whole, refuse_parts, score_above
-from .shapes import (
+from .base import (
+    Metric,
     classified,
     elements,
+    is_between,
     is_of_bits,
+    is_whole,
     one_hot,
+    refuse_parts,
+    score_above,
     total_marked,
 )
 

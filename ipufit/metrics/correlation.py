@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import CollectingMetric, Metric, weighed
-from .shapes import elements, is_binary
+from .base import CollectingMetric, Metric, elements, is_binary, weighed
 from .streamed import kept_rows
 
 __all__ = [

@@ -16,16 +16,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from .base import FunctionMetric, Metric, mean_sums
-from .shapes import (
+from .base import (
     IGNORED_INDEX,
     Classified,
+    FunctionMetric,
+    Metric,
     class_indices,
     classified,
     dense_targets,
     has_class_axis,
     is_of_bits,
     matched_targets,
+    mean_sums,
 )
 
 __all__ = [

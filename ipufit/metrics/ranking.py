@@ -11,13 +11,15 @@ from torch import Tensor
 
 from ipufit.errors import ConfigError
 
-from .base import CollectingMetric, Metric, is_whole
-from .shapes import (
+from .base import (
+    CollectingMetric,
     Elements,
+    Metric,
     classified,
     elements,
     has_class_axis,
     is_binary,
+    is_whole,
     total_marked,
 )
 

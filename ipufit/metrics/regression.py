@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ipufit.errors import DataError
 
-from .base import Metric, mean_sums
-from .shapes import is_binary, matched_targets
+from .base import Metric, is_binary, matched_targets, mean_sums
 
 SMALLEST = 1e-7
 """The smallest number that percentages divide by, as in Keras."""

@@ -40,6 +40,7 @@ from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
+from ipufit.engine.metric_state import collected
 from ipufit.engine.objective import Steps
 from ipufit.engine.precision import computed_in
 from ipufit.engine.step import NoForwardError, call_module, call_step, kept_submodules
@@ -64,7 +65,6 @@ from ipufit.planning.split import (
     refuse_idle_stages,
     smallest_split,
 )
-from ipufit.scalars import collected
 
 CAPACITY = memory.DEVICES["mk2"].num_bytes
 """Bytes of one IPU, of Mk2 and of Bow."""

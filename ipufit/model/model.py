@@ -33,9 +33,7 @@ from torch.nn.parameter import is_lazy
 
 from ipufit import _env
 from ipufit import checkpoint as files
-from ipufit._failures import do_all
 from ipufit._poptorch import poptorch
-from ipufit._spans import awaited
 from ipufit._tree import tree_map
 from ipufit.batching import (
     DEFAULT_BATCH_SIZE,
@@ -136,7 +134,7 @@ from ipufit.resume import (
     numeric_settings,
     position_of,
 )
-from ipufit.state import EVICTED, RunState
+from ipufit.state import EVICTED, RunState, awaited, do_all
 from ipufit.types import Logs, PathLike, Verbose
 
 if TYPE_CHECKING:
@@ -2714,9 +2712,10 @@ class IPUModel:
         self._counterparts.warn_of_changes()
         given = CallbackList(callbacks).callbacks
         run.processes, run.thread = self.processes, threading.get_ident()
-        own_display = make_progress(verbose if run.processes.is_first else 0)
+        verbose = verbose if run.processes.is_first else 0
+        own_display = make_progress(verbose)
         displays = [one for one in given if isinstance(one, ProgressDisplay)]
-        last = [] if displays else [own_display]
+        last = [own_display] if verbose and not displays else []
         hooks = CallbackList([given, [] if history is None else history, last])
         hooks.set_model(self)
         hooks.set_run(run)

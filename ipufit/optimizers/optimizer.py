@@ -974,7 +974,8 @@ class Optimization:
         )
         self._rates = rates
         self._schedules = dict(schedules)
-        self._setters = [rates, *schedules.values()]
+        setters = [rates, *schedules.values()]
+        self._setters = [one for one in setters if type(one) is not Setter]
         self._spec = spec
         self._source = source
         self._batch_size: int | None = None
@@ -1189,7 +1190,8 @@ class Optimization:
     def after_call(self, num_updates: int) -> None:
         """Count the updates of a call, and step torch's scheduler as often."""
         self.num_updates += num_updates
-        self._rates.advance(num_updates)
+        for setter in self._setters:
+            setter.advance(num_updates)
 
     def end_epoch(self) -> None:
         """Step a scheduler of torch that is stepped per epoch."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ipufit._files import file_errors
-from ipufit._optional import need
+from ipufit._lazy import need
 from ipufit.errors import ConfigError
 from ipufit.types import PathLike
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.errors import DataError
-from ipufit.metrics.shapes import (
+from ipufit.metrics.base import (
     class_indices,
     classified,
     dense_targets,
