@@ -83,6 +83,12 @@ def pytest_configure(config):
         raise pytest.UsageError(f"--emulator-mode: {error}") from error
 
 
+def pytest_collection_finish():
+    """Spare later collections of garbage what modules have made: it stays."""
+    gc.collect()
+    gc.freeze()
+
+
 def is_thorough(config):
     """Whether all examples and all costly tests are asked for."""
     profile = config.getoption("hypothesis_profile")
@@ -90,9 +96,15 @@ def is_thorough(config):
     return profile == "thorough" or (not profile and has_seed)
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leave costly tests to the thorough profile."""
+    if not is_thorough(config):
+        costly = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=costly)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
 def pytest_runtest_setup(item):
-    if item.get_closest_marker("thorough") and not is_thorough(item.config):
-        pytest.skip("costly: the thorough profile has it")
     active = set(item.config.getoption("emulator_mode"))
     for marker in item.iter_markers("not_in_mode"):
         if active.intersection(marker.args or active):
@@ -100,41 +112,29 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _left_as_found():
+    """Seed all generators; restore what a test may change; fail on what it leaves.
+
+    A thread or child process that outlives the test is a failure.
+    """
     random.seed(SEED)
     np.random.seed(SEED)
     torch.default_generator.manual_seed(SEED)
-
-
-@pytest.fixture(autouse=True)
-def _restore_environment():
-    before = dict(os.environ)
+    environment = dict(os.environ)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # for pytest, not for what it runs
         os.environ.pop(name, None)
+    excepthook = sys.excepthook  # torch.distributed's names ranks in tracebacks
+    running = {*threading.enumerate(), *multiprocessing.active_children()}
     yield
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-    os.environ.update(before)
-
-
-@pytest.fixture(autouse=True)
-def _restore_excepthook():
-    """torch.distributed leaves a hook behind that names ranks in tracebacks."""
-    before = sys.excepthook
-    yield
-    sys.excepthook = before
-
-
-@pytest.fixture(autouse=True)
-def _no_stragglers():
-    """Fail on a thread or a child process that outlives the test."""
-    before = {*threading.enumerate(), *multiprocessing.active_children()}
-    yield
+    sys.excepthook = excepthook
+    if dict(os.environ) != environment:
+        os.environ.clear()
+        os.environ.update(environment)
     deadline = time.monotonic() + GRACE_SECONDS
-    stragglers = _running_besides(before)
+    stragglers = _running_besides(running)
     while stragglers and time.monotonic() < deadline:
         time.sleep(0.01)
-        stragglers = _running_besides(before)
+        stragglers = _running_besides(running)
     if stragglers:
         pytest.fail(f"left running: {sorted(map(repr, stragglers))}")
 

@@ -7,10 +7,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parent.parent / "ipufit"
-FILES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SECTION = re.compile(
     r"^(?:Args|Attributes|Raises|Returns|Yields):\n((?:    .*\n?|\n)+)", re.M
@@ -40,6 +37,7 @@ def riddles(source):
     ]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_docstring_begins_with_its_subject(file):
-    assert riddles((PACKAGE / file).read_text(encoding="utf-8")) == []
+def test_docstrings_begin_with_their_subject():
+    found = {path: riddles(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+    assert {path: texts for path, texts in found.items() if texts} == {}
+    assert len(found) > 100
