@@ -18,28 +18,18 @@ import dis
 import enum
 import functools
 import inspect
+import operator
 import sys
 import sysconfig
 import types
 import zlib
-from itertools import repeat
-from operator import attrgetter
-from pathlib import Path
+from functools import partial
 from types import CodeType
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Tuple,
-)
+from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
 
 from ipufit.engine.objective import Objective, StepFunction
 from ipufit.engine.trace_checks import warn_of_baked_in
@@ -52,57 +42,40 @@ SMALL_BYTES = 1 << 16
 """Arrays of numpy up to this size are compared before every call."""
 LARGE = 256
 """Containers of more elements are compared as a whole, and between runs only."""
-LARGE_BYTES = 1 << 24
-"""Tensors and arrays of more bytes are compared by identity only."""
 
 
-class Contents(NamedTuple):
-    """Recorded contents of an object: its kind, and the checksum of a constant."""
+class Kind(str):
+    """Text about a value that isn't plain; equal values have equal texts.
 
-    kind: str
-    checksum: int = 0
+    What follows `#` is the object's identity, or the checksum of a constant.
+    """
 
     def __repr__(self) -> str:
-        return self.kind
+        return self.partition(" #")[0]
 
 
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-    *(np.generic, np.dtype, enum.Enum, CodeType, Contents),
+    *(np.generic, np.dtype, enum.Enum, CodeType),
 )
 """Values that are compared by `==`."""
-
-
-_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
-_NO_STEPS = ("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG")
-_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
-_COMPUTED = {"vars", "eval", "exec", "globals", "locals", "__dict__"}
-_COMPUTED |= {"attrgetter", "__getattribute__"}
-"""Names whose use lets code read attributes by names that aren't in it."""
-
 _CONTAINERS = (list, tuple, collections.deque, Mapping, set, frozenset)
 _WRAPPERS = (
-    *(types.MethodType, functools.partial, functools.cached_property),
-    *(property, staticmethod, classmethod),
+    *(types.FunctionType, types.MethodType, functools.partial),
+    *(functools.cached_property, property, staticmethod, classmethod),
 )
 _WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget")
-"""Attributes of wrappers that lead to a function and its arguments."""
+_WRAPPED += ("__code__", "__defaults__", "__kwdefaults__")
+"""Attributes of functions and their wrappers that lead to code and its arguments."""
+_THEMSELVES = (
+    *(torch.nn.Module, types.FunctionType, types.ModuleType, type, Tensor, np.ndarray),
+)
+"""Objects that equal only themselves."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_MEMBERS = ("_modules", "_parameters", "_buffers", *_HOOKS)
 _TORCHS = {"training", *vars(torch.nn.Module())}
 """Attributes that torch itself keeps in a module."""
-_NOT_IN_FORWARD = frozenset(
-    f"__{name}__"
-    for name in (
-        *("init", "new", "del", "repr", "str", "format", "dir", "copy", "deepcopy"),
-        *("init_subclass", "class_getitem", "subclasshook", "set_name"),
-        *("reduce", "reduce_ex", "getstate", "setstate"),
-    )
-)
-"""Methods of a class that `forward` doesn't call."""
-
-_MISSING: Any = object()
+_MISSING: Any = Kind("missing")
 
 
 @functools.lru_cache(maxsize=None)
@@ -119,36 +92,39 @@ def _origin(module_name: str) -> str:
     if root in ("types", "argparse", "collections"):
         return "holder"
     of_settings = ("torch.distributions.", "ipufit.metrics.", "ipufit.losses.")
-    if (module_name + ".").startswith(of_settings):
+    if f"{module_name}.".startswith(of_settings):
         return "package"
-    if root in ("torch", "ipufit", "poptorch", "numpy"):
-        return "machinery"
     module = sys.modules.get(root)
     files = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    file = next((one for one in files if one), None)
-    if root == "__main__" or file is None:
-        return "machinery" if root in sys.builtin_module_names else "user"
-    folders = Path(file).resolve().parents
-    paths = {name: Path(path).resolve() for name, path in sysconfig.get_paths().items()}
-    if {paths["purelib"], paths["platlib"]}.intersection(folders):
+    file = next((one for one in files if one), "")
+    is_builtin = not file and root in sys.builtin_module_names
+    if is_builtin or root in ("torch", "ipufit", "poptorch", "numpy"):
+        return "machinery"
+    if "site-packages" in file or "dist-packages" in file:
         return "package"
-    if {paths["stdlib"], paths["platstdlib"]}.intersection(folders):
-        return "package" if "site-packages" in file else "machinery"
-    return "user"
+    is_python = root != "__main__" and file.startswith(sysconfig.get_path("stdlib"))
+    return "machinery" if is_python else "user"
+
+
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
+_NO_STEPS = ("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG")
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
+_COMPUTED = {"vars", "eval", "exec", "globals", "locals", "__dict__"}
+_COMPUTED |= {"attrgetter", "__getattribute__"}
+"""Names whose use lets code read attributes by names that aren't in it."""
 
 
 @functools.lru_cache(maxsize=4096)
-def names_read(code: CodeType) -> tuple[frozenset[str], frozenset[str], bool]:
+def names_read(code: CodeType) -> tuple[frozenset[str], bool]:
     """Return the names that the code of a function reads, and of functions inside it.
 
     Returns:
-        Globals and imported modules; attributes of any object; whether the code may
-        read attributes by names that it computes. An attribute that is only counted up
+        Names of globals, imported modules and attributes; whether the code may read
+        attributes by names that it computes. An attribute that is only counted up
         (`self.calls += 1`), put into (`self.seen["x"] = x`), or read after it was set
         (`self.hidden = ...`) isn't included: no result depends on its old value.
     """
-    variables: set[str] = set()
-    attributes: set[str] = set()
+    names: set[str] = set()
     was_set: set[str] = set()
     is_open = False
     is_straight = not getattr(code, "co_exceptiontable", b"")  # an error may branch too
@@ -157,10 +133,10 @@ def names_read(code: CodeType) -> tuple[frozenset[str], frozenset[str], bool]:
     for at, (step, kind, before) in enumerate(zip(steps, kinds, ["", *kinds])):
         is_straight = is_straight and step.opcode not in _JUMPS
         if kind in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"):
-            variables.add(step.argval)
+            names.add(step.argval)
             if step.argval in ("getattr", "hasattr"):
                 name = _constant_name(steps[at + 1 :])
-                attributes.add(name)
+                names.add(name)
                 is_open |= not name
         elif kind == "STORE_ATTR" and is_straight and before.startswith("LOAD_"):
             was_set.add(step.argval)
@@ -168,15 +144,12 @@ def names_read(code: CodeType) -> tuple[frozenset[str], frozenset[str], bool]:
             is_counted_up = before in ("DUP_TOP", "COPY")
             is_filled = "STORE_SUBSCR" in kinds[at + 2 : at + 3]
             if not (is_counted_up or is_filled or step.argval in was_set):
-                attributes.add(step.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            inner = names_read(constant)
-            variables |= inner[0]
-            attributes |= inner[1]
-            is_open |= inner[2]
-    is_open |= not _COMPUTED.isdisjoint(variables | attributes)
-    return frozenset(variables), frozenset(attributes), is_open
+                names.add(step.argval)
+    for inner in (one for one in code.co_consts if isinstance(one, CodeType)):
+        more, is_inner_open = names_read(inner)
+        names |= more
+        is_open |= is_inner_open
+    return frozenset(names), is_open or not _COMPUTED.isdisjoint(names)
 
 
 def _constant_name(following: list[dis.Instruction]) -> str:
@@ -187,12 +160,7 @@ def _constant_name(following: list[dis.Instruction]) -> str:
     given = following[max(call + 1 - count, 0) : call] if count in (2, 3) else []
     if not given or not all(one.opname.startswith("LOAD_") for one in given):
         return ""
-    is_constant = given[0].opname == "LOAD_CONST"
-    return str(given[0].argval) if is_constant else ""
-
-
-def _is_plain(value: Any) -> bool:
-    return issubclass(type(value), _PLAIN)  # isinstance() would touch a wrapped weight
+    return str(given[0].argval) if given[0].opname == "LOAD_CONST" else ""
 
 
 def _checksum(value: Any) -> int:
@@ -201,37 +169,13 @@ def _checksum(value: Any) -> int:
         return checksum(value)
     if isinstance(value, np.ndarray):
         return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-    is_mapping = isinstance(value, Mapping)
-    elements = (*value, *value.values()) if is_mapping else value
-    texts = [repr(one) if _is_plain(one) else str(id(one)) for one in elements]
+    elements = [*value, *getattr(value, "values", list)()]
+    texts = [
+        repr(one) if issubclass(type(one), _PLAIN) else str(id(one)) for one in elements
+    ]
     return zlib.crc32("\n".join(texts).encode())
 
 
-# A part of an object is read by one of these, with the object, a key and a default.
-
-
-def _element(sequence: Any, index: int, default: Any) -> Any:
-    return sequence[index] if index < len(sequence) else default
-
-
-def _scalar(buffers: Any, name: str, default: Any) -> Any:
-    """Return the kind of a 0-d buffer, whose value goes to the device in each call."""
-    buffer = buffers.get(name)
-    is_scalar = issubclass(type(buffer), Tensor) and not unfetched(buffer, "ndim")
-    return _scalar_of(unfetched(buffer, "dtype")) if is_scalar else default
-
-
-@functools.lru_cache(maxsize=None)
-def _scalar_of(dtype: torch.dtype) -> Contents:
-    return Contents(f"0-d buffer of {dtype}")
-
-
-def _get_of(mapping: Any) -> Any:
-    return dict.get if isinstance(mapping, dict) else type(mapping).get
-
-
-_Part = Tuple[str, Callable[..., Any], Any, Any]
-"""Path of a part in messages, the function that reads it, its owner and its key."""
 _Check = Tuple[Callable[..., Any], Tuple[Any, ...], Any]
 """A function, its arguments, and the result that it gave."""
 
@@ -243,8 +187,7 @@ class _Walk:
         names: Names that were given, and names found on the way.
         is_open: Whether code may read attributes of other names too.
         is_complete: Whether the walk met no bound.
-        values: Values by path: plain ones, `Contents`, and objects, which equal only
-            themselves.
+        values: Values by path: plain ones, and the `Kind` of others.
         checks: Functions with arguments and results, to compare before every call.
         thorough_checks: Checks of large constants, to compare between runs.
     """
@@ -258,8 +201,7 @@ class _Walk:
         self.values: dict[str, Any] = {}
         self.checks: list[_Check] = []
         self.thorough_checks: list[_Check] = []
-        self._visited: dict[int, tuple[str, Any]] = {}  # keeps objects, for their ids
-        self._classes: set[type] = set()
+        self._visited: dict[int, Any] = {}  # keeps objects, for their ids
         self._followed: set[tuple[int, Any]] = set()
         modules = [one for one in roots.values() if isinstance(one, torch.nn.Module)]
         self._weights = {id(weight) for one in modules for weight in weights_of(one)}
@@ -267,178 +209,149 @@ class _Walk:
         while self._found:
             self._visit(*self._found.popleft())
 
+    def _visit(self, path: str, value: Any) -> None:
+        while path in self.values:  # a variable of another function
+            path += "'"
+        kind = type(value)
+        if issubclass(kind, _PLAIN):  # isinstance() would touch a wrapped weight
+            self.values[path] = value
+            return
+        home = value.__name__ if kind is types.ModuleType else kind.__module__
+        is_known = issubclass(kind, (*_THEMSELVES, *_CONTAINERS, *_WRAPPERS))
+        is_followed = is_known or _origin(home) != "machinery"
+        if kind is types.ModuleType:
+            is_followed = _origin(home) == "user"
+        name = "Parameter" if issubclass(kind, torch.nn.Parameter) else kind.__name__
+        is_itself = not is_followed or issubclass(kind, _THEMSELVES)
+        self.values[path] = Kind(f"a {name} #{id(value) if is_itself else ''}")
+        is_new = id(value) not in self._visited
+        self._visited[id(value)] = value
+        if len(self.values) > SIZE:
+            self.is_complete = False
+        elif not is_followed or not is_new:
+            pass
+        elif issubclass(kind, Tensor):
+            self._tensor(path, value)
+        elif issubclass(kind, np.ndarray):
+            if not value.dtype.hasobject:
+                is_small = value.nbytes <= SMALL_BYTES
+                what = f"{kind.__name__} of {value.dtype} {list(value.shape)}"
+                self._constant(path, what, value, is_small=is_small)
+        elif issubclass(kind, (set, frozenset)) or (
+            issubclass(kind, _CONTAINERS) and len(value) > LARGE
+        ):
+            elements = [*value, *getattr(value, "values", list)()]
+            self.is_complete &= all(issubclass(type(one), _PLAIN) for one in elements)
+            what = f"a {kind.__name__} of {len(value)} values"
+            self._constant(path, what, value, is_small=len(value) <= LARGE)
+        elif issubclass(kind, _WRAPPERS):
+            for name in filter(partial(hasattr, value), _WRAPPED):
+                self._follow(f"{path}.{name}", getattr, value, name)
+            if kind is types.FunctionType:
+                self._function(path, value)
+        else:
+            self._attributes(path, value)
+            if isinstance(value, _CONTAINERS):
+                self._check(len, value)
+                is_mapping = isinstance(value, Mapping)
+                for key in list(value) if is_mapping else range(len(value)):
+                    self._follow(f"{path}[{key!r}]", operator.getitem, value, key)
+
     def _check(self, read: Callable[..., Any], *given: Any) -> Any:
         """Read a value, which is compared before every call."""
         value = read(*given)
         self.checks.append((read, given, value))
         return value
 
-    def _visit(self, path: str, value: Any) -> None:
-        while path in self.values:  # a variable of another function
-            path += "'"
-        self.values[path] = value
-        kind = type(value)
-        if _is_plain(value):
-            return
-        if id(value) in self._visited:
-            self.values[path] = Contents(self._visited[id(value)][0])
-            return
-        self._visited[id(value)] = path, value
-        if len(self.values) > SIZE:
-            self.is_complete = False
-        elif issubclass(kind, Tensor):
-            self._tensor(path, value)
-        elif issubclass(kind, np.ndarray):
-            size, is_small = value.nbytes, value.nbytes <= SMALL_BYTES
-            if not value.dtype.hasobject:
-                self._constant(path, kind.__name__, value, size, is_small=is_small)
-        elif issubclass(kind, (set, frozenset)) or (
-            issubclass(kind, _CONTAINERS) and len(value) > LARGE
-        ):
-            elements = [*value, *getattr(value, "values", list)()]
-            self.is_complete &= all(map(_is_plain, elements))
-            what = f"a {kind.__name__} of {len(value)} values"
-            self._sum(path, what, value, is_small=len(value) <= LARGE)
-        else:
-            is_itself = (torch.nn.Module, types.FunctionType, types.ModuleType, type)
-            is_known = issubclass(kind, (*_CONTAINERS, *_WRAPPERS))
-            if not issubclass(kind, is_itself):
-                if not is_known and _origin(kind.__module__) == "machinery":
-                    return
-                self.values[path] = Contents(f"a {kind.__name__}")
-            for part, read, owner, key in self._parts(path, value):
-                if (id(owner), key) in self._followed:
-                    continue
-                self._followed.add((id(owner), key))
-                with contextlib.suppress(ValueError):  # an empty cell
-                    found = self._check(read, owner, key, _MISSING)
-                    if found is not _MISSING:
-                        self._found.append((part, found))
+    def _follow(self, path: str, read: Any, owner: Any, key: Any) -> None:
+        """Visit a part of an object, once; it may be missing."""
+        if (id(owner), key) not in self._followed:
+            self._followed.add((id(owner), key))
+            default = [_MISSING] if read is dict.get else []
+            with contextlib.suppress(ValueError):  # an empty cell
+                found = self._check(read, owner, key, *default)
+                if found is not _MISSING:
+                    self._found.append((path, found))
 
     def _tensor(self, path: str, tensor: Tensor) -> None:
+        """Record the values of a tensor that is no weight of the device."""
         is_weight = id(tensor) in self._weights
         if issubclass(type(tensor), torch.nn.Parameter) or (
             is_weight
             and (unfetched(tensor, "dtype").is_floating_point or is_counted(tensor))
         ):
-            return  # its values are on the device
+            return
         is_plain = is_weight or type(tensor) is Tensor
         is_here = tensor.device.type == "cpu" and tensor.layout == torch.strided
         if is_plain and is_here and not tensor.is_inference():
             self._check(unfetched, tensor, "_version")
-            size = tensor.numel() * tensor.element_size()
-            self._constant(path, "Tensor", tensor, size, is_small=False)
+            what = f"a Tensor of {tensor.dtype} {list(tensor.shape)}"
+            self._constant(path, what, tensor, is_small=False)
 
-    def _constant(
-        self, path: str, kind: str, value: Any, size: int, *, is_small: bool
-    ) -> None:
-        """Record a tensor's or array's values; a large one counts as the object."""
-        if size > LARGE_BYTES:
-            self.is_complete = False
-        else:
-            what = f"{kind} of {value.dtype} {list(value.shape)}"
-            self._sum(path, what, value, is_small=is_small)
-
-    def _sum(self, path: str, what: str, value: Any, *, is_small: bool) -> None:
+    def _constant(self, path: str, what: str, value: Any, *, is_small: bool) -> None:
+        """Record a constant by its checksum."""
         checksum = _checksum(value)
-        self.values[path] = Contents(what, checksum)
+        self.values[path] = Kind(f"{what} #{checksum}")
         checks = self.checks if is_small else self.thorough_checks
         checks.append((_checksum, (value,), checksum))
 
-    def _parts(self, path: str, value: Any) -> Iterator[_Part]:
-        """Yield the parts of an object that code may read."""
-        if isinstance(value, types.FunctionType):
-            yield from self._parts_of_function(path, value)
-        elif isinstance(value, type):
-            yield from self._parts_of_class(value)
-        elif isinstance(value, types.ModuleType):
-            own = vars(value) if _origin(value.__name__) == "user" else {}
-            for name in sorted(self.names & own.keys()):
-                yield f"{path}.{name}", dict.get, own, name
-        elif isinstance(value, _WRAPPERS):
-            for name in _WRAPPED:
-                if hasattr(value, name):
-                    yield f"{path}.{name}", getattr, value, name
-        elif isinstance(value, torch.nn.Module):
-            yield from self._attributes(path, value)
-            read: Any
-            for name in _MEMBERS:
-                members = vars(value).get(name)
-                if not isinstance(members, dict):  # the module is a compiled script
-                    continue
-                self._check(len, members)
-                of_key = "{}'s hook {}" if name in _HOOKS else "{}.{}"
-                for key in members:
-                    read = dict.get
-                    if _scalar(members, key, None) and name == "_buffers":
-                        read = _scalar
-                    yield of_key.format(path, key), read, members, key
-        else:
-            if isinstance(value, _CONTAINERS):
-                self._check(len, value)
-                is_mapping = isinstance(value, Mapping)
-                read = _get_of(value) if is_mapping else _element
-                for key in list(value) if is_mapping else range(len(value)):
-                    yield f"{path}[{key!r}]", read, value, key
-            yield from self._attributes(path, value)
-
-    def _parts_of_function(self, path: str, function: Any) -> Iterator[_Part]:
-        code = self._check(getattr, function, "__code__")
-        defaults = self._check(getattr, function, "__defaults__") or ()
+    def _function(self, path: str, function: Any) -> None:
+        """Visit what the code of a function reads beside attributes."""
+        code, variables = function.__code__, function.__globals__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-            yield f"closure variable {name}", getattr, cell, "cell_contents"
-        names = code.co_varnames[: code.co_argcount][-len(defaults) :]
-        default = f"{function.__name__}'s default"
-        for index, (name, _) in enumerate(zip(names, defaults)):
-            yield f"{default} {name}", _element, defaults, index
-        for name in function.__kwdefaults__ or ():
-            yield f"{default} {name}", dict.get, function.__kwdefaults__, name
-        variables = function.__globals__
+            self._follow(f"closure variable {name}", getattr, cell, "cell_contents")
         if _origin(variables.get("__name__", "__main__")) != "user":
             return
-        self.values[path] = code  # other functions of the same code are no change
-        read, attributes, is_open = names_read(code)
-        self.names |= attributes
+        self.values[path] = Kind("a function")  # another of the same code is no change
+        names, is_open = names_read(code)
+        self.names |= names
         self.is_open |= is_open
-        for name in sorted(read):
+        for name in sorted(names):
             if name in variables:
-                yield f"global {name}", dict.get, variables, name
+                self._follow(f"global {name}", dict.get, variables, name)
             elif name in sys.modules:
-                yield name, dict.get, sys.modules, name
+                self._follow(name, dict.get, sys.modules, name)
 
-    def _parts_of_class(self, cls: type) -> Iterator[_Part]:
-        for base in _user_bases(cls):
-            if base in self._classes:
-                continue
-            self._classes.add(base)
-            members = vars(base)
-            for name in list(members):
-                if name.startswith("__") and name.endswith("__"):
-                    is_code = isinstance(members[name], types.FunctionType)
-                    is_read = is_code and name not in _NOT_IN_FORWARD
-                else:
-                    is_read = name in self.names or self.is_open
-                if is_read:
-                    yield f"{base.__name__}.{name}", _get_of(members), members, name
-
-    def _attributes(self, path: str, value: Any) -> Iterator[_Part]:
-        """Yield the attributes of an object, and of its class, that code may read."""
-        cls, own = type(value), getattr(value, "__dict__", {})
-        yield from self._parts_of_class(cls)
-        is_module = isinstance(value, torch.nn.Module)
-        names = self.names & own.keys()
-        if self.is_open or any(_may_read_any(base) for base in cls.__mro__):
-            is_hidden = hasattr(cls, "__getattr__") and not is_module
+    def _attributes(self, path: str, value: Any) -> None:
+        """Visit the attributes of an object, and of its class, that code may read."""
+        is_layer = isinstance(value, torch.nn.Module)
+        is_class = isinstance(value, type)
+        own = {} if is_class else getattr(value, "__dict__", {})
+        names, is_open = self.names & own.keys(), self.is_open
+        for base in (value if is_class else type(value)).__mro__:
+            origin, members = _origin(base.__module__), vars(base)
+            if origin == "user":
+                names |= self.names & members.keys()  # the object's may come to hide it
+                for name in list(members):
+                    is_special = name.startswith("__") and name.endswith("__")
+                    if (
+                        hasattr(members[name], "__code__") and name not in vars(object)
+                        if is_special
+                        else name in self.names or self.is_open
+                    ):
+                        of_class = f"{base.__name__}.{name}"
+                        self._follow(of_class, operator.getitem, members, name)
+                        if name in members.get("__slots__", ()):
+                            self._follow(f"{path}.{name}", getattr, value, name)
+            elif base not in (object, torch.nn.Module):  # its code may read any
+                is_open |= origin == "package" or (is_layer and origin == "machinery")
+        if is_open and type(value) is not types.ModuleType:
+            is_hidden = hasattr(type(value), "__getattr__") and not is_layer
             names |= {one for one in own if is_hidden or not one.startswith("_")}
-        if is_module:
+        if is_layer:
             names = (names - _TORCHS) | {"forward"}
-        for base in _user_bases(cls):
-            names |= self.names & vars(base).keys()  # the object's may come to hide it
-            for name in getattr(base, "__slots__", ()):
-                if name in self.names or self.is_open:
-                    yield f"{path}.{name}", getattr, value, name
+            for part in ("_modules", "_parameters", "_buffers", *_HOOKS):
+                members = own.get(part)
+                if not isinstance(members, dict):  # a compiled script
+                    continue
+                self._check(len, members)
+                for key, one in members.items():
+                    is_input = part == "_buffers" and unfetched(one, "ndim", 1) == 0
+                    name = f"{path}'s hook {key}" if part in _HOOKS else f"{path}.{key}"
+                    if not is_input:
+                        self._follow(name, operator.getitem, members, key)
         for name in sorted(names) if hasattr(value, "__dict__") else ():
-            yield f"{path}.{name}", dict.get, own, name
+            self._follow(f"{path}.{name}", dict.get, own, name)
 
     def is_unmoved(self, *, thoroughly: bool = False) -> bool:
         """Return whether every object is where it was.
@@ -447,102 +360,24 @@ class _Walk:
             thoroughly: Compare the contents of constants and of large containers too.
         """
         checks = [*self.checks, *self.thorough_checks] if thoroughly else self.checks
-        for read, given, result in checks:
-            now = read(*given)
-            if now is not result and not (
-                type(now) is type(result) is int and now == result
-            ):
-                return False
+        try:
+            for read, given, result in checks:
+                now = read(*given)
+                if now is not result and not (
+                    type(now) is type(result) is int and now == result
+                ):
+                    return False
+        except (LookupError, AttributeError, ValueError):  # it isn't there any more
+            return False
         return True
 
     def differences(self, now: _Walk) -> Iterator[tuple[str, Any, Any]]:
         """Yield values that differ in a later walk: path, old and new."""
-        missing = Contents("missing")
         for path in {**self.values, **now.values}:
-            was, new = self.values.get(path, missing), now.values.get(path, missing)
-            if was is new:
-                continue
-            is_compared = isinstance(was, _PLAIN)
-            is_same = type(was) is type(new) and is_compared
-            if not is_same or (was != new and (was == was or new == new)):
+            was, new = (w.values.get(path, _MISSING) for w in (self, now))
+            is_nan = was != was and new != new
+            if type(was) is not type(new) or (was != new and not is_nan):
                 yield path, was, new
-
-
-def _user_bases(cls: type) -> list[type]:
-    return [base for base in cls.__mro__ if _origin(base.__module__) == "user"]
-
-
-def _may_read_any(cls: type) -> bool:
-    """Return whether a class is a package's: its methods may read any attribute."""
-    if cls in (object, torch.nn.Module):
-        return False
-    is_module = issubclass(cls, torch.nn.Module)
-    return _origin(cls.__module__) in ("package", "machinery" if is_module else "")
-
-
-def _shown(value: Any) -> str:
-    """Format a value for a message."""
-    if issubclass(type(value), torch.nn.Parameter):  # of PopTorch's class, perhaps
-        return "a parameter"
-    if isinstance(value, (Tensor, torch.nn.Module)) or len(repr(value)) > 60:
-        return f"a {type(value).__name__}"
-    return repr(value)
-
-
-class TrainedParts:
-    """The parts of a module that a program trains, and their modes.
-
-    Example:
-        >>> module = torch.nn.Linear(2, 1)
-        >>> parts = TrainedParts(module)
-        >>> _ = module.bias.requires_grad_(False)
-        >>> parts == TrainedParts(module)
-        False
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._parts = list(module.modules())
-        self._weights = list(module.parameters())
-        self._before = self._now()
-
-    def _now(self) -> tuple[list[bool], list[bool]]:
-        """Return the modes, and whether each parameter requires a gradient.
-
-        Reading a parameter that PopTorch trains fetches all weights, but not here.
-        """
-        modes = list(map(attrgetter("training"), self._parts))
-        if not modes[0]:
-            modes = [True] * len(modes)
-        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-            named = repeat("requires_grad")
-            return modes, list(map(object.__getattribute__, self._weights, named))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TrainedParts) and other._before == self._before
-
-    def check(self) -> None:
-        """Refuse to go on if a part was frozen or unfrozen.
-
-        Raises:
-            ConfigError: A part has changed; the message names it.
-        """
-        now = self._now()
-        if now == self._before:
-            return
-        names = [name or "module" for name, _ in self._module.named_modules()]
-        weights = [name for name, _ in self._module.named_parameters()]
-        for what, named, is_of, was in (
-            ("train mode", names, now[0], self._before[0]),
-            ("trained", weights, now[1], self._before[1]),
-        ):
-            for name, new, old in zip(named, is_of, was):
-                if new != old:
-                    raise ConfigError(
-                        f"{name} was {'' if old else 'not '}{what} when the model was "
-                        f"compiled and is {'' if new else 'not '}now: the program "
-                        "goes on as it was compiled. Freeze and unfreeze between fits."
-                    )
 
 
 class BakedInValues:
@@ -625,7 +460,10 @@ class BakedInValues:
         change = self.changed(thoroughly=False)
         if change is not None:
             path, *values = change
-            old, new = map(_shown, values)
+            old, new = (
+                repr(one) if len(repr(one)) <= 60 else f"a {type(one).__name__}"
+                for one in values
+            )
             raise ConfigError(
                 f"{path} was {old} when the model was compiled and is "
                 f"{f'another {new[2:]}' if old == new else new} "

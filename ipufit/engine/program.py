@@ -39,7 +39,7 @@ from ipufit.config import IPUConfig
 from ipufit.data.calls import InferenceBatches, TrainingBatches
 from ipufit.data.datasets import SampleStructure
 from ipufit.distributed import Processes
-from ipufit.engine.constants import BakedInValues, TrainedParts
+from ipufit.engine.constants import BakedInValues
 from ipufit.engine.host_calls import refuse_sums
 from ipufit.engine.metric_state import Entry, Scalars
 from ipufit.engine.objective import Inferred, Objective
@@ -60,6 +60,7 @@ from ipufit.engine.weights import (
     Fingerprint,
     HostValue,
     MovedOnDeviceError,
+    TrainedParts,
     Wrappers,
     check_values,
     checksum,

@@ -24,6 +24,8 @@ import copy
 import types
 import weakref
 import zlib
+from itertools import repeat
+from operator import attrgetter
 from typing import (
     Any,
     Callable,
@@ -43,7 +45,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ipufit.errors import UnsupportedError
+from ipufit.errors import ConfigError, UnsupportedError
 
 MODULE = "module."
 """Prefix of the names of the user's weights in the module that is traced."""
@@ -553,3 +555,54 @@ def trained_modes(module: torch.nn.Module) -> list[bool]:
         ([True, False], [True, True])
     """
     return [part.training or not module.training for part in module.modules()]
+
+
+class TrainedParts:
+    """The parts of a module that a program trains, and their modes.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> parts = TrainedParts(module)
+        >>> _ = module.bias.requires_grad_(False)
+        >>> parts == TrainedParts(module)
+        False
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._parts = dict(module.named_modules())
+        self._weights = dict(module.named_parameters())
+        self._before = self._now()
+
+    def _now(self) -> list[bool]:
+        """Return the parts' modes, and whether each parameter requires a gradient.
+
+        Reading a parameter that PopTorch trains fetches all weights, but not here.
+        """
+        modes = list(map(attrgetter("training"), self._parts.values()))
+        if not modes[0]:  # in eval mode as a whole, nothing is frozen
+            modes = [True] * len(modes)
+        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+            named = repeat("requires_grad")
+            read = object.__getattribute__
+            return [*modes, *map(read, self._weights.values(), named)]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainedParts) and other._before == self._before
+
+    def check(self) -> None:
+        """Refuse to go on if a part was frozen or unfrozen.
+
+        Raises:
+            ConfigError: A part has changed; the message names it.
+        """
+        now = self._now()
+        if now == self._before:
+            return
+        names = [*self._parts, *self._weights]
+        at = next(i for i, one in enumerate(now) if one != self._before[i])
+        what = "train mode" if at < len(self._parts) else "trained"
+        raise ConfigError(
+            f"{names[at] or 'module'} was {'not ' * now[at]}{what} when the model was "
+            f"compiled and is {'' if now[at] else 'not '}now: the program goes on as "
+            "it was compiled. Freeze and unfreeze between fits."
+        )

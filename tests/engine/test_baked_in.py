@@ -272,7 +272,7 @@ PLACES = {
     "a default": (
         with_a_default,
         lambda m, value: setattr(with_a_default, "__defaults__", (value,)),
-        dict, r"default k was 1\.0",
+        dict, r"read\.__defaults__\[0\] was 1\.0",
     ),
     "a closure": (
         lambda self: self.told(), lambda m, value: m.change(m, value),
