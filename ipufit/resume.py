@@ -60,7 +60,7 @@ from ipufit.data.random_state import (
 from ipufit.data.sources import Replay, StreamSource, packed, unpacked
 from ipufit.distributed import get_process_info, processes
 from ipufit.engine.loop import Training
-from ipufit.engine.metric_state import Sums
+from ipufit.engine.metric_state import RunningSums
 from ipufit.engine.objective import Objective
 from ipufit.engine.program import Executors
 from ipufit.errors import (
@@ -178,7 +178,7 @@ def compiled_settings(
             [(key, loss.name, loss.function) for key, loss in objective.losses]
         ),
         "loss_weights": described(objective.loss_weights),
-        "metrics": described([(m.full_name, m.metric) for m in objective.measures]),
+        "metrics": described([(m.full_name, m.metric) for m in objective.metrics]),
         **_optimizer_in_words(optimization.optimizer),
         "ema_momentum": described(optimization.ema_momentum),
         "lr_schedule": optimization.schedule,
@@ -809,7 +809,7 @@ class Snapshot:
         if run.is_epoch_done:
             self.batches.begin_next_pass()
         trained = self.trained.take()
-        figures = None if run.is_epoch_done else training.figures.state_dict()
+        figures = None if run.is_epoch_done else training.metrics.state_dict()
         callbacks: Tensors = {}
         groups = {**trained.tensors, "callbacks": callbacks}
         losses = files.copied_tensors(self._tensors_of_losses())
@@ -876,7 +876,7 @@ class Snapshot:
         return tensors, num_blocks
 
     def _losses(self) -> torch.nn.Module:
-        return torch.nn.ModuleList(self.training.figures.objective.modules)
+        return torch.nn.ModuleList(self.training.metrics.objective.modules)
 
     def _tensors_of_losses(self) -> Tensors:
         """Return the tensors of losses, such as a weight that a callback anneals."""
@@ -961,7 +961,7 @@ class Snapshot:
             if figures is not None and not run.processes.is_first:
                 figures = {**figures, "sums": None, "extra": {}}
         if figures is not None:
-            training.figures.check_state(figures)
+            training.metrics.check_state(figures)
         self._put_back_device(checkpoint)
         with torch.no_grad():
             for name, tensor in checkpoint.tensors.get("losses", {}).items():
@@ -978,7 +978,7 @@ class Snapshot:
         set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
         training.optimization.load_state_dict(state["updates"])
         if figures is not None:
-            training.figures.load_state_dict(figures)
+            training.metrics.load_state_dict(figures)
         # Among another number of processes samples come in the order of process 0.
         replays = {name: _replay(name, part, is_exact=are_as_many) for name in _STREAMS}
         if isinstance(self.validation, StreamSource):
@@ -1081,7 +1081,7 @@ def _added_up(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None
         for sums in (one["sums"] for one in given)
     ]
     extras = [one["extra"] for one in given]
-    total = Sums.joined([Sums(*pair) for pair in zip(vectors, extras)])
+    total = RunningSums.joined([RunningSums(*pair) for pair in zip(vectors, extras)])
     return {
         **given[0],
         "sums": None if total.vector is None else total.vector.tolist(),

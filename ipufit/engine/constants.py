@@ -65,8 +65,10 @@ _WRAPPERS = (
     *(types.FunctionType, types.MethodType, functools.partial),
     *(functools.cached_property, property, staticmethod, classmethod),
 )
-_WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget")
-_WRAPPED += ("__code__", "__defaults__", "__kwdefaults__")
+_WRAPPED = (
+    *("__self__", "__func__", "func", "args", "keywords", "fget"),
+    *("__code__", "__defaults__", "__kwdefaults__"),
+)
 """Attributes of functions and their wrappers that lead to code and its arguments."""
 _THEMSELVES = (
     *(torch.nn.Module, types.FunctionType, types.ModuleType, type, Tensor, np.ndarray),
@@ -175,6 +177,16 @@ def _checksum(value: Any) -> int:
     ]
     return zlib.crc32("\n".join(texts).encode())
 
+
+def _buffer(buffers: Mapping[str, Any], name: str) -> Any:
+    """Return a buffer; of a 0-d one, whose value goes to the device, only the kind."""
+    buffer: Any = buffers.get(name)
+    if not issubclass(type(buffer), Tensor) or unfetched(buffer, "ndim"):
+        return buffer
+    return _kind(f"0-d buffer of {unfetched(buffer, 'dtype')}")
+
+
+_kind = functools.lru_cache(maxsize=None)(Kind)
 
 _Check = Tuple[Callable[..., Any], Tuple[Any, ...], Any]
 """A function, its arguments, and the result that it gave."""
@@ -345,11 +357,10 @@ class _Walk:
                 if not isinstance(members, dict):  # a compiled script
                     continue
                 self._check(len, members)
-                for key, one in members.items():
-                    is_input = part == "_buffers" and unfetched(one, "ndim", 1) == 0
+                read = _buffer if part == "_buffers" else operator.getitem
+                for key in members:
                     name = f"{path}'s hook {key}" if part in _HOOKS else f"{path}.{key}"
-                    if not is_input:
-                        self._follow(name, operator.getitem, members, key)
+                    self._follow(name, read, members, key)
         for name in sorted(names) if hasattr(value, "__dict__") else ():
             self._follow(f"{path}.{name}", dict.get, own, name)
 
@@ -414,9 +425,9 @@ class BakedInValues:
         if objective is not None:
             for _, loss in objective.losses:
                 self._roots[_name(loss.function)] = loss.function
-            for measure in objective.measures:
-                if not isinstance(measure.metric, StreamedMetric):
-                    self._roots[f"metric {measure.name}"] = measure.metric
+            for output_metric in objective.metrics:
+                if not isinstance(output_metric.metric, StreamedMetric):
+                    self._roots[f"metric {output_metric.name}"] = output_metric.metric
         self.retake()
 
     def retake(self) -> None:

@@ -278,7 +278,7 @@ _BYTES_OF_SUM = 4 + 8
 """Bytes of a sum on the host: float32 as it comes back, and float64 added up."""
 
 
-def figure_bytes(
+def metric_bytes(
     module: torch.nn.Module,
     objective: Objective,
     structure: SampleStructure,
@@ -309,11 +309,11 @@ def figure_bytes(
         >>> for metric in ("accuracy", "f1"):
         ...     objective = resolve_objective("cross_entropy", metrics=[metric])
         ...     example = source.example(4)
-        ...     print(figure_bytes(module, objective, source.structure, example))
+        ...     print(metric_bytes(module, objective, source.structure, example))
         0
         240
     """
-    metrics = [measure.metric for measure in objective.measures]
+    metrics = [output_metric.metric for output_metric in objective.metrics]
     means = Metric.result
     if all(not isinstance(m, Metric) or type(m).result is means for m in metrics):
         return 0
@@ -324,11 +324,11 @@ def figure_bytes(
     try:
         with torch.no_grad():
             count: int = sum(
-                measure.metric.sums(part.output, part.target, weights).numel()
-                for _, measure, part, weights in objective.measured(
+                output_metric.metric.sums(part.output, part.target, weights).numel()
+                for _, output_metric, part, weights in objective.metrics_of(
                     size.outputs, labels
                 )
-                if isinstance(measure.metric, Metric)
+                if isinstance(output_metric.metric, Metric)
             )
     except Exception:  # noqa: BLE001 - a user's metric may raise anything
         return 0

@@ -32,8 +32,8 @@ from ipufit.distributed import Processes
 from ipufit.engine.host_calls import bytes_of
 from ipufit.engine.metric_state import (
     MetricState,
+    RunningSums,
     Scalars,
-    Sums,
     vector_of,
     widened_all,
 )
@@ -293,21 +293,21 @@ class ProcessSync:
         return self.is_heard or self._calls + 1 >= self._next
 
     def running(
-        self, figures: MetricState, more: Callable[[], Tensor | None] = lambda: None
+        self, metrics: MetricState, more: Callable[[], Tensor | None] = lambda: None
     ) -> Logs:
         """Return the metrics so far, over all processes; empty if not needed now.
 
         Args:
-            figures: Loss and metrics of this process's samples.
+            metrics: Loss and metrics of this process's samples.
             more: Returns a vector to include, though it isn't added yet.
         """
         if not self._are_several:
             is_wanted = self.is_heard or self._hooks.are_displays_due()
-            return figures.running(figures.sums(more())) if is_wanted else {}
+            return metrics.running(metrics.sums(more())) if is_wanted else {}
         if not self._is_due:
             return {}
-        everyone = self._processes.gathered(figures.sums(more()))
-        return figures.running(Sums.joined(everyone))
+        everyone = self._processes.gathered(metrics.sums(more()))
+        return metrics.running(RunningSums.joined(everyone))
 
     def sync(self) -> None:
         """Exchange requests to end a run, if an exchange is due.
@@ -405,7 +405,7 @@ class Training:
         plan: The factors of a call.
         options: Options of the training program.
         optimization: The optimiser and its schedule.
-        figures: Loss and metrics to report.
+        metrics: Loss and metrics to report.
         average: The running average of the weights; None for none.
         watched: Shapes of the parameters whose gradients are sent to the host, by name.
         choice: The updates of a call, if ipufit chose them.
@@ -416,7 +416,7 @@ class Training:
     plan: BatchPlan
     options: poptorch.Options
     optimization: Optimization
-    figures: MetricState
+    metrics: MetricState
     average: WeightAverage | None = None
     watched: Mapping[str, torch.Size] = field(default_factory=dict)
     choice: Choice | None = None
@@ -428,12 +428,12 @@ class Training:
             self.plan,
             self.options,
             self.optimization,
-            self.figures.objective,
+            self.metrics.objective,
             sorted(gradient_anchors(self.watched)),
             display,
             self.remark,
         )
-        self.figures.adopt(entries)
+        self.metrics.adopt(entries)
 
     @property
     def remark(self) -> str:
@@ -457,7 +457,7 @@ class Training:
             with span("optimizer"):
                 self.optimization.after_call(updates)
         with span("metrics"):
-            self.figures.add(sums)
+            self.metrics.add(sums)
             if outputs is not None:
                 self._stream(outputs, call)
         if self.average is not None:
@@ -470,7 +470,7 @@ class Training:
         It is only the last of them if not every micro-batch is returned.
         """
         is_each = self.options.output_mode == poptorch.OutputMode.All.value
-        return self.figures.losses(self.plan.device_iterations if is_each else 1)
+        return self.metrics.losses(self.plan.device_iterations if is_each else 1)
 
     def finish(self) -> None:
         """Replace the weights by their average, as Keras does after `fit`."""
@@ -514,7 +514,7 @@ class Training:
                 count = per_update * plan.device_iterations
             factor = 1 if is_mean else per_update
             means[name] = seen.sum(0).mul(factor / (count * scale))
-        processes = self.figures.processes
+        processes = self.metrics.processes
         if processes.are_several and means:
             total: Any = processes.summed(
                 torch.cat([m.flatten() for m in means.values()])
@@ -542,7 +542,7 @@ class Training:
             if not is_taken.any():
                 continue
             taken = cut(labels._replace(share=None), rows[is_taken])
-            self.figures.stream(*widened_all(cut(outputs, is_taken), taken))
+            self.metrics.stream(*widened_all(cut(outputs, is_taken), taken))
 
 
 class Inference:
@@ -627,7 +627,7 @@ class Evaluation(Inference):
     """An evaluation on a set of samples, run once or after every epoch.
 
     Args:
-        figures: Loss and metrics to report.
+        metrics: Loss and metrics to report.
         executors: The programs.
         batches: Samples with targets, or with the values that the module's own loss
             needs.
@@ -638,16 +638,16 @@ class Evaluation(Inference):
 
     def __init__(
         self,
-        figures: MetricState,
+        metrics: MetricState,
         executors: Executors,
         batches: InferenceBatches,
         plan: BatchPlan,
         options: poptorch.Options,
         choice: Choice | None = None,
     ) -> None:
-        inferred = figures.objective.evaluated
+        inferred = metrics.objective.evaluated
         super().__init__(executors, batches, plan, options, inferred, choice)
-        self.figures = figures
+        self.metrics = metrics
         self._rows = returned_rows(options, plan)
         self._waiting = self._no_rows()
         # Calls that were looked at, their sums, and whether they were seen at once:
@@ -658,12 +658,12 @@ class Evaluation(Inference):
         """Attach the program, and refuse one that reports nothing."""
         super().prepare(display)
         has_scalars = bool(self.executors.inference.step.findings.packing.names)
-        if self.figures.objective.steps is not None and not has_scalars:
+        if self.metrics.objective.steps is not None and not has_scalars:
             raise ConfigError(
                 "The step of the validation returned no loss and reports nothing. "
                 "Return the loss, or a dict with 'loss' or other scalars."
             )
-        if self.figures.objective.owns_loss and not has_scalars:
+        if self.metrics.objective.owns_loss and not has_scalars:
             raise ConfigError(
                 "There is no loss: compile() got none, and in eval mode the module "
                 f"returns none that would be understood ({OWN_LOSS}). Return it in "
@@ -690,7 +690,7 @@ class Evaluation(Inference):
             hooks: Callbacks, whose hooks are called for each call.
             run: `run.stop_evaluating` ends it, and so does an eviction.
         """
-        self.figures.reset()
+        self.metrics.reset()
         self._waiting, self._look = self._no_rows(), None
         run.stop_evaluating = False
         hooks.on_test_begin({})
@@ -703,19 +703,19 @@ class Evaluation(Inference):
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
             self._add_call(call)
-            if not number and not self.figures.samples:
+            if not number and not self.metrics.samples:
                 # Unfit targets fail now, and metrics get names.
                 self._look_at_waiting()
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
-            logs = processes.running(self.figures, self._look_at_waiting)
+            logs = processes.running(self.metrics, self._look_at_waiting)
             hooks.on_test_batch_end(last, logs)
             processes.sync()
             if processes.ends_evaluation or run.is_evicted:
                 break
         self._count_waiting()
-        self.figures.gather()
-        hooks.on_test_end(self.figures.logs())
-        return self.figures.logs()
+        self.metrics.gather()
+        hooks.on_test_end(self.metrics.logs())
+        return self.metrics.logs()
 
     def _no_rows(self) -> RowBuffer:
         """Return an empty buffer of rows, which groups by passes or pass by pass.
@@ -723,8 +723,8 @@ class Evaluation(Inference):
         A user's function may return one value for all rows. And rows of several
         processes are joined pass by pass.
         """
-        objective = self.figures.objective
-        is_joined = objective.is_streamed and self.figures.processes.are_several
+        objective = self.metrics.objective
+        is_joined = objective.is_streamed and self.metrics.processes.are_several
         by_pass = is_joined or not objective.is_additive
         return RowBuffer(self.plan.samples_per_update, by_pass=by_pass)
 
@@ -755,8 +755,8 @@ class Evaluation(Inference):
 
     def _count(self, rows: Rows, vector: Tensor) -> None:
         self._look = None
-        self.figures.add(vector)
-        self.figures.stream(*widened_all(*rows[:2]))
+        self.metrics.add(vector)
+        self.metrics.stream(*widened_all(*rows[:2]))
 
     def _add_call(self, call: Call) -> None:
         batch, num_real = call.batch, call.num_real
@@ -778,7 +778,7 @@ class Evaluation(Inference):
         elif num_real < num_rows:
             outputs, labels = cut(whole, slice(num_real))
         if not num_real:  # no real row came back: NaN under the right names
-            self.figures.add(torch.zeros_like(self._vector((*whole, num_rows))))
+            self.metrics.add(torch.zeros_like(self._vector((*whole, num_rows))))
             return
         for group in self._waiting.groups(outputs, labels, num_real):
             self._count(group, self._vector(group))
@@ -788,7 +788,7 @@ class Evaluation(Inference):
         # Programs of other calls may lay out the same outputs otherwise, and a sum goes
         # over memory in its order.
         outputs, labels = widened_all(map_tensors(Tensor.contiguous, outputs), labels)
-        objective = self.figures.objective
+        objective = self.metrics.objective
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             for loss in objective.modules:
@@ -797,7 +797,7 @@ class Evaluation(Inference):
             objective.check_logits(outputs, labels, probabilities)
             terms = objective.loss_terms(outputs, labels, num_rows)
             vector, entries = vector_of(objective, outputs, labels, num_rows, terms, {})
-        self.figures.adopt(entries)
+        self.metrics.adopt(entries)
         return vector
 
     def _add_scalars(self, scalars: Scalars, count: int, size: int) -> None:
@@ -813,4 +813,4 @@ class Evaluation(Inference):
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
         for index in range(count):
             means = {name: column[index] for name, column in values.items()}
-            self.figures.add_means(means, size)
+            self.metrics.add_means(means, size)

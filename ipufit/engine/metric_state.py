@@ -128,7 +128,7 @@ def widened_all(outputs: Any, labels: Labels) -> tuple[Any, Labels]:
     return outputs, labels._replace(targets=targets, weights=weights)
 
 
-class Sums(NamedTuple):
+class RunningSums(NamedTuple):
     """The running sums of metrics, of one process or of all.
 
     Attributes:
@@ -141,13 +141,13 @@ class Sums(NamedTuple):
     extra: Mapping[str, Sequence[float]]
 
     @classmethod
-    def joined(cls, parts: Sequence[Sums]) -> Sums:
+    def joined(cls, parts: Sequence[RunningSums]) -> RunningSums:
         """Add up the sums of all processes.
 
         Example:
-            >>> one = Sums(torch.ones(2), {"loss": (3.0, 1.0)})
-            >>> Sums.joined([one, Sums(None, {"loss": (1.0, 1.0)})])
-            Sums(vector=tensor([1., 1.]), extra={'loss': [4.0, 2.0]})
+            >>> one = RunningSums(torch.ones(2), {"loss": (3.0, 1.0)})
+            >>> RunningSums.joined([one, RunningSums(None, {"loss": (1.0, 1.0)})])
+            RunningSums(vector=tensor([1., 1.]), extra={'loss': [4.0, 2.0]})
         """
         vectors = [part.vector for part in parts if part.vector is not None]
         extra: dict[str, list[float]] = {}
@@ -184,7 +184,7 @@ def running_sums(sums: Tensor | None, vectors: Tensor, size: int) -> Tensor:
     return torch.from_numpy(parts[1:])
 
 
-class Entry(NamedTuple):
+class MetricSums(NamedTuple):
     """A metric's part of the vector of sums.
 
     Attributes:
@@ -207,7 +207,7 @@ def vector_of(
     rows: int,
     terms: Mapping[str, tuple[LossTerms, float]],
     scalars: Scalars,
-) -> tuple[Tensor, tuple[Entry, ...]]:
+) -> tuple[Tensor, tuple[MetricSums, ...]]:
     """Compute the sums of a micro-batch, in a program or on the host; traceable.
 
     Args:
@@ -228,20 +228,20 @@ def vector_of(
         sums.append(torch.stack([term.total, term.divisor]))
     if terms:
         result = partial(_weighted_means, [weight for _, weight in terms.values()])
-        entries.append(Entry("loss", 2 * len(terms), result, "min"))
+        entries.append(MetricSums("loss", 2 * len(terms), result, "min"))
     if len(terms) > 1:
         for name, (term, _) in terms.items():
             sums.append(torch.stack([term.total, term.divisor]))
-            entries.append(Entry(f"{name}_loss", 2, _mean, "min"))
-    for name, measure, part, weights in objective.measured(outputs, labels):
-        metric = measure.metric
+            entries.append(MetricSums(f"{name}_loss", 2, _mean, "min"))
+    for name, output_metric, part, weights in objective.metrics_of(outputs, labels):
+        metric = output_metric.metric
         if isinstance(metric, StreamedMetric):
-            entries.append(Entry(name, 0, None, metric.direction))
+            entries.append(MetricSums(name, 0, None, metric.direction))
             continue
         with shapes_in_errors(f"The metric {name!r}", part):
             added = metric.sums(part.output, part.target, weights)
         sums.append(flat(added))
-        entries.append(Entry(name, added.numel(), metric.result, metric.direction))
+        entries.append(MetricSums(name, added.numel(), metric.result, metric.direction))
     if labels.share is None:
         device = next((term.total.device for term, _ in terms.values()), None)
         count = torch.full((1,), float(rows), device=device)
@@ -249,7 +249,7 @@ def vector_of(
         count = labels.share.gt(0).to(torch.float32).sum().reshape(1)
     for name, value in scalars.items():
         sums.append(value.mul(count))
-        entries.append(Entry(name, 1, None, None))
+        entries.append(MetricSums(name, 1, None, None))
     _refuse_twins([entry.name for entry in entries])
     return torch.cat([in_float32(detached(s)) for s in (count, *sums)]), tuple(entries)
 
@@ -276,14 +276,14 @@ class MetricState:
         self.objective = objective
         self.processes = processes or Processes()
         self._unstreamed: list[tuple[Any, Labels]] = []
-        self._entries: tuple[Entry, ...] = ()
+        self._entries: tuple[MetricSums, ...] = ()
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
         self._partial: Tensor | None = None
         self._extra: dict[str, list[float]] = {}
         self.reset()
 
-    def adopt(self, entries: tuple[Entry, ...]) -> None:
+    def adopt(self, entries: tuple[MetricSums, ...]) -> None:
         """Set the entries of later vectors.
 
         Raises:
@@ -311,9 +311,9 @@ class MetricState:
         streamed = list(self._streams)
         if self.processes.are_several and self._sums is not None:
             # Processes refuse together, though only some have kept rows.
-            measures = self.objective.measures
+            metrics = self.objective.metrics
             streamed = [
-                m.full_name for m in measures if isinstance(m.metric, StreamedMetric)
+                m.full_name for m in metrics if isinstance(m.metric, StreamedMetric)
             ]
         if streamed:
             raise UnsupportedError(
@@ -350,9 +350,9 @@ class MetricState:
         self._sums = self._partial = None
         self._extra = {}
         self._unstreamed = []
-        for measure in self.objective.measures:
-            if isinstance(measure.metric, StreamedMetric):
-                measure.metric.reset()
+        for output_metric in self.objective.metrics:
+            if isinstance(output_metric.metric, StreamedMetric):
+                output_metric.metric.reset()
 
     def add(self, vectors: Tensor) -> None:
         """Add the vectors of any number of micro-batches, in one tensor.
@@ -391,10 +391,12 @@ class MetricState:
             self._update_streams(*copies)
 
     def _update_streams(self, outputs: Any, labels: Labels) -> None:
-        for name, measure, part, weights in self.objective.measured(outputs, labels):
-            if isinstance(measure.metric, StreamedMetric):
-                measure.metric.update(part.output, part.target, weights)
-                self._streams[name] = measure.metric
+        for name, output_metric, part, weights in self.objective.metrics_of(
+            outputs, labels
+        ):
+            if isinstance(output_metric.metric, StreamedMetric):
+                output_metric.metric.update(part.output, part.target, weights)
+                self._streams[name] = output_metric.metric
 
     def logs(self) -> Logs:
         """Return the metrics, by name in alphabetical order, as in Keras.
@@ -409,7 +411,7 @@ class MetricState:
             return
         own = self.sums(), self._unstreamed
         everyone = self.processes.gathered(own)
-        sums = Sums.joined([sums for sums, _ in everyone])
+        sums = RunningSums.joined([sums for sums, _ in everyone])
         self._sums, self._unstreamed = sums.vector, []
         self._extra = {name: list(pair) for name, pair in sums.extra.items()}
         # Call after call, as a single process would have had them.
@@ -418,7 +420,7 @@ class MetricState:
                 if rows is not None:
                     self._update_streams(*rows)
 
-    def sums(self, more: Tensor | None = None) -> Sums:
+    def sums(self, more: Tensor | None = None) -> RunningSums:
         """Return the sums of this process so far.
 
         Args:
@@ -428,9 +430,9 @@ class MetricState:
         if more is not None:
             wide = more.detach().to(torch.float64)
             sums = wide if sums is None else sums + wide
-        return Sums(sums, self._extra)
+        return RunningSums(sums, self._extra)
 
-    def running(self, sums: Sums) -> Logs:
+    def running(self, sums: RunningSums) -> Logs:
         """Return the metrics so far, for hooks of a call, without streamed metrics.
 
         A streamed metric may need all samples to compute a value.
@@ -467,7 +469,7 @@ class MetricState:
         sums = partial[every - 1 :: every, 1 : 1 + entry.size]
         return [float(entry.result(one)) for one in sums]
 
-    def _summed(self, sums: Sums) -> Logs:
+    def _summed(self, sums: RunningSums) -> Logs:
         values: Logs = {}
         if sums.vector is not None:
             count, at = float(sums.vector[0]), 1
@@ -490,9 +492,9 @@ class MetricState:
     def directions(self) -> dict[str, str]:
         """Return `"max"` or `"min"` for each metric that has a direction."""
         found = {e.name: e.direction for e in self._entries}
-        for measure in self.objective.measures:
-            if isinstance(measure.metric, StreamedMetric):
-                found[measure.full_name] = measure.metric.direction
+        for output_metric in self.objective.metrics:
+            if isinstance(output_metric.metric, StreamedMetric):
+                found[output_metric.full_name] = output_metric.metric.direction
         found.setdefault("loss", "min")
         return {name: way for name, way in found.items() if way is not None}
 

@@ -316,7 +316,7 @@ OutputKey = Union[str, int, None]
 """Name or position of the output that a loss or metric is for; None for all outputs."""
 
 
-class Part(NamedTuple):
+class LabelledOutput(NamedTuple):
     """One output with its labels.
 
     Attributes:
@@ -385,7 +385,7 @@ def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
 AnyMetric = Union[Metric, StreamedMetric]
 
 
-class Measure(NamedTuple):
+class OutputMetric(NamedTuple):
     """A metric of one output.
 
     Attributes:
@@ -424,7 +424,7 @@ class Objective:
     Attributes:
         losses: Losses and their outputs; empty if the module returns its own loss.
         loss_weights: Weights by output; a loss without one has weight 1.
-        measures: Metrics, in the order in which they were given.
+        metrics: Metrics, in the order in which they were given.
         num_listed: Length of the list of losses, None entries included; None if losses
             aren't given in a list.
         steps: Functions that compute the loss in place of the module; None if the
@@ -433,7 +433,7 @@ class Objective:
 
     losses: tuple[tuple[OutputKey, Loss], ...]
     loss_weights: dict[OutputKey, float]
-    measures: tuple[Measure, ...] = ()
+    metrics: tuple[OutputMetric, ...] = ()
     num_listed: int | None = None
     steps: Steps | None = None
 
@@ -457,7 +457,7 @@ class Objective:
             True,
             self.steps.validation,
             takes_labels=True,
-            gives_outputs=bool(self.measures),
+            gives_outputs=bool(self.metrics),
         )
 
     @property
@@ -481,7 +481,7 @@ class Objective:
     @property
     def is_streamed(self) -> bool:
         """Whether a metric needs the outputs."""
-        return any(isinstance(m.metric, StreamedMetric) for m in self.measures)
+        return any(isinstance(m.metric, StreamedMetric) for m in self.metrics)
 
     @property
     def is_additive(self) -> bool:
@@ -491,32 +491,32 @@ class Objective:
         """
         return all(loss.each is not None for _, loss in self.losses) and all(
             isinstance(m.metric, Metric) and not isinstance(m.metric, FunctionMetric)
-            for m in self.measures
+            for m in self.metrics
         )
 
     @property
     def program_key(self) -> tuple[object, ...]:
         """The parts that are compiled in, without streamed metrics."""
-        measures = [
+        metrics = [
             (
                 *(m.output, m.name, m.is_weighted, m.listed_at),
                 StreamedMetric if isinstance(m.metric, StreamedMetric) else m.given,
             )
-            for m in self.measures
+            for m in self.metrics
         ]
         losses = [(key, loss.function, loss.is_sum) for key, loss in self.losses]
         modes = [part.training for loss in self.modules for part in loss.modules()]
-        return losses, modes, self.loss_weights, self.num_listed, measures, self.steps
+        return losses, modes, self.loss_weights, self.num_listed, metrics, self.steps
 
     def fresh(self) -> Objective:
         """Return a copy whose streamed metrics have a state of their own."""
-        measures = tuple(
+        metrics = tuple(
             m._replace(metric=copy.deepcopy(m.metric))
             if isinstance(m.metric, StreamedMetric)
             else m
-            for m in self.measures
+            for m in self.metrics
         )
-        return replace(self, measures=measures)
+        return replace(self, metrics=metrics)
 
     def smoothed(self, amount: float) -> Objective:
         """Return the objective with label smoothing in its losses.
@@ -636,9 +636,9 @@ class Objective:
 
     # Metrics ----------------------------------------------------------------
 
-    def measured(
+    def metrics_of(
         self, outputs: Any, labels: Labels
-    ) -> Iterator[tuple[str, Measure, Part, Tensor | None]]:
+    ) -> Iterator[tuple[str, OutputMetric, LabelledOutput, Tensor | None]]:
         """Yield every metric with its full name, its output and the weights to use.
 
         Args:
@@ -649,20 +649,20 @@ class Objective:
         is_binary = {
             part.name: loss.is_binary
             for key, loss in self.losses
-            if self.measures and (loss.is_binary or loss.ignore_index is not None)
+            if self.metrics and (loss.is_binary or loss.ignore_index is not None)
             for part in self._parts_of_loss(key, loss, outputs, labels)
         }
-        for measure in self.measures:
-            output = self._output_of(measure, outputs)
-            is_named = not isinstance(measure.metric, FunctionMetric)
+        for output_metric in self.metrics:
+            output = self._output_of(output_metric, outputs)
+            is_named = not isinstance(output_metric.metric, FunctionMetric)
             (part,) = self._parts(
                 output, outputs, labels, splits=False, is_named=is_named
             )
-            if part.name in is_binary and isinstance(measure.metric, Metric):
-                metric = copy.copy(measure.metric)
+            if part.name in is_binary and isinstance(output_metric.metric, Metric):
+                metric = copy.copy(output_metric.metric)
                 metric.has_binary_loss = is_binary[part.name]
-                measure = measure._replace(metric=metric)
-            weights = part.weights if measure.is_weighted else None
+                output_metric = output_metric._replace(metric=metric)
+            weights = part.weights if output_metric.is_weighted else None
             if weights is not None:
                 weights = weights.to(torch.float32)
             if mask is not None:
@@ -672,20 +672,24 @@ class Objective:
                     missing = (1,) * (weights.dim() - 1)
                     weights = weights.mul(mask.reshape((-1, *missing)))
             if not part.name:
-                name = measure.name
-            elif measure.output is None:
-                name = f"{part.name}_{measure.metric.name}"
+                name = output_metric.name
+            elif output_metric.output is None:
+                name = f"{part.name}_{output_metric.metric.name}"
             else:
-                name = f"{part.name}_{measure.name}"
-            yield name, measure, part, weights
+                name = f"{part.name}_{output_metric.name}"
+            yield name, output_metric, part, weights
 
     @staticmethod
-    def _output_of(measure: Measure, outputs: Any) -> OutputKey:
+    def _output_of(output_metric: OutputMetric, outputs: Any) -> OutputKey:
         """Return the output of a metric; in a plain list of metrics its position."""
         several = named_outputs(outputs)
-        if measure.output is not None or measure.listed_at is None or several is None:
-            return measure.output
-        position, length = measure.listed_at
+        if (
+            output_metric.output is not None
+            or output_metric.listed_at is None
+            or several is None
+        ):
+            return output_metric.output
+        position, length = output_metric.listed_at
         if length != len(several):
             raise ConfigError(
                 f"The model returns {len(several)} outputs ({', '.join(several)}), and "
@@ -696,7 +700,7 @@ class Objective:
 
     def _parts_of_loss(
         self, key: OutputKey, loss: Loss, outputs: Any, labels: Labels
-    ) -> list[Part]:
+    ) -> list[LabelledOutput]:
         is_one = loss.is_per_output
         return self._parts(key, outputs, labels, splits=is_one, is_named=is_one)
 
@@ -708,7 +712,7 @@ class Objective:
         *,
         splits: bool,
         is_named: bool,
-    ) -> list[Part]:
+    ) -> list[LabelledOutput]:
         """Return the outputs that a loss or metric is for.
 
         Args:
@@ -729,7 +733,9 @@ class Objective:
         if several is None:
             _check_single(key, outputs)
             output = bare(outputs) if is_named or key is not None else only(outputs)
-            return [Part("", output, only(labels.targets), only(labels.weights))]
+            return [
+                LabelledOutput("", output, only(labels.targets), only(labels.weights))
+            ]
         weights = labels.weights
         if key is None and not splits:
             if weights is not None and not isinstance(weights, Tensor):
@@ -737,7 +743,7 @@ class Objective:
                     "Sample weights are given per output, and a loss or metric takes "
                     "all outputs at once: give losses and metrics per output too."
                 )
-            return [Part("", outputs, labels.targets, weights)]
+            return [LabelledOutput("", outputs, labels.targets, weights)]
         names, parts = list(several), []
         for name in _names_of(key, names, labels.targets):
             position = names.index(name)
@@ -749,12 +755,12 @@ class Objective:
             its = weights
             if weights is not None and not isinstance(weights, Tensor):
                 its = part_of(weights, name, position, len(names), "sample weights")
-            parts.append(Part(name, several[name], target, its))
+            parts.append(LabelledOutput(name, several[name], target, its))
         return parts
 
 
 @contextlib.contextmanager
-def shapes_in_errors(what: str, part: Part) -> Iterator[None]:
+def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
     """Add the shapes of a loss's or metric's arguments to errors of torch.
 
     Args:
@@ -804,7 +810,7 @@ def resolve_objective(
 
     Example:
         >>> objective = resolve_objective("mse", None, ["mae", "mae"])
-        >>> [measure.name for measure in objective.measures]
+        >>> [output_metric.name for output_metric in objective.metrics]
         ['mae', 'mae_1']
     """
     losses = tuple(
@@ -817,22 +823,22 @@ def resolve_objective(
             "Some losses add over samples (reduction='sum') and some average: the "
             "gradients of an update are either added or averaged. Use one kind."
         )
-    measures: list[Measure] = []
+    resolved: list[OutputMetric] = []
     for given, is_weighted in ((metrics, False), (weighted_metrics, True)):
         for key, items in _metrics_per_output(given):
-            taken = {m.name for m in measures if m.output == key}
+            taken = {m.name for m in resolved if m.output == key}
             listed = listed_metrics(items)
-            resolved = resolve_metrics([item for _, item in listed])
+            by_name = resolve_metrics([item for _, item in listed])
             length = len(items) if isinstance(items, (list, tuple)) else 1
-            for (position, item), (name, metric) in zip(listed, resolved.items()):
+            for (position, item), (name, metric) in zip(listed, by_name.items()):
                 full = f"weighted_{name}" if is_weighted and name in taken else name
                 listed_at = (position, length) if _is_about_one(item) else None
-                measures.append(
-                    Measure(key, full, metric, is_weighted, listed_at, item)
+                resolved.append(
+                    OutputMetric(key, full, metric, is_weighted, listed_at, item)
                 )
     num_listed = len(loss) if isinstance(loss, (list, tuple)) else None
     weights = _weights(loss_weights, losses)
-    return Objective(losses, weights, tuple(measures), num_listed, steps)
+    return Objective(losses, weights, tuple(resolved), num_listed, steps)
 
 
 def _per_output(loss: Any) -> list[tuple[OutputKey, Any]]:

@@ -21,6 +21,7 @@ from typing import (
     Callable,
     Iterable,
     Iterator,
+    MutableMapping,
     NamedTuple,
     Sequence,
     Tuple,
@@ -30,6 +31,7 @@ from typing import (
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit import _env
 from ipufit._poptorch import poptorch, survey
@@ -41,7 +43,7 @@ from ipufit.data.datasets import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues
 from ipufit.engine.host_calls import refuse_sums
-from ipufit.engine.metric_state import Entry, Scalars
+from ipufit.engine.metric_state import MetricSums, Scalars
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
     ShortPipelineError,
@@ -188,8 +190,9 @@ def _refuse_index(
     ) from error
 
 
-_TRAINERS: list[weakref.ReferenceType[Executors]] = []
-"""Whose programs train: PopTorch wraps a weight for one program at a time."""
+_TRAINERS: MutableMapping[Tensor, weakref.ReferenceType[Executors]]
+_TRAINERS = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+"""Who trains each weight: PopTorch wraps it for one program at a time."""
 
 
 class Executors:
@@ -257,7 +260,7 @@ class Executors:
         watched: list[str],
         display: ProgressDisplay,
         remark: str,
-    ) -> tuple[Entry, ...]:
+    ) -> tuple[MetricSums, ...]:
         """Attach the training program; its next call uses the host's weights.
 
         It is built unless a kept one fits: the shapes of data, the plan, loss,
@@ -353,22 +356,18 @@ class Executors:
             other.fetch_weights()
             other._is_trainer = False
             self._lenders.add(other)
-        make_plain(weights_of(self.module))  # another may be gone
-        _TRAINERS[:] = [one for one in _TRAINERS if one() not in (None, self)]
-        _TRAINERS.append(weakref.ref(self))
+        weights = weights_of(self.module)
+        make_plain(weights)  # another may be gone
+        _TRAINERS.update(dict.fromkeys(weights, weakref.ref(self)))
         self._is_trainer = True
         if self._training is not None:
             self._training.must_compare = True
 
-    def _sharing(self) -> list[Executors]:
-        """Return other models that have trained some of the weights."""
-        others = [other() for other in _TRAINERS if other() not in (None, self)]
-        own = set(map(id, weights_of(self.module))) if others else set()
-        return [
-            other
-            for other in others
-            if other and not own.isdisjoint(map(id, weights_of(other.module)))
-        ]
+    def _sharing(self) -> set[Executors]:
+        """Return other models that train some of the weights."""
+        found = filter(None, map(_TRAINERS.get, weights_of(self.module)))
+        trainers = {trainer() for trainer in found}
+        return {one for one in trainers if one is not None and one is not self}
 
     def _built(
         self,

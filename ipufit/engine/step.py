@@ -19,7 +19,7 @@ from ipufit._tree import Structure, map_tensors
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import NOTHING, SampleStructure
 from ipufit.engine.metric_state import (
-    Entry,
+    MetricSums,
     Scalars,
     collected,
     log,
@@ -595,7 +595,7 @@ class Findings(NamedTuple):
     """
 
     packing: Packing
-    entries: tuple[Entry, ...]
+    entries: tuple[MetricSums, ...]
     probabilities: dict[str, str]
     increments: dict[str, int]
 
@@ -750,7 +750,7 @@ class Step(torch.nn.Module):
         scalars: Scalars,
         noted: ResultsNoted,
         probabilities: dict[str, str],
-    ) -> tuple[tuple[Tensor, ...], Packing, tuple[Entry, ...]]:
+    ) -> tuple[tuple[Tensor, ...], Packing, tuple[MetricSums, ...]]:
         """Compute the sums of metrics, the loss, and the outputs if they are streamed.
 
         The loss is returned because PopTorch drops operations that no output depends on
@@ -758,7 +758,7 @@ class Step(torch.nn.Module):
         """
         packing, objective = Packing(), self._objective
         rows, labels = rows_of(tensors[0]), self._structure.labels(tensors)
-        if self._computed.step is not None and objective.measures:
+        if self._computed.step is not None and objective.metrics:
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
         if objective.owns_loss:

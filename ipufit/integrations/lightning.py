@@ -121,10 +121,10 @@ class LightningModel(IPUModel):
         IPUModel.compile(tester, **arguments)
         tester._of_test = True
         try:
-            figures: Logs = tester.evaluate(*args, **kwargs)
+            logs: Logs = tester.evaluate(*args, **kwargs)
         finally:
             tester.detach()
-        return figures
+        return logs
 
 
 def from_lightning(

@@ -156,7 +156,7 @@ def measured(
         return program.run(call, is_scheduled=False)
 
     if isinstance(program, Training):
-        program.figures.reset()
+        program.metrics.reset()
     if data == SYNTHETIC:
         program.options.enableSyntheticData(True)
     began = perf_counter()

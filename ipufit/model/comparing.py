@@ -363,7 +363,7 @@ class _Twin:
         rows = len(self.leaves[0])
         before = torch.get_rng_state()
         expected = self._host_loss(
-            settings.training_figures.objective,
+            settings.training_metrics.objective,
             model.config.training_plan(rows).micro_batch_size,
         )
         draws = not torch.equal(before, torch.get_rng_state())
@@ -390,12 +390,12 @@ class _Twin:
             list(known),
         )
         training.prepare(make_progress(0))
-        training.figures.reset()
+        training.metrics.reset()
         for call in training.batches:  # the only one, or each process's share of it
             sums, _ = model._executors.train(call.batch)
-            training.figures.add(sums)
-        training.figures.gather()
-        loss = torch.tensor(training.figures.loss)
+            training.metrics.add(sums)
+        training.metrics.gather()
+        loss = torch.tensor(training.metrics.loss)
         yield from differences("loss", {"": torch.tensor(expected)}, {"": loss})
         yield from differences("gradient", known, training.gradients())
         model._executors.fetch_weights()

@@ -152,7 +152,7 @@ PerOutput = Union[Sequence[Any], Dict[str, Any]]
 MetricsLike = Union[MetricLike, PerOutput, None]
 """A list of metrics; or one for each output, in a list or in a dict by name."""
 
-_FIGURE_BYTES = 4096
+_METRIC_BYTES = 4096
 """Bytes of the losses, means and scalars of a micro-batch, without large metrics.
 
 The real number is known once a program is traced.
@@ -179,8 +179,8 @@ class CompileSettings:
     Attributes:
         objective: Losses and metrics.
         optimization: The optimiser and its schedule.
-        training_figures: Loss and metrics of `fit`.
-        test_figures: Loss and metrics of `evaluate` and of validations.
+        training_metrics: Loss and metrics of `fit`.
+        test_metrics: Loss and metrics of `evaluate` and of validations.
         average: The running average of the weights; None for none.
         mixing: Mixup and CutMix in training; None without.
         in_words: Each setting as text, which a resumed run compares.
@@ -189,8 +189,8 @@ class CompileSettings:
 
     objective: Objective
     optimization: Optimization
-    training_figures: MetricState
-    test_figures: MetricState
+    training_metrics: MetricState
+    test_metrics: MetricState
     average: WeightAverage | None
     mixing: Mixing | None
     in_words: dict[str, str]
@@ -430,8 +430,8 @@ class IPUModel:
         self._settings = CompileSettings(
             objective=objective,
             optimization=optimization,
-            training_figures=MetricState(trained.fresh(), self.processes),
-            test_figures=MetricState(objective.fresh(), self.processes),
+            training_metrics=MetricState(trained.fresh(), self.processes),
+            test_metrics=MetricState(objective.fresh(), self.processes),
             average=None if momentum is None else WeightAverage(self.module, momentum),
             in_words={
                 **compiled_settings(objective, optimization),
@@ -643,11 +643,11 @@ class IPUModel:
                     display.noted(line)
                 if validation is not None:
                     validation.prepare(display)
-                    run.directions.update(validation.figures.directions)
+                    run.directions.update(validation.metrics.directions)
                 training.prepare(display)
-                run.directions.update(training.figures.directions)
+                run.directions.update(training.metrics.directions)
                 if validation is not None:
-                    _refuse_names_of_validation(training.figures.names)
+                    _refuse_names_of_validation(training.metrics.names)
                 self.history, self._snapshot = history, snapshot
                 hooks.on_train_begin({})
                 with _ended_in_order(training, hooks, run):
@@ -668,7 +668,7 @@ class IPUModel:
                     for epoch in to_come:
                         if not run.calls:  # else it began before the interruption
                             run.begin_epoch(epoch)
-                            training.figures.reset()
+                            training.metrics.reset()
                             hooks.on_epoch_begin(epoch, {})
                         elif between and run.calls % between == 0:
                             _validate(validation, calls, hooks, run, display)
@@ -678,7 +678,7 @@ class IPUModel:
                             training.run(call)
                             run.count_call(updates, call.num_real_of_all)
                             _warn_if_not_finite(training, run, first)
-                            logs = sync.running(training.figures)
+                            logs = sync.running(training.metrics)
                             hooks.on_train_batch_end(first + updates - 1, logs)
                             if _has_ended(run, sync.sync):
                                 break
@@ -690,13 +690,13 @@ class IPUModel:
                         if is_validated(epoch):
                             _validate(validation, calls, hooks, run, display)
                         # An eviction before this saves each process's own sums.
-                        training.figures.gather()
-                        figures = training.figures.logs()
+                        training.metrics.gather()
+                        logs = training.metrics.logs()
                         for name, value in run.validated.items():
-                            figures[f"val_{name}"] = value
-                        figures = dict(sorted(figures.items()))
-                        hooks.on_epoch_end(epoch, dict(figures))
-                        run.end_epoch(figures)
+                            logs[f"val_{name}"] = value
+                        logs = dict(sorted(logs.items()))
+                        hooks.on_epoch_end(epoch, dict(logs))
+                        run.end_epoch(logs)
                         optimization.end_epoch()
                         if _has_ended(run, sync.sync_now):
                             break
@@ -760,7 +760,7 @@ class IPUModel:
         )
         test = self._evaluation(source, batch_size, steps, callbacks=callbacks)
         if self._only_compiled(test):
-            return _as_asked(test.figures, return_dict, is_known=False)
+            return _as_asked(test.metrics, return_dict, is_known=False)
         run = RunState(params={"verbose": verbose, **_params(test.batches)})
         run.coverage = _warn_of_coverage(test.options, test.plan, "evaluate")
         with self._running(run, callbacks, verbose) as (hooks, display):
@@ -770,7 +770,7 @@ class IPUModel:
                 test.run(hooks, run)
             finally:
                 test.batches.close()
-        return _as_asked(test.figures, return_dict)
+        return _as_asked(test.metrics, return_dict)
 
     def predict(
         self,
@@ -890,7 +890,7 @@ class IPUModel:
         # Passes are numbered by updates, so that no batch draws alike.
         training = self._training(source, given, num_passes=optimization.num_updates)
         if self._only_compiled(training):
-            return _as_asked(training.figures, return_dict, is_known=False)
+            return _as_asked(training.metrics, return_dict, is_known=False)
         self._require_ipus()
         if self._batch_loop is optimization:
             optimization.scale_to(size)  # each batch may have another size
@@ -898,12 +898,12 @@ class IPUModel:
             optimization.begin_fit(None, updates, batch_size=size)
             self._batch_loop = optimization
         training.prepare(make_progress(0))
-        training.figures.reset()
+        training.metrics.reset()
         for call in training.batches:
             training.run(call)
-        training.figures.gather()
+        training.metrics.gather()
         self._last_source = source
-        return _as_asked(training.figures, return_dict)
+        return _as_asked(training.metrics, return_dict)
 
     def test_on_batch(
         self,
@@ -934,11 +934,11 @@ class IPUModel:
         self.processes.require_same("test_on_batch", samples=source.num_samples)
         test = self._evaluation(source, is_single=True)
         if self._only_compiled(test):
-            return _as_asked(test.figures, return_dict, is_known=False)
+            return _as_asked(test.metrics, return_dict, is_known=False)
         self._require_ipus()
         test.prepare(make_progress(0))
         test.run(CallbackList(None), RunState(processes=self.processes))
-        return _as_asked(test.figures, return_dict)
+        return _as_asked(test.metrics, return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one batch, in calls like those of `test_on_batch`.
@@ -1175,7 +1175,7 @@ class IPUModel:
             if training is None:
                 add(predicted, "predict", batch_size)
             else:
-                tests = training.figures.objective.evaluated
+                tests = training.metrics.objective.evaluated
                 add(
                     *(tests, "test", validation_batch_size),
                     training=training.plan,
@@ -1397,8 +1397,8 @@ class IPUModel:
 
     def reset_metrics(self) -> None:
         """Reset the metrics; every epoch and evaluation does so itself."""
-        self._compiled.training_figures.reset()
-        self._compiled.test_figures.reset()
+        self._compiled.training_metrics.reset()
+        self._compiled.test_metrics.reset()
 
     # Weights --------------------------------------------------------------------------
 
@@ -1784,7 +1784,7 @@ class IPUModel:
         if settings is not None:
             objective = settings.objective
             losses = ", ".join(loss.name for _, loss in objective.losses)
-            metrics = ", ".join(measure.full_name for measure in objective.measures)
+            metrics = ", ".join(one.full_name for one in objective.metrics)
             own = "of the module" if objective.steps is None else "of its own step"
             compiled = (
                 f"compiled with {type(settings.optimization.optimizer).__name__}, "
@@ -2159,7 +2159,7 @@ class IPUModel:
             plan,
             options,
             optimization,
-            settings.training_figures,
+            settings.training_metrics,
             settings.average,
             gradients,
             choice,
@@ -2271,11 +2271,11 @@ class IPUModel:
 
         # What a call holds, and how long it takes.
         rows, weights = plan.samples_per_update, host_calls.num_weights(self.module)
-        large = host_calls.figure_bytes(
+        large = host_calls.metric_bytes(
             self.module, objective, source.structure, source.example(1)
         )
-        figures = (_FIGURE_BYTES + large) * plan.micro_batches_per_call
-        held = rows * host_calls.bytes_of(source.first()) + figures
+        of_metrics = (_METRIC_BYTES + large) * plan.micro_batches_per_call
+        held = rows * host_calls.bytes_of(source.first()) + of_metrics
         most[
             "a call's samples and metrics take "
             f"{choices.MOST_CALL_BYTES >> 20} MiB of host memory at most"
@@ -2399,7 +2399,7 @@ class IPUModel:
                         self.module,
                         self.config,
                         batches.structure,
-                        training.figures.objective,
+                        training.metrics.objective,
                         training.options,
                         plan,
                         batches.example(),
@@ -2463,7 +2463,7 @@ class IPUModel:
         callbacks: CallbackLike = None,
         is_open: bool = True,
         is_single: bool = False,
-        figures: MetricState | None = None,
+        metrics: MetricState | None = None,
     ) -> Inference:
         """Plan the calls of a run, and choose their passes if they are left open.
 
@@ -2480,7 +2480,7 @@ class IPUModel:
             is_open: Whether passes may be chosen, if the config leaves them open.
             is_single: Whether the data is a batch for one call, if the config leaves
                 the micro-batch open.
-            figures: Loss and metrics of an evaluation.
+            metrics: Loss and metrics of an evaluation.
 
         Raises:
             ConfigError: The replicas don't divide the batch size.
@@ -2522,8 +2522,8 @@ class IPUModel:
             processes=self.processes,
         )
         calls = self._executors, batches, plan, options
-        if figures is not None:
-            return Evaluation(figures, *calls, choice)
+        if metrics is not None:
+            return Evaluation(metrics, *calls, choice)
         return Inference(*calls, inferred, choice)
 
     def _evaluation(
@@ -2545,8 +2545,8 @@ class IPUModel:
         )
         _require_targets(source, settings.objective, *words)
         what = settings.objective.evaluated, "test", batch_size, steps
-        test = self._inference(source, *what, figures=settings.test_figures, **how)
-        assert isinstance(test, Evaluation)  # noqa: S101 - it has figures
+        test = self._inference(source, *what, metrics=settings.test_metrics, **how)
+        assert isinstance(test, Evaluation)  # noqa: S101 - it has metrics
         if test.options.output_mode == poptorch.OutputMode.Sum.value:
             raise ConfigError(
                 "inference_options or customize ask for OutputMode.Sum, which adds "
@@ -2784,10 +2784,10 @@ class IPUModel:
         self, training: Training, validation: Evaluation | None, epochs: Sequence[int]
     ) -> History:
         """Return a history of NaN."""
-        training.figures.reset()
-        names = {*training.figures.logs(), *_unknown_figures(training.figures)}
+        training.metrics.reset()
+        names = {*training.metrics.logs(), *_unknown_metrics(training.metrics)}
         if validation is not None:
-            names |= {f"val_{name}" for name in _unknown_figures(validation.figures)}
+            names |= {f"val_{name}" for name in _unknown_metrics(validation.metrics)}
         history = self.history = History()
         history.epoch = list(epochs)
         history.history = {name: [math.nan] * len(epochs) for name in sorted(names)}
@@ -2992,7 +2992,7 @@ def _require_targets(
     """
     if not objective.owns_loss:
         source.require_targets(name, purpose)
-    elif objective.measures:
+    elif objective.metrics:
         source.require_targets(name, "compute metrics")
     is_of_module = objective.owns_loss and objective.steps is None
     if is_of_module and source.structure.has_weights:
@@ -3097,20 +3097,20 @@ def _rows_to_evaluate(
 
 
 def _as_asked(
-    figures: MetricState, return_dict: bool, *, is_known: bool = True
+    metrics: MetricState, return_dict: bool, *, is_known: bool = True
 ) -> Logs | float | list[float]:
     """Return metrics by name; or as Keras's list, or the loss if there is only that."""
-    named = figures.logs() if return_dict else figures.in_order()
+    named = metrics.logs() if return_dict else metrics.in_order()
     if not is_known:  # NaN, of a run that wasn't made
-        named = _unknown_figures(figures)
+        named = _unknown_metrics(metrics)
     values = list(named.values())
     return named if return_dict else values if len(values) > 1 else values[0]
 
 
-def _unknown_figures(figures: MetricState) -> Logs:
+def _unknown_metrics(metrics: MetricState) -> Logs:
     """Return NaN for each metric of a run that wasn't made, by name."""
-    measured = [measure.full_name for measure in figures.objective.measures]
-    return dict.fromkeys(sorted({"loss", *measured}), math.nan)
+    names = [one.full_name for one in metrics.objective.metrics]
+    return dict.fromkeys(sorted({"loss", *names}), math.nan)
 
 
 def _params(batches: InferenceBatches) -> dict[str, Any]:
@@ -3171,13 +3171,13 @@ def _validate(
     generators = calls.generators
     before = HostRandomState(generators) if run.heeds_eviction else None
     validation.prepare(display)
-    figures = validation.run(hooks, run)
+    logs = validation.run(hooks, run)
     if before is not None and run.is_evicted:
         set_random_state(before.tensors(), generators)
         run.heed_eviction()
         raise EvictedError
-    run.directions.update(validation.figures.directions)
-    run.validated, run.validated_calls = figures, run.calls
+    run.directions.update(validation.metrics.directions)
+    run.validated, run.validated_calls = logs, run.calls
 
 
 class EvictedError(Exception):
@@ -3286,7 +3286,7 @@ def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
 
 def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
     """Warn once if the loss of the last call isn't finite."""
-    if math.isfinite(training.figures.loss) or not run.is_finite:
+    if math.isfinite(training.metrics.loss) or not run.is_finite:
         return
     run.is_finite = False  # once is enough
     losses = training.losses_of_call()
