@@ -30,7 +30,7 @@ class Size(NamedTuple):
 ROOMS = {
     "emulator": (Size(68, 11084, 82351), "emulator"),
     "engine and model": (Size(20, 8042, 63245), "engine model"),
-    "data": (Size(5, 2474, 19828), "data"),
+    "data": (Size(5, 2495, 20039), "data"),
     "metrics and losses": (Size(12, 1935, 16538), "metrics losses"),
     "optimizers": (Size(4, 1659, 12624), "optimizers"),
     "callbacks": (Size(9, 1944, 15932), "callbacks"),

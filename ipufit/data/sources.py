@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 from dataclasses import dataclass
+from types import ModuleType
 from typing import (
     Any,
     Callable,
@@ -609,6 +610,7 @@ class StreamSource(Source):
         elif not self._first:
             raise DataError(f"`{name}` has no samples.")
         self._begun: Pass | None = begun
+        self._values = _plain_values(self._iterable)
 
     def _take_first(self, batch: Any) -> Batch:
         """Set the structure of samples, and return the first block of a pass."""
@@ -703,12 +705,16 @@ class StreamSource(Source):
         elif is_due and replay is not None:
             self._begun = self._new_pass()
             self._begun.first = next(self._begun)
+            self._values = _plain_values(self._iterable)
 
     def blocks(self) -> Pass | Iterator[Batch]:
         """Return the blocks of the next pass."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
-            return begun
+            if self.is_one_shot or _plain_values(self._iterable) == self._values:
+                return begun
+            # A callback has changed the data since, as `sampler.set_epoch` does.
+            self._replay = begun.replay()
         return iter(()) if self.is_one_shot else self._new_pass()
 
     def _new_pass(self) -> Pass:
@@ -746,6 +752,25 @@ class StreamSource(Source):
                     "pad or crop samples to one shape."
                 )
         return block
+
+
+def _plain_values(data: Any) -> list[Any]:
+    """Return the numbers and strings of a loader, its sampler and its dataset."""
+    values, seen, due = [], set(), [data]
+    while due:
+        one = due.pop()
+        if id(one) in seen or isinstance(one, (type, ModuleType)):
+            continue
+        seen.add(id(one))
+        for value in getattr(one, "__dict__", {}).values():
+            for part in value[:64] if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(part, Tensor) and part.dim() == 0:
+                    part = part.item()
+                if isinstance(part, (int, float, str)):
+                    values.append(part)
+                else:
+                    due.append(part)
+    return values
 
 
 _MOST_ARRAYS = 8

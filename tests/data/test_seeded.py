@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ipufit import IPUConfig, IPUModel, LambdaCallback
 
@@ -65,18 +65,47 @@ class OfEpoch(Dataset):
         return torch.full((4,), float(self.epoch)), torch.zeros(1)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataset_sees_what_a_callback_sets(num_workers):
-    data = OfEpoch()
+class Stream(OfEpoch, IterableDataset):
+    def __iter__(self):
+        return (self[index] for index in range(8))
+
+
+class Same(OfEpoch):
+    """A sampler whose order a callback changes."""
+
+    def __iter__(self):
+        return iter([self.epoch] * 8)
+
+
+NUMBERS = TensorDataset(torch.arange(8.0)[:, None].expand(8, 4), torch.zeros(8, 1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("data", "load"),
+    [
+        (OfEpoch, None),
+        (Stream, None),
+        (OfEpoch, DataLoader),
+        (Stream, DataLoader),
+        (Same, lambda data, **options: DataLoader(NUMBERS, sampler=data, **options)),
+    ],
+)
+def test_data_see_what_a_callback_sets(data, load, num_workers):
+    data = of_callback = data()
+    if load is not None:
+        data = load(data, batch_size=2, num_workers=num_workers)
 
     def set_epoch(epoch, logs):
-        data.epoch = epoch
+        of_callback.epoch = epoch
 
-    model = IPUModel(Seen(), IPUConfig(num_workers=num_workers))
+    workers = num_workers if load is None else 0
+    model = IPUModel(Seen(), IPUConfig(num_workers=workers))
     model.compile("sgd", "mse")
     callback = LambdaCallback(on_epoch_begin=set_epoch)
-    model.fit(data, batch_size=2, epochs=3, callbacks=[callback], verbose=0)
-    assert model.module.sums.tolist() == [8 * (0 + 1 + 2)] * 4
+    given = {"batch_size": 2, "callbacks": [callback], "verbose": 0}
+    model.fit(data, epochs=4, initial_epoch=2, **given)
+    assert model.module.sums.tolist() == [8 * (2 + 3)] * 4
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
