@@ -423,17 +423,14 @@ class Training:
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the weights of the user's module."""
-        entries = self.executors.prepare_training(
-            self.batches,
-            self.plan,
-            self.options,
-            self.optimization,
-            self.metrics.objective,
-            sorted(gradient_anchors(self.watched)),
-            display,
-            self.remark,
+        objective = self.metrics.objective
+        watched = sorted(gradient_anchors(self.watched))
+        findings = self.executors.prepare(
+            *(self.batches.example(), self.batches.structure, self.plan, self.options),
+            *(objective.trained, display, self.remark),
+            *(objective, self.optimization, watched),
         )
-        self.metrics.adopt(entries)
+        self.metrics.adopt(findings.entries)
 
     @property
     def remark(self) -> str:
@@ -580,8 +577,11 @@ class Inference:
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the newest weights."""
-        self.executors.prepare_inference(
-            self.batches, self.plan, self.options, display, self.inferred, self.remark
+        inputs_only = not self.inferred.takes_labels
+        example = self.batches.example(inputs_only=inputs_only)
+        self.executors.prepare(
+            *(example, self.batches.structure, self.plan, self.options),
+            *(self.inferred, display, self.remark),
         )
 
     def outputs(self, hooks: CallbackList, run: RunState) -> Iterator[Any]:

@@ -24,7 +24,6 @@ from typing import (
     MutableMapping,
     NamedTuple,
     Sequence,
-    Tuple,
     TypeVar,
 )
 
@@ -38,14 +37,14 @@ from ipufit._poptorch import poptorch, survey
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
-from ipufit.data.calls import InferenceBatches, TrainingBatches
 from ipufit.data.datasets import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues
 from ipufit.engine.host_calls import refuse_sums
-from ipufit.engine.metric_state import MetricSums, Scalars
+from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
+    Findings,
     ShortPipelineError,
     Step,
     kept_submodules,
@@ -250,103 +249,87 @@ class Executors:
 
     # Building ---------------------------------------------------------------
 
-    def prepare_training(
+    def prepare(
         self,
-        batches: TrainingBatches,
+        example: Batch,
+        structure: SampleStructure,
         plan: BatchPlan,
         options: poptorch.Options,
-        optimization: Optimization,
-        objective: Objective,
-        watched: list[str],
+        computed: Inferred,
         display: ProgressDisplay,
         remark: str,
-    ) -> tuple[MetricSums, ...]:
-        """Attach the training program; its next call uses the host's weights.
+        objective: Objective | None = None,
+        optimization: Optimization | None = None,
+        watched: Sequence[str] = (),
+    ) -> Findings:
+        """Attach a program; its next call uses the newest weights.
 
-        It is built unless a kept one fits: the shapes of data, the plan, loss,
-        optimizer and watched gradients, the trainable weights and modes, and the values
-        that the code reads now must be equal.
+        It is built unless a kept one fits: the shapes of data, the plan, what is
+        computed, and the values that the code reads now must be equal; for training
+        loss, optimizer and watched gradients, and the trainable weights and modes, too.
 
         Args:
-            batches: Batches that it will train on; their first call is an example.
+            example: Tensors of a call.
+            structure: Structure of a batch.
             plan: Factors of a call.
             options: Options of PopTorch.
-            optimization: The optimiser and its schedule.
-            objective: Losses and metrics.
-            watched: Names of parameters whose gradients are sent to the host.
+            computed: The computation of the program.
             display: Shows that PopTorch compiles.
             remark: Text to show after a compilation.
+            objective: Losses and metrics of a training program; None for inference.
+            optimization: The optimiser of a training program and its schedule.
+            watched: Names of parameters whose gradients are sent to the host.
 
         Returns:
-            The entries of the vectors that calls return.
+            The findings of its trace.
         """
-        refuse_gradient_hooks([self.module, *objective.modules])
-        refuse_synchronised_norms(self.module, plan)
-        example = batches.example()
-        key = (
-            *_signature(plan, example),
-            batches.structure,
-            TrainedParts(self.module),
-            objective.program_key,
-            optimization.program_key,
-            watched,
-        )
-        self._take_over()
-        self.begin_alike(objective.modules)
-        if self._training is not None and self._training.baked_in.changed():
-            self._leave_training()
-        program = _kept(self._trainings, key, unchanged=self._training)
-        if program is not self._training:
+        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
+        key: tuple[Any, ...] = (plan, shapes)
+        if objective is None or optimization is None:
+            parts = structure.parts
+            key = (*key, parts if computed.takes_labels else parts[0], computed)
+            self.begin_alike()
+            self.fetch_weights()
+            self.share_buffers()
+        else:
+            refuse_gradient_hooks([self.module, *objective.modules])
+            refuse_synchronised_norms(self.module, plan)
+            of_program = objective.program_key, optimization.program_key, [*watched]
+            key = (*key, structure, TrainedParts(self.module), *of_program)
+            self._take_over()
+            self.begin_alike(objective.modules)
+            if self._training is not None and self._training.baked_in.changed():
+                self._leave_training()
+        kept: list[Any] = self._inferences if objective is None else self._trainings
+        program: Any = next((one for one in kept if one.key == key), None)
+        if program is not None:  # the last is the one used last
+            kept.remove(program)
+            if program is self._training or program.baked_in.changed() is None:
+                kept.append(program)
+            else:
+                program.executor.destroy()
+                program = None
+        if objective is not None and program is not self._training:
             self._leave_training()
         if program is None:
-            show = "training", display, remark
+            while len(kept) >= KEPT_PROGRAMS:
+                kept.pop(0).executor.destroy()
+            optimizer = None if optimization is None else optimization.optimizer
             program = self._built(
-                *(self._trainings, key, options, plan, example, show),
-                *(batches.structure, objective.trained),
-                *(objective, optimization.optimizer),
+                *(example, structure, plan, options, computed, display, remark),
+                *(objective, optimizer),
             )
-        self._training = program
-        self._bind_optimizer(program, optimization.optimizer)
+            program.key = key
+            kept.append(program)
+        if optimization is None:
+            self._inference = program
+        else:
+            self._training = program
+            self._bind_optimizer(program, optimization.optimizer)
         self._attach(program)
         program.must_compare = True
-        return program.step.findings.entries
-
-    def prepare_inference(
-        self,
-        batches: InferenceBatches,
-        plan: BatchPlan,
-        options: poptorch.Options,
-        display: ProgressDisplay,
-        inferred: Inferred,
-        remark: str = "",
-    ) -> None:
-        """Attach the inference program, with the newest weights.
-
-        Args:
-            batches: Batches that it will run on; their first call is an example.
-            plan: Factors of a call.
-            options: Options of PopTorch.
-            display: Shows that PopTorch compiles.
-            inferred: The computation of the program.
-            remark: Text to show after a compilation.
-        """
-        self.begin_alike()
-        self.fetch_weights()
-        self.share_buffers()
-        example = batches.example(inputs_only=not inferred.takes_labels)
-        parts = batches.structure.parts
-        nesting = parts if inferred.takes_labels else parts[0]
-        key = (*_signature(plan, example), nesting, inferred)
-        program = _kept(self._inferences, key)
-        if program is None:
-            show = "inference", display, remark
-            program = self._built(
-                *(self._inferences, key, options, plan, example, show),
-                *(batches.structure, inferred),
-            )
-        self._inference = program
-        self._attach(program)
-        program.must_compare = True
+        findings: Findings = program.step.findings
+        return findings
 
     def _take_over(self) -> None:
         """Let other models that train some of the weights download them."""
@@ -371,39 +354,23 @@ class Executors:
 
     def _built(
         self,
-        kept: list[Any],
-        key: object,
-        options: poptorch.Options,
-        plan: BatchPlan,
         example: Batch,
-        show: Shown,
         structure: SampleStructure,
+        plan: BatchPlan,
+        options: poptorch.Options,
         computed: Inferred,
-        objective: Objective | None = None,
-        optimizer: Any = None,
-    ) -> Any:
-        """Build a program, and again if its trace shows changed 0-d buffers.
-
-        Args:
-            kept: Programs of its kind.
-            key: All properties that it is built for.
-            options: Options of PopTorch.
-            plan: Factors of a call.
-            example: Tensors of a call.
-            show: Display of the compilation, and what it shows.
-            structure: Structure of a batch.
-            computed: The computation of the program.
-            objective: Losses and metrics of a training program; None for inference.
-            optimizer: Optimiser of a training program.
-        """
+        display: ProgressDisplay,
+        remark: str,
+        objective: Objective | None,
+        optimizer: Any,
+    ) -> Program:
+        """Build a program, and again if its trace shows changed 0-d buffers."""
         options = options.clone()  # which isn't frozen
         is_default = options.connection_type == poptorch.ConnectionType.Always
         if is_default and not self._takes_turns and self._attached():
             # IPUs may be short: the program compiles before it takes some, so that it
             # isn't traced twice.
             options.connectionType(poptorch.ConnectionType.OnDemand)
-        while len(kept) >= KEPT_PROGRAMS:
-            kept.pop(0).executor.destroy()
         is_training = objective is not None
         config = self.config if is_training else self.config.inference_config
         losses = () if objective is None else objective.modules
@@ -423,13 +390,23 @@ class Executors:
                 make = partial(
                     poptorch.trainingModel, step, options=options, optimizer=optimizer
                 )
+            check_values(step)
+            refuse_tied_buffers(step)
+            weights = weights_of(step)
+            make_plain(weights)
+            remember_classes(weights)
+            count = plan.micro_batches_per_call
+            given = [*example, *host_tensors(step.host_values, count)]
             try:
-                # PopTorch traces in the grad mode that it finds.
-                with span("compile"), torch.set_grad_enabled(
-                    is_training or torch.is_grad_enabled()
-                ):
-                    executor, wrappers = self._traced(
-                        step, baked_in, plan, example, show, make
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(span("compile"))
+                    # PopTorch traces in the grad mode that it finds.
+                    is_grad = is_training or torch.is_grad_enabled()
+                    stack.enter_context(torch.set_grad_enabled(is_grad))
+                    others = [program.baked_in for program in self._programs()]
+                    stack.enter_context(baked_in.traced(others))
+                    executor, wrappers, seconds = self._traced(
+                        step, make, [tensor.contiguous() for tensor in given], display
                     )
                 break
             except MovedOnDeviceError as error:
@@ -441,72 +418,59 @@ class Executors:
                 may_be_sharded = False
                 options = options.clone()
                 options.setExecutionStrategy(poptorch.ShardedExecution())
-        program = Program(executor, step, plan.micro_batches_per_call, baked_in)
+        display.compiled("training" if is_training else "inference", seconds, remark)
+        program = Program(executor, step, count, baked_in)
         if is_training:
             loops = options.device_iterations * options.Training.gradient_accumulation
             increments = step.findings.increments
             program = TrainingProgram(
-                *(executor, step, plan.micro_batches_per_call, baked_in, wrappers),
+                *(executor, step, count, baked_in, wrappers),
                 *(optimizer, executor.rng_state, sent),
                 counted_up(step, {n: one * loops for n, one in increments.items()}),
                 TrainedParts(self.module),
             )
         if executor.isAttachedToDevice():
             program.on_device = fingerprint(step.weights)
-        program.key = key
-        kept.append(program)
         return program
 
     def _traced(
         self,
         step: Step,
-        baked_in: BakedInValues,
-        plan: BatchPlan,
-        example: Batch,
-        show: Shown,
         make: Callable[[], poptorch.PoplarExecutor],
-    ) -> tuple[poptorch.PoplarExecutor, Wrappers]:
+        given: list[Tensor],
+        display: ProgressDisplay,
+    ) -> tuple[poptorch.PoplarExecutor, Wrappers, float]:
         """Let PopTorch trace a step, in the right mode and with blocks for stages.
 
         Returns:
-            The executor, and the classes that PopTorch has given to the weights.
+            The executor, the classes that PopTorch has given to the weights, and the
+            seconds that it took.
         """
-        check_values(step)
-        refuse_tied_buffers(step)
-        weights = weights_of(step)
-        make_plain(weights)
-        remember_classes(weights)
-        values = host_tensors(step.host_values, plan.micro_batches_per_call)
-        given = [tensor.contiguous() for tensor in (*example, *values)]
-        what, display, remark = show
-        others = [program.baked_in for program in self._programs()]
-        with baked_in.traced(others):
-            with contextlib.ExitStack() as stack:
-                # PopTorch may give weights classes of its own even if it fails, and
-                # refuses to wrap them again: `destroy()` does nothing so early.
-                stack.callback(make_plain, weights)
-                stack.enter_context(traced_mode(step))
-                executor = make()
-                display.compiling(what)
-                while self._news:
-                    display.noted(self._news.pop(0))
-                start = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            # PopTorch may give weights classes of its own even if it fails, and
+            # refuses to wrap them again: `destroy()` does nothing so early.
+            stack.callback(make_plain, weights_of(step))
+            stack.enter_context(traced_mode(step))
+            executor = make()
+            display.compiling("training" if step.is_training else "inference")
+            while self._news:
+                display.noted(self._news.pop(0))
+            start = time.perf_counter()
 
-                def attach() -> None:
-                    if executor.isCompiled():  # and IPUs were short after it
-                        executor.attachToDevice()
-                    else:
-                        executor.compile(*given)
+            def attach() -> None:
+                if executor.isCompiled():  # and IPUs were short after it
+                    executor.attachToDevice()
+                else:
+                    executor.compile(*given)
 
-                self._acquire(executor, attach)
-                wrappers = Wrappers(step.weights if step.is_training else [])
-            try:
-                refuse_sums(step.loss_inputs)  # which calls losses, as a trace does
-            except ConfigError:
-                executor.destroy()
-                raise
-        display.compiled(what, time.perf_counter() - start, remark)
-        return executor, wrappers
+            self._acquire(executor, attach)
+            wrappers = Wrappers(step.weights if step.is_training else [])
+        try:
+            refuse_sums(step.loss_inputs)  # which calls losses, as a trace does
+        except ConfigError:
+            executor.destroy()
+            raise
+        return executor, wrappers, time.perf_counter() - start
 
     def drop_incomplete(self) -> None:
         """Destroy programs that may have compiled-in values which aren't compared.
@@ -813,37 +777,10 @@ class Executors:
             self._detach(program)
 
 
-Shown = Tuple[str, ProgressDisplay, str]
-"""What is compiled, who shows it, and a text to show afterwards."""
-
-
-def _signature(plan: BatchPlan, example: Batch) -> tuple[Any, ...]:
-    return plan, [(tuple(tensor.shape), tensor.dtype) for tensor in example]
-
-
 def _ready(program: ProgramT | None) -> ProgramT:
     if program is None:
         raise RuntimeError("the program was not prepared")
     return program
-
-
-def _kept(
-    programs: list[ProgramT], key: object, unchanged: ProgramT | None = None
-) -> ProgramT | None:
-    """Return the program of a key and mark it as used last; None without one.
-
-    A program is destroyed, and not returned, if its compiled-in values have changed.
-    `unchanged` needs no check.
-    """
-    for program in programs:
-        if program.key == key:
-            programs.remove(program)
-            if program is unchanged or program.baked_in.changed() is None:
-                programs.append(program)
-                return program
-            program.executor.destroy()
-            break
-    return None
 
 
 def _drop(programs: list[Any], *, incomplete: bool = False) -> None:
