@@ -219,15 +219,10 @@ class RowBuffer:
             outputs, labels, left = _rows(rows, done, num_rows)
             self.parts.append((*map_tensors(Tensor.clone, (outputs, labels)), left))
 
-    def all(self, first: int = 0) -> Rows:
-        """Return all buffered rows, and keep them.
-
-        Args:
-            first: Number of calls whose rows are left out, from the beginning.
-        """
-        parts = self.parts[first:]
-        outputs, labels = joined(one[:2] for one in parts)
-        return outputs, labels, sum(one[2] for one in parts)
+    def all(self) -> Rows:
+        """Return all buffered rows, and keep them."""
+        outputs, labels = joined(one[:2] for one in self.parts)
+        return outputs, labels, sum(one[2] for one in self.parts)
 
 
 Rows = Tuple[Any, Labels, int]
@@ -262,6 +257,9 @@ class ProcessSync:
 
     Attributes:
         is_heard: Whether a callback of any process listens to every call.
+        ends_evaluation: Whether an evaluation ends after the present call, in all
+            processes.
+        ends_prediction: The same of a prediction.
     """
 
     def __init__(
@@ -279,7 +277,7 @@ class ProcessSync:
         self._run = run
         self._clock = clock
         self._facts = facts
-        self._ends_evaluation = self._ends_prediction = False
+        self.ends_evaluation = self.ends_prediction = False
         self._last_seconds, self._last_calls = clock(), 0
         self._calls = 0
         self._next = self._interval = 1  # calls are counted from 1
@@ -314,18 +312,20 @@ class ProcessSync:
 
         Called after each call.
         """
-        if self._are_several:
-            if self._is_due:
-                self.sync_now()
-                self._next = self._calls + 1 + self._interval
-            self._calls += 1
+        if not self._are_several or self._is_due:
+            self.sync_now()
+            self._next = self._calls + 1 + self._interval
+        self._calls += 1
 
     def sync_now(self) -> None:
         """Exchange requests to end a run, so that they take effect in all processes."""
         run, processes = self._run, self._processes
         if not self._are_several:
+            self.ends_evaluation = run.stop_evaluating
+            self.ends_prediction = run.stop_predicting
             return
-        digest = self._digest()
+        facts = None if self._facts is None else self._facts()
+        digest = zlib.crc32(repr(facts).encode())
         wishes = [
             run.is_stopping and not run.is_ending,
             run.was_told_to_end and not run.is_evicted,
@@ -340,32 +340,14 @@ class ProcessSync:
             raise ConfigError(
                 "The learning rates, or other numbers of the optimizer, are not the "
                 f"same in all processes; in process {processes.index} they are "
-                f"{self._facts and self._facts()}. Pass the same callbacks in each."
+                f"{facts}. Pass the same callbacks in each."
             )
         if stops:
             reasons = processes.gathered(run.stop_reason)
             run.end(next(reason for reason in reasons if reason is not None))
         run.is_evicted = run.is_evicted or bool(evictions)
-        self._ends_evaluation = bool(evaluating)
-        self._ends_prediction = bool(predicting)
-
-    @property
-    def ends_evaluation(self) -> bool:
-        """Whether the evaluation ends after the present call, in all processes."""
-        if not self._are_several:
-            return self._run.stop_evaluating
-        return self._ends_evaluation
-
-    @property
-    def ends_prediction(self) -> bool:
-        """Whether the prediction ends after the present call, in all processes."""
-        if not self._are_several:
-            return self._run.stop_predicting
-        return self._ends_prediction
-
-    def _digest(self) -> int:
-        facts = None if self._facts is None else self._facts()
-        return zlib.crc32(repr(facts).encode())
+        self.ends_evaluation = bool(evaluating)
+        self.ends_prediction = bool(predicting)
 
     def _next_interval(self) -> int:
         """Return the number of calls in a tenth of a second."""
@@ -649,10 +631,8 @@ class Evaluation(Inference):
         super().__init__(executors, batches, plan, options, inferred, choice)
         self.metrics = metrics
         self._rows = returned_rows(options, plan)
-        self._waiting = self._no_rows()
-        # Calls that were looked at, their sums, and whether they were seen at once:
-        # then the sums have the bits of a group.
-        self._look: tuple[int, Tensor, bool] | None = None
+        self._waiting: RowBuffer
+        self._look: tuple[int, Tensor] | None  # calls with buffered rows, their sums
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, and refuse one that reports nothing."""
@@ -691,7 +671,13 @@ class Evaluation(Inference):
             run: `run.stop_evaluating` ends it, and so does an eviction.
         """
         self.metrics.reset()
-        self._waiting, self._look = self._no_rows(), None
+        # A user's function may return one value for all rows. And rows of several
+        # processes are joined pass by pass.
+        objective = self.metrics.objective
+        is_joined = objective.is_streamed and self.metrics.processes.are_several
+        by_pass = is_joined or not objective.is_additive
+        self._waiting = RowBuffer(self.plan.samples_per_update, by_pass=by_pass)
+        self._look = None
         run.stop_evaluating = False
         hooks.on_test_begin({})
         processes = ProcessSync(run.processes, hooks, run, "on_test_batch_end")
@@ -705,53 +691,26 @@ class Evaluation(Inference):
             self._add_call(call)
             if not number and not self.metrics.samples:
                 # Unfit targets fail now, and metrics get names.
-                self._look_at_waiting()
+                self._sums_of_waiting()
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
-            logs = processes.running(self.metrics, self._look_at_waiting)
+            logs = processes.running(self.metrics, self._sums_of_waiting)
             hooks.on_test_batch_end(last, logs)
             processes.sync()
             if processes.ends_evaluation or run.is_evicted:
                 break
-        self._count_waiting()
+        vector = self._sums_of_waiting()
+        if vector is not None:
+            self._count(self._waiting.all(), vector)
         self.metrics.gather()
         hooks.on_test_end(self.metrics.logs())
         return self.metrics.logs()
 
-    def _no_rows(self) -> RowBuffer:
-        """Return an empty buffer of rows, which groups by passes or pass by pass.
-
-        A user's function may return one value for all rows. And rows of several
-        processes are joined pass by pass.
-        """
-        objective = self.metrics.objective
-        is_joined = objective.is_streamed and self.metrics.processes.are_several
-        by_pass = is_joined or not objective.is_additive
-        return RowBuffer(self.plan.samples_per_update, by_pass=by_pass)
-
-    def _look_at_waiting(self) -> Tensor | None:
-        """Return the sums of buffered rows; None if there are none.
-
-        Each row is summed once, so that metrics after each call cost no more than the
-        call's own rows. The sums may differ from those of the group in the last bits.
-        """
-        if not self._waiting.parts:
-            return None
-        look, count = self._look, len(self._waiting.parts)
-        if look is None:
-            look = count, self._vector(self._waiting.all()), True
-        elif look[0] < count:
-            more = self._vector(self._waiting.all(look[0]))
-            look = count, look[1].double() + more, False
-        self._look = look
-        return look[1]
-
-    def _count_waiting(self) -> None:
-        look, count = self._look, len(self._waiting.parts)
-        if count:
-            rows = self._waiting.all()
-            is_seen = look is not None and look[0] == count and look[2]
-            self._count(rows, look[1] if look and is_seen else self._vector(rows))
-            self._waiting.parts.clear()
+    def _sums_of_waiting(self) -> Tensor | None:
+        """Return the sums of buffered rows; None if there are none."""
+        count = len(self._waiting.parts)
+        if count and (self._look is None or self._look[0] != count):
+            self._look = count, self._vector(self._waiting.all())
+        return self._look[1] if count and self._look else None
 
     def _count(self, rows: Rows, vector: Tensor) -> None:
         self._look = None
