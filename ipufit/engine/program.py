@@ -227,6 +227,7 @@ class Executors:
         self._exact: list[tuple[Tensor, Tensor]] = []  # values before float32
         self._moved: list[HostValue] = []  # 0-d buffers that `forward` changes
         self._news: list[str] = []
+        self.seconds = 0.0  # that compilations have taken
         self._takes_turns = _env.waits_for_ipus()
         self._set_config(config)
 
@@ -418,6 +419,7 @@ class Executors:
                 may_be_sharded = False
                 options = options.clone()
                 options.setExecutionStrategy(poptorch.ShardedExecution())
+        self.seconds += seconds
         display.compiled("training" if is_training else "inference", seconds, remark)
         program = Program(executor, step, count, baked_in)
         if is_training:

@@ -72,54 +72,25 @@ class Build:
         return "\n".join(map(str, self.programs))
 
 
-class Watch(ProgressDisplay):
-    """Compares the cache of executables before and after a compilation.
+def built(
+    one: Training | Inference, display: ProgressDisplay
+) -> tuple[BuiltProgram, set[str]]:
+    """Prepare a program, and compare the cache of executables before and after.
 
-    Args:
-        display: The user's display, which is called too.
-        options: Options of the program.
-
-    Attributes:
-        has_compiled: Whether there was a compilation.
-        new_files: Names of new files in the cache.
+    Returns:
+        The program, and the names of new files in the cache.
     """
-
-    def __init__(self, display: ProgressDisplay, options: poptorch.Options) -> None:
-        super().__init__()
-        self._display = display
-        given = options.toDict()
-        self._folder = (
-            given.get("cachePath") if given.get("enableEngineCaching") else ""
-        )
-        self._taken, self._cache = 0.0, "none"
-        self._before: set[str] = set()
-        self.has_compiled = False
-        self.new_files: set[str] = set()
-
-    def compiling(self, what: str) -> None:
-        """Remember the files in the cache."""
-        self._before = _executables(self._folder)
-        self._display.compiling(what)
-
-    def noted(self, line: str) -> None:
-        """Pass the line to the user's display."""
-        self._display.noted(line)
-
-    def compiled(self, what: str, seconds: float, remark: str = "") -> None:
-        """Compare the files in the cache with the remembered ones."""
-        self._display.compiled(what, seconds, remark)
-        self.has_compiled = True
-        self._taken += seconds
-        self.new_files = _executables(self._folder) - self._before
-        if self.new_files:
-            self._cache = "miss"
-        elif self._before:
-            self._cache = "hit"
-
-    def built(self, one: Training | Inference) -> BuiltProgram:
-        """Return the program with its compile time and cache result."""
-        name = "training" if isinstance(one, Training) else "inference"
-        return BuiltProgram(name, one.plan, self._taken, self._cache, one.remark)
+    given = one.options.toDict()
+    folder = given.get("cachePath") if given.get("enableEngineCaching") else ""
+    before, seconds = _executables(folder), one.executors.seconds
+    one.prepare(display)
+    taken = one.executors.seconds - seconds
+    new = _executables(folder) - before
+    cache = "none"
+    if taken and (before or new):
+        cache = "miss" if new else "hit"
+    name = "training" if isinstance(one, Training) else "inference"
+    return BuiltProgram(name, one.plan, taken, cache, one.remark), new
 
 
 def _executables(folder: Any) -> set[str]:
@@ -155,34 +126,34 @@ def compile_only(
     """
     display = _Lines() if is_first else ProgressDisplay()
     for one in programs:
-        watch, before = Watch(display, one.options), HostRandomState()
+        before = HostRandomState()
         try:
-            one.prepare(watch)
+            program, files = built(one, display)
         finally:
             before.put_back()
-        if not watch.has_compiled or not is_first:
+        if not program.seconds or not is_first:
             continue
-        built, plan = watch.built(one), one.plan
+        plan = one.plan
         about = {
-            "program": built.name,
+            "program": program.name,
             "module": type(module).__name__,
             "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation": plan.gradient_accumulation,
             "replicas": plan.replicas,
             "device_iterations": plan.device_iterations,
             "samples_per_call": plan.samples_per_call,
-            "seconds": round(built.seconds, 3),
-            "cache": built.cache,
-            "executables": sorted(watch.new_files),
+            "seconds": round(program.seconds, 3),
+            "cache": program.cache,
+            "executables": sorted(files),
             "poptorch": str(poptorch.__version__),
         }
         Path(folder).mkdir(parents=True, exist_ok=True)
         number = 1 + sum(1 for _ in Path(folder).glob("*-*.json"))
-        target = Path(folder) / f"{number:03d}-{built.name}.json"
+        target = Path(folder) / f"{number:03d}-{program.name}.json"
         partial = target.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         os.replace(partial, target)
-        sys.stderr.write(f"ipufit: {replace(built, remark='')}\n")
+        sys.stderr.write(f"ipufit: {replace(program, remark='')}\n")
 
 
 class _Lines(ProgressDisplay):

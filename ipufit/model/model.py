@@ -1141,7 +1141,7 @@ class IPUModel:
             >>> [program.name for program in built.programs]
             ['inference', 'training']
         """
-        from .building import Build, Watch  # few processes ask for it
+        from .building import Build, built  # few processes ask for it
 
         given = FitArguments.of(locals())
         is_whole = drop_last is not True
@@ -1188,15 +1188,12 @@ class IPUModel:
             to_build: list[Training | Inference] = [*plans.values()]
             to_build += [] if training is None else [training]
             for one in to_build:
-                watch = Watch(display, one.options)
                 try:
-                    one.prepare(watch)
+                    programs.append(built(one, display)[0])
                 except NoForwardError:
                     is_called = isinstance(one, Training) or one.inferred.step
                     if training is None or is_called:
-                        raise
-                    continue  # only its steps are used
-                programs.append(watch.built(one))
+                        raise  # else only its steps are used
             return Build(tuple(programs))
         except BaseException:
             with exchanges_off():  # other processes are elsewhere
@@ -1929,20 +1926,16 @@ class IPUModel:
 
     # The model as a whole -------------------------------------------------------------
 
-    def _require_compiled(self) -> None:
-        """Refuse a model that isn't compiled."""
+    def _require_compiled(self) -> CompileSettings:
+        """Return the settings of `compile`, which must have been called."""
         if self._settings is None:
             raise NotCompiledError(
                 "You must call compile() before using the model: "
                 "model.compile(optimizer='adamw', loss='cross_entropy')."
             )
-
-    @property
-    def _compiled(self) -> CompileSettings:
-        """Return the settings of `compile`, which must have been called."""
-        self._require_compiled()
-        assert self._settings is not None  # noqa: S101 - as was just seen
         return self._settings
+
+    _compiled = property(_require_compiled)
 
     @property
     def _predicted_by(self) -> Inferred:
@@ -2714,6 +2707,7 @@ class IPUModel:
         run.processes, run.thread = self.processes, threading.get_ident()
         verbose = verbose if run.processes.is_first else 0
         own_display = make_progress(verbose)
+        own_display.run = run  # a silent one isn't among the callbacks
         displays = [one for one in given if isinstance(one, ProgressDisplay)]
         last = [own_display] if verbose and not displays else []
         hooks = CallbackList([given, [] if history is None else history, last])
