@@ -2713,6 +2713,7 @@ class IPUModel:
         hooks = CallbackList([given, [] if history is None else history, last])
         hooks.set_model(self)
         hooks.set_run(run)
+        own_display.set_run(run)  # though it may be none of the hooks
         outer_run, outer_hooks = self._innermost_run, self._run_hooks
         self._innermost_run, self._run_hooks = run, hooks
         if history is not None:
