@@ -52,7 +52,10 @@ TABLES = (
 """Each enters its kinds when it is imported."""
 
 STEADY_SETTINGS = 2
-"""How many layouts and update rules a program is tried in that doesn't change."""
+"""How many layouts and update rules a program is tried in that doesn't change.
+
+All but the first are for the thorough profile.
+"""
 
 
 def cases():
@@ -73,6 +76,7 @@ def cases():
 
 
 CASES = list(cases())
+FIRST = {(case.kind.name, case.when): case for case in reversed(CASES)}.values()
 
 
 def in_modes(case):
@@ -81,6 +85,8 @@ def in_modes(case):
     if case.kind.is_known_by_autograd and poptorch.__name__ != "ipufit.emulator":
         reason = "a stand-in for PopTorch's core notes no dependencies, nor float64"
         marks.append(pytest.mark.skip(reason=reason))
+    if case not in FIRST:
+        marks.append(pytest.mark.thorough)
     return pytest.param(case, marks=marks)
 
 
