@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from ipufit import doctor
+from tests.interpreters import run_python
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -42,13 +42,8 @@ def examined(tmp_path, poptorch=None, **variables):
         (package / "__init__.py").write_text(poptorch, "utf-8")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(doctor._PREFIXES)}
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-m", "ipufit", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**kept, "PYTHONPATH": path, **variables},
-    )
+    environment = {**kept, "PYTHONPATH": path, **variables}
+    done = run_python("-m", "ipufit", "doctor", "--json", env=environment)
     assert not done.stderr, done.stderr
     return {one["name"]: one for one in json.loads(done.stdout)}, done.returncode
 

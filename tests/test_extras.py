@@ -10,12 +10,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.interpreters import run_python
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -171,15 +172,7 @@ def test_an_extra_does_what_it_is_for(extra, tmp_path):
         "HF_HUB_OFFLINE": "1",
         "WANDB_SILENT": "true",
     }
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=str(tmp_path),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_python("script.py", cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done" in done.stdout.splitlines()
 

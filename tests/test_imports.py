@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
+
+from tests.interpreters import run_python
 
 MODEL = "from ipufit import IPUConfig, IPUModel\n"
 FIT = """
@@ -60,13 +60,8 @@ def imported(code, then=""):
     Or what `then` prints, which goes on from there.
     """
     environment = {**os.environ, "IPUFIT_BACKEND": "emulator"}
-    done = subprocess.run(
-        [sys.executable, "-c", NEW.format(code=code) + then],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    )
+    done = run_python("-c", NEW.format(code=code) + then, env=environment)
+    assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     return last if then else set(last)
 

@@ -7,11 +7,11 @@ Fake installations of `poptorch` stand in for the one of the Poplar SDK.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.interpreters import run_python
 
 ROOT = Path(__file__).parent.parent
 WORKING = "from ipufit.emulator import *\n__version__ = '3.4.0'\n"
@@ -50,14 +50,7 @@ def python(tmp_path):
             environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
         if backend is not None:
             environment["IPUFIT_BACKEND"] = backend
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=str(tmp_path),
-            check=False,
-        )
+        return run_python("-c", code, cwd=tmp_path, env=environment)
 
     return run
 

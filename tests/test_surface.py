@@ -6,12 +6,11 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import subprocess
-import sys
 
 import pytest
 
 import ipufit
+from tests.interpreters import run_python
 
 # Module -> the modules that are part of its surface, as `poptorch.optim` is.
 SURFACES = {
@@ -91,7 +90,7 @@ def test_the_emulator_lists_and_finds_what_it_has_not_imported_yet():
         "assert PoplarExecutor is vars(emulator)['PoplarExecutor']\n"
         "assert not hasattr(emulator, 'PoplarExceutor')\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code).check_returncode()
 
 
 def test_the_emulator_alone_imports_nothing_else_of_ipufit():
@@ -100,9 +99,7 @@ def test_the_emulator_alone_imports_nothing_else_of_ipufit():
         "print(sorted(m for m in sys.modules if m.startswith('ipufit.')"
         " and not m.startswith('ipufit.emulator')))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", code)
     assert done.stdout.strip() == "[]"
     assert done.stderr == ""
 

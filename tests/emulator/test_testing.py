@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from ipufit.emulator.testing import allclose
+from tests.interpreters import run_python
 
 A = torch.tensor([1.0, 2.0])
 
@@ -36,7 +34,5 @@ def test_anything_else_is_refused():
 
 def test_it_needs_an_import_of_its_own():
     code = "import ipufit.emulator as p; print(hasattr(p, 'testing'))"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    result = run_python("-c", code)
     assert result.stdout == "False\n"

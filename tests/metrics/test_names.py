@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from ipufit.metrics import (
     resolve_metric,
     resolve_metrics,
 )
+from tests.interpreters import run_python
 from tests.metrics.harness import figure
 
 ROOT = Path(__file__).parent.parent.parent
@@ -273,7 +272,5 @@ def test_nothing_optional_is_imported():
         "[m.resolve_metric(name) for name in m.metric_names()]\n"
         "print({'torchmetrics', 'sklearn', 'scipy', 'keras'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", code)
     assert done.stdout.strip() == "set()"

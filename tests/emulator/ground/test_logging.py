@@ -6,13 +6,13 @@ from __future__ import annotations
 import io
 import logging
 import re
-import subprocess
 import sys
 
 import pytest
 
 from ipufit import emulator as poptorch
 from ipufit.emulator import logger
+from tests.interpreters import run_python
 
 
 @pytest.fixture(autouse=True)
@@ -99,8 +99,6 @@ def test_the_environment_sets_it_at_import(level, shown, monkeypatch):
         "logger.debug('detail')\n"
         "logger.warning('careful')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", code)
     lines = done.stderr.splitlines()
     assert [line.partition("[poptorch::python] ")[2] for line in lines] == shown
