@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 import time
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,6 @@ from ipufit.emulator._ground.switches import TIMEOUT_VARIABLE, process_timeout
 from ipufit.emulator.errors import createPoptorchError
 
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-_WHOLE_BYTES = 2**22  # of the tensors of all processes
 
 
 class Processes:
@@ -42,14 +41,7 @@ class Processes:
         self.index = index
         self.count = count
         self._group = group
-
-    def add_up(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over the processes, bit-equal in all of them."""
-        self._wait("add up tensors", dist.all_reduce, tensor)
-
-    def swap(self, received: Tensor, sent: Tensor) -> None:
-        """Send one row of a tensor to each process, and receive one from each."""
-        self._wait("add up tensors", dist.all_to_all_single, received, sent)
+        self._exchanged: tuple[Any, ...] = ()
 
     def broadcast(self, tensor: Tensor) -> None:
         """Replace a tensor by the tensor of process 0."""
@@ -57,9 +49,11 @@ class Processes:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all processes, of one shape and type."""
-        tensors = [torch.empty_like(tensor) for _ in range(self.count)]
-        self._wait("gather tensors", dist.all_gather, tensors, tensor)
-        return tensors
+        # gloo's `all_gather` and `all_reduce` take two to four times as long.
+        sent = torch.stack([tensor] * self.count)
+        received = torch.empty_like(sent)
+        self._wait("exchange tensors", dist.all_to_all_single, received, sent)
+        return list(received)
 
     def wait(self) -> None:
         """Wait until all processes call this."""
@@ -78,6 +72,9 @@ class Processes:
                 f"takes longer, raise {TIMEOUT_VARIABLE} (seconds). torch.distributed "
                 f"says: {_first_line(error)}"
             ) from error
+        # gloo's threads release a tensor some time after an exchange, and must not be
+        # the last to hold it.
+        self._exchanged = args
 
 
 def join_processes(index: int, count: int) -> Processes:
@@ -273,8 +270,11 @@ def common_random(processes: Processes) -> Iterator[None]:
 class GradientSums:
     """Sums the gradients of an update over processes.
 
+    Each process gets the gradients of all others, and adds them in the order of the
+    processes.
+
     The first update decides which weights have gradients: a program always computes the
-    same ones. A message contains them in the order of their names.
+    same ones.
 
     Args:
         processes: The processes of this run.
@@ -283,12 +283,9 @@ class GradientSums:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._names: list[str] | None = None
-        self._messages: list[_Message] = []
 
     def add_up(self, gradients: dict[str, Tensor | None], divisor: float = 1) -> None:
         """Replace gradients by their sums over the processes.
-
-        The sums share memory that the next update reuses.
 
         Args:
             gradients: Gradients by the name of the weight; None stays None.
@@ -298,77 +295,24 @@ class GradientSums:
             Error: Other weights have gradients than in the first update, or another
                 process has ended.
         """
-        present = {n: value for n, value in gradients.items() if value is not None}
-        names, values = list(present), list(present.values())
-        if names != self._names:
-            if self._names is None:
-                facts = {"the weights that have gradients": sorted(names)}
-                check_agreement(self._processes, facts)
-            elif sorted(names) != sorted(self._names):
-                others = sorted(set(names) ^ set(self._names))
-                raise createPoptorchError(
-                    "Several processes train, and some weights had a gradient in one "
-                    f"update but not in another: {', '.join(others)}. A stand-in for a "
-                    "custom operation must give the same inputs a gradient each time."
-                )
-            self._names = names
-            members: dict[torch.dtype, list[int]] = {}
-            for index in sorted(range(len(names)), key=names.__getitem__):
-                members.setdefault(values[index].dtype, []).append(index)
-            self._messages = [
-                _Message(self._processes, of_type, values)
-                for of_type in members.values()
-            ]
-        for message in self._messages:
-            message.add_up(values, divisor)
-        gradients.update(zip(names, values))
-
-
-class _Message:
-    """The gradients of one type, joined in one tensor, and summed over processes.
-
-    In each step, processes wait for one another. gloo's `all_reduce` takes `2 * (P -
-    1)` steps and sends `2 * (P - 1) / P` of the tensor, the minimum. Up to some
-    megabytes the steps take longer than the bytes: then each process gets the whole
-    tensors of all others in one step, and sums them in their order.
-
-    The tensors that are sent and received are kept: gloo's threads release a tensor
-    some time after an exchange, and must not be the last to hold it.
-
-    Args:
-        processes: The processes of this run.
-        members: Indices of the gradients, in their order in the message.
-        values: All gradients of an update.
-    """
-
-    def __init__(
-        self, processes: Processes, members: Sequence[int], values: Sequence[Tensor]
-    ) -> None:
-        self._processes, self._members = processes, members
-        own = [values[index] for index in members]
-        tensor = self._tensor = torch.cat([value.reshape(-1) for value in own])
-        parts = torch.split(tensor, [value.numel() for value in own])
-        self._parts = [part.view(value.shape) for part, value in zip(parts, own)]
-        count, size = processes.count, tensor.numel() * tensor.element_size()
-        self._is_whole = size * count <= _WHOLE_BYTES
-        rows = count if self._is_whole else 0
-        self._received = tensor.new_empty(rows, len(tensor))
-        self._sent = tensor.new_empty(rows, len(tensor))
-
-    def add_up(self, values: list[Tensor], divisor: float) -> None:
-        """Replace contiguous gradients by views of the sums; write sums into others."""
-        parts = [values[index].reshape(-1) for index in self._members]
-        torch.cat(parts, out=self._tensor)
-        if self._is_whole:
-            self._sent.copy_(self._tensor)
-            self._processes.swap(self._received, self._sent)
-            self._tensor.copy_(functools.reduce(torch.add, self._received))
-        else:
-            self._processes.add_up(self._tensor)
-        if divisor != 1:
-            self._tensor.div_(float(divisor))
-        for index, part in zip(self._members, self._parts):
-            if values[index].is_contiguous():
-                values[index] = part
-            else:
-                values[index].copy_(part)
+        present = {n: g for n, g in sorted(gradients.items()) if g is not None}
+        if self._names is None:
+            facts = {"the weights that have gradients": list(present)}
+            check_agreement(self._processes, facts)
+            self._names = list(present)
+        elif list(present) != self._names:
+            others = sorted(present.keys() ^ set(self._names))
+            raise createPoptorchError(
+                "Several processes train, and some weights had a gradient in one "
+                f"update but not in another: {', '.join(others)}. A stand-in for a "
+                "custom operation must give the same inputs a gradient each time."
+            )
+        for dtype in {gradient.dtype: None for gradient in present.values()}:
+            own = {n: g for n, g in present.items() if g.dtype is dtype}
+            message = torch.cat([gradient.reshape(-1) for gradient in own.values()])
+            total = functools.reduce(torch.add, self._processes.gather(message))
+            if divisor != 1:
+                total.div_(float(divisor))
+            parts = torch.split(total, [gradient.numel() for gradient in own.values()])
+            for (name, gradient), part in zip(own.items(), parts):
+                gradients[name] = part.view(gradient.shape)

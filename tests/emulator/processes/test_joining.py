@@ -138,7 +138,7 @@ def end_early(index):
     if rank == index:
         raise KeyError("the first error")
     with pytest.raises(poptorch.Error) as caught:
-        joined.add_up(torch.ones(3))
+        joined.gather(torch.ones(3))
     raise caught.value
 
 
