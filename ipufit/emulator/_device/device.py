@@ -33,11 +33,12 @@ from ipufit.emulator._layout.layout import (
     Inputs,
     Layout,
     Outputs,
+    ReplicaGroups,
+    element_name,
     synthetic_inputs,
     unwritten_outputs,
 )
 from ipufit.emulator._layout.pod import Target
-from ipufit.emulator._layout.replica_groups import ReplicaGroups, element_name
 from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer, OptimizerSync
 from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._processes import GradientSums, Processes

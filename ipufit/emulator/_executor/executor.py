@@ -34,13 +34,13 @@ from ipufit.emulator._executor.wrapping import (
 from ipufit.emulator._folding.fold import choose_runner
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import __version__
-from ipufit.emulator._layout.layout import Layout
-from ipufit.emulator._layout.pod import Target, lease
-from ipufit.emulator._layout.replica_groups import (
+from ipufit.emulator._layout.layout import (
     Grouping,
+    Layout,
     hold_one_element,
     resolve_groupings,
 )
+from ipufit.emulator._layout.pod import Target, lease
 from ipufit.emulator._ops.markers import (
     module_repr,
     overlapped_input,

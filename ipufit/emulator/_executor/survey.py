@@ -50,12 +50,14 @@ from ipufit.emulator._program.strict import (
     alternative_to,
     unsupported_nodes,
 )
-from ipufit.emulator._tracing.nodes import (
+from ipufit.emulator._tracing.operation import (
+    Operation,
     blamed_nodes,
     constant_nodes,
     function_name,
+    map_tensors,
+    tensors_in,
 )
-from ipufit.emulator._tracing.operation import Operation, map_tensors, tensors_in
 from ipufit.emulator._tracing.recording import (
     Recording,
     named_weights,

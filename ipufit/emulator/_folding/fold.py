@@ -35,16 +35,18 @@ from ipufit.emulator._device.device import Call, Collect, Results, Runner
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import FOLD_VARIABLE, fold_bytes, is_on
 from ipufit.emulator._ground.torch_extras import DispatchMode
-from ipufit.emulator._layout.layout import Layout
-from ipufit.emulator._layout.replica_groups import ReplicaGroups
+from ipufit.emulator._layout.layout import Layout, ReplicaGroups
 from ipufit.emulator._ops.control_flow import call_on_host, run_branch, run_loop
 from ipufit.emulator._ops.custom_ops import run_custom_op
 from ipufit.emulator._ops.printing import print_tensor
 from ipufit.emulator._options.options import Settings
 from ipufit.emulator._program.program import Program
-from ipufit.emulator._tracing.half import original
-from ipufit.emulator._tracing.nodes import function_name
-from ipufit.emulator._tracing.operation import map_tensors, tensors_in
+from ipufit.emulator._tracing.operation import (
+    function_name,
+    map_tensors,
+    original,
+    tensors_in,
+)
 
 Forward = Callable[..., Tuple[Tensor, ...]]
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 
-from ipufit.emulator._tracing.nodes import erase_dead
-from ipufit.emulator._tracing.operation import as_list
+from ipufit.emulator._tracing.operation import as_list, erase_dead
 from ipufit.emulator._tracing.recording import (
     Recording,
     current_trace,

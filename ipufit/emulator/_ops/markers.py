@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ipufit.emulator._tracing.half import original
-from ipufit.emulator._tracing.operation import as_list, map_tensors
+from ipufit.emulator._tracing.operation import as_list, map_tensors, original
 from ipufit.emulator._tracing.recording import (
     Recording,
     current_trace,

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._C import _set_grad_enabled
 
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._layout.replica_groups import GroupedState, ReplicaGroups
+from ipufit.emulator._layout.layout import GroupedState, ReplicaGroups
 from ipufit.emulator._optimizers.settings import (
     OptimizerReader,
     OptimizerSettings,

@@ -31,8 +31,8 @@ from torch.fx.graph import Graph
 from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
-from ipufit.emulator._tracing.half import original, rounded_alike
-from ipufit.emulator._tracing.nodes import function_name, is_in_place
+from ipufit.emulator._tracing.half import rounded_alike
+from ipufit.emulator._tracing.operation import function_name, is_in_place, original
 
 _CONVOLUTIONS = frozenset({"conv2d", "conv_transpose2d"})
 

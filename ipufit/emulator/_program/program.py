@@ -29,9 +29,10 @@ from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrateg
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.channels_last import in_channels_last
 from ipufit.emulator._program.strict import StrictTracer, refuse_unsupported_operators
-from ipufit.emulator._tracing.half import original
-from ipufit.emulator._tracing.nodes import (
+from ipufit.emulator._tracing.operation import (
+    FACTORIES,
     NORM_FUNCTIONS,
+    RANDOM_FACTORIES,
     changed_memory,
     constant_nodes,
     effects_of,
@@ -39,11 +40,8 @@ from ipufit.emulator._tracing.nodes import (
     error_about,
     function_name,
     is_in_place,
-)
-from ipufit.emulator._tracing.operation import (
-    FACTORIES,
-    RANDOM_FACTORIES,
     map_tensors,
+    original,
     tensors_in,
 )
 from ipufit.emulator._tracing.recording import (

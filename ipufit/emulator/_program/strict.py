@@ -21,9 +21,12 @@ from torch.overrides import resolve_name
 
 from ipufit.emulator._ground.switches import STRICT_VARIABLE
 from ipufit.emulator._ground.torch_extras import DispatchMode
-from ipufit.emulator._tracing.half import original
-from ipufit.emulator._tracing.nodes import constant_nodes
-from ipufit.emulator._tracing.operation import Operation, tensors_in
+from ipufit.emulator._tracing.operation import (
+    Operation,
+    constant_nodes,
+    original,
+    tensors_in,
+)
 from ipufit.emulator._tracing.tracer import Tracer
 from ipufit.emulator.errors import createPoptorchError
 

@@ -27,7 +27,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from ipufit.emulator._tracing.operation import Operation, map_tensors, tensors_in
+from ipufit.emulator._tracing.operation import (
+    Operation,
+    map_tensors,
+    original,
+    tensors_in,
+)
 
 _KEEPS_VALUES = frozenset(
     """
@@ -236,11 +241,6 @@ def _drops_nothing(dropout: Operation) -> bool:
     """Return whether `dropout` returns its input unchanged."""
     given = dropout.arguments("input p training")
     return given.get("p") == 0.0 or given.get("training") is False
-
-
-def original(target: Any) -> Any:
-    """Return the torch function that a node calls, unwrapped from `in_float32`."""
-    return getattr(target, "_computes_in_float32", target)
 
 
 def rounded_alike(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations: calls of torch functions that a trace checks, runs and records.
 
-The module also finds the tensors among arguments and results, which torch nests in
-tuples, lists, dicts and slices, and the devices that arguments name: the IPU or the
-host.
+Their nodes in a traced program are constant, dead, or have effects on memory. PopTorch
+computes constant expressions while it compiles, with all of torch's functions
+(`EvaluateConstexprs.cpp`). Before anything else it eliminates dead operators (PopTorch,
+`LowerToPopartFactories.cpp`). An operation is live if a result of the model depends on
+it, or if it writes to memory that a weight, an input or a later live operation reads
+(torch's `EliminateDeadCode`). All checks of the emulator are of live operations.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
+from torch._C import _set_grad_enabled
+from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import handle_torch_function
 
 from ipufit.emulator._ground.logging import logger
+from ipufit.emulator.errors import Error, createPoptorchError
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -196,3 +203,261 @@ def requested_device(operation: Operation) -> Any:
     positional = operation.args[1:2] if operation.name == "to" else ()
     devices = [d for d in positional if isinstance(d, (str, torch.device))]
     return operation.kwargs.get("device") or next(iter(devices), None)
+
+
+def error_about(message: str, *nodes: Node) -> Error:
+    """Return an error that a survey shows with the source lines of nodes."""
+    error = createPoptorchError(message)
+    vars(error)["_blamed_nodes"] = nodes
+    return error
+
+
+def blamed_nodes(error: Error) -> tuple[Node, ...]:
+    """Return the nodes that an error is about; none if unknown."""
+    nodes: tuple[Node, ...] = vars(error).get("_blamed_nodes", ())
+    return nodes
+
+
+_CHANGES = frozenset({"__setitem__", "__iand__", "__ior__", "__ixor__"})
+_RANDOM = frozenset(
+    """
+    _sample_dirichlet _standard_gamma alpha_dropout bernoulli bernoulli_ binomial
+    dropout dropout1d dropout2d dropout3d
+    exponential_ feature_alpha_dropout feature_dropout multinomial normal_ poisson
+    rand_like randint_like randn_like random_ rrelu uniform_
+    """.split()  # noqa: SIM905 - one per line would be a page
+).union(factory.__name__ for factory in RANDOM_FACTORIES)
+
+_OF_A_SHAPE = frozenset(
+    form.format(name)
+    for name in ("empty", "full", "ones", "zeros")
+    for form in ("{}_like", "new_{}")
+)
+"""Functions of the shape and type of a tensor, which are constant."""
+
+
+def original(target: Any) -> Any:
+    """Return the torch function that a node calls, unwrapped from `in_float32`."""
+    return getattr(target, "_computes_in_float32", target)
+
+
+def function_name(node: Node) -> str:
+    """Return the name of the function that a node calls.
+
+    Example:
+        >>> import torch
+        >>> graph = Graph()
+        >>> function_name(graph.call_function(torch.relu, (graph.placeholder("x"),)))
+        'relu'
+    """
+    target = original(node.target)
+    return getattr(target, "__name__", str(target))
+
+
+def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
+    """Return the nodes whose value is the same in every run.
+
+    Args:
+        graph: A traced program.
+        constant_inputs: Names of inputs that are compiled in.
+
+    Example:
+        >>> import torch
+        >>> graph = Graph()
+        >>> ones = graph.call_function(torch.ones, (2,))
+        >>> total = graph.call_function(torch.add, (graph.placeholder("x"), ones))
+        >>> constant_nodes(graph, ()) == {ones}
+        True
+    """
+    constants: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            is_constant = node.target in constant_inputs
+        else:
+            name = function_name(node)
+            is_constant = name in _OF_A_SHAPE or (
+                name not in _RANDOM and constants.issuperset(node.all_input_nodes)
+            )
+        if is_constant:
+            constants.add(node)
+    return constants
+
+
+def is_in_place(node: Node) -> bool:
+    """Return whether a node changes its first argument in place.
+
+    Example:
+        >>> graph = Graph()
+        >>> is_in_place(graph.call_method("add_", (graph.placeholder("x"), 1)))
+        True
+    """
+    name = function_name(node)
+    return name in _CHANGES or (name.endswith("_") and not name.endswith("__"))
+
+
+NORM_FUNCTIONS = frozenset({"batch_norm", "instance_norm"})
+"""Functions that keep running statistics."""
+
+_HAS_SIDE_EFFECTS = ("call_on_host", _set_grad_enabled.__name__)
+_SUBGRAPHS = {"run_loop": "for_loop", "run_branch": "cond"}
+_IDENTITIES = frozenset(
+    """
+    dropout dropout1d dropout2d dropout3d feature_dropout nop recomputationCheckpoint
+    """.split()  # noqa: SIM905 - one per line would be longer
+)
+"""Functions that are operators of PopTorch even if they return their argument."""
+
+_ANNOTATIONS = frozenset({"overlapped_input", "overlapped_output"})
+"""Functions that become attributes of the program (PopTorch, `OverlappedIO.cpp`)."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Memory that one operation read and changed; each storage has a number.
+
+    Attributes:
+        reads: Memory of its arguments.
+        writes: Memory changed in place.
+        statistics: Memory of running statistics that a normalisation layer changed.
+            PopTorch's operator doesn't declare this change, so it isn't among the
+            writes.
+        results: Memory of its results.
+        is_operator: Whether PopTorch makes an operator of it: not if it only returned
+            its argument.
+    """
+
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    statistics: frozenset[int] = frozenset()
+    results: frozenset[int] = frozenset()
+    is_operator: bool = False
+
+
+_NONE = Effects()
+
+
+def observed(
+    name: str, touched: list[Tensor], compute: Callable[[], Any]
+) -> tuple[Any, Effects]:
+    """Run an operation, and return its result and its effects.
+
+    Args:
+        name: Name of the operation's function.
+        touched: Tensors among its arguments.
+        compute: Runs it.
+
+    Example:
+        >>> x = torch.ones(1)
+        >>> _, effects = observed("add_", [x], lambda: x.add_(1))
+        >>> effects.writes == effects.reads == effects.results, effects.is_operator
+        (True, True)
+    """
+    versions = [tensor._version for tensor in touched]
+    memory = [storage_of(tensor) for tensor in touched]
+    # Normalisation updates its statistics without telling the version counter.
+    normalised = touched if name in NORM_FUNCTIONS else []
+    values = [tensor.detach().clone() for tensor in normalised]
+    result = compute()
+    results = tensors_in(result)
+    writes = frozenset(
+        storage
+        for tensor, version, before in zip(touched, versions, memory)
+        if tensor._version != version or storage_of(tensor) != before
+        for storage in (before, storage_of(tensor))  # `x.data = y` exchanges it
+    )
+    is_new = any(all(r is not t for t in touched) for r in results)
+    is_operator = is_new or bool(writes) or name in _IDENTITIES
+    return result, Effects(
+        reads=frozenset(memory),
+        writes=writes,
+        statistics=frozenset(
+            storage_of(tensor)
+            for tensor, before in zip(normalised, values)
+            if not torch.equal(tensor, before)
+        ),
+        results=frozenset(map(storage_of, results)),
+        is_operator=is_operator and name not in _ANNOTATIONS,
+    )
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return a number for the storage of a tensor, unique while it exists."""
+    if tensor.is_sparse:
+        return id(tensor)
+    address: int = tensor.untyped_storage().data_ptr()
+    return address
+
+
+def effects_of(node: Node) -> Effects:
+    """Return the effects of a node's operation."""
+    effects: Effects = node.meta.get("effects", _NONE)
+    return effects
+
+
+def erase_dead(
+    graph: Graph, results: Iterable[Node], outside: Collection[int] = frozenset()
+) -> None:
+    """Erase the operations that don't affect a program's results or its memory.
+
+    Args:
+        graph: The program, without an output node.
+        results: Nodes that it returns.
+        outside: Memory of the weights and inputs; an operation that writes to it stays.
+
+    Raises:
+        Error: Nothing uses what a loop or a branch returns.
+
+    Example:
+        >>> graph = Graph()
+        >>> x = graph.placeholder("x")
+        >>> used, unused = (graph.call_function(torch.relu, (x,)) for _ in range(2))
+        >>> erase_dead(graph, [used])
+        >>> [node.name for node in graph.nodes]
+        ['x', 'relu']
+    """
+    live: set[Node] = set()
+    wanted = set(results)
+    memory = {storage for node in wanted for storage in effects_of(node).results}
+
+    def keep(node: Node) -> None:
+        live.add(node)
+        wanted.update(node.all_input_nodes)
+        memory.update(effects_of(node).reads)
+
+    for node in graph.nodes:
+        is_outside = effects_of(node).writes.intersection(outside)
+        if is_outside or function_name(node) in _HAS_SIDE_EFFECTS:
+            keep(node)
+    for node in reversed(graph.nodes):
+        if node in wanted or effects_of(node).writes & memory:
+            keep(node)
+    for node in graph.nodes:  # an operator has all its results or none
+        if node.target is operator.getitem and node.args[0] in live:
+            live.add(node)
+    for node in reversed(graph.nodes):
+        if node not in live and node.op != "placeholder":
+            name = _SUBGRAPHS.get(function_name(node))
+            if name is not None:  # its start has a side effect in PopTorch
+                raise error_about(
+                    f"Nothing uses what poptorch.{name} returns: its end is "
+                    "eliminated, as dead code is, and its start is left without one. "
+                    "Return something that depends on it, or leave it out.",
+                    node,
+                )
+            graph.erase_node(node)
+
+
+def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
+    """Map memory that is changed in place to the names of the changing functions.
+
+    Example:
+        >>> changed_memory([Graph()])
+        {}
+    """
+    changes: dict[int, set[str]] = {}
+    for graph in graphs:
+        for node in graph.nodes:
+            effects = effects_of(node)
+            for storage in effects.writes | effects.statistics:
+                changes.setdefault(storage, set()).add(function_name(node))
+    return changes

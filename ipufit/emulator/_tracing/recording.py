@@ -28,11 +28,13 @@ from ipufit.emulator._options.strategies import (
     BlockPlacement,
     ExecutionStrategy,
 )
-from ipufit.emulator._tracing.nodes import Effects, effects_of, storage_of
 from ipufit.emulator._tracing.operation import (
     DeviceFunction,
+    Effects,
     NodesById,
     Operation,
+    effects_of,
+    storage_of,
     tensors_in,
 )
 from ipufit.emulator._tracing.refusals import (

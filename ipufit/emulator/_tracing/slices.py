@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx.node import Node
 
-from ipufit.emulator._tracing.nodes import function_name
-from ipufit.emulator._tracing.operation import NodesById, Operation
+from ipufit.emulator._tracing.operation import NodesById, Operation, function_name
 from ipufit.emulator._tracing.recording import (
     current_trace,
     is_tracing,

@@ -25,12 +25,12 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 
 from ipufit.emulator._ground.torch_extras import DispatchMode, is_importing_compiler
 from ipufit.emulator._tracing.half import in_float32
-from ipufit.emulator._tracing.nodes import observed
 from ipufit.emulator._tracing.operation import (
     NodesById,
     Operation,
     creates_on_device,
     map_tensors,
+    observed,
     recorded,
     tensors_in,
 )
