@@ -33,7 +33,7 @@ BY_CALLBACKS = {
     "ipufit.callbacks.monitoring",
 }
 TO_RUN = {
-    "ipufit.emulator._folding.fold",
+    "ipufit.emulator._folding",
     "ipufit.emulator._program.program",
     "ipufit.emulator._tracing.tracer",
     "ipufit.emulator._executor.executor",

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from ipufit.emulator._device.device import (
+from ipufit.emulator._device import (
     CallResults,
     Device,
     DeviceRng,
@@ -31,7 +31,7 @@ from ipufit.emulator._executor.wrapping import (
     unwrapped,
     wrap_module,
 )
-from ipufit.emulator._folding.fold import choose_runner
+from ipufit.emulator._folding import choose_runner
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import __version__
 from ipufit.emulator._layout.layout import (

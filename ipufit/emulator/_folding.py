@@ -31,7 +31,7 @@ from torch.fx.node import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import cross_entropy, nll_loss
 
-from ipufit.emulator._device.device import Call, Collect, Results, Runner
+from ipufit.emulator._device import Call, Collect, Results, Runner
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import FOLD_VARIABLE, fold_bytes, is_on
 from ipufit.emulator._ground.torch_extras import DispatchMode

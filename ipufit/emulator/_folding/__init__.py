@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Run several micro-batches at once, where the results are those of the loop."""
