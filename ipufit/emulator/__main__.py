@@ -44,19 +44,17 @@ def main() -> None:
         if arguments.processes is not None:
             _start_processes(arguments)
         os.environ.update(instance_variables(os.environ))
-    except Error as error:
-        _say(error.message)
-        sys.exit(_MISUSED)
-    sys.argv = [arguments.script, *arguments.args]
-    has_own_folder = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
-    if has_own_folder and not arguments.is_module:
-        # As Python does.
-        is_folder = os.path.isdir(arguments.script)
-        path = os.path.realpath(arguments.script)
-        sys.path[0] = (
-            os.path.abspath(arguments.script) if is_folder else os.path.dirname(path)
+        script = arguments.script
+        sys.argv = [script, *arguments.args]
+        has_own_folder = not (
+            sys.flags.isolated or getattr(sys.flags, "safe_path", False)
         )
-    try:
+        if has_own_folder and not arguments.is_module:
+            # As Python does.
+            is_folder, path = os.path.isdir(script), os.path.realpath(script)
+            sys.path[0] = (
+                os.path.abspath(script) if is_folder else os.path.dirname(path)
+            )
         install(force=arguments.force, strict=arguments.strict)
         mode = "; strict" if is_strict() else ""
         count = os.environ.get("WORLD_SIZE", "1")
@@ -73,9 +71,9 @@ def main() -> None:
         sys.exit(_MISUSED)
     try:
         if arguments.is_module:
-            runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(os.path.abspath(arguments.script), run_name="__main__")
+            runpy.run_path(os.path.abspath(script), run_name="__main__")
     except Exception as error:  # noqa: BLE001 - shown as Python would, then it exits
         _report(error)
 

@@ -166,8 +166,7 @@ class _Recorder(DispatchMode):
             has_effects = node.target is _set_grad_enabled or node.meta.get("writes")
             if node.op.startswith("call") and not (node.users or has_effects):
                 self._graph.erase_node(node)
-        forward: Forward = GraphModule(program, self._graph).forward
-        return forward
+        return GraphModule(program, self._graph).forward
 
 
 def _with_node(tensor: Tensor, node: Node) -> Tensor:
@@ -180,8 +179,7 @@ def _node(tensor: Tensor) -> Node:
     node = getattr(tensor, "_node", None)
     if not isinstance(node, Node):  # its value would be compiled in
         raise RuntimeError("a tensor comes from outside of the program")
-    found: Node = node
-    return found
+    return node
 
 
 class _Interpreter(Interpreter):
@@ -262,11 +260,9 @@ def _joined(tensor: Tensor, at: int, dim: int) -> Tensor:
     """Join dimension `at`, the micro-batches, with dimension `dim`, their rows."""
     known = getattr(tensor, "_joined", None)
     if known is not None and known[0] == at == dim:
-        joined: Tensor = known[1]
-        return joined
+        return known[1]
     moved = tensor if at == dim else tensor.movedim(at, dim)
-    flat: Tensor = moved.flatten(dim, dim + 1)
-    return flat
+    return moved.flatten(dim, dim + 1)
 
 
 class _Whole(Function):

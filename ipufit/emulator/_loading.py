@@ -410,8 +410,7 @@ def _describe(element: Any) -> str:
 
 def _num_bytes(spec: Spec) -> int:
     shape, dtype = spec
-    size: int = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
-    return size
+    return math.prod(shape) * torch.empty((), dtype=dtype).element_size()
 
 
 def _starts(specs: Sequence[Spec]) -> list[int]:

@@ -94,8 +94,7 @@ def internal_cast(tensor: Tensor, dtype: str) -> Tensor:
             f"{', '.join(sorted(_TYPES))}.",
             type="poptorch_cpp_error",
         )
-    cast: Tensor = tensor.to(_TYPES[dtype])
-    return cast
+    return tensor.to(_TYPES[dtype])
 
 
 def ipu_print_tensor(tensor: Tensor, *args: Any) -> Any:

@@ -284,8 +284,7 @@ def _check_nodes(graph: Graph, constant_inputs: set[str], notes: Notes) -> None:
 
 def place_of(node: Node) -> Place:
     """Return the place that a survey recorded for a node."""
-    place: Place = node.meta.get(_PLACE, _NOWHERE)
-    return place
+    return node.meta.get(_PLACE, _NOWHERE)
 
 
 class Notes:

@@ -50,8 +50,7 @@ def _torch_softplus(x: Tensor, /, **attributes: Any) -> Tensor:
     """Emulate `TorchSoftplus.cpp`: linear above a threshold, by default 1."""
     beta = attributes.get("beta", 1.0)
     threshold = attributes.get("threshold", 1.0)
-    result: Tensor = softplus(x, beta=beta, threshold=threshold)
-    return result
+    return softplus(x, beta=beta, threshold=threshold)
 
 
 def _embedding(weight: Tensor, indices: Tensor, /, **attributes: Any) -> Tensor:
@@ -61,13 +60,12 @@ def _embedding(weight: Tensor, indices: Tensor, /, **attributes: Any) -> Tensor:
 
 def _upsample_bilinear_2d(x: Tensor, /, **attributes: Any) -> Tensor:
     """Emulate `UpsampleBilinear2d.cpp`: by `scaling_factor`, by default 2."""
-    result: Tensor = interpolate(
+    return interpolate(
         x,
         scale_factor=attributes.get("scaling_factor", 2.0),
         mode="bilinear",
         align_corners=bool(attributes.get("align_corners", 0)),
     )
-    return result
 
 
 SHIPPED_OPERATIONS: Mapping[str, Callable[..., Tensor]] = {
@@ -289,8 +287,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
     if not isinstance(attribute_id_str, str):
         raise ValueError("Wrong type for attribute_id_str: it must be a string.")
     if attribute_id_str.startswith("{"):
-        attributes: dict[str, Any] = json.loads(attribute_id_str)
-        return attributes
+        return json.loads(attribute_id_str)
     if not attribute_id_str.startswith(ATTR_PREFIX):
         raise ValueError(
             f"Invalid attribute_id_str: {attribute_id_str!r} begins neither with '{{' "

@@ -50,8 +50,7 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     """
     if has_torch_function((x,)):
         # Let a trace see the mark itself, not only the sum or mean below.
-        result: Any = handle_torch_function(identity_loss, (x,), x, reduction=reduction)
-        return result  # type: ignore[no-any-return]
+        return handle_torch_function(identity_loss, (x,), x, reduction=reduction)
     if reduction == "none" or (reduction in ("sum", "mean") and x.dim() == 0):
         return torch.clone(x)
     if reduction == "sum":
@@ -383,8 +382,9 @@ class MultiConv:
         if trace is None:
             return
         trace.constructs.remove("MultiConv")
-        inside = list(trace.graph.nodes)[self._first_node :]
-        if exc_type is None and not any(_is_convolution(n.target) for n in inside):
+        inside = [original(n.target) for n in trace.graph.nodes][self._first_node :]
+        names = [str(getattr(function, "__name__", "")) for function in inside]
+        if exc_type is None and not any(name.startswith("conv") for name in names):
             raise createPoptorchError(
                 "Unexpected end_multi_conv: there is no convolution inside this "
                 "poptorch.MultiConv."
@@ -393,10 +393,6 @@ class MultiConv:
 
 def _all_are(value: Any, kind: type) -> bool:
     return all(isinstance(element, kind) for element in as_list(value))
-
-
-def _is_convolution(target: Any) -> bool:
-    return str(getattr(original(target), "__name__", "")).startswith("conv")
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
@@ -446,14 +442,12 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
 
 def overlapped_input(tensor: Tensor) -> Tensor:
     """Mark an input, for `set_overlap_for_input`."""
-    marked: Tensor = tensor.view_as(tensor)
-    return marked
+    return tensor.view_as(tensor)
 
 
 def overlapped_output(tensor: Tensor) -> Tensor:
     """Mark an output, for `set_overlap_for_output`."""
-    marked: Tensor = tensor.view_as(tensor)
-    return marked
+    return tensor.view_as(tensor)
 
 
 def _mark(mark: Any, tensors: Any, mode: OverlapMode) -> Any:

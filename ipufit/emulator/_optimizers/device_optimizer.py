@@ -116,7 +116,10 @@ class WeightGroup:
         if STEP in self.state:
             self.counter.fill_(self.step)
         if list(map(Tensor.stride, values)) != self._strides:
-            values = [_laid_out(*pair) for pair in zip(values, self._strides)]
+            values = [
+                g.new_empty_strided(g.shape, stride).copy_(g)
+                for g, stride in zip(values, self._strides)
+            ]
         weights = self.weights if self.is_wide else wide(self.weights)
         kernel(weights, values, *state, **numbers)
         if not self.is_wide:
@@ -132,15 +135,6 @@ def is_dense(tensor: Tensor) -> bool:
     """Return whether the elements of a tensor fill its memory, in any order."""
     # Only of such tensors does a copy keep the strides.
     return bool(tensor.detach().to("meta").stride() == tensor.stride())
-
-
-def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Return the tensor with the given strides, copied if it has others."""
-    if tensor.stride() == stride:
-        return tensor
-    copy: Tensor = tensor.new_empty_strided(tensor.shape, stride)
-    copy.copy_(tensor)
-    return copy
 
 
 def wide(tensors: Sequence[Tensor]) -> Tensors:

@@ -212,5 +212,4 @@ def snapshot(tensor: Tensor) -> Tensor:
         >>> seen
         tensor([1.])
     """
-    copy: Tensor = tensor.detach().clone()
-    return copy
+    return tensor.detach().clone()

@@ -185,8 +185,7 @@ def in_channels_last(
         pays |= is_padded or not is_differentiated
     if not pays or 2 * num_entries > len(convolutions) + 1:
         return graph
-    result: GraphModule = GraphModule(graph, program)
-    return result
+    return GraphModule(graph, program)
 
 
 def _is_write(node: Node) -> bool:
@@ -258,10 +257,7 @@ def max_pool2d(
     rows, columns = input.shape[2] // height, input.shape[3] // width
     inner = input[:, :, : rows * height, : columns * width]
     inner = reduce(torch.maximum, (inner[:, :, at::height] for at in range(height)))
-    found: Tensor = reduce(
-        torch.maximum, (inner[..., at::width] for at in range(width))
-    )
-    return found
+    return reduce(torch.maximum, (inner[..., at::width] for at in range(width)))
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -456,8 +456,7 @@ def _trunc(x: Tensor) -> Tensor:
 
 def _frac(x: Tensor) -> Tensor:
     """Compute torch.frac through int32, as PopTorch's `fracHandler` does."""
-    result: Tensor = x - x.detach().to(torch.int32).to(x.dtype)
-    return result
+    return x - x.detach().to(torch.int32).to(x.dtype)
 
 
 _THROUGH_INT32: dict[str, Callable[[Tensor], Tensor]] = {

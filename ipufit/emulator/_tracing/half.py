@@ -113,22 +113,19 @@ def to_half(tensor: Tensor) -> Tensor:
     if not _is_stochastic:
         return _cast(tensor, torch.float16)
     if tensor.requires_grad and torch.is_grad_enabled():
-        rounded: Tensor = _Narrow.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
-        return rounded
+        return _Narrow.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
     return _round_at_random(tensor.detach())
 
 
 def _to_float(tensor: Tensor) -> Tensor:
     """Cast float16 to float32, with a gradient that is rounded to float16."""
     if _is_stochastic and tensor.requires_grad and torch.is_grad_enabled():
-        wide: Tensor = _Widen.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
-        return wide
+        return _Widen.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
     return _cast(tensor, torch.float32)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    cast: Tensor = tensor.to(dtype)
-    return cast
+    return tensor.to(dtype)
 
 
 class _Widen(Function):

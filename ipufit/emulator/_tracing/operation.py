@@ -214,8 +214,7 @@ def error_about(message: str, *nodes: Node) -> Error:
 
 def blamed_nodes(error: Error) -> tuple[Node, ...]:
     """Return the nodes that an error is about; none if unknown."""
-    nodes: tuple[Node, ...] = vars(error).get("_blamed_nodes", ())
-    return nodes
+    return vars(error).get("_blamed_nodes", ())
 
 
 _CHANGES = frozenset({"__setitem__", "__iand__", "__ior__", "__ixor__"})
@@ -384,14 +383,12 @@ def storage_of(tensor: Tensor) -> int:
     """Return a number for the storage of a tensor, unique while it exists."""
     if tensor.is_sparse:
         return id(tensor)
-    address: int = tensor.untyped_storage().data_ptr()
-    return address
+    return tensor.untyped_storage().data_ptr()
 
 
 def effects_of(node: Node) -> Effects:
     """Return the effects of a node's operation."""
-    effects: Effects = node.meta.get("effects", _NONE)
-    return effects
+    return node.meta.get("effects", _NONE)
 
 
 def erase_dead(

@@ -255,8 +255,7 @@ class Recording:
             Error: One of the tensors is the host's.
         """
         self.require_device(function.__name__, tensors_in((args, kwargs)))
-        result: _ResultT = DeviceFunction(function)(*args, **kwargs)
-        return result
+        return DeviceFunction(function)(*args, **kwargs)
 
     def require_device(self, what: str, tensors: Iterable[Tensor]) -> None:
         """Refuse tensors of the host among the arguments of `what`."""

@@ -97,8 +97,7 @@ def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
         step = 1 if part.step is None else part.step
         tensor = slice_tensor(tensor, dim, part.start, size, step)
         parts[position] = slice(None)
-    part_of_it: Tensor = tensor[tuple(parts)]
-    return part_of_it
+    return tensor[tuple(parts)]
 
 
 def slice_tensor(
