@@ -46,10 +46,8 @@ def main() -> None:
         os.environ.update(instance_variables(os.environ))
         script = arguments.script
         sys.argv = [script, *arguments.args]
-        has_own_folder = not (
-            sys.flags.isolated or getattr(sys.flags, "safe_path", False)
-        )
-        if has_own_folder and not arguments.is_module:
+        is_safe = sys.flags.isolated or getattr(sys.flags, "safe_path", False)
+        if not (is_safe or arguments.is_module):
             # As Python does.
             is_folder, path = os.path.isdir(script), os.path.realpath(script)
             sys.path[0] = (
