@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 # Room -> its limits, and the packages and modules right under `ipufit` that it has.
 ROOMS = {
-    "emulator": (Size(68, 11084, 82351), "emulator"),
+    "emulator": (Size(64, 11000, 81750), "emulator"),
     "engine and model": (Size(20, 7971, 62823), "engine model"),
     "data": (Size(5, 2495, 20039), "data"),
     "metrics and losses": (Size(12, 1935, 16538), "metrics losses"),

@@ -73,7 +73,19 @@ def main() -> None:
         else:
             runpy.run_path(os.path.abspath(script), run_name="__main__")
     except Exception as error:  # noqa: BLE001 - shown as Python would, then it exits
-        _report(error)
+        # Show it without the frames that ran the script.
+        runners = {
+            code.co_filename for code in (main.__code__, runpy.run_path.__code__)
+        }
+        traceback = error.__traceback__
+        while traceback and traceback.tb_frame.f_code.co_filename in runners:
+            traceback = traceback.tb_next
+        if traceback is None and isinstance(error, (ImportError, OSError)):
+            # No frame of the script: there is no such module or file.
+            _say(f"can't run {sys.argv[0]!r}: {error}")
+            sys.exit(_FAILED if isinstance(error, ImportError) else _MISUSED)
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+        sys.exit(_FAILED)
 
 
 def _start_processes(arguments: argparse.Namespace) -> NoReturn:
@@ -162,20 +174,6 @@ def _positive(text: str) -> int:
 
 def _say(message: str) -> None:
     sys.stderr.write(f"ipufit.emulator: {message}\n")
-
-
-def _report(error: Exception) -> NoReturn:
-    """Print an error without the frames that ran the script, and exit."""
-    runners = {code.co_filename for code in (main.__code__, runpy.run_path.__code__)}
-    traceback = error.__traceback__
-    while traceback and traceback.tb_frame.f_code.co_filename in runners:
-        traceback = traceback.tb_next
-    if traceback is None and isinstance(error, (ImportError, OSError)):
-        # No frame of the script: there is no such module or file.
-        _say(f"can't run {sys.argv[0]!r}: {error}")
-        sys.exit(_FAILED if isinstance(error, ImportError) else _MISUSED)
-    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
-    sys.exit(_FAILED)
 
 
 if __name__ == "__main__":

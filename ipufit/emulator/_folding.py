@@ -170,7 +170,8 @@ class _Recorder(DispatchMode):
 
 
 def _with_node(tensor: Tensor, node: Node) -> Tensor:
-    alias: Tensor = tensor.detach().requires_grad_(tensor.requires_grad)
+    alias = tensor.detach()  # `vmap`, which has only constants, refuses what follows
+    alias = alias.requires_grad_() if tensor.requires_grad else alias
     alias._node = node  # type: ignore[attr-defined,unused-ignore]
     return alias
 

@@ -796,15 +796,12 @@ class DataLoader(TorchDataLoader[Any]):
                 )
         elif batch_sampler is not None and combined is not None:
             # PopTorch warns whatever drop_last is.
-            try:
-                num_batches = len(batch_sampler)
-            except TypeError:
-                num_batches = None
-            if num_batches is None or num_batches % self._num_combined:
+            count = len(batch_sampler) if hasattr(batch_sampler, "__len__") else "?"
+            if isinstance(count, str) or count % self._num_combined:
                 logger.warning(
                     "The batch sampler gives %s micro-batches and a call takes %d. An "
                     "incomplete last group is %s.",
-                    "an unknown number of" if num_batches is None else num_batches,
+                    count,
                     self._num_combined,
                     "dropped" if drop_last else "smaller than the others",
                 )
@@ -846,18 +843,15 @@ class DataLoader(TorchDataLoader[Any]):
             # The accessor's slots have no place for a smaller batch at the end.
             is_rebatched = not drop_last and (combined or 1) > 1
         loaded_size = combined
-        if is_rebatched:
-            if combined is not None and rebatched_worker_size is not None:
+        if is_rebatched and combined is not None:
+            if rebatched_worker_size is not None:
                 require(
                     rebatched_worker_size <= combined,
                     f"rebatched_worker_size = {rebatched_worker_size} must not exceed "
                     f"the combined batch size, {combined}.",
                 )
                 loaded_size = rebatched_worker_size
-            if combined is not None:
-                self.rebatched_drop_last = (
-                    None if self._has_batch_sampler else drop_last
-                )
+            self.rebatched_drop_last = None if self._has_batch_sampler else drop_last
         if batch_sampler is None:
             kwargs.update(batch_size=loaded_size, shuffle=bool(shuffle))
             kwargs.update(drop_last=drop_last and not is_rebatched)

@@ -160,8 +160,7 @@ def _gloo_beside(world: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def guard_forks() -> None:

@@ -46,7 +46,7 @@ def poptorchAtExit() -> None:
 
 
 class TestErrorType(enum.Enum):
-    """Layers below PopTorch, for `_throwTestError`.
+    """Layers below PopTorch and the types of their errors, for `_throwTestError`.
 
     Example:
         >>> TestErrorType.PoplarLinkError.name
@@ -55,26 +55,16 @@ class TestErrorType(enum.Enum):
 
     __test__ = False  # pytest: the name starts with Test, but it isn't one
 
-    Poptorch = 0
-    Popart = 1
-    PopartInternal = 2
-    Poplibs = 3
-    PoplarUnrecoverable = 4
-    PoplarUnknown = 5
-    PoplarRecoverableFullReset = 6
-    PoplarLinkError = 7
+    Poptorch = "poptorch_cpp_error"
+    Popart = "popart_exception"
+    PopartInternal = "popart_internal_exception"
+    Poplibs = "poplibs_exception"
+    PoplarUnrecoverable = "poplar_unrecoverable_runtime_error"
+    PoplarUnknown = "poplar_unknown_runtime_error"
+    PoplarRecoverableFullReset = "poplar_recoverable_runtime_error"
+    PoplarLinkError = "poplar_link_error"
 
 
-_TYPES = {
-    TestErrorType.Poptorch: "poptorch_cpp_error",
-    TestErrorType.Popart: "popart_exception",
-    TestErrorType.PopartInternal: "popart_internal_exception",
-    TestErrorType.Poplibs: "poplibs_exception",
-    TestErrorType.PoplarUnrecoverable: "poplar_unrecoverable_runtime_error",
-    TestErrorType.PoplarUnknown: "poplar_unknown_runtime_error",
-    TestErrorType.PoplarRecoverableFullReset: "poplar_recoverable_runtime_error",
-    TestErrorType.PoplarLinkError: "poplar_link_error",
-}
 _CLASSES = {
     TestErrorType.PoplarRecoverableFullReset: RecoverableError,
     TestErrorType.PoplarUnrecoverable: UnrecoverableError,
@@ -97,11 +87,10 @@ def _throwTestError(error_type: TestErrorType) -> NoReturn:
         ...     error.recovery_action
         'FULL_RESET'
     """
-    layer = _TYPES[error_type]
     message = f"An error for tests, {error_type.name}"
     if error_type is TestErrorType.PoplarLinkError:
         message += ". Output: -lfoo not found"  # as the linker's output would be
-    error = _CLASSES.get(error_type, Error)(message, layer, _LOCATION)
+    error = _CLASSES.get(error_type, Error)(message, error_type.value, _LOCATION)
     if isinstance(error, RecoverableError):
         error.recovery_action = "FULL_RESET"
     error.args = (f"{error}\nError raised in:\n{_LOCATION}",)

@@ -1674,7 +1674,7 @@ MODEL = "model.pt"
 _METADATA = "metadata.json"
 _FORMAT = {
     "format": "ipufit.emulator executable",
-    "format_version": 3,  # with each move of a class that is pickled
+    "format_version": 4,  # with each move of a class that is pickled
 }
 _KEYS = {
     "poptorch_version",  # only this version of the emulator reads the file
@@ -1797,11 +1797,10 @@ class ExecutableFile:
         """
         if self.other_version:
             raise self.invalid(self.other_version)
-        there = self.metadata["is_training"]
-        if there != is_training:
-            kinds = {True: "training", False: "inference"}
+        if self.metadata["is_training"] != is_training:
+            kinds = "inference", "training"
             raise self.invalid(
-                f"it was compiled for {kinds[there]}, and this model is for "
+                f"it was compiled for {kinds[not is_training]}, and this model is for "
                 f"{kinds[is_training]}"
             )
         saved = self.metadata["weights"]

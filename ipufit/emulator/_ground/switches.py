@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any, Callable
 
 from ipufit.emulator.errors import createPoptorchError
 
@@ -21,8 +22,15 @@ REPLICAS_VARIABLE = "IPUFIT_REPLICAS"
 _TIMEOUT_SECONDS = 600.0
 
 
-def _read(variable: str) -> str:
-    return os.environ.get(variable, "").strip()
+def _read(variable: str, default: object, kind: Callable[[str], Any], what: str) -> Any:
+    """Convert an environment variable, or the default if it isn't set or is empty."""
+    text = os.environ.get(variable, "").strip() or str(default)
+    try:
+        return kind(text)
+    except (ValueError, OverflowError):
+        raise createPoptorchError(
+            f"{variable}={text!r} is no {what}, or unset it."
+        ) from None
 
 
 def is_on(variable: str, *, default: bool = False) -> bool:
@@ -44,13 +52,8 @@ def is_on(variable: str, *, default: bool = False) -> bool:
         >>> is_on("POPTORCH_IPU_MODEL")
         False
     """
-    text = _read(variable) or str(int(default))
-    try:
-        return int(text) != 0
-    except ValueError:
-        raise createPoptorchError(
-            f"{variable}={text!r} is no integer: set it to 1 or 0, or unset it."
-        ) from None
+    what = "integer: set it to 1 or 0"
+    return bool(_read(variable, int(default), int, what))
 
 
 def fold_bytes(*, is_training: bool) -> int:
@@ -67,14 +70,12 @@ def fold_bytes(*, is_training: bool) -> int:
         16
     """
     default = _TRAINING_FOLD_MIB if is_training else _INFERENCE_FOLD_MIB
-    text = _read(FOLD_MIB_VARIABLE) or str(default)
-    try:
-        return int(abs(float(text)) * 2**20)
-    except (ValueError, OverflowError):
-        raise createPoptorchError(
-            f"{FOLD_MIB_VARIABLE}={text!r} is no number of mebibytes: set it to one, "
-            "or unset it."
-        ) from None
+
+    def to_bytes(mebibytes: str) -> int:
+        return int(abs(float(mebibytes)) * 2**20)
+
+    what = "number of mebibytes: set it to one"
+    return _read(FOLD_MIB_VARIABLE, default, to_bytes, what)
 
 
 def is_strict() -> bool:
@@ -102,14 +103,11 @@ def process_timeout() -> float:
         >>> process_timeout()
         600.0
     """
-    text = _read(TIMEOUT_VARIABLE) or str(_TIMEOUT_SECONDS)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0.0 < seconds < math.inf:
-        raise createPoptorchError(
-            f"{TIMEOUT_VARIABLE}={text!r} is no number of seconds above 0: set it to "
-            "one, or unset it."
-        )
-    return seconds
+
+    def to_seconds(text: str) -> float:
+        if not 0.0 < float(text) < math.inf:
+            raise ValueError
+        return float(text)
+
+    what = "number of seconds above 0: set it to one"
+    return _read(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS, to_seconds, what)

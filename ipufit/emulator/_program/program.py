@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +43,7 @@ from ipufit.emulator._tracing.operation import (
     is_in_place,
     map_tensors,
     original,
+    storage_of,
     tensors_in,
 )
 from ipufit.emulator._tracing.recording import (
@@ -55,6 +57,9 @@ from ipufit.emulator._tracing.recording import (
 )
 from ipufit.emulator._tracing.tracer import Tracer, guarded
 from ipufit.emulator.errors import Error, createPoptorchError
+
+_KNOWN = "known"
+"""Metadata of a node: its constant result, or None if it only copies its argument."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class Program:
     @cached_property
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
         """The graph as a function of the weights and the inputs."""
-        graph = self.graph
+        graph = without_known_results(self.graph)
         if is_on(CHANNELS_LAST_VARIABLE, default=True):
             graph = in_channels_last(
                 graph, self.weight_shapes, is_differentiated=self.has_loss
@@ -159,6 +164,23 @@ class Program:
         count = len(results) + len(others)
         values = [others[i] if i in others else next(computed) for i in range(count)]
         return reconstructTensorStructure(self.output_structure, values)
+
+
+def without_known_results(program: GraphModule) -> GraphModule:
+    """Copy a program; constants are stored, and the loss isn't copied to be marked."""
+    graph = copy.deepcopy(program.graph)
+    program = GraphModule(program, graph)
+    for node in [node for node in graph.nodes if _KNOWN in node.meta]:
+        value = node.meta[_KNOWN]
+        if value is None:
+            node.replace_all_uses_with(node.args[0])
+        elif node.users:
+            program.register_buffer(node.name, value)
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.get_attr(node.name))
+        graph.erase_node(node)
+    program.recompile()
+    return program
 
 
 def _refuse_backward(outputs: list[Tensor]) -> None:
@@ -245,6 +267,15 @@ def trace(
     constant_inputs = recording.constant_inputs()
     for one in graphs:
         compute_as_device(one, constant_nodes(one, constant_inputs))
+    changing = {*changed_memory(graphs), *recording.weight_memory()}
+    for node in graph.nodes:
+        made = node.all_input_nodes[0] if node.target is identity_loss else node
+        result = recording.results.get(made)
+        if not isinstance(result, Tensor) or storage_of(result) in changing:
+            continue
+        is_copy = made is not node and result.dim() == 0
+        if is_copy or (node.target in makers and not node.all_input_nodes):
+            node.meta[_KNOWN] = None if is_copy else result
     if is_strict():
         refuse_unsupported_operators(graphs, constant_inputs)
     ipus = used_ipus(graphs, constant_inputs)

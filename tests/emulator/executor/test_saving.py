@@ -380,10 +380,10 @@ def test_files_of_others_are_invalid(path, contents):
         ('{"format": "other"}', "it isn't a file of the emulator"),
         (
             '{"format": "ipufit.emulator executable", "format_version": 1}',
-            "its format has version 1, and this is version 3: compile the model anew",
+            "its format has version 1, and this is version 4: compile the model anew",
         ),
         (
-            '{"format": "ipufit.emulator executable", "format_version": 3}',
+            '{"format": "ipufit.emulator executable", "format_version": 4}',
             "its metadata differ in arguments",
         ),
     ],
