@@ -251,7 +251,6 @@ class ProcessSync:
         hooks: Callbacks of the run.
         run: State of the run.
         hook: Names of the hooks for calls.
-        clock: Returns the time in seconds; process 0's is used.
         facts: Returns values that must be equal in all processes, such as learning
             rates; None if there are none.
 
@@ -268,17 +267,15 @@ class ProcessSync:
         hooks: CallbackList,
         run: RunState,
         *hook: str,
-        clock: Callable[[], float] = time.perf_counter,
         facts: Callable[[], object] | None = None,
     ) -> None:
         self._processes = processes
         self._are_several = processes.are_several
         self._hooks = hooks
         self._run = run
-        self._clock = clock
         self._facts = facts
         self.ends_evaluation = self.ends_prediction = False
-        self._last_seconds, self._last_calls = clock(), 0
+        self._last_seconds, self._last_calls = time.perf_counter(), 0
         self._calls = 0
         self._next = self._interval = 1  # calls are counted from 1
         self.is_heard = hooks.hears(*hook)
@@ -354,7 +351,7 @@ class ProcessSync:
         calls, self._last_calls = self._calls - self._last_calls, self._calls
         if not calls:
             return self._interval
-        now = self._clock()
+        now = time.perf_counter()
         seconds, self._last_seconds = now - self._last_seconds, now
         wanted = calls * _SECONDS_BETWEEN / max(seconds, 1e-9)
         return max(1, min(int(wanted), 2 * self._interval, _MOST_CALLS))
@@ -524,10 +521,11 @@ class Training:
             self.metrics.stream(*widened_all(cut(outputs, is_taken), taken))
 
 
+@dataclass(eq=False)
 class Inference:
     """The calls of an inference program, which evaluates or predicts.
 
-    Args:
+    Attributes:
         executors: The programs.
         batches: The calls that contain each sample once.
         plan: The factors of a call.
@@ -536,21 +534,12 @@ class Inference:
         choice: The passes of a call, if ipufit chose them.
     """
 
-    def __init__(
-        self,
-        executors: Executors,
-        batches: InferenceBatches,
-        plan: BatchPlan,
-        options: poptorch.Options,
-        inferred: Inferred,
-        choice: Choice | None = None,
-    ) -> None:
-        self.executors = executors
-        self.batches = batches
-        self.plan = plan
-        self.options = options
-        self.inferred = inferred
-        self.choice = choice
+    executors: Executors
+    batches: InferenceBatches
+    plan: BatchPlan
+    options: poptorch.Options
+    inferred: Inferred
+    choice: Choice | None
 
     @property
     def remark(self) -> str:
@@ -605,34 +594,17 @@ class Inference:
         hooks.on_predict_end({})
 
 
+@dataclass(eq=False)
 class Evaluation(Inference):
     """An evaluation on a set of samples, run once or after every epoch.
 
-    Args:
+    Attributes:
         metrics: Loss and metrics to report.
-        executors: The programs.
-        batches: Samples with targets, or with the values that the module's own loss
-            needs.
-        plan: The factors of a call.
-        options: Options of the program.
-        choice: The passes of a call, if ipufit chose them.
     """
 
-    def __init__(
-        self,
-        metrics: MetricState,
-        executors: Executors,
-        batches: InferenceBatches,
-        plan: BatchPlan,
-        options: poptorch.Options,
-        choice: Choice | None = None,
-    ) -> None:
-        inferred = metrics.objective.evaluated
-        super().__init__(executors, batches, plan, options, inferred, choice)
-        self.metrics = metrics
-        self._rows = returned_rows(options, plan)
-        self._waiting: RowBuffer
-        self._look: tuple[int, Tensor] | None  # calls with buffered rows, their sums
+    metrics: MetricState
+    _waiting: RowBuffer = field(init=False)
+    _seen: tuple[int, Tensor] = field(init=False)  # calls with rows there, their sums
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, and refuse one that reports nothing."""
@@ -677,7 +649,7 @@ class Evaluation(Inference):
         is_joined = objective.is_streamed and self.metrics.processes.are_several
         by_pass = is_joined or not objective.is_additive
         self._waiting = RowBuffer(self.plan.samples_per_update, by_pass=by_pass)
-        self._look = None
+        self._seen = 0, torch.zeros(0)
         run.stop_evaluating = False
         hooks.on_test_begin({})
         processes = ProcessSync(run.processes, hooks, run, "on_test_batch_end")
@@ -708,12 +680,12 @@ class Evaluation(Inference):
     def _sums_of_waiting(self) -> Tensor | None:
         """Return the sums of buffered rows; None if there are none."""
         count = len(self._waiting.parts)
-        if count and (self._look is None or self._look[0] != count):
-            self._look = count, self._vector(self._waiting.all())
-        return self._look[1] if count and self._look else None
+        if count and self._seen[0] != count:
+            self._seen = count, self._vector(self._waiting.all())
+        return self._seen[1] if count else None
 
     def _count(self, rows: Rows, vector: Tensor) -> None:
-        self._look = None
+        self._seen = 0, vector
         self.metrics.add(vector)
         self.metrics.stream(*widened_all(*rows[:2]))
 
@@ -721,7 +693,7 @@ class Evaluation(Inference):
         batch, num_real = call.batch, call.num_real
         outputs, scalars = self.executors.infer(batch)
         labels = self.batches.structure.labels(batch)
-        rows = self._rows
+        rows = returned_rows(self.options, self.plan)
         num_rows = self.plan.samples_per_call if rows is None else rows.numel()
         check_rows(outputs, num_rows)
         if scalars:

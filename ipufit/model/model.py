@@ -2516,7 +2516,7 @@ class IPUModel:
         )
         calls = self._executors, batches, plan, options
         if metrics is not None:
-            return Evaluation(metrics, *calls, choice)
+            return Evaluation(*calls, inferred, choice, metrics)
         return Inference(*calls, inferred, choice)
 
     def _evaluation(
