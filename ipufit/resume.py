@@ -48,12 +48,11 @@ from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig
 from ipufit.data.calls import Position, TrainingBatches
-from ipufit.data.datasets import Source
+from ipufit.data.datasets import Source, mixed
 from ipufit.data.random_state import (
     HostRandomState,
     RandomState,
     check_random_state,
-    mixed,
     random_state,
     seed_all,
 )

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 
 import ipufit
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel, Mixing, UnsupportedError
-from ipufit.data.random_state import mixed
+from ipufit.data.datasets import mixed
 from tests.reference import assert_same_weights
 
 SEED, SIDE, CLASSES = 7, 6, 3

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ipufit
-from ipufit.data.random_state import mixed
+from ipufit.data.datasets import mixed
 
 ROOT = Path(__file__).parent.parent
 PORTS = ROOT / "examples" / "ports"

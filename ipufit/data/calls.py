@@ -24,11 +24,18 @@ from ipufit.errors import ConfigError, DataError
 from ipufit.mixing import Mixing
 from ipufit.types import Batch
 
-from .datasets import ALONE, ArrayDataset, FlatDataset, SampleStructure, Source, collate
+from .datasets import (
+    ALONE,
+    ArrayDataset,
+    FlatDataset,
+    SampleStructure,
+    Source,
+    collate,
+    mixed,
+)
 from .random_state import (
     HostRandomState,
     RandomState,
-    mixed,
     random_state,
     set_random_state,
 )

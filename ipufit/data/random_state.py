@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from typing import Any, Dict, Sequence
 
@@ -12,17 +11,6 @@ import torch
 from torch import Tensor
 
 from ipufit.errors import DataError
-
-
-def mixed(*numbers: int) -> int:
-    """Hash several numbers to a seed of 63 bits.
-
-    Example:
-        >>> mixed(1, 2) == mixed(1, 2), mixed(1, 2) == mixed(2, 1)
-        (True, False)
-    """
-    digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def seed_all(seed: int) -> None:

@@ -62,6 +62,7 @@ from .datasets import (
     frame_values,
     is_frame,
     is_hugging_face,
+    mixed,
     same_rows,
     short_list,
     split_columns,
@@ -71,7 +72,6 @@ from .datasets import (
 from .random_state import (
     HostRandomState,
     RandomState,
-    mixed,
     random_state,
     seed_all,
     set_random_state,

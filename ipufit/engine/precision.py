@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import weakref
-from typing import Any, Callable, Container, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Callable, Container, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit._tree import map_tensors
 from ipufit.config import IPUConfig
-from ipufit.engine.weights import deep_copied, plain_class, unfetched
+from ipufit.engine.weights import Counterparts, deep_copied, plain_class, unfetched
 from ipufit.errors import (
     ConfigError,
-    CopiedModuleWarning,
     UnknownNameError,
     UnsupportedError,
-    warn,
 )
 from ipufit.optimizers import is_norm
 from ipufit.placement import is_inside
@@ -74,60 +70,6 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
             raise UnknownNameError("submodule in float32_modules", word, known)
         found |= matching
     return [name for name in parts if name in found]
-
-
-class Counterparts:
-    """Pairs of the user's parameters, and the parameters of the copy that is trained.
-
-    No reference to the user's module is kept.
-
-    Args:
-        pairs: Each parameter of the user's module, and its counterpart.
-    """
-
-    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        self._own: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
-        self._before: list[tuple[weakref.ReferenceType[Tensor], Any]] = []
-        for given, own in pairs:
-            self._own[given] = own
-            self._before.append((weakref.ref(given), _state(given)))
-
-    def own(self, parameter: Tensor) -> Tensor:
-        """Return the counterpart of a user's parameter; other tensors themselves.
-
-        Example:
-            >>> given, own = torch.zeros(1), torch.ones(1)
-            >>> Counterparts([(given, own)]).own(given)
-            tensor([1.])
-        """
-        return self._own.get(parameter, parameter)
-
-    def among(self, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return the pairs of these user's parameters."""
-        return [(one, self._own[one]) for one in parameters if one in self._own]
-
-    def warn_of_changes(self) -> None:
-        """Warn once of user's parameters that were changed, frozen or unfrozen.
-
-        Warns:
-            CopiedModuleWarning: A parameter of the user's module has changed.
-        """
-        alive = [(one(), before) for one, before in self._before]
-        if all(one is None or _state(one) == before for one, before in alive):
-            return
-        self._before = []
-        warn(
-            "The module that was given to IPUModel has been changed since, and what "
-            "runs is model.module, a copy of it in the precision that was asked for: "
-            "the change doesn't count. Change, load or freeze the weights of "
-            "model.module, or give IPUModel(..., in_place=True).",
-            CopiedModuleWarning,
-        )
-
-
-def _state(parameter: Tensor) -> tuple[Any, ...]:
-    named = "requires_grad", "_version"
-    return tuple(unfetched(parameter, name) for name in named)
 
 
 def _refuse_bfloat16(module: torch.nn.Module, changed: Container[int]) -> None:

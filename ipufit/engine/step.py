@@ -691,7 +691,8 @@ class Step(torch.nn.Module):
                     blocks = stack.enter_context(started_blocks(config.stages))
                     stack.enter_context(noted)
                     stack.enter_context(self._explained())
-                    stack.enter_context(computed_in(self.module, config))
+                    if config.types.is_half:
+                        stack.enter_context(computed_in(self.module, config))
                     own, outputs = self._called(batch, noted)
                 check_stages_begin(self.module, config, blocks, training=is_training)
                 if is_training:

@@ -14,7 +14,6 @@ host. Other writes cause a warning, and computing with a written value is refuse
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import random
 import re
@@ -23,7 +22,7 @@ import traceback
 import types
 from pathlib import Path
 from types import FrameType
-from typing import Any, ContextManager, Iterable, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -375,17 +374,6 @@ class Divisions(TorchFunctionMode):
                 "(outputs.argmax(-1) == targets).float().mean()."
             )
         return func(*args, **(kwargs or {}))
-
-
-def divisions_refused(divider: str) -> ContextManager[Any]:
-    """Refuse to divide integers in a program; on the host torch divides exactly.
-
-    Args:
-        divider: Subject of the message: the code that divides.
-    """
-    if poptorch.isRunningOnIpu():
-        return Divisions(divider)
-    return contextlib.nullcontext()
 
 
 def _is_whole_number(value: Any) -> bool:

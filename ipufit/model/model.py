@@ -90,10 +90,10 @@ from ipufit.engine.objective import (
     checked_step,
     resolve_objective,
 )
-from ipufit.engine.precision import Counterparts, in_own_types
+from ipufit.engine.precision import in_own_types
 from ipufit.engine.program import Executors, gradient_anchors, surveyed
 from ipufit.engine.step import NoForwardError
-from ipufit.engine.weights import deep_copied
+from ipufit.engine.weights import Counterparts, deep_copied
 from ipufit.errors import (
     ConfigError,
     CoverageWarning,
