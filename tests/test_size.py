@@ -30,7 +30,7 @@ class Size(NamedTuple):
 ROOMS = {
     "emulator": (Size(64, 11000, 81750), "emulator"),
     "engine and model": (Size(20, 7947, 62688), "engine model"),
-    "data": (Size(5, 2502, 20040), "data"),
+    "data": (Size(5, 2505, 20072), "data"),
     "metrics and losses": (Size(12, 1935, 16538), "metrics losses"),
     "optimizers": (Size(4, 1659, 12624), "optimizers"),
     "callbacks": (Size(9, 1944, 15932), "callbacks"),

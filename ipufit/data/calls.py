@@ -39,7 +39,7 @@ from .random_state import (
     random_state,
     set_random_state,
 )
-from .sources import LoaderState, Pass, Replay, StreamSource
+from .sources import LoaderState, Pass, Replay, StreamSource, plain_values
 
 
 class Position(NamedTuple):
@@ -540,7 +540,8 @@ class _Batches:
 
     Samples are loaded by index, or cut out of a stream. Processes of `num_workers` live
     for one pass, as torch's do, so that each pass sees changes of the dataset. The
-    process of an asynchronous loader takes seconds to start, and lives until `close`.
+    process of an asynchronous loader takes seconds to start, and lives until `close` or
+    until numbers or strings of the dataset have changed.
 
     PopTorch's asynchronous loader says only that an error occurred in the data fetcher.
     The other process prints the error itself, where notebooks and logs miss it. So the
@@ -577,6 +578,7 @@ class _Batches:
             self._dataset = replace(source.dataset, error_file=reported)
         self._loader: Any = None
         self._iterator: Any = None
+        self._values: list[Any] = []
 
     def _loaded(self, order: Order, seed: int) -> Iterator[Batch]:
         """Begin a pass, which draws from torch's generator at once.
@@ -602,8 +604,10 @@ class _Batches:
         if self.is_seeded:
             self._dataset.seed = seed
         with self._loading_errors():
-            if self._loading.mode == "sync":
+            values = plain_values(self._dataset)
+            if self._loading.mode == "sync" or values != self._values:
                 self.close()
+            self._values = values
             if self._loader is None:
                 self._loader = self._new_loader(order)
             self._iterator = iter(self._loader)

@@ -610,7 +610,7 @@ class StreamSource(Source):
         elif not self._first:
             raise DataError(f"`{name}` has no samples.")
         self._begun: Pass | None = begun
-        self._values = _plain_values(self._iterable)
+        self._values = plain_values(self._iterable)
 
     def _take_first(self, batch: Any) -> Batch:
         """Set the structure of samples, and return the first block of a pass."""
@@ -705,13 +705,13 @@ class StreamSource(Source):
         elif is_due and replay is not None:
             self._begun = self._new_pass()
             self._begun.first = next(self._begun)
-            self._values = _plain_values(self._iterable)
+            self._values = plain_values(self._iterable)
 
     def blocks(self) -> Pass | Iterator[Batch]:
         """Return the blocks of the next pass."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
-            if self.is_one_shot or _plain_values(self._iterable) == self._values:
+            if self.is_one_shot or plain_values(self._iterable) == self._values:
                 return begun
             # A callback has changed the data since, as `sampler.set_epoch` does.
             self._replay = begun.replay()
@@ -754,7 +754,7 @@ class StreamSource(Source):
         return block
 
 
-def _plain_values(data: Any) -> list[Any]:
+def plain_values(data: Any) -> list[Any]:
     """Return the numbers and strings of a loader, its sampler and its dataset."""
     values, seen, due = [], set(), [data]
     while due:

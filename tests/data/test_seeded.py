@@ -85,6 +85,7 @@ NUMBERS = TensorDataset(torch.arange(8.0)[:, None].expand(8, 4), torch.zeros(8, 
     ("data", "load"),
     [
         (OfEpoch, None),
+        (OfEpoch, "async"),
         (Stream, None),
         (OfEpoch, DataLoader),
         (Stream, DataLoader),
@@ -93,14 +94,15 @@ NUMBERS = TensorDataset(torch.arange(8.0)[:, None].expand(8, 4), torch.zeros(8, 
 )
 def test_data_see_what_a_callback_sets(data, load, num_workers):
     data = of_callback = data()
-    if load is not None:
+    mode = "async" if load == "async" else "sync"
+    if callable(load):
         data = load(data, batch_size=2, num_workers=num_workers)
 
     def set_epoch(epoch, logs):
         of_callback.epoch = epoch
 
-    workers = num_workers if load is None else 0
-    model = IPUModel(Seen(), IPUConfig(num_workers=workers))
+    config = {} if callable(load) else {"num_workers": num_workers}
+    model = IPUModel(Seen(), IPUConfig(loader_mode=mode, **config))
     model.compile("sgd", "mse")
     callback = LambdaCallback(on_epoch_begin=set_epoch)
     given = {"batch_size": 2, "callbacks": [callback], "verbose": 0}
