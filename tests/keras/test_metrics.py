@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ipufit import IPUModel
 from ipufit import metrics as ours
 from tests.metrics.harness import (
     COUNT,
@@ -355,3 +356,18 @@ def test_keras_loses_the_variance_of_targets_far_from_0():
     exact = float(1 - (x - y).square().sum() / (y - y.mean()).square().sum())
     assert figure_ == pytest.approx(exact, rel=1e-5)
     assert abs(keras_figure - exact) > 1e-3
+
+
+def test_keras_takes_several_labels_for_one_class():
+    targets = (scores(9, 6) > 0).float()
+    model = keras.Sequential([keras.layers.Identity()])
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(loss=loss, metrics=["accuracy"])
+    keras_figure = model.evaluate(SEVERAL, targets, return_dict=True, verbose=0)
+    highest = SEVERAL.argmax(1) == targets.argmax(1)
+    assert keras_figure["accuracy"] == pytest.approx(float(highest.float().mean()))
+    ipu = IPUModel(torch.nn.Identity())
+    ipu.compile("sgd", "bce", metrics=["accuracy"])
+    figures = ipu.evaluate(SEVERAL, targets, verbose=0)
+    each = float(((SEVERAL > 0) == targets).float().mean())
+    assert figures["accuracy"] == pytest.approx(each)
