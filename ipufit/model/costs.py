@@ -19,6 +19,7 @@ import contextlib
 import functools
 import logging
 import re
+import threading
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -779,10 +780,6 @@ def shapes_only() -> Iterator[None]:
     random_state = HostRandomState()
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True  # errors are raised all the same
-    # With this library an LSTM is one operator, which saves the library's own data.
-    # `torch.backends.mkldnn.flags` would set more than this, and warn.
-    had_mkldnn = _get_mkldnn_enabled()
-    _set_mkldnn_enabled(False)
     validated = Distribution._validate_args  # needs values; a trace leaves it out, too
     Distribution.set_default_validate_args(False)
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call,unused-ignore]
@@ -805,7 +802,6 @@ def shapes_only() -> Iterator[None]:
         raise
     finally:
         Distribution.set_default_validate_args(validated)
-        _set_mkldnn_enabled(had_mkldnn)
         log.disabled = was_disabled
         random_state.put_back()
 
@@ -899,7 +895,24 @@ def _counted(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     return zeros.index_add(0, input, given)
 
 
+_without_mkldnn = threading.Lock()
+
+
+def _lstm(*args: Any, **kwargs: Any) -> Any:
+    # With this library it is one operator, which saves the library's own data. Only the
+    # whole process can do without, so it does for as short a time as possible.
+    # `torch.backends.mkldnn.flags` would set more than this, and warn.
+    with _without_mkldnn:
+        had_mkldnn = _get_mkldnn_enabled()
+        _set_mkldnn_enabled(False)
+        try:
+            return torch.lstm(*args, **kwargs)
+        finally:
+            _set_mkldnn_enabled(had_mkldnn)
+
+
 _INSTEAD: dict[Any, Callable[..., Any]] = {
+    torch.lstm: _lstm,
     Tensor.__deepcopy__: lambda tensor, memo: like(tensor),
     torch.repeat_interleave: _repeated,
     Tensor.repeat_interleave: _repeated,

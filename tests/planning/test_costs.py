@@ -230,6 +230,20 @@ def test_operations_are_those_of_torchs_counter(make):
     assert operations(module, x) == mode.get_total_flops() > 0
 
 
+SEEN = []
+
+
+class Seeing(nn.Conv2d):
+    def forward(self, x):
+        SEEN.append(torch.backends.mkldnn.set_flags(True)[0])
+        return super().forward(x)
+
+
+def test_convolutions_of_other_threads_keep_their_library():
+    costs_of(Seeing(3, 4, 3), torch.zeros(2, 3, 8, 8))
+    assert set(SEEN) == {torch.backends.mkldnn.is_available()}
+
+
 def test_a_layer_of_a_transformer_has_the_operations_of_its_formula():
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     products = 2 * 2 * 5 * (4 * 16**2 + 2 * 16 * 32)
