@@ -158,6 +158,14 @@ def each_of(kinds: Sequence[Kind]) -> Kind:
     return check
 
 
+def are_numbers(values: Sequence[Any]) -> bool:
+    """Return whether all values are Python's own numbers.
+
+    Lists of them, as History has, are long: what walks through states may skip them.
+    """
+    return {*map(type, values)} <= {int, float}
+
+
 def _first(faults: Any) -> str | None:
     return next((fault for fault in faults if fault is not None), None)
 

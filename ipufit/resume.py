@@ -30,6 +30,7 @@ from ipufit._files import as_path
 from ipufit._kinds import (
     Kind,
     anything,
+    are_numbers,
     count,
     dict_of,
     each_of,
@@ -1105,6 +1106,8 @@ def _without_arrays(value: Any, tensors: Tensors) -> Any:
     if isinstance(value, dict):
         return {key: _without_arrays(one, tensors) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
+        if are_numbers(value):
+            return list(value)
         return [_without_arrays(one, tensors) for one in value]
     return value
 

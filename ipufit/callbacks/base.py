@@ -24,7 +24,7 @@ from typing import (
 import numpy as np
 import torch
 
-from ipufit._kinds import fields
+from ipufit._kinds import are_numbers, fields
 from ipufit.errors import ConfigError, DamagedCheckpointError
 from ipufit.state import RunState, do_all, span
 
@@ -624,7 +624,7 @@ def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copied(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [copied(one) for one in value]
+        return value[:] if are_numbers(value) else [copied(one) for one in value]
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -40,7 +40,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ipufit._files import as_path
-from ipufit._kinds import Kind, count, fields, list_of, number, optional, text
+from ipufit._kinds import (
+    Kind,
+    are_numbers,
+    count,
+    fields,
+    list_of,
+    number,
+    optional,
+    text,
+)
 from ipufit._version import __version__
 from ipufit.errors import (
     CheckpointError,
@@ -226,6 +235,8 @@ def _encoded(value: Any, where: str, depth: int) -> Any:
             f"{where} is nested more than {MAX_DEPTH - 1} levels deep: flatten it."
         )
     if isinstance(value, list):
+        if are_numbers(value) and all(abs(one) < 2**63 for one in value):
+            return value
         return [_encoded(one, f"{where}[{i}]", depth) for i, one in enumerate(value)]
     items = {n: _encoded(one, f"{where}[{n!r}]", depth) for n, one in value.items()}
     return {"$dict": items} if is_wrapped else items
