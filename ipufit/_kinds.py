@@ -126,8 +126,8 @@ def fields(kinds: Mapping[str, Any], *, is_closed: bool = False) -> Kind:
 def like(example: Any) -> Kind:
     """Return the kind of values like an example: equal keys and lengths, similar types.
 
-    Whole numbers and floats are similar. A list stands for a tuple, an empty list for
-    any list, and None for numbers too.
+    Whole numbers and floats are similar, and NaN isn't one. A list stands for a tuple,
+    an empty list for any list, and None for numbers too.
 
     Example:
         >>> like({"rates": (0.5, 1)})({"rates": [1, 0.25]}, "state")
@@ -141,7 +141,7 @@ def like(example: Any) -> Kind:
     if isinstance(example, bool):
         return flag
     if example is None or isinstance(example, (int, float)):
-        return optional(number) if example is None else number
+        return optional(_no_nan) if example is None else _no_nan
     return text if isinstance(example, str) else anything
 
 
@@ -164,6 +164,11 @@ def are_numbers(values: Sequence[Any]) -> bool:
     Lists of them, as History has, are long: what walks through states may skip them.
     """
     return {*map(type, values)} <= {int, float}
+
+
+def _no_nan(value: Any, where: str) -> str | None:
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return _wrong(value, where, "a number") if is_nan else number(value, where)
 
 
 def _first(faults: Any) -> str | None:

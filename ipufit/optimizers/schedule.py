@@ -8,11 +8,14 @@ torch's schedulers and of the transformers library, where they have the schedule
 from __future__ import annotations
 
 import bisect
+import contextlib
+import copy
 import math
 import operator
 import warnings
 from collections import Counter
 from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 from typing import (
     Any,
     Callable,
@@ -904,6 +907,32 @@ class TorchScheduler(Setter):
                 for group in self._mirror.source.param_groups
             ],
         }
+
+    def state_kind(self, *, is_begun: bool) -> Kind:
+        """Return the kind of states from which a copy of the scheduler can go on."""
+        kind = super().state_kind(is_begun=is_begun)
+
+        def check(state: Any, where: str) -> str | None:
+            source, fault = self._mirror.source, kind(state, where)
+            groups = [dict(group) for group in source.param_groups]
+            stub = SimpleNamespace(param_groups=groups, defaults=source.defaults)
+            try:
+                copied = copy.deepcopy(self._scheduler, {id(source): stub})
+            except Exception:  # noqa: BLE001 - a user's function may raise anything
+                return fault
+            try:
+                if fault is None:
+                    copied.load_state_dict(dict(state["scheduler"]))
+                    for part in _chained(copied):
+                        part._get_lr_called_within_step = True
+                        # SequentialLR has none.
+                        with contextlib.suppress(NotImplementedError):
+                            part.get_lr()
+            except Exception as error:  # noqa: BLE001 - as above
+                return f"{where}.scheduler isn't one of {self._who}: {error!r}"
+            return fault
+
+        return check
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""

@@ -376,3 +376,36 @@ def test_an_optimizer_s_state_of_another_shape_is_refused(tmp_path, name):
     seen[outcome(watched, "resume", path, expected, ("optimizer",))] += 1
     assert set(seen) <= {"refused", "the same"}
     assert seen["refused"] > len(named) // 3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "setting", "value"),
+    [
+        (lambda optimizer: lr_scheduler.StepLR(optimizer, 3), ("step_size",), 0),
+        (
+            lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 9),
+            ("T_max",),
+            0,
+        ),
+        (
+            lambda optimizer: lr_scheduler.SequentialLR(
+                optimizer, [cycle(optimizer), cycle(optimizer)], [40]
+            ),
+            ("_schedulers", 0, "_schedule_phases", 0, "start_lr"),
+            "x",
+        ),
+        (cycle, ("last_epoch",), float("nan")),
+        (cycle, ("last_epoch",), 10**6),
+    ],
+)
+def test_a_setting_that_torch_s_scheduler_fails_with_is_refused(
+    tmp_path, schedule, setting, value
+):
+    path, scenario = tmp_path / "saved", Scenario(Optimizer("sgd", 0.1), schedule)
+    checkpoint, expected = saved(scenario, path)
+    at = ("updates", "rates", "scheduler", *setting)
+    forged = changed(checkpoint.state, at, value)
+    write_checkpoint(path, Checkpoint(checkpoint.tensors, forged))
+    watched = Watched(scenario)
+    for way in ("load", "resume"):
+        assert outcome(watched, way, path, expected, at) == "refused"
