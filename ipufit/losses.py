@@ -84,6 +84,11 @@ class Loss:
     takes_logits: bool = False
     is_binary: bool = False
 
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a user's own, of which nobody knows how it reduces."""
+        return not (self.is_per_output or self.is_sum)
+
     def terms(
         self,
         outputs: Any,

@@ -214,6 +214,14 @@ def test_values_that_a_step_reads_are_looked_after():
             "own loss is a sum over the 12 samples",
         ),
         (
+            {
+                "step": lambda module, batch: functional.cross_entropy(
+                    module(batch[0]), batch[1], reduction="none"
+                ).sum()
+            },
+            "own loss is a sum over the 12 samples",
+        ),
+        (
             {"step": step, "label_smoothing": 0.1},
             "which computes the loss. Do it there",
         ),
@@ -316,3 +324,30 @@ def test_what_fit_refuses_names_the_step():
 def test_a_mean_can_not_be_weighted_afterwards(argument, instead):
     with pytest.raises(ipufit.UnsupportedError, match=f"the model's step.* {instead}"):
         compiled().fit(X, Y, **FIT, **argument)
+
+
+def test_functions_of_torchmetrics_compute_or_are_refused():
+    functions = pytest.importorskip("torchmetrics.functional.classification")
+
+    def with_accuracy(module, batch):
+        outputs = module(batch[0])
+        accuracy = functions.multiclass_accuracy(
+            outputs, batch[1], 4, average="micro", validate_args=False
+        )
+        loss = functional.cross_entropy(outputs, batch[1])
+        return {"loss": loss, "outputs": outputs, "share": accuracy}
+
+    def with_auroc(module, batch):
+        found = with_accuracy(module, batch)
+        area = functions.multiclass_auroc(
+            found["outputs"], batch[1], 4, validate_args=False
+        )
+        return {**found, "area": area}
+
+    model = IPUModel(network(), IPUConfig(micro_batch_size=4))
+    model.compile("sgd", step=with_accuracy, metrics=["accuracy"])
+    history = model.fit(X, Y, **FIT).history
+    assert history["share"] == pytest.approx(history["accuracy"])
+    model.compile("sgd", step=with_auroc)
+    with pytest.raises(ipufit.poptorch.Error, match="needs the value of a tensor"):
+        model.fit(X, Y, **FIT)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import warnings
 from collections import OrderedDict
 from functools import partial
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
@@ -14,16 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ipufit._tree import Structure, tree_map
+from ipufit._tree import Structure, map_tensors
 from ipufit.data.datasets import SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
 from ipufit.engine.metric_state import collected
-from ipufit.engine.objective import (
-    Inferred,
-    LossInputs,
-    Objective,
-    sum_instead_of_mean,
-)
+from ipufit.engine.objective import Inferred, Objective, sum_instead_of_mean
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import call_module, results_of
 from ipufit.engine.trace_checks import ResultsNoted
@@ -335,31 +331,76 @@ def metric_bytes(
     return _BYTES_OF_SUM * count
 
 
-def refuse_sums(loss_inputs: Sequence[LossInputs]) -> None:
+def refuse_sums(
+    module: torch.nn.Module,
+    objective: Objective,
+    structure: SampleStructure,
+    example: Sequence[Tensor],
+    rows: int,
+) -> None:
     """Refuse losses that are sums over the samples of a micro-batch.
 
-    They are called on the host with random rows: a sum doubles with their number.
+    They are called on the host, with a few rows and with twice as many: a sum doubles.
+    A step, or a module with its own loss, is called with copies of the first sample and
+    weights of zeros. Other losses are called with random outputs.
+
+    Args:
+        module: The user's module.
+        objective: Losses and metrics.
+        structure: Structure of a batch.
+        example: Tensors of a batch.
+        rows: Samples of a micro-batch.
 
     Raises:
         ConfigError: A loss is a sum.
     """
-    for loss, leaves, rows in loss_inputs:
-        function, before = loss.function, HostRandomState()
-        once = twice = 0.0
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.suppress(Exception))  # of a user's code
-            stack.enter_context(torch.no_grad())
+    computed = objective.trained
+    if rows == 1 or not (computed.owns_loss or objective.has_functions):
+        return
+
+    def values(times: int) -> list[tuple[str, float]]:
+        sample = [_as_on_devices(torch.cat([one[:1]] * 3 * times)) for one in example]
+        inputs = structure.inputs.rebuild(sample[: structure.num_inputs])
+        with ResultsNoted() as noted:
+            own, outputs = results_of(
+                computed, module, structure, inputs, sample, noted.marked
+            )
+        if own is not None:
+            return [("The model's own loss", float(own))]
+        found = []
+        for loss, part in objective.functions(outputs, structure.labels(sample)):
+            function, value = loss.function, math.nan
             if isinstance(function, torch.nn.Module):  # it may change its buffers
                 function = copy.deepcopy(function)
-            once, twice = (_on_random_rows(function, leaves, n) for n in (1, 2))
-        before.put_back()
-        if once and math.isclose(twice, 2 * once, rel_tol=1e-5):
-            raise ConfigError(sum_instead_of_mean(f"The loss {loss.name!r}", rows))
+            with contextlib.suppress(Exception):  # of a user's code
+                torch.manual_seed(0)
+                drawn = partial(_drawn, times=times)
+                given = map_tensors(drawn, (part.output, part.target))
+                returned: Any = function(*given)
+                if returned.is_floating_point():  # else it is refused for that
+                    value = float(returned)
+            found.append((f"The loss {loss.name!r}", value))
+        return found
+
+    once: list[tuple[str, float]] = []
+    twice = once
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(HostRandomState())
+        stack.enter_context(contextlib.suppress(Exception))  # of a user's code
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # about data that nobody gave
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(mode(module, training=True))
+        stack.enter_context(_weights_as_zeros(module))
+        stack.enter_context(collected())
+        once, twice = values(1), values(2)
+    for (what, one), (_, two) in zip(once, twice):
+        if 0 < abs(one) < math.inf and math.isclose(two, 2 * one, rel_tol=1e-5):
+            raise ConfigError(sum_instead_of_mean(what, rows))
 
 
-def _on_random_rows(function: Any, leaves: Any, times: int) -> float:
-    torch.manual_seed(0)
-    given = tree_map(
-        lambda leaf: leaf(times) if isinstance(leaf, partial) else leaf, leaves
-    )
-    return float(function(*given))
+def _drawn(tensor: Tensor, times: int) -> Tensor:
+    """Return random numbers for a tensor of floats: three rows, `times` times."""
+    if not tensor.is_floating_point() or len(tensor) != 3 * times:
+        return tensor
+    return torch.cat([torch.rand(3, *tensor.shape[1:])] * times)

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import inspect
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import (
     Any,
     Callable,
@@ -468,6 +467,11 @@ class Objective:
         return Inferred(False, self.steps.prediction)
 
     @property
+    def has_functions(self) -> bool:
+        """Whether a loss is a user's own."""
+        return any(loss.is_function for _, loss in self.losses)
+
+    @property
     def is_sum(self) -> bool:
         """Whether the losses sum over samples."""
         return any(loss.is_sum for _, loss in self.losses)
@@ -557,24 +561,17 @@ class Objective:
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
 
-    def loss_inputs(self, outputs: Any, labels: Labels, rows: int) -> list[LossInputs]:
-        """Describe what users' own losses get, to call them with random rows later.
+    def functions(self, outputs: Any, labels: Labels) -> Iterator[tuple[Loss, Part]]:
+        """Yield the users' own losses, with the outputs and labels that each gets.
 
         Args:
             outputs: Everything that the module returned.
             labels: Targets and weights.
-            rows: Number of samples, padding included.
         """
-        return [
-            (
-                loss,
-                map_tensors(partial(_drawing, rows=rows), (part.output, part.target)),
-                rows,
-            )
-            for key, loss in self.losses
-            if rows > 1 and not (loss.is_per_output or loss.is_sum)
-            for part in self._parts_of_loss(key, loss, outputs, labels)
-        ]
+        for key, loss in self.losses:
+            if loss.is_function:
+                for part in self._parts_of_loss(key, loss, outputs, labels):
+                    yield loss, part
 
     def check_logits(
         self, outputs: Any, labels: Labels, probabilities: dict[str, str]
@@ -889,23 +886,6 @@ def _weights(
             f"are given for {', '.join(map(repr, keys))}."
         )
     return weights
-
-
-LossInputs = Tuple[Loss, Any, int]
-"""A loss, its output and target as functions that draw tensors, and a count of rows."""
-
-
-def _drawing(leaf: Tensor, rows: int) -> Any:
-    return partial(_drawn, tuple(leaf.shape), leaf.dtype, leaf.shape[:1] == (rows,))
-
-
-def _drawn(
-    shape: tuple[int, ...], dtype: torch.dtype, has_rows: bool, times: int
-) -> Tensor:
-    """Return a tensor of three rows, each of them `times` times; zeros for classes."""
-    make = torch.rand if dtype.is_floating_point else torch.zeros
-    drawn = make((3, *shape[1:]) if has_rows else shape).to(dtype)
-    return torch.cat([drawn] * times) if has_rows else drawn
 
 
 def sum_instead_of_mean(what: str, rows: int) -> str:

@@ -74,7 +74,7 @@ from ipufit.engine.weights import (
     restore_exact,
     weights_of,
 )
-from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
+from ipufit.errors import DataError, IpufitError, IpufitWarning
 from ipufit.optimizers import Optimization, hyper_parameters
 from ipufit.placement import find_beginnings
 from ipufit.state import span
@@ -313,6 +313,9 @@ class Executors:
         if objective is not None and program is not self._training:
             self._leave_training()
         if program is None:
+            if objective is not None:
+                rows = plan.micro_batch_size
+                refuse_sums(self.module, objective, structure, example, rows)
             while len(kept) >= KEPT_PROGRAMS:
                 kept.pop(0).executor.destroy()
             optimizer = None if optimization is None else optimization.optimizer
@@ -467,11 +470,6 @@ class Executors:
 
             self._acquire(executor, attach)
             wrappers = Wrappers(step.weights if step.is_training else [])
-        try:
-            refuse_sums(step.loss_inputs)  # which calls losses, as a trace does
-        except ConfigError:
-            executor.destroy()
-            raise
         return executor, wrappers, time.perf_counter() - start
 
     def drop_incomplete(self) -> None:
@@ -927,6 +925,7 @@ def surveyed(
             partial(refuse_synchronised_norms, module, plan),
             partial(require_trained_weights, step),
             partial(check_values, step),
+            partial(refuse_sums, module, objective, structure, tensors, rows),
         ):
             try:
                 check()
@@ -944,10 +943,6 @@ def surveyed(
         if not isinstance(found.error, MovedOnDeviceError):
             break
         moved += found.error.moved
-    try:
-        refuse_sums(step.loss_inputs)
-    except ConfigError as error:
-        refusals.append(error)
     given_warnings = [one.message for one in caught]
     ours = [one for one in given_warnings if isinstance(one, IpufitWarning)]
     return Surveyed(found, refusals, ours, tensors)

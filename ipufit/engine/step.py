@@ -30,7 +30,6 @@ from ipufit.engine.objective import (
     OWN_LOSS,
     RETURNS,
     Inferred,
-    LossInputs,
     Objective,
     StepFunction,
     dominant_labels,
@@ -642,9 +641,8 @@ class Step(torch.nn.Module):
         self.is_training = objective is not None
         if objective is not None:
             self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
-        # PopTorch traces a shallow copy, which shares these lists.
+        # PopTorch traces a shallow copy, which shares this list.
         self._found: list[Findings] = []
-        self.loss_inputs: list[LossInputs] = []
 
     @property
     def findings(self) -> Findings:
@@ -766,7 +764,6 @@ class Step(torch.nn.Module):
             terms = self._own_terms(own, wide, rows)
         else:
             objective.check_logits(wide, labels, probabilities)
-            self.loss_inputs[:] = objective.loss_inputs(wide, labels, rows)
             mixing = self._structure.mixing(tensors)
             if mixing is None:
                 terms = objective.loss_terms(wide, labels, rows)
