@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import IPUConfig, IPUModel
+from ipufit import IPUConfig, IPUModel, UnsupportedError
 from tests.test_check_models import runs
 
 transformers = pytest.importorskip("transformers")
@@ -174,3 +174,17 @@ def test_a_check_agrees_with_a_compilation(name, monkeypatch):
     assert report.is_refused != runs(model, x, None, ROWS, monkeypatch), report
     if name in PLAIN and IS_NEW:
         assert not report.is_refused, report
+
+
+@pytest.mark.skipif(not IS_NEW, reason="earlier versions don't look at masks")
+@pytest.mark.parametrize(
+    "name", ["BERT, a mask of tokens", "GPT-2, a mask of tokens, fused attention"]
+)
+def test_a_mask_whose_values_are_read_is_refused_with_the_way_out(name):
+    module, x = CASES[name]()
+    model = IPUModel(module)
+    model.compile("adamw")
+    with pytest.raises(UnsupportedError, match="attention_mask with four dimensions"):
+        model.fit(x, batch_size=2, verbose=0)
+    with pytest.raises(UnsupportedError, match="attention_mask with four dimensions"):
+        model.predict({n: v for n, v in x.items() if n != "labels"}, verbose=0)

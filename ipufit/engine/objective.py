@@ -561,7 +561,9 @@ class Objective:
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
 
-    def functions(self, outputs: Any, labels: Labels) -> Iterator[tuple[Loss, Part]]:
+    def functions(
+        self, outputs: Any, labels: Labels
+    ) -> Iterator[tuple[Loss, LabelledOutput]]:
         """Yield the users' own losses, with the outputs and labels that each gets.
 
         Args:

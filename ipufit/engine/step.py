@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import inspect
+import os
 import re
+import traceback
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Iterator, NamedTuple, Sequence
@@ -47,7 +49,13 @@ from ipufit.engine.trace_checks import (
     require_gradient,
 )
 from ipufit.engine.weights import HostValue, mode, replaced_by_inputs, weights_of
-from ipufit.errors import ConfigError, DataError, IpufitError, UnknownNameError
+from ipufit.errors import (
+    ConfigError,
+    DataError,
+    IpufitError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from ipufit.losses import LossTerms
 from ipufit.metrics import rows_of
 from ipufit.mixing import mixed_inputs
@@ -605,6 +613,9 @@ _OVERLAPS = {
 }
 
 
+_MASKS = os.path.join("transformers", "masking_utils.py")  # of transformers 5
+
+
 class Step(torch.nn.Module):
     """One micro-batch of the user's module, as PopTorch traces it.
 
@@ -836,6 +847,16 @@ class Step(torch.nn.Module):
         """Add the advice to errors of `forward`, as with None in place of targets."""
         try:
             yield
+        except poptorch.Error as error:
+            places = traceback.extract_tb(error.__traceback__)
+            if any(one.filename.endswith(_MASKS) for one in places):
+                raise UnsupportedError(
+                    "transformers reads the values of a mask of tokens, which a "
+                    "program can't. Pass attention_mask with four dimensions, which "
+                    "is added to the scores: -10000.0 * (1 - mask)[:, None, None, :] "
+                    "for an encoder, one number for each pair of tokens for GPT-2."
+                ) from error
+            raise
         except (TypeError, AttributeError) as error:
             if not (self.is_training and self._targets_hint):
                 raise
