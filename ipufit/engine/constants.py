@@ -70,9 +70,7 @@ _WRAPPED = (
     *("__code__", "__defaults__", "__kwdefaults__"),
 )
 """Attributes of functions and their wrappers that lead to code and its arguments."""
-_THEMSELVES = (
-    *(torch.nn.Module, types.FunctionType, types.ModuleType, type, Tensor, np.ndarray),
-)
+_THEMSELVES = (torch.nn.Module, types.FunctionType, type, Tensor, np.ndarray)
 """Objects that equal only themselves."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _TORCHS = {"training", *vars(torch.nn.Module())}
@@ -231,8 +229,6 @@ class _Walk:
         home = value.__name__ if kind is types.ModuleType else kind.__module__
         is_known = issubclass(kind, (*_THEMSELVES, *_CONTAINERS, *_WRAPPERS))
         is_followed = is_known or _origin(home) != "machinery"
-        if kind is types.ModuleType:
-            is_followed = _origin(home) == "user"
         name = "Parameter" if issubclass(kind, torch.nn.Parameter) else kind.__name__
         is_itself = not is_followed or issubclass(kind, _THEMSELVES)
         self.values[path] = Kind(f"a {name} #{id(value) if is_itself else ''}")

@@ -1340,7 +1340,23 @@ class IPUModel:
             else:
                 source = self._inputs(x, column_names(y) or ())
             copied = self._independent_copy("benchmark()")
-            program = copied._benchmarked(source, batch_size, mode, data)
+            is_real = data == benchmarking.REAL
+            program: Training | Inference
+            if is_training:
+                given = FitArguments(batch_size)
+                if not is_real:  # as many samples as a call of the real ones takes
+                    plan, _ = copied._training_plan(source, given)
+                    updates = plan.device_iterations
+                    source = generated_like(source, plan.batch_size * updates)
+                    given = FitArguments(plan.batch_size, updates=updates)
+                program = copied._training(source, given)
+            else:
+                how = copied._predicted_by, "predict", batch_size
+                program = copied._inference(source, *how, is_open=False)
+                if not is_real:
+                    rows = program.plan.samples_per_call * program.plan.processes
+                    source = generated_like(source, rows)
+                    program = copied._inference(source, *how, is_open=False)
             with copied._running(RunState(), None, 0):
                 try:
                     times = benchmarking.measured(program, data, warmup, calls, repeats)
@@ -1455,8 +1471,14 @@ class IPUModel:
                 f"There are {len(weights)} arrays for {len(state)} weights: "
                 f"{', '.join(state)}."
             )
-        given = {n: _as_weight(n, w) for n, w in zip(state, weights)}
-        for name, tensor in state.items():
+        given: dict[str, Tensor] = {}
+        for (name, tensor), value in zip(state.items(), weights):
+            try:
+                given[name] = torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise DataError(
+                    f"What is given for {name} is no array of numbers: {error}."
+                ) from error
             if given[name].shape != tensor.shape:
                 raise DataError(
                     f"The array for {name} has shape {tuple(given[name].shape)}, and "
@@ -2494,9 +2516,14 @@ class IPUModel:
                 config.customize is None
                 or config.build_inference_options(least).output_mode == all_rows
             ):
-                choice = self._passes_per_call(
-                    source, least, max_rows, inferred, callbacks, kind
-                )
+                # All processes choose the same: process 0's data decide, and callbacks
+                # of any process. A batch that one listens to is a call.
+                hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
+                is_heard = CallbackList(callbacks).hears(*hooks)
+                if not is_heard:
+                    choice = self._chosen_passes(source, least, max_rows, inferred)
+                everyone = self.processes.gathered((is_heard, choice))
+                choice = None if any(one for one, _ in everyone) else everyone[0][1]
         if choice is not None:
             plan = _plan_of_pass(self.module, config, batch_size, choice.value)
         if is_single and config.micro_batch_size is None:
@@ -2595,28 +2622,6 @@ class IPUModel:
         of_processes = self.processes.gathered([_plain(part) for part in parts])
         rows = plan.plan.samples_per_update
         return joined(_in_order(call, rows) for call in zip(*of_processes))
-
-    def _passes_per_call(
-        self,
-        source: Source,
-        plan: BatchPlan,
-        max_rows: int | None,
-        inferred: Inferred,
-        callbacks: CallbackLike,
-        kind: str,
-    ) -> choices.Choice | None:
-        """Choose the passes of a call, as multiples of a plan's.
-
-        All processes choose the same: process 0's data decide, and callbacks of any
-        process. None if a callback listens to each batch, which is then a call.
-        """
-        hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
-        is_heard = CallbackList(callbacks).hears(*hooks)
-        choice = None
-        if not is_heard:
-            choice = self._chosen_passes(source, plan, max_rows, inferred)
-        everyone = self.processes.gathered((is_heard, choice))
-        return None if any(heard for heard, _ in everyone) else everyone[0][1]
 
     def _chosen_passes(
         self, source: Source, plan: BatchPlan, max_rows: int | None, inferred: Inferred
@@ -2740,27 +2745,6 @@ class IPUModel:
                     is_failing=is_failing,
                 )
         run.act()  # for what was asked for in on_train_end: all has ended well
-
-    def _benchmarked(
-        self, source: Source, batch_size: int | None, mode: str, data: str
-    ) -> Training | Inference:
-        """Plan the program to measure; this model is a copy."""
-        from .benchmarking import REAL, TRAINING
-
-        if mode == TRAINING:
-            given = FitArguments(batch_size)
-            if data != REAL:  # as many samples as a call of the real ones takes
-                plan, _ = self._training_plan(source, given)
-                updates = plan.device_iterations
-                source = generated_like(source, plan.batch_size * updates)
-                given = FitArguments(plan.batch_size, updates=updates)
-            return self._training(source, given)
-        how = self._predicted_by, "predict", batch_size
-        one = self._inference(source, *how, is_open=False)
-        if data != REAL:
-            rows = one.plan.samples_per_call * one.plan.processes
-            one = self._inference(generated_like(source, rows), *how, is_open=False)
-        return one
 
     # Runs that only compile, as `ipufit compile` asks for -----------------------------
 
@@ -3010,15 +2994,6 @@ def _refuse_names_of_validation(names: Sequence[str]) -> None:
                 f"The training reports {name!r}, and fit() puts val_ in front of the "
                 "metrics of validation_data. Give the scalar or metric another name."
             )
-
-
-def _as_weight(name: str, value: Any) -> Tensor:
-    try:
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"What is given for {name} is no array of numbers: {error}."
-        ) from error
 
 
 # Sizes --------------------------------------------------------------------------------
