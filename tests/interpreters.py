@@ -10,6 +10,7 @@ when it is imported, or of Python's own start, starts an interpreter instead.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -56,6 +57,7 @@ def serve():
     for name in ("tests.interpreters", "tests"):
         del sys.modules[name]
     path = [one for one in sys.path if one not in ("", os.getcwd())]
+    gc.freeze()  # what is there stays, so that no child looks at it
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

@@ -260,6 +260,7 @@ def _run(function, args, kwargs, environment, group, index):
             time.sleep(0.02)
             dist.destroy_process_group()
         gc.collect()  # here, and not in a process that a loader forks later
+        gc.freeze()  # what is left are modules, which needn't be looked at again
         os.environ.clear()
         os.environ.update(before)
 

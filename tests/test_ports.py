@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 
 import ipufit
 from ipufit.data.datasets import mixed
+from tests.interpreters import run_python
 
 ROOT = Path(__file__).parent.parent
 PORTS = ROOT / "examples" / "ports"
@@ -60,14 +60,7 @@ class UpdateLosses(ipufit.Callback):
 
 def run(*command):
     environment = {**os.environ, "IPUFIT_BACKEND": "emulator", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-        check=False,
-    )
+    done = run_python(*command, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -132,7 +132,7 @@ def check_whole(case):
 
 def check_batches(case):
     """Sums of batches, however they are cut, are those of the whole."""
-    for sizes in ((1,), (5,), (3, 20, 1), (36, 1)):
+    for sizes in ((1,), (3, 20, 1)):
         is_about(figure(case.make(), case.outputs, case.targets, None, sizes), case)
 
 
