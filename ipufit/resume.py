@@ -1003,8 +1003,8 @@ class Snapshot:
             seeds = [mixed(*seeds)]
         try:
             if seeds:
-                seeds = [seed % 2**64 for seed in seeds]
-                self.training.executors.set_device_random_state(seeds)
+                executor = self.training.executors.training.executor
+                executor.rng_state = [seed % 2**64 for seed in seeds]
         except (ValueError, poptorch.Error) as error:
             raise damaged(checkpoint, f"its random state is none: {error}") from error
 

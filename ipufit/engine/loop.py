@@ -475,10 +475,10 @@ class Training:
         kind = options.Training.accumulation_and_replication_reduction_type
         is_mean = kind != poptorch.ReductionType.Sum
         per_update = plan.gradient_accumulation * plan.replicas
-        means = {}
+        executor, means = self.executors.training.executor, {}
         for name, shape in self.watched.items():
             try:
-                seen = self.executors.anchored(GRADIENT_OF + name).to(torch.float32)
+                seen = executor.getAnchoredTensor(GRADIENT_OF + name).to(torch.float32)
             except AssertionError as error:  # PopTorch's
                 raise ConfigError(
                     "There are no gradients before the first call of a run: ask for "

@@ -514,7 +514,7 @@ class Executors:
         Raises:
             ConfigError: A value that is compiled into the program has changed.
         """
-        program = _ready(self._training)
+        program = self.training
         self._take_over()  # a callback may have trained another model
         self.take_back()
         program.baked_in.check()
@@ -543,15 +543,6 @@ class Executors:
             return vector, None
         return vector, program.step.findings.packing.unpack(outputs)[0]
 
-    def anchored(self, name: str) -> Tensor:
-        """Return the tensors of an anchor of the training program in the last call.
-
-        Returns:
-            One tensor after the other in dim 0, as the output mode returns them.
-        """
-        value: Tensor = _ready(self._training).executor.getAnchoredTensor(name)
-        return value
-
     def infer(self, batch: list[Tensor]) -> tuple[Any, Scalars]:
         """Make one call of the inference program, with the tensors that it takes.
 
@@ -561,7 +552,7 @@ class Executors:
         Raises:
             ConfigError: A value that is compiled into the program has changed.
         """
-        program = _ready(self._inference)
+        program = self.inference
         program.baked_in.check()
         self._attach(program)
         if program.must_compare:
@@ -569,11 +560,10 @@ class Executors:
         returned = program.run(batch[: program.step.num_given])
         return program.step.findings.packing.unpack(returned)
 
-    def latency(self, *, is_training: bool) -> tuple[float, float, float]:
-        """Return the minimum, maximum and mean latency of the last call in seconds."""
-        program = _ready(self._training if is_training else self._inference)
-        low, high, mean = program.executor.getLatency()
-        return low, high, mean
+    @property
+    def training(self) -> TrainingProgram:
+        """The present training program."""
+        return _ready(self._training)
 
     @property
     def inference(self) -> Program:
@@ -706,10 +696,6 @@ class Executors:
         program = self._training
         state = None if program is None else program.executor.rng_state
         return None if state is None else list(state)
-
-    def set_device_random_state(self, state: list[int]) -> None:
-        """Set the training device's random state."""
-        _ready(self._training).executor.rng_state = state
 
     # IPUs -------------------------------------------------------------------
 

@@ -184,7 +184,8 @@ def measured(
             seconds += done - began
             times.calls.append(done - ready)
             # PopTorch computes it outside of the time that is measured.
-            times.latencies.append(executors.latency(is_training=is_training))
+            now = executors.training if is_training else executors.inference
+            times.latencies.append(now.executor.getLatency())
         times.repeats.append((samples, seconds))
     return times
 

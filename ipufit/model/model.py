@@ -3161,16 +3161,26 @@ def _ended_in_order(
     """End the loop in this context in order, if it is interrupted.
 
     On Ctrl-C `on_train_end` gets the metrics of the last complete epoch, and the IPUs
-    are released; then the interrupt continues. On an eviction only the loop ends.
+    are released; then the interrupt continues. SIGTERM tells the run of an eviction, if
+    a callback saves then, and only the loop ends. Python handles signals in the main
+    thread only.
 
     Args:
         training: The training of the loop, whose IPUs are released.
         hooks: Callbacks of the run.
         run: State of the run.
     """
+    is_main = threading.current_thread() is threading.main_thread()
+    is_heard = run.heeds_eviction and is_main
+    if is_heard:
+        before = signal.signal(signal.SIGTERM, lambda *_: run.tell_to_end())
     try:
-        with _heard_eviction(run):
+        try:
             yield
+        finally:
+            if is_heard:  # None is a handler that wasn't installed from Python
+                own = signal.SIG_DFL if before is None else before
+                signal.signal(signal.SIGTERM, own)
     except EvictedError:
         pass
     except KeyboardInterrupt:
@@ -3197,40 +3207,6 @@ def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
     if run.stop_reason == EVICTED:
         raise EvictedError
     return run.is_ending
-
-
-@contextlib.contextmanager
-def _heard_eviction(run: RunState) -> Iterator[None]:
-    """Handle SIGTERM inside the context by telling the run, if a callback saves then.
-
-    Python handles signals in the main thread only: in others nothing is done.
-
-    Args:
-        run: State of the run, which is told.
-
-    Example:
-        >>> import os
-        >>> run = RunState()
-        >>> run.on_eviction(lambda: None)
-        >>> with _heard_eviction(run):
-        ...     os.kill(os.getpid(), signal.SIGTERM)
-        >>> run.is_evicted
-        True
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not run.heeds_eviction or not is_main:
-        yield
-        return
-
-    def hear(_number: int, _frame: Any) -> None:
-        run.tell_to_end()
-
-    before = signal.signal(signal.SIGTERM, hear)
-    try:
-        yield
-    finally:
-        # None is a handler that wasn't installed from Python.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
