@@ -20,8 +20,8 @@ from ipufit.metrics.classification import (
     TopKCategoricalAccuracy,
 )
 from tests.metrics.harness import (
-    CHECKS,
     Case,
+    check,
     figure,
     labels,
     one_hot,
@@ -127,9 +127,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_accuracy_is_scikit_learns(case, check):
+def test_an_accuracy_is_scikit_learns(case):
     check(case)
 
 

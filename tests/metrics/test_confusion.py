@@ -27,9 +27,9 @@ from ipufit.metrics.confusion import (
     TruePositives,
 )
 from tests.metrics.harness import (
-    CHECKS,
     COUNT,
     Case,
+    check,
     figure,
     labels,
     one_hot,
@@ -221,9 +221,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_score_is_scikit_learns(case, check):
+def test_a_score_is_scikit_learns(case):
     check(case)
 
 
