@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import Callback, IPUConfig, IPUModel, Optimizer
+from ipufit import IPUConfig, IPUModel, Optimizer
 
 ROWS = 8
 
@@ -64,34 +64,6 @@ class Pair:
 
 
 FORMS = ["same module", "common encoder", "submodule"]
-
-
-@pytest.mark.parametrize("turns", ["01", "0011", "10010", "0110"])
-@pytest.mark.parametrize("form", FORMS)
-def test_models_trained_in_turns_see_the_newest_weights(form, turns):
-    pair = Pair(form)
-    for turn in turns * 2:
-        pair.train(int(turn))
-    pair.check()
-    for turn in turns:
-        pair.train(int(turn))
-        pair.check()
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_callback_may_train_another_model(form):
-    pair = Pair(form)
-    x, y = pair.data(0)
-
-    class Other(Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            pair.follow(0, x, y)
-            pair.train(1)
-
-    pair.models[0].fit(
-        x, y, batch_size=ROWS, epochs=3, shuffle=False, callbacks=[Other()], verbose=0
-    )
-    pair.check()
 
 
 @pytest.mark.parametrize("form", FORMS)
