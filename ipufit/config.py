@@ -785,7 +785,10 @@ _RULES: dict[str, _Rule] = {
     "customize": (callable, "not a function of options and whether they train"),
     "loss_block": _is_a(str, "not a block's name"),
     "profile_dir": _is_a((str, os.PathLike), "not a path"),
-    "seed": _WHOLE,
+    "seed": (
+        lambda value: _is_whole(value) and -(2**63) <= value < 2**64,
+        "not a whole number of 64 bits",
+    ),
     "process_id": _WHOLE,
     "training_options": _OPTIONS,
     "inference_options": _OPTIONS,

@@ -121,6 +121,7 @@ OWN = poptorch.Options()
         ({"available_memory_proportion": True}, "available_memory_proportion=True"),
         ({"seed": "lucky"}, "seed='lucky'"),
         ({"seed": 1.5}, r"seed=1\.5"),
+        ({"seed": 2**64}, "not a whole number of 64 bits"),
         (
             {"replicas": 128},
             "replicas=128, need 128 IPUs, .* has 64 at most",

@@ -1310,12 +1310,10 @@ def split_validation(
         >>> [part.num_samples for part in split_validation(x, y, 0.3)]
         [7, 3]
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
-        raise DataError(f"validation_split={fraction!r} is not a number.")
     whole = as_source(x, y, sample_weight)
     if not isinstance(whole.dataset, ArrayDataset) or whole.dataset.rows is not None:
         raise DataError(
-            f"validation_split={fraction} needs arrays, and `x` is {describe(x)}. "
+            f"validation_split={fraction!r} needs arrays, and `x` is {describe(x)}. "
             "Split it with torch.utils.data.random_split and pass validation_data, or "
             "hold it in memory as ipufit.CachedDataset."
         )
@@ -1339,10 +1337,15 @@ def split_validation(
 def num_trained_on(count: int, fraction: float) -> int:
     """Count the samples that `validation_split` leaves for training.
 
+    Raises:
+        DataError: It is no number.
+
     Example:
         >>> num_trained_on(10, 0.25)
         7
     """
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+        raise DataError(f"validation_split={fraction!r} is not a number.")
     return int(count * (1.0 - fraction)) if 0 < fraction < 1 else 0
 
 

@@ -59,6 +59,11 @@ def _refuse_keras_words(kind: type) -> None:
 _TARGETS = {"label", "labels", "target", "targets", "true", "truth", "y_true"}
 
 
+def _check_name(metric: object, name: object) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"{type(metric).__name__} has name={name!r}: use a str.")
+
+
 class Metric(abc.ABC):
     """Base of metrics that are functions of sums over samples or elements.
 
@@ -83,6 +88,7 @@ class Metric(abc.ABC):
         _refuse_keras_words(cls)
 
     def __init__(self, name: str) -> None:
+        _check_name(self, name)
         self.name = name
 
     @abc.abstractmethod
@@ -137,6 +143,7 @@ class StreamedMetric(abc.ABC):
         _refuse_keras_words(cls)
 
     def __init__(self, name: str) -> None:
+        _check_name(self, name)
         self.name = name
 
     @abc.abstractmethod
@@ -234,7 +241,12 @@ def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
         >>> outputs, targets = torch.tensor(1.0), torch.tensor(2.0)
         >>> outputs_first(pinball)(outputs, targets)
         tensor(0.9000)
+
+    Raises:
+        ConfigError: It is no function.
     """
+    if not callable(function):
+        raise ConfigError(f"{function!r} is no function of outputs and targets.")
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # of torch's functions in C++: outputs come first

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from ipufit.errors import ConfigError
+
 from .base import (
     IGNORED_INDEX,
     Classified,
@@ -199,6 +201,8 @@ class SparseCategoricalCrossentropy(Metric):
         name: str = "sparse_categorical_crossentropy",
     ) -> None:
         super().__init__(name)
+        if type(ignore_index) is not int:
+            raise ConfigError(f"ignore_index={ignore_index!r} is no class index.")
         self._from_logits = from_logits
         self._ignore_index = ignore_index
 

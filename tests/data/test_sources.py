@@ -491,6 +491,9 @@ def test_a_split_validates_on_the_last_samples_as_keras_does(count, fraction):
 def test_a_fraction_that_leaves_nothing_to_one_part_is_refused(fraction):
     with pytest.raises(DataError, match="validation_split="):
         classifier().fit(X, Y, validation_split=fraction, verbose=0)
+    if isinstance(fraction, (bool, str)):
+        with pytest.raises(DataError, match=r"validation_split=.* is not a number"):
+            classifier().batch_plan(X, Y, validation_split=fraction)
 
 
 def test_validation_data_may_have_any_form_and_goes_before_a_split():

@@ -14,10 +14,12 @@ from ipufit import ConfigError, Metric, StreamedMetric, UnknownNameError
 from ipufit.metrics import (
     AUC,
     Accuracy,
+    CrossEntropy,
     ExactAUC,
     F1Score,
     FunctionMetric,
     MeanIoU,
+    StreamedFunction,
     TopKAccuracy,
     TorchMetric,
     metric_names,
@@ -274,3 +276,17 @@ def test_nothing_optional_is_imported():
     )
     done = run_python("-c", code)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Accuracy(name=3), "Accuracy has name=3: use a str"),
+        (lambda: ExactAUC(name=b"auc"), "ExactAUC has name=b'auc'"),
+        (lambda: StreamedFunction("f1"), "'f1' is no function of outputs"),
+        (lambda: CrossEntropy(ignore_index=1.5), "1.5 is no class index"),
+    ],
+)
+def test_settings_are_checked_when_a_metric_is_made(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
