@@ -40,9 +40,14 @@ PACKAGES = [
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """The folder of the built site; a warning is an error."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-n", "-b", "html"]
+    """The folder of the built site, IPUFIT_SITE if that is set.
+
+    A warning is an error.
+    """
+    named = os.environ.get("IPUFIT_SITE")
+    folder = Path(named) if named else tmp_path_factory.mktemp("site")
+    options = ["-q", "-W", "--keep-going", "-n", "-b", "html"]
+    command = [sys.executable, "-m", "sphinx", *options]
     environment = {**os.environ, "IPUFIT_BACKEND": "emulator"}
     done = subprocess.run(
         [*command, str(ROOT / "docs"), str(folder)],
