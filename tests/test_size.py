@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 # Room -> its limits, and the packages and modules right under `ipufit` that it has.
 ROOMS = {
-    "emulator": (Size(64, 11000, 81750), "emulator"),
+    "emulator": (Size(64, 11000, 81776), "emulator"),
     "engine and model": (Size(20, 7954, 62699), "engine model"),
     "data": (Size(5, 2505, 20072), "data"),
     "metrics and losses": (Size(12, 1948, 16631), "metrics losses"),

@@ -267,20 +267,18 @@ def trace(
     constant_inputs = recording.constant_inputs()
     for one in graphs:
         compute_as_device(one, constant_nodes(one, constant_inputs))
+    if is_strict():
+        refuse_unsupported_operators(graphs, constant_inputs)
+    ipus = used_ipus(graphs, constant_inputs)
+    shapes = add_final_loss(graph, recording.results) if is_training else {}
     changing = {*changed_memory(graphs), *recording.weight_memory()}
     for node in graph.nodes:
         made = node.all_input_nodes[0] if node.target is identity_loss else node
         result = recording.results.get(made)
-        if not isinstance(result, Tensor) or storage_of(result) in changing:
-            continue
-        is_copy = made is not node and result.dim() == 0
-        if is_copy or (node.target in makers and not node.all_input_nodes):
-            node.meta[_KNOWN] = None if is_copy else result
-    if is_strict():
-        refuse_unsupported_operators(graphs, constant_inputs)
-    ipus = used_ipus(graphs, constant_inputs)
-    if is_training:
-        add_final_loss(graph, recording.results)
+        if isinstance(result, Tensor) and storage_of(result) not in changing:
+            is_copy = made is not node and shapes.get(made, result).dim() == 0
+            if is_copy or (node.target in makers and not node.all_input_nodes):
+                node.meta[_KNOWN] = None if is_copy else result
     return as_program(
         recording,
         graphs,
@@ -711,7 +709,7 @@ _ARGUMENTS: Mapping[Any, str] = {
 }
 
 
-def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
+def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Any]:
     """Make the loss of a training program its last result.
 
     The markers of intermediate losses are removed as PopTorch does it: their results
@@ -720,6 +718,9 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
     Args:
         graph: The traced program, without dead operations.
         results: Result of each node while the program was traced.
+
+    Returns:
+        For nodes whose shape has changed, a result of the new shape.
 
     Raises:
         Error: There is no marker, or more than one that is final; the final loss isn't
@@ -752,12 +753,13 @@ def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> None:
             loss,
         )
     marked = [markers[m] for m in markers if m in surplus and _reduces(m, results)]
-    _reduce_to_one_element(graph, marked, results)
+    shapes = _reduce_to_one_element(graph, marked, results)
     for marker, node in markers.items():
         if marker is not node and marker is not loss:
             graph.erase_node(marker)
     *_, output = graph.nodes
     output.args = ((*output.args[0], loss),)
+    return shapes
 
 
 def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
@@ -828,13 +830,16 @@ def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
 
 def _reduce_to_one_element(
     graph: Graph, losses: Collection[Node], results: Mapping[Node, Any]
-) -> None:
+) -> dict[Node, Any]:
     """Change intermediate losses to the shape [1], and update later shapes.
 
     Args:
         graph: The traced program.
         losses: Nodes whose results are one number.
         results: Result of each node while the program was traced.
+
+    Returns:
+        For nodes that follow from reshaped losses, a result of the new shape.
 
     Raises:
         Error: An operation doesn't take the new shapes.
@@ -900,3 +905,4 @@ def _reduce_to_one_element(
                     graph.erase_node(number)
             if not row.users:
                 graph.erase_node(row)
+    return values
