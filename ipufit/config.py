@@ -272,8 +272,7 @@ class IPUConfig:
         known = self.__dict__.get("_process")
         if known is None or known[1] != has_group():
             known = self.__dict__["_process"] = _process_of(self), has_group()
-        info: ProcessInfo = known[0]
-        return info
+        return known[0]
 
     @property
     def own_replicas(self) -> int:
@@ -402,8 +401,7 @@ class IPUConfig:
             >>> config.resolved(model, torch.zeros(8, 4))
             IPUConfig(pipeline=['0', '2'])
         """
-        chosen: IPUConfig = model._resolved(self, x) if self.has_open_stages else self
-        return chosen
+        return model._resolved(self, x) if self.has_open_stages else self
 
     @property
     def first_block(self) -> str | None:
@@ -1226,8 +1224,7 @@ def _settings_of(options: poptorch.Options) -> dict[str, Any]:
     """Return all settings of options by PopTorch's names, with an output mode."""
     if options.defaultOutputMode():
         options = options.clone().outputMode(poptorch.OutputMode.All)
-    settings: dict[str, Any] = options.toDict()
-    return settings
+    return options.toDict()
 
 
 def _take_own_options(config: IPUConfig) -> None:

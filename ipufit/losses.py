@@ -260,8 +260,7 @@ def _classes(targets: Tensor, outputs: Tensor) -> Tensor:
             f"outputs of shape {tuple(outputs.shape)} have one class, of which nothing "
             "can be learnt. For two classes in one output use 'binary_cross_entropy'"
         )
-    classes: Tensor = targets.squeeze(1)
-    return classes
+    return targets.squeeze(1)
 
 
 def _per_element(function: Callable[..., Tensor]) -> ReducedLoss:
@@ -284,8 +283,7 @@ def _like(targets: Tensor, outputs: Tensor) -> Tensor:
             f"{tuple(outputs.shape)}: this loss compares them one by one, so only axes "
             f"of size 1 may differ{advice}"
         )
-    like: Tensor = targets.to(outputs.dtype).reshape(outputs.shape)
-    return like
+    return targets.to(outputs.dtype).reshape(outputs.shape)
 
 
 def _rows(outputs: Tensor) -> Tensor:
@@ -333,8 +331,7 @@ def _reduced(function: Callable[[Tensor, Tensor], Tensor]) -> ReducedLoss:
 def _opposite_direction(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute Keras's `cosine_similarity`: -1 for outputs in the targets' direction."""
     like = _like(targets, _rows(outputs))
-    opposite: Tensor = F.cosine_similarity(outputs, like, dim=-1).neg()
-    return opposite
+    return F.cosine_similarity(outputs, like, dim=-1).neg()
 
 
 _LOSSES: dict[str, ReducedLoss] = {
@@ -578,8 +575,7 @@ def _unreduced(loss: Any) -> LossFunction | None:
 def _with_reduction(loss: Any, reduction: str) -> LossFunction:
     twin: Any = copy.copy(loss)
     twin.reduction = reduction
-    function: LossFunction = twin
-    return function
+    return twin
 
 
 # Label smoothing --------------------------------------------------------------------
@@ -631,8 +627,7 @@ class _Smoothed:
         if self.ignore_index is not None and are_indices:
             is_real = targets.reshape(own.shape).ne(self.ignore_index)
             rest = rest.mul(is_real.to(rest.dtype))
-        smoothed: Tensor = own.mul(1 - self.amount) + rest.mul(self.amount)
-        return smoothed
+        return own.mul(1 - self.amount) + rest.mul(self.amount)
 
 
 @dataclass(frozen=True)
@@ -700,23 +695,19 @@ def _of_all_classes(loss: Loss) -> Callable[[Tensor], Tensor] | None:
 
 
 def _of_logits(outputs: Tensor) -> Tensor:
-    values: Tensor = F.log_softmax(outputs, dim=1).mean(dim=1).neg()
-    return values
+    return F.log_softmax(outputs, dim=1).mean(dim=1).neg()
 
 
 def _of_last_logits(outputs: Tensor) -> Tensor:
-    values: Tensor = F.log_softmax(outputs, dim=-1).mean(dim=-1).neg()
-    return values
+    return F.log_softmax(outputs, dim=-1).mean(dim=-1).neg()
 
 
 def _of_log_probabilities(outputs: Tensor) -> Tensor:
-    values: Tensor = outputs.mean(dim=1).neg()
-    return values
+    return outputs.mean(dim=1).neg()
 
 
 def _of_binary_logits(outputs: Tensor) -> Tensor:
-    values: Tensor = F.softplus(outputs) - outputs.mul(0.5)
-    return values
+    return F.softplus(outputs) - outputs.mul(0.5)
 
 
 _SMOOTHING_BY_MODULE: dict[type, Callable[[Tensor], Tensor]] = {

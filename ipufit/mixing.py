@@ -121,8 +121,7 @@ class Mixing:
             area = (bottom - top) * (right - left) / (size[0] * size[1])
             columns[0] = blend * (1 - area)
         drawn = torch.stack([torch.from_numpy(one) for one in columns], dim=1)
-        result: Tensor = drawn.to(torch.float32)
-        return result
+        return drawn.to(torch.float32)
 
     def _drawn(self, seeds: Sequence[int], rows: int) -> tuple[Any, Any, Any]:
         """Draw the random numbers for all samples.
@@ -194,8 +193,7 @@ def mixed_inputs(inputs: Tensor, columns: Tensor) -> Tensor:
         box = box.reshape((-1, *(1,) * (inputs.dim() - 3), height, width))
         own = own.mul(1.0 - box)
     own = own.to(inputs.dtype)
-    mixed: Tensor = inputs.mul(own) + rolled(inputs).mul(1.0 - own)
-    return mixed
+    return inputs.mul(own) + rolled(inputs).mul(1.0 - own)
 
 
 def _inside(length: int, first: Tensor, end: Tensor) -> Tensor:
@@ -203,8 +201,7 @@ def _inside(length: int, first: Tensor, end: Tensor) -> Tensor:
     places = torch.arange(length, dtype=torch.float32, device=first.device)
     is_after = places.reshape(1, -1).ge(first.reshape(-1, 1)).to(torch.float32)
     is_before = places.reshape(1, -1).lt(end.reshape(-1, 1)).to(torch.float32)
-    is_inside: Tensor = is_after.mul(is_before)
-    return is_inside
+    return is_after.mul(is_before)
 
 
 def rolled(values: Tensor, micro_batch_size: int | None = None) -> Tensor:

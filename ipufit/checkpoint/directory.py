@@ -880,8 +880,7 @@ def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
     """
     name = group + SUFFIX
     _, _, contents = _read(path, lambda other: other == name)
-    tensors: dict[str, Tensor] = contents.get(name, {})
-    return tensors
+    return contents.get(name, {})
 
 
 def read_manifest(path: PathLike) -> Manifest:

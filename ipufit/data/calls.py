@@ -132,8 +132,7 @@ class Division:
         """
         first = torch.arange(0, self.rows, self.block)
         counts = [(number - first).clamp(0, self.block) for number in num_of_each]
-        in_updates: Tensor = torch.stack(counts).sum(dim=0)
-        return in_updates
+        return torch.stack(counts).sum(dim=0)
 
 
 @dataclass(eq=False)

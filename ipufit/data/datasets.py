@@ -819,8 +819,7 @@ def _getitems_of(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
             return None
         if "__getitems__" in vars(kind):
             break
-    reading: Callable[[Sequence[int]], list[Any]] = together
-    return reading
+    return together
 
 
 def is_hugging_face(x: Any) -> bool:

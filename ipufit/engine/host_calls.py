@@ -245,8 +245,7 @@ def _zeros_like(tensor: Tensor) -> Tensor:
     dtype = unfetched(tensor, "dtype")
     if dtype == torch.float16:
         dtype = torch.float32
-    zeros: Tensor = torch.zeros((), dtype=dtype).expand(unfetched(tensor, "shape"))
-    return zeros
+    return torch.zeros((), dtype=dtype).expand(unfetched(tensor, "shape"))
 
 
 def num_weights(module: torch.nn.Module) -> int:

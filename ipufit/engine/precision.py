@@ -205,8 +205,7 @@ def _converted(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Copy a weight in another type, with its class, as `copy.deepcopy` does."""
     kind: Any = plain_class(weight)
     if _is_lazy(weight):
-        lazy: Tensor = kind(weight.requires_grad, device=weight.device, dtype=dtype)
-        return lazy
+        return kind(weight.requires_grad, device=weight.device, dtype=dtype)
     value: Tensor = weight.detach().to(dtype)
     if issubclass(kind, torch.nn.Parameter):
         value = kind(value, weight.requires_grad)

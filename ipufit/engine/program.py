@@ -332,8 +332,7 @@ class Executors:
             self._bind_optimizer(program, optimization.optimizer)
         self._attach(program)
         program.must_compare = True
-        findings: Findings = program.step.findings
-        return findings
+        return program.step.findings
 
     def _take_over(self) -> None:
         """Let other models that train some of the weights download them."""

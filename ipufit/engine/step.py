@@ -882,8 +882,7 @@ def _checked_mean(own: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor 
             f"The module's own loss has shape {tuple(own.shape)}: it must be a "
             "scalar, the mean over the samples of a micro-batch."
         )
-    scalar: Tensor = own.reshape(())  # PopTorch gives one inside another the shape [1]
-    return scalar
+    return own.reshape(())  # PopTorch gives one inside another the shape [1]
 
 
 def _require_outputs(outputs: Any) -> None:

@@ -67,8 +67,7 @@ class LightningModel(IPUModel):
     def fit(self, *args: Any, **kwargs: Any) -> History:
         """Train by `training_step`, with the arguments of `IPUModel.fit`."""
         own = [] if self._plateau is None else [self._plateau()]
-        history: History = self._with_hooks(IPUModel.fit, own, *args, **kwargs)
-        return history
+        return self._with_hooks(IPUModel.fit, own, *args, **kwargs)
 
     @functools.wraps(IPUModel.evaluate, assigned=())  # type: ignore[override]
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -1022,8 +1021,7 @@ class Every(lr_scheduler.LRScheduler):
 
     def get_last_lr(self) -> list[Any]:
         """Return the rates of the parameter groups."""
-        rates: list[Any] = self._schedulers[0].get_last_lr()
-        return rates
+        return self._schedulers[0].get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps so far, and the other scheduler's state."""

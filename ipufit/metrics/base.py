@@ -368,8 +368,7 @@ def spread_weights(weights: Tensor, values: Tensor) -> Tensor:
             f"{tuple(values.shape)}: give one weight per sample, or one per position."
         )
     shaped = weights.to(torch.float32).reshape(weights.shape + (1,) * missing)
-    spread: Tensor = shaped.expand(values.shape)
-    return spread
+    return shaped.expand(values.shape)
 
 
 def rows_of(values: Any) -> int:
@@ -582,8 +581,7 @@ def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:
     """
     sums = in_float32(targets).sum(dim=-1)
     is_wrong = sums.sub(1.0).abs().gt(0.01).logical_and(weights.ne(0))
-    marked: Tensor = weights.masked_fill(is_wrong, float("nan"))
-    return marked
+    return weights.masked_fill(is_wrong, float("nan"))
 
 
 def has_class_axis(outputs: Tensor, targets: Tensor) -> bool:
@@ -649,8 +647,7 @@ def dense_targets(outputs: Tensor, targets: Tensor) -> Tensor:
             f"for outputs of shape {tuple(outputs.shape)}, which they are when the "
             "shapes agree. For class indices there is a 'sparse_...' metric."
         )
-    dense: Tensor = targets.to(torch.float32)
-    return dense
+    return targets.to(torch.float32)
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
@@ -662,8 +659,7 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
                 [ True, False]])
     """
     classes = torch.arange(num_classes, device=labels.device, dtype=torch.int32)
-    marks: Tensor = labels.to(torch.int32).unsqueeze(-1).eq(classes)
-    return marks
+    return labels.to(torch.int32).unsqueeze(-1).eq(classes)
 
 
 def total_marked(marks: Tensor, weights: Tensor) -> Tensor:
@@ -681,8 +677,7 @@ def total_marked(marks: Tensor, weights: Tensor) -> Tensor:
         tensor([2., 3.])
     """
     values = weighed(marks.to(torch.float32), weights.expand(marks.shape))
-    total: Tensor = values.reshape(-1, marks.shape[-1]).sum(dim=0)
-    return total
+    return values.reshape(-1, marks.shape[-1]).sum(dim=0)
 
 
 def _check_tensors(**values: Any) -> None:

@@ -65,8 +65,7 @@ class _Share(Metric):
         if counts is not None and counts.dtype == torch.bool:
             # Two sums in few operations: a program runs them for every micro-batch.
             pair = torch.stack([flat(is_right), flat(counts)])
-            sums: Tensor = pair.to(torch.float32).sum(dim=1)
-            return sums
+            return pair.to(torch.float32).sum(dim=1)
         return mean_sums(is_right, counts)
 
     @abc.abstractmethod
@@ -263,8 +262,7 @@ def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
         tensor([0.5000, 1.5000])
     """
     side = matched_targets(outputs, targets).gt(0.0).to(torch.float32) * 2.0 - 1.0
-    values: Tensor = (1.0 - side * outputs.to(torch.float32)).clamp(min=0.0)
-    return values
+    return (1.0 - side * outputs.to(torch.float32)).clamp(min=0.0)
 
 
 def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:

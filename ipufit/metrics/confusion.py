@@ -286,8 +286,7 @@ class ClassScore(ConfusionMetric):
         """Return 1 for each class in the average, 0 for others."""
         if self._is_multi_label or self.has_binary_loss:
             return torch.ones_like(counts.tp)
-        present: Tensor = union(counts).gt(0).to(torch.float64)
-        return present
+        return union(counts).gt(0).to(torch.float64)
 
     @abc.abstractmethod
     def _scores(self, counts: Counts) -> Tensor:

@@ -74,7 +74,7 @@ def product_limbs(
         tensor(2008010.)
     """
     (x_centre, x_away), (y_centre, y_away) = x, y
-    limbs: Tensor = torch.stack(
+    return torch.stack(
         [
             _limbs(_exact(weights.sum(dim=0), x_centre * y_centre)),
             _limbs(_exact(weighed(y_away, weights).sum(dim=0), x_centre)),
@@ -82,7 +82,6 @@ def product_limbs(
             _limbs([weighed(x_away * y_away, weights).sum(dim=0)]),
         ]
     ).sum(dim=0)
-    return limbs
 
 
 def sum_limbs(x: tuple[Tensor, Tensor], weights: Tensor) -> Tensor:
@@ -149,8 +148,7 @@ def _limbs(terms: list[Tensor]) -> Tensor:
 def _few_digits(values: Tensor) -> Tensor:
     """Round values to the first 8 of their 24 binary digits (Veltkamp)."""
     large = values * (2.0**16 + 1.0)
-    rounded: Tensor = large - (large - values)
-    return rounded
+    return large - (large - values)
 
 
 class R2Score(Metric):
@@ -177,8 +175,7 @@ class R2Score(Metric):
         errors = weighed(torch.square(predicted - actual), counts)
         totals = torch.stack([counts, errors]).sum(dim=1)
         limbs = [sum_limbs(y, counts), product_limbs(y, y, counts)]
-        sums: Tensor = torch.cat([totals, *limbs]).reshape(-1)
-        return sums
+        return torch.cat([totals, *limbs]).reshape(-1)
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; constant targets score 1 if predicted exactly, or 0."""
@@ -212,8 +209,7 @@ class ExplainedVariance(Metric):
         for values in (actual, actual - predicted):
             x = centred(values, counts)
             limbs += [sum_limbs(x, counts), product_limbs(x, x, counts)]
-        sums: Tensor = torch.cat([counts.sum(dim=0, keepdim=True), *limbs]).reshape(-1)
-        return sums
+        return torch.cat([counts.sum(dim=0, keepdim=True), *limbs]).reshape(-1)
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; constant targets score 1 or 0 as in `R2Score`."""
@@ -245,8 +241,7 @@ class PearsonCorrelation(Metric):
         x, y = centred(predicted, counts), centred(actual, counts)
         limbs = [sum_limbs(x, counts), sum_limbs(y, counts)]
         limbs += [product_limbs(a, b, counts) for a, b in ((x, x), (y, y), (x, y))]
-        sums: Tensor = torch.cat([counts.sum(dim=0, keepdim=True), *limbs]).reshape(-1)
-        return sums
+        return torch.cat([counts.sum(dim=0, keepdim=True), *limbs]).reshape(-1)
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; NaN if outputs or targets are constant."""
@@ -328,5 +323,4 @@ def _ranks(values: Tensor) -> Tensor:
     """Rank values in ascending order from 1; equal values get their mean rank."""
     _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum(0).to(torch.float64)
-    ranks: Tensor = (last - (counts - 1).to(torch.float64) / 2)[place]
-    return ranks
+    return (last - (counts - 1).to(torch.float64) / 2)[place]

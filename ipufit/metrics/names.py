@@ -225,8 +225,7 @@ def listed_metrics(metrics: Any) -> list[tuple[int, Any]]:
 def _named(name: str) -> AnyMetric:
     metric = _BY_KEY.get(_key(name))
     if isinstance(metric, (type, functools.partial)):
-        made: AnyMetric = metric(name=name)
-        return made
+        return metric(name=name)
     if metric is not None:
         return FunctionMetric(name, metric, "min")
     top_k = _TOP_K.fullmatch(name)

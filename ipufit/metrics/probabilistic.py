@@ -93,8 +93,7 @@ def categorical_crossentropy(
         tensor([0.6931])
     """
     logs = _log_probabilities(outputs, from_logits)
-    values: Tensor = _times(dense_targets(outputs, targets), logs).sum(dim=-1).neg()
-    return values
+    return _times(dense_targets(outputs, targets), logs).sum(dim=-1).neg()
 
 
 def kl_divergence(outputs: Tensor, targets: Tensor, from_logits: bool = True) -> Tensor:
@@ -116,8 +115,7 @@ def kl_divergence(outputs: Tensor, targets: Tensor, from_logits: bool = True) ->
     dense = dense_targets(outputs, targets)
     # A target of 0 adds 0, whatever its logarithm.
     ratios = dense.clamp(min=1e-37).log() - _log_probabilities(outputs, from_logits)
-    values: Tensor = _times(dense, ratios).sum(dim=-1)
-    return values
+    return _times(dense, ratios).sum(dim=-1)
 
 
 def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
@@ -345,14 +343,12 @@ def _log_probabilities(scores: Tensor, from_logits: bool) -> Tensor:
     if from_logits:
         return torch.log_softmax(scores, dim=-1)
     shares = scores / scores.sum(dim=-1, keepdim=True)
-    logs: Tensor = shares.clamp(EPSILON, 1.0 - EPSILON).log()
-    return logs
+    return shares.clamp(EPSILON, 1.0 - EPSILON).log()
 
 
 def _times(probabilities: Tensor, logs: Tensor) -> Tensor:
     """Multiply; probability 0 gives 0, even if the logarithm is infinite."""
-    products: Tensor = (probabilities * logs).masked_fill(probabilities.eq(0.0), 0.0)
-    return products
+    return (probabilities * logs).masked_fill(probabilities.eq(0.0), 0.0)
 
 
 def _sums_at_labels(logs: Tensor, found: Classified) -> Tensor:

@@ -63,8 +63,7 @@ def absolute_percentage_error(outputs: Tensor, targets: Tensor) -> Tensor:
         tensor([25.])
     """
     whole = torch.abs(matched_targets(outputs, targets)).clamp(min=SMALLEST)
-    percents: Tensor = torch.abs(_difference(outputs, targets)).div(whole).mul(100.0)
-    return percents
+    return torch.abs(_difference(outputs, targets)).div(whole).mul(100.0)
 
 
 def squared_logarithmic_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -95,8 +94,7 @@ def log_cosh_error(outputs: Tensor, targets: Tensor) -> Tensor:
         tensor([0.])
     """
     size = torch.abs(_difference(outputs, targets))
-    errors: Tensor = size.add(torch.log1p(torch.exp(size.mul(-2.0)))).sub(math.log(2.0))
-    return errors
+    return size.add(torch.log1p(torch.exp(size.mul(-2.0)))).sub(math.log(2.0))
 
 
 def huber_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -112,8 +110,7 @@ def huber_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     size = torch.abs(_difference(outputs, targets))
     near = size.clamp(max=1.0)
-    errors: Tensor = near.mul(size.sub(near.mul(0.5)))
-    return errors
+    return near.mul(size.sub(near.mul(0.5)))
 
 
 class RootMeanSquaredError(Metric):
@@ -183,5 +180,4 @@ def _difference(outputs: Tensor, targets: Tensor) -> Tensor:
 def _unit(vectors: Tensor) -> Tensor:
     """Scale vectors, along the last axis, to length 1."""
     square = torch.square(vectors).sum(dim=-1, keepdim=True)
-    units: Tensor = vectors.div(torch.sqrt(square).clamp(min=1e-12))
-    return units
+    return vectors.div(torch.sqrt(square).clamp(min=1e-12))

@@ -90,8 +90,7 @@ def kept_rows(
         )
     while counts.dim() > 1 and counts.shape[-1] == 1:
         counts = counts.squeeze(-1)
-    kept: tuple[Any, Any] = tree_map(lambda leaf: leaf[counts], (outputs, targets))
-    return kept
+    return tree_map(lambda leaf: leaf[counts], (outputs, targets))
 
 
 def one_number(name: str, value: Any) -> float:

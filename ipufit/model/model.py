@@ -2010,8 +2010,7 @@ class IPUModel:
         """Return the module's state dict, with the newest weights from the device."""
         host_calls.check_shapes(self.module)
         self._executors.fetch_weights()
-        state: dict[str, Tensor] = self.module.state_dict()
-        return state
+        return self.module.state_dict()
 
     def _set_state(self, given: Mapping[str, Tensor]) -> None:
         with torch.no_grad():

@@ -186,8 +186,7 @@ class WeightAverage:
 
 
 def _widened(values: Tensor) -> Tensor:
-    widened: Tensor = values.detach().to(_widest(values.dtype))
-    return widened
+    return values.detach().to(_widest(values.dtype))
 
 
 def _widest(dtype: torch.dtype) -> torch.dtype:

@@ -572,8 +572,7 @@ class Optimizer:
         }
         given = {name: v for name, v in arguments.items() if v is not None}
         kind = getattr(poptorch.optim, CLASSES[self.name])
-        optimizer: torch.optim.Optimizer = kind(groups, **given)
-        return optimizer
+        return kind(groups, **given)
 
     @property
     def _who(self) -> str:
@@ -1447,8 +1446,7 @@ def _weight_state(
     weight: torch.nn.Parameter,
 ) -> WeightState:
     def type_of(name: str) -> torch.dtype:
-        dtype: torch.dtype = getattr(optimizer, name, torch.float32)
-        return dtype
+        return getattr(optimizer, name, torch.float32)
 
     def tensor(slot: str, dtype: torch.dtype) -> StateTensor:
         return StateTensor(slot, weight.numel(), dtype)
