@@ -754,24 +754,35 @@ class StreamSource(Source):
         return block
 
 
-def plain_values(data: Any) -> list[Any]:
-    """Return the numbers and strings of a loader, its sampler and its dataset."""
-    values, seen, due = [], set(), [data]
-    while due:
+def plain_values(data: Any) -> list[str]:
+    """Return the numbers and strings in attributes of a loader, sampler and dataset."""
+    values: list[str] = []
+    seen: set[int] = set()
+    due = [data]
+    while due and len(seen) < _MOST_OBJECTS:
         one = due.pop()
         if id(one) in seen or isinstance(one, (type, ModuleType)):
             continue
         seen.add(id(one))
-        for value in getattr(one, "__dict__", {}).values():
-            for part in value[:64] if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(part, Tensor) and part.dim() == 0:
+        for name, value in list(getattr(one, "__dict__", {}).items()):
+            if name in _NOTED_BY_TORCH:
+                continue
+            parts = list(value.values()) if isinstance(value, dict) else value
+            for part in parts[:64] if isinstance(parts, (list, tuple)) else [parts]:
+                if isinstance(part, Tensor) and part.dim() == 0 and part.is_cpu:
                     part = part.item()
                 if isinstance(part, (int, float, str)):
-                    values.append(part)
+                    values.append(repr(part))  # NaN has a text that equals itself
                 else:
                     due.append(part)
     return values
 
+
+_MOST_OBJECTS = 10_000
+"""Objects of a dataset whose attributes are compared."""
+
+_NOTED_BY_TORCH = {"_IterableDataset_len_called", "_iterator"}
+"""Attributes in which torch's loader notes what it has done."""
 
 _MOST_ARRAYS = 8
 """Lists of more arrays are probably lists of samples."""

@@ -74,7 +74,7 @@ class Processes:
             ) from error
         # gloo's threads release a tensor some time after an exchange, and must not be
         # the last to hold it.
-        self._exchanged = args
+        self._exchanged = *self._exchanged[-1:], args
 
 
 def join_processes(index: int, count: int) -> Processes:

@@ -52,8 +52,7 @@ def is_on(variable: str, *, default: bool = False) -> bool:
         >>> is_on("POPTORCH_IPU_MODEL")
         False
     """
-    what = "integer: set it to 1 or 0"
-    return bool(_read(variable, int(default), int, what))
+    return bool(_read(variable, int(default), int, "integer: set it to 1 or 0"))
 
 
 def fold_bytes(*, is_training: bool) -> int:

@@ -274,11 +274,12 @@ def trace(
     changing = {*changed_memory(graphs), *recording.weight_memory()}
     for node in graph.nodes:
         made = node.all_input_nodes[0] if node.target is identity_loss else node
-        result = recording.results.get(made)
-        if isinstance(result, Tensor) and storage_of(result) not in changing:
-            is_copy = made is not node and shapes.get(made, result).dim() == 0
+        both = recording.results.get(made), recording.results.get(node)
+        if all(isinstance(t, Tensor) and storage_of(t) not in changing for t in both):
+            is_copy = made is not node and shapes.get(made, both[0]).dim() == 0
             if is_copy or (node.target in makers and not node.all_input_nodes):
-                node.meta[_KNOWN] = None if is_copy else result
+                own = None if is_copy else recording.results[node].detach().clone()
+                node.meta[_KNOWN] = own
     return as_program(
         recording,
         graphs,

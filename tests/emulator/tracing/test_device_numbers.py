@@ -121,3 +121,33 @@ def test_gradients_pass_by_fractions_as_in_torch():
     executor = poptorch.trainingModel(model, optimizer=sgd)
     executor(torch.ones(1))
     assert model.weight.item() == 1.5
+
+
+def test_what_is_kept_of_a_constant_changes_no_call():
+    kept = []
+
+    def forward(module, x):
+        kept.append(torch.zeros(3, device=x.device))
+        return x + kept[0]
+
+    model = poptorch.inferenceModel(Function(forward))
+    before = model(FLOATS)
+    kept[0].add_(9.0)
+    assert torch.equal(model(FLOATS), before)
+
+
+def test_a_mark_that_is_changed_leaves_the_marked_loss():
+    class Marking(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            loss = (x * self.weight).sum()
+            marked = poptorch.identity_loss(loss, reduction="none")
+            marked.mul_(2.0)
+            return loss, marked
+
+    training = poptorch.trainingModel(Marking())
+    loss, marked = training(torch.tensor([1.0, 1.0]))
+    assert (float(loss), float(marked)) == (4.0, 8.0)
