@@ -42,6 +42,8 @@ SMALL_BYTES = 1 << 16
 """Arrays of numpy up to this size are compared before every call."""
 LARGE = 256
 """Containers of more elements are compared as a whole, and between runs only."""
+LARGE_BYTES = 1 << 24
+"""Tensors and arrays of more bytes are compared by identity only."""
 
 
 class Kind(str):
@@ -75,6 +77,11 @@ _THEMSELVES = (torch.nn.Module, types.FunctionType, type, Tensor, np.ndarray)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _TORCHS = {"training", *vars(torch.nn.Module())}
 """Attributes that torch itself keeps in a module."""
+_NOT_IN_FORWARD = {
+    *("init", "new", "del", "repr", "str", "format", "dir", "copy", "deepcopy"),
+    *("set_name", "reduce", "reduce_ex", "getstate", "setstate"),
+}
+"""Special methods of a class that `forward` doesn't call."""
 _MISSING: Any = Kind("missing")
 
 
@@ -211,7 +218,7 @@ class _Walk:
         self.values: dict[str, Any] = {}
         self.checks: list[_Check] = []
         self.thorough_checks: list[_Check] = []
-        self._visited: dict[int, Any] = {}  # keeps objects, for their ids
+        self._visited: dict[int, tuple[str, Any]] = {}  # keeps objects, for their ids
         self._followed: set[tuple[int, Any]] = set()
         modules = [one for one in roots.values() if isinstance(one, torch.nn.Module)]
         self._weights = {id(weight) for one in modules for weight in weights_of(one)}
@@ -231,9 +238,10 @@ class _Walk:
         is_followed = is_known or _origin(home) != "machinery"
         name = "Parameter" if issubclass(kind, torch.nn.Parameter) else kind.__name__
         is_itself = not is_followed or issubclass(kind, _THEMSELVES)
-        self.values[path] = Kind(f"a {name} #{id(value) if is_itself else ''}")
+        text = f"a {name} #{id(value) if is_itself else ''}"
         is_new = id(value) not in self._visited
-        self._visited[id(value)] = value
+        first_path, _ = self._visited.setdefault(id(value), (path, value))
+        self.values[path] = Kind(text if is_new else first_path)
         if len(self.values) > SIZE:
             self.is_complete = False
         elif not is_followed or not is_new:
@@ -244,7 +252,7 @@ class _Walk:
             if not value.dtype.hasobject:
                 is_small = value.nbytes <= SMALL_BYTES
                 what = f"{kind.__name__} of {value.dtype} {list(value.shape)}"
-                self._constant(path, what, value, is_small=is_small)
+                self._constant(path, what, value, value.nbytes, is_small=is_small)
         elif issubclass(kind, (set, frozenset)) or (
             issubclass(kind, _CONTAINERS) and len(value) > LARGE
         ):
@@ -261,9 +269,11 @@ class _Walk:
             self._attributes(path, value)
             if isinstance(value, _CONTAINERS):
                 self._check(len, value)
+                # A `defaultdict` would make what `getitem` misses.
+                read = dict.get if isinstance(value, dict) else operator.getitem
                 is_mapping = isinstance(value, Mapping)
                 for key in list(value) if is_mapping else range(len(value)):
-                    self._follow(f"{path}[{key!r}]", operator.getitem, value, key)
+                    self._follow(f"{path}[{key!r}]", read, value, key)
 
     def _check(self, read: Callable[..., Any], *given: Any) -> Any:
         """Read a value, which is compared before every call."""
@@ -275,7 +285,7 @@ class _Walk:
         """Visit a part of an object, once; it may be missing."""
         if (id(owner), key) not in self._followed:
             self._followed.add((id(owner), key))
-            default = [_MISSING] if read is dict.get else []
+            default = [_MISSING] if read in (dict.get, getattr) else []
             with contextlib.suppress(ValueError):  # an empty cell
                 found = self._check(read, owner, key, *default)
                 if found is not _MISSING:
@@ -294,10 +304,16 @@ class _Walk:
         if is_plain and is_here and not tensor.is_inference():
             self._check(unfetched, tensor, "_version")
             what = f"a Tensor of {tensor.dtype} {list(tensor.shape)}"
-            self._constant(path, what, tensor, is_small=False)
+            size = tensor.numel() * tensor.element_size()
+            self._constant(path, what, tensor, size, is_small=False)
 
-    def _constant(self, path: str, what: str, value: Any, *, is_small: bool) -> None:
-        """Record a constant by its checksum."""
+    def _constant(
+        self, path: str, what: str, value: Any, size: int = 0, *, is_small: bool
+    ) -> None:
+        """Record a constant by its checksum; a large one counts as the object."""
+        if size > LARGE_BYTES:
+            self.is_complete = False
+            return
         checksum = _checksum(value)
         self.values[path] = Kind(f"{what} #{checksum}")
         checks = self.checks if is_small else self.thorough_checks
@@ -333,7 +349,8 @@ class _Walk:
                 for name in list(members):
                     is_special = name.startswith("__") and name.endswith("__")
                     if (
-                        hasattr(members[name], "__code__") and name not in vars(object)
+                        hasattr(members[name], "__code__")
+                        and name[2:-2] not in _NOT_IN_FORWARD
                         if is_special
                         else name in self.names or self.is_open
                     ):

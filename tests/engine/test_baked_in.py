@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import random
@@ -160,9 +161,24 @@ class Config:
         self._k = 1.0
         self.unread = 0
 
+    def __del__(self):  # `forward` doesn't call it
+        self.last = self.unread
+
     @property
     def k(self):
         return self._k
+
+
+class Slotted:
+    __slots__ = ("cache", "k")  # `cache` isn't set
+
+    def __init__(self):
+        self.k = 1.0
+
+
+class Compared(Config):
+    def __eq__(self, other):
+        return self._k == other
 
 
 class OwnGet(dict):
@@ -181,6 +197,12 @@ class Fields:
             return self._fields[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def of_known_objects():
+    big, small = Config(), Config()
+    small._k = 3.0
+    return {"big": big, "small": small, "holder": [big]}
 
 
 def of_a_closure():
@@ -247,6 +269,26 @@ PLACES = {
     "a property": (
         lambda self: self.cfg.k, put("cfg", "_k"),
         attributes(cfg=Config), r"module\.cfg\._k was 1\.0",
+    ),
+    "an unset slot": (
+        lambda self: self.cfg.cache if hasattr(self.cfg, "cache") else self.cfg.k,
+        put("cfg", "cache"),
+        attributes(cfg=Slotted), r"module\.cfg\.cache was missing",
+    ),
+    "__eq__": (
+        lambda self: 1.0 + (self.cfg == 3.0), put("cfg", "_k"),
+        attributes(cfg=Compared), r"module\.cfg\._k was 1\.0",
+    ),
+    "known objects": (
+        lambda self: self.holder[0].k * self.big.k + self.small.k,
+        lambda m, value: m.holder.__setitem__(0, m.small if value == 3.0 else m.big),
+        of_known_objects, r"module\.holder\[0\] was module\.big",
+    ),
+    "keys of a defaultdict": (  # nobody asks it for another
+        lambda self: sum(self.d),
+        lambda m, value: (m.d.clear(), m.d.update({value: 1.0})),
+        lambda: {"d": collections.defaultdict(pytest.fail, {1.0: 1.0})},
+        r"module\.d\[1\.0\] was 1\.0",
     ),
     "__getattr__": (
         lambda self: self.cfg.k, lambda m, value: m.cfg._fields.update(k=value),
@@ -399,11 +441,16 @@ def test_a_large_container_counts_between_runs():
         assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
 
 
+def anew():
+    return [lambda: 1.0] * 2
+
+
 class Loose(Of):
     """Holds what no number comes from, and changes it all the time."""
 
     def __init__(self):
         super().__init__()
+        self.twice = anew()
         self.lock, self.random = threading.Lock(), random.Random(0)
         self.itself, self.shapes = weakref.ref(self), {}
         self.calls, self.owner = 0, None
@@ -413,7 +460,7 @@ class Loose(Of):
         logging.getLogger("tests").debug("read")
         self.shapes[len(self.shapes)] = self.random.random()
         with self.lock:
-            return 1.0
+            return self.twice[0]()
 
     def forward(self, x):
         self.last = self.itself().read()
@@ -424,6 +471,7 @@ def test_what_is_no_value_may_change_at_any_time(counted):
     model = still(Loose())
     model.module.owner = model
     own = Callback()
+    own.on_train_batch_begin = lambda *_: setattr(model.module, "twice", anew())
     own.on_train_batch_end = lambda *_: setattr(own, "seen", model.module.random)
     for _ in range(2):
         model.fit(X, Y, batch_size=8, validation_data=(X, Y), callbacks=own, verbose=0)
@@ -527,15 +575,27 @@ def test_a_distribution_that_forward_makes_is_the_device_s():
 
 class OfATable(Of):
     def read(self):
-        return self.table[149][149]
+        return float(self.table[149][149])
 
 
-def test_beyond_the_bound_compile_makes_it_count():
-    model = still(OfATable(table=[[1.0] * 150 for _ in range(150)]))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [*([1.0] * 150 for _ in range(149)), [np.ones(())] * 150],
+        lambda: np.ones((2049, 2048), np.float32),
+        lambda: torch.ones(2049, 2048),
+    ],
+    ids=["objects", "array", "tensor"],
+)
+def test_beyond_the_bound_compile_makes_it_count(make, counted):
+    model = still(OfATable(table=make()))
     losses(model)
     model.module.table[149][149] = 3.0
-    model.compile(torch.optim.SGD(model.module.parameters(), lr=0.0), "cross_entropy")
-    assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
+    for programs in (4, 6):  # each compile() compiles anew: nothing compares it
+        model.compile(optimizer, "cross_entropy")
+        assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
+        assert counted() == programs
 
 
 class Keeping(Scaled):
