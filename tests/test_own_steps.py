@@ -222,6 +222,15 @@ def test_values_that_a_step_reads_are_looked_after():
             "own loss is a sum over the 12 samples",
         ),
         (
+            {
+                "step": lambda module, batch: {
+                    "loss": (module(batch[0]) - 1).square().sum(),
+                    "size": module(batch[0]).mean(),
+                }
+            },
+            "own loss is a sum over the 12 samples",
+        ),
+        (
             {"step": step, "label_smoothing": 0.1},
             "which computes the loss. Do it there",
         ),

@@ -9,22 +9,28 @@ import math
 import warnings
 from collections import OrderedDict
 from functools import partial
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ipufit._tree import Structure, map_tensors
+from ipufit._tree import Structure, map_tensors, tree_map
 from ipufit.data.datasets import SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
 from ipufit.engine.metric_state import collected
-from ipufit.engine.objective import Inferred, Objective, sum_instead_of_mean
+from ipufit.engine.objective import (
+    Inferred,
+    LossInputs,
+    Objective,
+    sum_instead_of_mean,
+)
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import call_module, results_of
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import mode, unfetched
 from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.losses import Loss
 from ipufit.metrics import Metric
 
 
@@ -360,27 +366,49 @@ def refuse_sums(
     def values(times: int) -> list[tuple[str, float]]:
         sample = [_as_on_devices(torch.cat([one[:1]] * 3 * times)) for one in example]
         inputs = structure.inputs.rebuild(sample[: structure.num_inputs])
-        with ResultsNoted() as noted:
-            own, outputs = results_of(
-                computed, module, structure, inputs, sample, noted.marked
-            )
-        if own is not None:
-            return [("The model's own loss", float(own))]
-        found = []
-        for loss, part in objective.functions(outputs, structure.labels(sample)):
-            function, value = loss.function, math.nan
-            if isinstance(function, torch.nn.Module):  # it may change its buffers
-                function = copy.deepcopy(function)
-            with contextlib.suppress(Exception):  # of a user's code
-                torch.manual_seed(0)
-                drawn = partial(_drawn, times=times)
-                given = map_tensors(drawn, (part.output, part.target))
-                returned: Any = function(*given)
-                if returned.is_floating_point():  # else it is refused for that
-                    value = float(returned)
-            found.append((f"The loss {loss.name!r}", value))
-        return found
+        with mode(module, training=True), _weights_as_zeros(module):
+            with collected(), ResultsNoted() as noted:
+                own, outputs = results_of(
+                    computed, module, structure, inputs, sample, noted.marked
+                )
+            if own is not None:
+                return [("The model's own loss", float(own))]
+            losses = objective.functions(outputs, structure.labels(sample))
+            return [_of_random_rows(*one, 3 * times, times) for one in losses]
 
+    _refuse_doubled(values, rows)
+
+
+def refuse_sum_functions(inputs: Iterable[LossInputs], rows: int) -> None:
+    """Refuse users' loss functions that are sums, after a trace.
+
+    It showed their inputs, also those of modules that can't be called on the host.
+
+    Args:
+        inputs: Inputs of the functions.
+        rows: Samples of a micro-batch.
+
+    Raises:
+        ConfigError: A loss is a sum.
+    """
+
+    def values(times: int) -> list[tuple[str, float]]:
+        return [
+            _of_random_rows(loss, tree_map(_made, given), rows, times)
+            for loss, given in inputs
+        ]
+
+    if rows > 1:
+        _refuse_doubled(values, rows)
+
+
+def _made(leaf: Any) -> Any:
+    return leaf() if isinstance(leaf, partial) else leaf
+
+
+def _refuse_doubled(
+    values: Callable[[int], list[tuple[str, float]]], rows: int
+) -> None:
     once: list[tuple[str, float]] = []
     twice = once
     with contextlib.ExitStack() as stack:
@@ -389,17 +417,36 @@ def refuse_sums(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # about data that nobody gave
         stack.enter_context(torch.no_grad())
-        stack.enter_context(mode(module, training=True))
-        stack.enter_context(_weights_as_zeros(module))
-        stack.enter_context(collected())
         once, twice = values(1), values(2)
     for (what, one), (_, two) in zip(once, twice):
         if 0 < abs(one) < math.inf and math.isclose(two, 2 * one, rel_tol=1e-5):
             raise ConfigError(sum_instead_of_mean(what, rows))
 
 
-def _drawn(tensor: Tensor, times: int) -> Tensor:
-    """Return random numbers for a tensor of floats: three rows, `times` times."""
-    if not tensor.is_floating_point() or len(tensor) != 3 * times:
-        return tensor
-    return torch.cat([torch.rand(3, *tensor.shape[1:])] * times)
+def _of_random_rows(loss: Loss, given: Any, rows: int, times: int) -> tuple[str, float]:
+    """Return a loss's name, and its value for three rows, `times` times.
+
+    Args:
+        loss: A user's loss.
+        given: Its output and target.
+        rows: Samples of both.
+        times: Number of copies of the rows.
+    """
+
+    def drawn(tensor: Tensor) -> Tensor:
+        if tensor.shape[:1] != (rows,):
+            return tensor
+        three = tensor[:1].expand(3, *tensor.shape[1:])
+        if tensor.is_floating_point():
+            three = torch.rand(three.shape)
+        return torch.cat([three] * times)
+
+    function, value = loss.function, math.nan
+    if isinstance(function, torch.nn.Module):  # it may change its buffers
+        function = copy.deepcopy(function)
+    with contextlib.suppress(Exception):  # of a user's code
+        torch.manual_seed(0)
+        returned: Any = function(*map_tensors(drawn, given))
+        if returned.is_floating_point():  # else it is refused for that
+            value = float(returned)
+    return f"The loss {loss.name!r}", value

@@ -561,10 +561,8 @@ class Objective:
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
 
-    def functions(
-        self, outputs: Any, labels: Labels
-    ) -> Iterator[tuple[Loss, LabelledOutput]]:
-        """Yield the users' own losses, with the outputs and labels that each gets.
+    def functions(self, outputs: Any, labels: Labels) -> Iterator[LossInputs]:
+        """Yield the users' own losses, with the output and target that each gets.
 
         Args:
             outputs: Everything that the module returned.
@@ -573,7 +571,7 @@ class Objective:
         for key, loss in self.losses:
             if loss.is_function:
                 for part in self._parts_of_loss(key, loss, outputs, labels):
-                    yield loss, part
+                    yield loss, (part.output, part.target)
 
     def check_logits(
         self, outputs: Any, labels: Labels, probabilities: dict[str, str]
@@ -888,6 +886,10 @@ def _weights(
             f"are given for {', '.join(map(repr, keys))}."
         )
     return weights
+
+
+LossInputs = Tuple[Loss, Any]
+"""A loss, and its output and target, or functions that make tensors like them."""
 
 
 def sum_instead_of_mean(what: str, rows: int) -> str:

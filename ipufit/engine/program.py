@@ -40,7 +40,7 @@ from ipufit.config import IPUConfig
 from ipufit.data.datasets import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues
-from ipufit.engine.host_calls import refuse_sums
+from ipufit.engine.host_calls import refuse_sum_functions, refuse_sums
 from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
@@ -74,7 +74,7 @@ from ipufit.engine.weights import (
     restore_exact,
     weights_of,
 )
-from ipufit.errors import DataError, IpufitError, IpufitWarning
+from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
 from ipufit.optimizers import Optimization, hyper_parameters
 from ipufit.placement import find_beginnings
 from ipufit.state import span
@@ -421,6 +421,11 @@ class Executors:
                 may_be_sharded = False
                 options = options.clone()
                 options.setExecutionStrategy(poptorch.ShardedExecution())
+        try:
+            refuse_sum_functions(step.loss_inputs, plan.micro_batch_size)
+        except ConfigError:
+            executor.destroy()
+            raise
         self.seconds += seconds
         display.compiled("training" if is_training else "inference", seconds, remark)
         program = Program(executor, step, count, baked_in)
@@ -910,7 +915,6 @@ def surveyed(
             partial(refuse_synchronised_norms, module, plan),
             partial(require_trained_weights, step),
             partial(check_values, step),
-            partial(refuse_sums, module, objective, structure, tensors, rows),
         ):
             try:
                 check()
@@ -928,6 +932,11 @@ def surveyed(
         if not isinstance(found.error, MovedOnDeviceError):
             break
         moved += found.error.moved
+    try:
+        refuse_sums(module, objective, structure, tensors, rows)
+        refuse_sum_functions(step.loss_inputs, rows)
+    except ConfigError as error:
+        refusals.append(error)
     given_warnings = [one.message for one in caught]
     ours = [one for one in given_warnings if isinstance(one, IpufitWarning)]
     return Surveyed(found, refusals, ours, tensors)

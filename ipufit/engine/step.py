@@ -32,6 +32,7 @@ from ipufit.engine.objective import (
     OWN_LOSS,
     RETURNS,
     Inferred,
+    LossInputs,
     Objective,
     StepFunction,
     dominant_labels,
@@ -590,6 +591,11 @@ def last_block(name: str | None, started: Blocks) -> Iterator[None]:
         yield
 
 
+def _maker(traced: Tensor) -> partial[Tensor]:
+    """Return a function that makes zeros like a tensor, when the trace is over."""
+    return partial(torch.zeros, tuple(traced.shape), dtype=traced.dtype)
+
+
 class Findings(NamedTuple):
     """The findings of the trace of a step.
 
@@ -652,8 +658,9 @@ class Step(torch.nn.Module):
         self.is_training = objective is not None
         if objective is not None:
             self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
-        # PopTorch traces a shallow copy, which shares this list.
+        # PopTorch traces a shallow copy, which shares these lists.
         self._found: list[Findings] = []
+        self.loss_inputs: list[LossInputs] = []
 
     @property
     def findings(self) -> Findings:
@@ -775,6 +782,10 @@ class Step(torch.nn.Module):
             terms = self._own_terms(own, wide, rows)
         else:
             objective.check_logits(wide, labels, probabilities)
+            self.loss_inputs[:] = [
+                (loss, map_tensors(_maker, given))
+                for loss, given in objective.functions(wide, labels)
+            ]
             mixing = self._structure.mixing(tensors)
             if mixing is None:
                 terms = objective.loss_terms(wide, labels, rows)

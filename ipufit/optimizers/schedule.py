@@ -914,23 +914,24 @@ class TorchScheduler(Setter):
 
         def check(state: Any, where: str) -> str | None:
             source, fault = self._mirror.source, kind(state, where)
+            parts = list(_chained(self._scheduler))
+            if fault is not None or not all(_has_no_user_code(one) for one in parts):
+                return fault
             groups = [dict(group) for group in source.param_groups]
             stub = SimpleNamespace(param_groups=groups, defaults=source.defaults)
             try:
                 copied = copy.deepcopy(self._scheduler, {id(source): stub})
-            except Exception:  # noqa: BLE001 - a user's function may raise anything
-                return fault
+            except TypeError:  # CyclicLR holds a WeakMethod in torch 2.0
+                return None
             try:
-                if fault is None:
-                    copied.load_state_dict(dict(state["scheduler"]))
-                    for part in _chained(copied):
-                        part._get_lr_called_within_step = True
-                        # SequentialLR has none.
-                        with contextlib.suppress(NotImplementedError):
-                            part.get_lr()
-            except Exception as error:  # noqa: BLE001 - as above
+                copied.load_state_dict(dict(state["scheduler"]))
+                for part in _chained(copied):
+                    part._get_lr_called_within_step = True
+                    with contextlib.suppress(NotImplementedError):  # of SequentialLR
+                        part.get_lr()
+            except Exception as error:  # noqa: BLE001 - torch's code may raise anything
                 return f"{where}.scheduler isn't one of {self._who}: {error!r}"
-            return fault
+            return None
 
         return check
 
@@ -949,6 +950,16 @@ def _chained(scheduler: Any) -> Iterator[Any]:
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _chained(part)
+
+
+def _has_no_user_code(scheduler: Any) -> bool:
+    """Return whether torch alone computes the rates, of the state and nothing else."""
+    calling = lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR
+    return (
+        type(scheduler).__module__.startswith("torch.optim.")
+        and not isinstance(scheduler, calling)
+        and getattr(scheduler, "_scale_fn_custom", None) is None  # of CyclicLR
+    )
 
 
 def _plain_state(value: Any) -> Any:

@@ -23,6 +23,7 @@ from ipufit import (
     NonFiniteLossWarning,
     UnknownNameError,
     UnsupportedError,
+    log,
     poptorch,
 )
 from ipufit.losses import resolve_loss
@@ -529,13 +530,20 @@ class TwoHeads(torch.nn.Module):
         return self.layer(x), self.layer(x)
 
 
+class LoggingHeads(TwoHeads):
+    def forward(self, x):
+        mean, spread = super().forward(x)
+        log("size", spread.mean())
+        return mean, spread
+
+
 SUMS = [total, Total(), functools.partial(F.l1_loss, reduction="sum"), vae]
 
 
 @pytest.mark.parametrize("loss", SUMS)
 def test_a_function_that_sums_over_samples_is_refused(loss, monkeypatch):
     monkeypatch.delattr(poptorch, "trainingModel")  # it is refused before it compiles
-    module = TwoHeads() if loss is vae else torch.nn.Linear(NUM_FEATURES, 1)
+    module = LoggingHeads() if loss is vae else torch.nn.Linear(NUM_FEATURES, 1)
     model, data = IPUModel(module), (torch.randn(8, NUM_FEATURES), torch.randn(8, 1))
     model.compile("sgd", loss)
     state = torch.get_rng_state()
@@ -544,6 +552,36 @@ def test_a_function_that_sums_over_samples_is_refused(loss, monkeypatch):
     assert torch.equal(torch.get_rng_state(), state)
     assert float(getattr(loss, "calls", 0)) == 0
     assert "is a sum over the 8" in str(model.check(*data, batch_size=8))
+
+
+class OfEightRows(torch.nn.Linear):
+    """A module that can't be called with another number of samples."""
+
+    def forward(self, x):
+        return super().forward(x.view(8, NUM_FEATURES))
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (total, torch.randn(8, 3)),
+        (
+            lambda outputs, targets: F.cross_entropy(
+                outputs, targets, reduction="none"
+            ).sum(),
+            torch.randint(0, 3, (8,)),
+        ),
+    ],
+)
+def test_a_sum_is_found_though_the_host_can_not_call_the_module(loss, targets):
+    model, x = IPUModel(OfEightRows(NUM_FEATURES, 3)), torch.randn(8, NUM_FEATURES)
+    model.compile("sgd", loss)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="is a sum over the 8 samples"):
+            model.fit(x, targets, batch_size=8, shuffle=False, verbose=0)
+    assert "is a sum over the 8" in str(model.check(x, targets, batch_size=8))
+    model.compile("sgd", lambda outputs, targets: loss(outputs, targets) / len(outputs))
+    model.fit(x, targets, batch_size=8, shuffle=False, verbose=0)
 
 
 def log_ratio(outputs, targets):

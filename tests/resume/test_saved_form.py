@@ -409,3 +409,52 @@ def test_a_setting_that_torch_s_scheduler_fails_with_is_refused(
     watched = Watched(scenario)
     for way in ("load", "resume"):
         assert outcome(watched, way, path, expected, at) == "refused"
+
+
+class OfMomentum(lr_scheduler.LRScheduler):
+    """A scheduler of a user's, which looks at what the optimizer has learnt."""
+
+    def get_lr(self):
+        assert isinstance(self.optimizer.state, dict)
+        return [group["lr"] * 0.5 for group in self.optimizer.param_groups]
+
+
+class Falling:
+    """Rates of an object that counts its calls and copies."""
+
+    calls = 0
+
+    def __deepcopy__(self, memo):
+        self.calls += 1
+        return self
+
+    def rate(self, update):
+        self.calls += 1
+        return 1 / (1 + update)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lambda optimizer, rate: OfMomentum(optimizer),
+        lr_scheduler.LambdaLR,
+        lambda optimizer, rate: lr_scheduler.ChainedScheduler(
+            [cycle(optimizer), lr_scheduler.LambdaLR(optimizer, rate)]
+        ),
+        lambda optimizer, rate: lr_scheduler.CyclicLR(
+            optimizer, 0.1, 0.2, cycle_momentum=False, scale_fn=rate
+        ),
+    ],
+)
+def test_a_users_code_is_not_run_to_check_a_state(tmp_path, scheduler):
+    falling, path = Falling(), tmp_path / "saved"
+    scenario = Scenario(
+        Optimizer("sgd", 0.1), lambda optimizer: scheduler(optimizer, falling.rate)
+    )
+    model = scenario.model()
+    scenario.fit(model)
+    model.save(path)
+    weights, calls = model.checkpoint(), falling.calls
+    model.load(path)
+    assert same(model.checkpoint(), weights)
+    assert falling.calls == calls
