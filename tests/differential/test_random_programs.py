@@ -740,7 +740,7 @@ def differences(drawn):
     return wrong
 
 
-@settings(max_examples=300 if settings().max_examples >= 100 else 6)
+@settings(max_examples=60 if settings().max_examples >= 100 else 6)
 @given(st.randoms(use_true_random=False))
 def test_a_random_program_gives_what_a_plain_loop_gives(random):
     drawn = draw(random)
