@@ -37,6 +37,15 @@ from ipufit.metrics.regression import (
 )
 from ipufit.types import LossFunction
 
+__all__ = [
+    "Loss",
+    "LossLike",
+    "LossTerms",
+    "check_smoothing",
+    "resolve_loss",
+    "smoothed",
+]
+
 
 class LossTerms(NamedTuple):
     """The loss of a micro-batch, in 0-d tensors.

@@ -96,6 +96,8 @@ def _origin(module_name: str) -> str:
         values.
     """
     root = module_name.partition(".")[0]
+    if root == "__main__":  # also of code that an installed program runs
+        return "user"
     if root in ("types", "argparse", "collections"):
         return "holder"
     of_settings = ("torch.distributions.", "ipufit.metrics.", "ipufit.losses.")
@@ -109,8 +111,7 @@ def _origin(module_name: str) -> str:
         return "machinery"
     if "site-packages" in file or "dist-packages" in file:
         return "package"
-    is_python = root != "__main__" and file.startswith(sysconfig.get_path("stdlib"))
-    return "machinery" if is_python else "user"
+    return "machinery" if file.startswith(sysconfig.get_path("stdlib")) else "user"
 
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
