@@ -9,7 +9,15 @@ import math
 import warnings
 from collections import OrderedDict
 from functools import partial
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    NamedTuple,
+    Sequence,
+)
 
 import torch
 from torch import Tensor
@@ -379,7 +387,7 @@ def refuse_sums(
     _refuse_doubled(values, rows)
 
 
-def refuse_sum_functions(inputs: Iterable[LossInputs], rows: int) -> None:
+def refuse_sum_functions(inputs: Collection[LossInputs], rows: int) -> None:
     """Refuse users' loss functions that are sums, after a trace.
 
     It showed their inputs, also those of modules that can't be called on the host.
@@ -398,7 +406,7 @@ def refuse_sum_functions(inputs: Iterable[LossInputs], rows: int) -> None:
             for loss, given in inputs
         ]
 
-    if rows > 1:
+    if inputs and rows > 1:
         _refuse_doubled(values, rows)
 
 
