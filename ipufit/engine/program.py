@@ -411,6 +411,11 @@ class Executors:
                     executor, wrappers, seconds = self._traced(
                         step, make, [tensor.contiguous() for tensor in given], display
                     )
+                    try:  # it calls losses, as the trace does
+                        refuse_sum_functions(step.loss_inputs, plan.micro_batch_size)
+                    except ConfigError:
+                        executor.destroy()
+                        raise
                 break
             except MovedOnDeviceError as error:
                 self._moved.extend(error.moved)
@@ -421,11 +426,6 @@ class Executors:
                 may_be_sharded = False
                 options = options.clone()
                 options.setExecutionStrategy(poptorch.ShardedExecution())
-        try:
-            refuse_sum_functions(step.loss_inputs, plan.micro_batch_size)
-        except ConfigError:
-            executor.destroy()
-            raise
         self.seconds += seconds
         display.compiled("training" if is_training else "inference", seconds, remark)
         program = Program(executor, step, count, baked_in)
