@@ -250,7 +250,10 @@ def test_values_that_a_step_reads_are_looked_after():
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_what_can_not_be_a_step_is_refused(arguments, message):
+def test_what_can_not_be_a_step_is_refused(arguments, message, monkeypatch):
+    if "is a sum" in message:  # which is found before anything is compiled
+        monkeypatch.delattr(ipufit.poptorch, "trainingModel")
+
     def trained():
         model = IPUModel(network())
         model.compile("adam", **arguments)

@@ -9,21 +9,13 @@ import math
 import warnings
 from collections import OrderedDict
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    NamedTuple,
-    Sequence,
-)
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ipufit._tree import Structure, map_tensors, tree_map
+from ipufit._tree import Structure, tree_map
 from ipufit.data.datasets import SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
 from ipufit.engine.metric_state import collected
@@ -344,18 +336,17 @@ def metric_bytes(
     return _BYTES_OF_SUM * count
 
 
-def refuse_sums(
+def refuse_own_sum(
     module: torch.nn.Module,
     objective: Objective,
     structure: SampleStructure,
     example: Sequence[Tensor],
     rows: int,
 ) -> None:
-    """Refuse losses that are sums over the samples of a micro-batch.
+    """Refuse a step, or a module's own loss, that sums over a micro-batch's samples.
 
-    They are called on the host, with a few rows and with twice as many: a sum doubles.
-    A step, or a module with its own loss, is called with copies of the first sample and
-    weights of zeros. Other losses are called with random outputs.
+    It is called on the host before it is compiled, with copies of the first sample and
+    weights of zeros.
 
     Args:
         module: The user's module.
@@ -365,32 +356,28 @@ def refuse_sums(
         rows: Samples of a micro-batch.
 
     Raises:
-        ConfigError: A loss is a sum.
+        ConfigError: The loss is a sum.
     """
-    computed = objective.trained
-    if rows == 1 or not (computed.owns_loss or objective.has_functions):
-        return
 
-    def values(times: int) -> list[tuple[str, float]]:
+    def value(times: int) -> float:
         sample = [_as_on_devices(torch.cat([one[:1]] * 3 * times)) for one in example]
         inputs = structure.inputs.rebuild(sample[: structure.num_inputs])
-        with mode(module, training=True), _weights_as_zeros(module):
-            with collected(), ResultsNoted() as noted:
-                own, outputs = results_of(
-                    computed, module, structure, inputs, sample, noted.marked
-                )
-            if own is not None:
-                return [("The model's own loss", float(own))]
-            losses = objective.functions(outputs, structure.labels(sample))
-            return [_of_random_rows(*one, 3 * times, times) for one in losses]
+        with mode(module, training=True), _weights_as_zeros(
+            module
+        ), collected(), ResultsNoted() as noted:
+            own, _ = results_of(
+                objective.trained, module, structure, inputs, sample, noted.marked
+            )
+        return math.nan if own is None else float(own)
 
-    _refuse_doubled(values, rows)
+    if objective.owns_loss and rows > 1:
+        _refuse_doubled("The model's own loss", value, rows)
 
 
-def refuse_sum_functions(inputs: Collection[LossInputs], rows: int) -> None:
-    """Refuse users' loss functions that are sums, after a trace.
+def refuse_sum_functions(inputs: Iterable[LossInputs], rows: int) -> None:
+    """Refuse users' loss functions that sum over a micro-batch's samples.
 
-    It showed their inputs, also those of modules that can't be called on the host.
+    A trace has shown their inputs; they are called on the host with random ones.
 
     Args:
         inputs: Inputs of the functions.
@@ -399,62 +386,47 @@ def refuse_sum_functions(inputs: Collection[LossInputs], rows: int) -> None:
     Raises:
         ConfigError: A loss is a sum.
     """
-
-    def values(times: int) -> list[tuple[str, float]]:
-        return [
-            _of_random_rows(loss, tree_map(_made, given), rows, times)
-            for loss, given in inputs
-        ]
-
-    if inputs and rows > 1:
-        _refuse_doubled(values, rows)
+    for loss, given in inputs if rows > 1 else ():
+        value = partial(_of_random_rows, loss, given, rows)
+        _refuse_doubled(f"The loss {loss.name!r}", value, rows)
 
 
-def _made(leaf: Any) -> Any:
-    return leaf() if isinstance(leaf, partial) else leaf
+def _of_random_rows(loss: Loss, given: Any, rows: int, times: int) -> float:
+    """Compute a user's loss of three random rows, each of them `times` times."""
 
-
-def _refuse_doubled(
-    values: Callable[[int], list[tuple[str, float]]], rows: int
-) -> None:
-    once: list[tuple[str, float]] = []
-    twice = once
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(HostRandomState())
-        stack.enter_context(contextlib.suppress(Exception))  # of a user's code
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # about data that nobody gave
-        stack.enter_context(torch.no_grad())
-        once, twice = values(1), values(2)
-    for (what, one), (_, two) in zip(once, twice):
-        if 0 < abs(one) < math.inf and math.isclose(two, 2 * one, rel_tol=1e-5):
-            raise ConfigError(sum_instead_of_mean(what, rows))
-
-
-def _of_random_rows(loss: Loss, given: Any, rows: int, times: int) -> tuple[str, float]:
-    """Return a loss's name, and its value for three rows, `times` times.
-
-    Args:
-        loss: A user's loss.
-        given: Its output and target.
-        rows: Samples of both.
-        times: Number of copies of the rows.
-    """
-
-    def drawn(tensor: Tensor) -> Tensor:
-        if tensor.shape[:1] != (rows,):
+    def drawn(leaf: Any) -> Any:
+        tensor = leaf() if isinstance(leaf, partial) else leaf
+        if tensor is leaf or tensor.shape[:1] != (rows,):
             return tensor
         three = tensor[:1].expand(3, *tensor.shape[1:])
         if tensor.is_floating_point():
             three = torch.rand(three.shape)
         return torch.cat([three] * times)
 
-    function, value = loss.function, math.nan
+    function = loss.function
     if isinstance(function, torch.nn.Module):  # it may change its buffers
         function = copy.deepcopy(function)
-    with contextlib.suppress(Exception):  # of a user's code
-        torch.manual_seed(0)
-        returned: Any = function(*map_tensors(drawn, given))
-        if returned.is_floating_point():  # else it is refused for that
-            value = float(returned)
-    return f"The loss {loss.name!r}", value
+    torch.manual_seed(0)
+    value: Any = function(*tree_map(drawn, given))
+    # Whole numbers are refused elsewhere, in other words.
+    return float(value) if value.is_floating_point() else math.nan
+
+
+def _refuse_doubled(what: str, value: Callable[[int], float], rows: int) -> None:
+    """Refuse a loss that doubles with the number of rows; it may raise anything.
+
+    Args:
+        what: The loss, for the message.
+        value: Computes it for some rows, each given once or twice.
+        rows: Samples of a micro-batch.
+    """
+    once = twice = math.nan
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(HostRandomState())
+        stack.enter_context(contextlib.suppress(Exception))  # of a user's code
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # about data that nobody gave
+        stack.enter_context(torch.no_grad())
+        once, twice = value(1), value(2)
+    if 0 < abs(once) < math.inf and math.isclose(twice, 2 * once, rel_tol=1e-5):
+        raise ConfigError(sum_instead_of_mean(what, rows))

@@ -467,11 +467,6 @@ class Objective:
         return Inferred(False, self.steps.prediction)
 
     @property
-    def has_functions(self) -> bool:
-        """Whether a loss is a user's own."""
-        return any(loss.is_function for _, loss in self.losses)
-
-    @property
     def is_sum(self) -> bool:
         """Whether the losses sum over samples."""
         return any(loss.is_sum for _, loss in self.losses)
@@ -889,7 +884,7 @@ def _weights(
 
 
 LossInputs = Tuple[Loss, Any]
-"""A loss, and its output and target, or functions that make tensors like them."""
+"""A loss, and functions that make tensors like the output and target that it gets."""
 
 
 def sum_instead_of_mean(what: str, rows: int) -> str:

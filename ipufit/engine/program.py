@@ -40,7 +40,7 @@ from ipufit.config import IPUConfig
 from ipufit.data.datasets import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues
-from ipufit.engine.host_calls import refuse_sum_functions, refuse_sums
+from ipufit.engine.host_calls import refuse_own_sum, refuse_sum_functions
 from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
@@ -315,13 +315,20 @@ class Executors:
         if program is None:
             if objective is not None:
                 rows = plan.micro_batch_size
-                refuse_sums(self.module, objective, structure, example, rows)
+                refuse_own_sum(self.module, objective, structure, example, rows)
             while len(kept) >= KEPT_PROGRAMS:
                 kept.pop(0).executor.destroy()
             optimizer = None if optimization is None else optimization.optimizer
             program = self._built(
-                *(example, structure, plan, options, computed, display, remark),
-                *(objective, optimizer),
+                example,
+                structure,
+                plan,
+                options,
+                computed,
+                display,
+                remark,
+                objective,
+                optimizer,
             )
             program.key = key
             kept.append(program)
@@ -933,7 +940,7 @@ def surveyed(
             break
         moved += found.error.moved
     try:
-        refuse_sums(module, objective, structure, tensors, rows)
+        refuse_own_sum(module, objective, structure, tensors, rows)
         refuse_sum_functions(step.loss_inputs, rows)
     except ConfigError as error:
         refusals.append(error)
