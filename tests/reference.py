@@ -153,3 +153,14 @@ class AtEpochEnd(Callback):
     def on_epoch_end(self, epoch, logs):
         if self.epoch in (None, epoch):
             self.action(self, logs)
+
+
+class Last(torch.nn.Module):
+    """The outputs of a recurrent layer at the last step."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0][:, -1]

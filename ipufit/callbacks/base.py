@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from ipufit._kinds import are_numbers, fields
-from ipufit.errors import ConfigError, DamagedCheckpointError
-from ipufit.state import RunState, do_all, span
+from ipufit.errors import ConfigError, DamagedCheckpointError, do_all
+from ipufit.state import RunState, span
 
 CallbackLike = Union["Callback", Iterable[Any], None]
 """A callback, or nested sequences of them."""

@@ -29,9 +29,10 @@ from ipufit.errors import (
     ConfigError,
     IpufitWarning,
     UnsupportedError,
+    do_all,
     warn,
 )
-from ipufit.state import EVICTED, do_all
+from ipufit.state import EVICTED
 
 from .base import Callback, copied
 from .monitoring import MonitorCallback, direction_of

@@ -405,9 +405,16 @@ class Training:
         objective = self.metrics.objective
         watched = sorted(gradient_anchors(self.watched))
         findings = self.executors.prepare(
-            *(self.batches.example(), self.batches.structure, self.plan, self.options),
-            *(objective.trained, display, self.remark),
-            *(objective, self.optimization, watched),
+            self.batches.example(),
+            self.batches.structure,
+            self.plan,
+            self.options,
+            objective.trained,
+            display,
+            self.remark,
+            objective,
+            self.optimization,
+            watched,
         )
         self.metrics.adopt(findings.entries)
 
@@ -551,8 +558,13 @@ class Inference:
         inputs_only = not self.inferred.takes_labels
         example = self.batches.example(inputs_only=inputs_only)
         self.executors.prepare(
-            *(example, self.batches.structure, self.plan, self.options),
-            *(self.inferred, display, self.remark),
+            example,
+            self.batches.structure,
+            self.plan,
+            self.options,
+            self.inferred,
+            display,
+            self.remark,
         )
 
     def outputs(self, hooks: CallbackList, run: RunState) -> Iterator[Any]:
@@ -673,6 +685,7 @@ class Evaluation(Inference):
         vector = self._sums_of_waiting()
         if vector is not None:
             self._count(self._waiting.all(), vector)
+            self._waiting.parts.clear()
         self.metrics.gather()
         hooks.on_test_end(self.metrics.logs())
         return self.metrics.logs()

@@ -660,8 +660,9 @@ class TrainedParts:
         names = [*self._parts, *self._weights]
         at = next(i for i, one in enumerate(now) if one != self._before[i])
         what = "train mode" if at < len(self._parts) else "trained"
+        was, now_is = ("not ", "") if now[at] else ("", "not ")
         raise ConfigError(
-            f"{names[at] or 'module'} was {'not ' * now[at]}{what} when the model was "
-            f"compiled and is {'' if now[at] else 'not '}now: the program goes on as "
-            "it was compiled. Freeze and unfreeze between fits."
+            f"{names[at] or 'module'} was {was}{what} when the model was compiled and "
+            f"is {now_is}now: the program goes on as it was compiled. Freeze and "
+            "unfreeze between fits."
         )

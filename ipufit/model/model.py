@@ -106,6 +106,7 @@ from ipufit.errors import (
     NotCompiledError,
     UnsupportedError,
     all_suggesting,
+    do_all,
     warn,
 )
 from ipufit.losses import LossLike, check_smoothing
@@ -134,7 +135,7 @@ from ipufit.resume import (
     numeric_settings,
     position_of,
 )
-from ipufit.state import EVICTED, RunState, awaited, do_all
+from ipufit.state import EVICTED, RunState, awaited
 from ipufit.types import Logs, PathLike, Verbose
 
 if TYPE_CHECKING:
@@ -2711,13 +2712,12 @@ class IPUModel:
         run.processes, run.thread = self.processes, threading.get_ident()
         verbose = verbose if run.processes.is_first else 0
         own_display = make_progress(verbose)
-        own_display.run = run  # a silent one isn't among the callbacks
         displays = [one for one in given if isinstance(one, ProgressDisplay)]
         last = [own_display] if verbose and not displays else []
         hooks = CallbackList([given, [] if history is None else history, last])
         hooks.set_model(self)
         hooks.set_run(run)
-        own_display.set_run(run)  # though it may be none of the hooks
+        own_display.set_run(run)  # a silent one isn't among the hooks
         outer_run, outer_hooks = self._innermost_run, self._run_hooks
         self._innermost_run, self._run_hooks = run, hooks
         if history is not None:

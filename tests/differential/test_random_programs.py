@@ -29,6 +29,7 @@ from ipufit import (
     IPUModel,
     Optimizer,
 )
+from tests.reference import Last
 
 # On a machine with one processor.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -67,15 +68,6 @@ POOLINGS = {
 RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}
 INPUTS = {"conv": (3, SIDE, SIDE), "mlp": (3,), "words": (STEPS,)}
 INPUTS.update(dict.fromkeys(RECURRENT, (STEPS, 3)))
-
-
-class Last(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)[0][:, -1]
 
 
 def encoder_of(drawn):

@@ -22,6 +22,7 @@ from ipufit import (
     UnsupportedError,
     poptorch,
 )
+from tests.reference import Last
 
 CLASSES = 5
 
@@ -62,15 +63,6 @@ def transformer():
     ]
     parts = [nn.Embedding(40, 16), *layers, nn.LayerNorm(16), nn.Linear(16, CLASSES)]
     return nn.Sequential(*parts), torch.zeros(3, 7, dtype=torch.int64)
-
-
-class Last(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)[0][:, -1]
 
 
 def recurrent():
