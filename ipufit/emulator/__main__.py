@@ -74,9 +74,7 @@ def main() -> None:
             runpy.run_path(os.path.abspath(script), run_name="__main__")
     except Exception as error:  # noqa: BLE001 - shown as Python would, then it exits
         # Show it without the frames that ran the script.
-        runners = {
-            code.co_filename for code in (main.__code__, runpy.run_path.__code__)
-        }
+        runners = main.__code__.co_filename, runpy.run_path.__code__.co_filename
         traceback = error.__traceback__
         while traceback and traceback.tb_frame.f_code.co_filename in runners:
             traceback = traceback.tb_next
@@ -95,15 +93,12 @@ def _start_processes(arguments: argparse.Namespace) -> NoReturn:
             f"RANK={os.environ['RANK']}: this is a process of torchrun's already. Let "
             "either torchrun or --processes start them."
         )
-    environment = launch_environment(
-        arguments.processes, arguments.replicas, os.environ
-    )
+    count, replicas = arguments.processes, arguments.replicas
+    environment = launch_environment(count, replicas, os.environ)
     flags = [f"--{name}" for name in ("force", "strict") if getattr(arguments, name)]
     if arguments.is_module:
         flags.append("-m")
-    command = torchrun_command(
-        arguments.processes, [*flags, arguments.script, *arguments.args]
-    )
+    command = torchrun_command(count, [*flags, arguments.script, *arguments.args])
     sys.stdout.flush()
     os.execve(command[0], command, environment)
 

@@ -170,7 +170,8 @@ class _Recorder(DispatchMode):
 
 
 def _with_node(tensor: Tensor, node: Node) -> Tensor:
-    alias = tensor.detach()  # `vmap`, which has only constants, refuses what follows
+    alias = tensor.detach()
+    # `vmap` refuses requires_grad_(), even with False as for its constants.
     alias = alias.requires_grad_() if tensor.requires_grad else alias
     alias._node = node  # type: ignore[attr-defined,unused-ignore]
     return alias

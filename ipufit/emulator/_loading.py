@@ -796,7 +796,10 @@ class DataLoader(TorchDataLoader[Any]):
                 )
         elif batch_sampler is not None and combined is not None:
             # PopTorch warns whatever drop_last is.
-            count = len(batch_sampler) if hasattr(batch_sampler, "__len__") else "?"
+            try:
+                count: Any = len(batch_sampler)
+            except TypeError:
+                count = "an unknown number of"
             if isinstance(count, str) or count % self._num_combined:
                 logger.warning(
                     "The batch sampler gives %s micro-batches and a call takes %d. An "

@@ -287,8 +287,9 @@ class Grouping(NamedTuple):
         Raises:
             AssertionError: An argument has another type.
         """
-        for value, cls in zip(self, (CommGroupType, int, VariableRetrievalMode)):
-            require(isinstance(value, cls), f"{value!r}: use {cls.__name__}.")
+        kinds = CommGroupType, int, VariableRetrievalMode
+        for name, value, kind in zip(self._fields, self, kinds):
+            require(isinstance(value, kind), f"{name}={value!r}: use {kind.__name__}.")
         return self
 
 
