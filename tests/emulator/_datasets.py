@@ -121,13 +121,3 @@ class Stuck:
                 num_interrupts += 1
                 if num_interrupts > self.num_ignored:
                     raise
-
-
-class ProcessIds:
-    """Each element is the id of the process that makes it."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def __iter__(self):
-        return (torch.tensor(os.getpid()) for _ in range(self.size))

@@ -12,9 +12,11 @@ import ipufit.emulator as poptorch
 class Function(nn.Module):
     """Calls `function(self, *inputs)`; keyword arguments are attributes."""
 
-    def __init__(self, function, **attributes):
+    def __init__(self, function, *, buffers=None, **attributes):
         super().__init__()
         self.function = function
+        for name, tensor in (buffers or {}).items():
+            self.register_buffer(name, tensor)
         for name, value in attributes.items():
             setattr(self, name, value)
 
@@ -26,6 +28,17 @@ def said(caplog):
     """What the emulator has logged: torch logs too, where it lowers programs."""
     records = caplog.records
     return [r.getMessage() for r in records if not r.name.startswith("torch.")]
+
+
+def run(function, *inputs, options=None, **attributes):
+    """Outputs of one call of an inference model of a function or a layer."""
+    attributes["called"] = function
+    module = Function(lambda _, *given: function(*given), **attributes)
+    executor = poptorch.inferenceModel(module, options)
+    try:
+        return executor(*inputs)
+    finally:
+        executor.destroy()
 
 
 def as_on_device(value):
@@ -92,6 +105,14 @@ class Model(nn.Module):
 
 
 ONE = torch.ones(1)
+
+
+def make_options(D=1, G=1, R=1, *mode):  # noqa: N803 - the letters of the user guide
+    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
+    options.Training.gradientAccumulation(G)
+    if mode:
+        options.outputMode(*mode)
+    return options.autoRoundNumIPUs(True)
 
 
 def wrap(model=None, options=None):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
+from tests.emulator._models import Function
 
 
 class Sum(nn.Module):
@@ -35,16 +36,13 @@ def test_every_replica_gets_the_new_value():
     options = poptorch.Options().replicationFactor(2).broadcastBuffers(False)
     options.updatableNamedBuffers(["total"])
 
-    class Running(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("total", torch.zeros(1))
+    def forward(self, x):
+        self.total += x
+        return self.total * 1
 
-        def forward(self, x):
-            self.total += x
-            return self.total * 1
-
-    executor = poptorch.inferenceModel(Running(), options)
+    executor = poptorch.inferenceModel(
+        Function(forward, buffers={"total": torch.zeros(1)}), options
+    )
     assert executor(torch.tensor([1.0, 2.0])).tolist() == [1, 2]
     executor.total.fill_(10)
     executor.copyNamedBuffersToDevice()

@@ -10,6 +10,7 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import poptorch_core
 from ipufit.emulator.poptorch_core import TestErrorType, _throwTestError
+from tests.emulator._models import Function
 
 LAYERS = {
     "Poptorch": "poptorch_cpp_error",
@@ -68,12 +69,11 @@ def test_options_are_checked_as_before_compiling():
 def test_it_knows_when_a_model_is_being_compiled():
     seen = []
 
-    class Model(nn.Module):
-        def forward(self, x):
-            seen.append(poptorch_core.isCompilingWithDispatcher())
-            return x + 1
+    def forward(self, x):
+        seen.append(poptorch_core.isCompilingWithDispatcher())
+        return x + 1
 
-    model = poptorch.inferenceModel(Model())
+    model = poptorch.inferenceModel(Function(forward))
     model(torch.zeros(2))
     model.destroy()
     assert seen == [True]

@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import CommGroupType, OutputMode, VariableRetrievalMode
-from tests.emulator._models import Model
+from tests.emulator._models import Function, Model, make_options
 
 MEAN = poptorch.MeanReductionStrategy
 
@@ -35,11 +35,8 @@ def data(rows):
     )
 
 
-def make_options(D=1, G=1, R=1, mode=(OutputMode.All,), strategy=MEAN.Post):  # noqa: N803
-    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
-    options.Training.gradientAccumulation(G)
+def anchored(options, strategy=MEAN.Post):
     options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
-    options.outputMode(*mode).autoRoundNumIPUs(True)
     for name in ("weight", "bias"):
         options.anchorTensor(f"gradient of {name}", f"Gradient___layer.{name}")
         options.anchorTensor(f"new {name}", f"UpdatedVar___layer.{name}")
@@ -81,9 +78,8 @@ small = st.integers(1, 3)
 def test_they_equal_those_of_a_plain_loop(D, G, R, strategy, scaling):  # noqa: N803
     model = Regression()
     sgd = poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=scaling)
-    executor = poptorch.trainingModel(
-        model, make_options(D, G, R, strategy=strategy), sgd
-    )
+    options = anchored(make_options(D, G, R, OutputMode.All), strategy)
+    executor = poptorch.trainingModel(model, options, sgd)
     executor(*data(2 * D * G * R))
     gradients, updated = run_by_hand(D, G, R, lr=0.1)
     for index, name in enumerate(("weight", "bias")):
@@ -107,7 +103,8 @@ def test_they_equal_those_of_a_plain_loop(D, G, R, strategy, scaling):  # noqa: 
 def test_they_come_back_as_the_outputs_do(mode, kept):
     model = Regression()
     sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)
-    executor = poptorch.trainingModel(model, make_options(D=4, mode=mode), sgd)
+    options = anchored(make_options(4, 1, 1, *mode))
+    executor = poptorch.trainingModel(model, options, sgd)
     executor(*data(8))
     gradients, updated = run_by_hand(4, 1, 1, lr=0.1)
     torch.testing.assert_close(
@@ -120,30 +117,18 @@ def test_they_come_back_as_the_outputs_do(mode, kept):
     )
 
 
-def test_training_goes_as_without_them():
-    weights = []
-    for options in (make_options(D=2, G=3), poptorch.Options()):
-        options.deviceIterations(2).Training.gradientAccumulation(3)
-        model = Regression()
-        executor = poptorch.trainingModel(model, options)
-        executor(*data(12))
-        weights.append(model.layer.weight.tolist())
-    assert weights[0] == weights[1]
-
-
 def test_a_weight_that_the_loss_does_not_depend_on_has_a_gradient_of_zero():
-    class Idle(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used = nn.Parameter(torch.ones(2))
-            self.idle = nn.Parameter(torch.ones(3))
-
-        def forward(self, x):
-            return poptorch.identity_loss(self.used * x, "sum"), self.idle * 1
+    def forward(self, x):
+        return poptorch.identity_loss(self.used * x, "sum"), self.idle * 1
 
     options = poptorch.Options().deviceIterations(2).outputMode(OutputMode.All)
     options.anchorTensor("idle", "Gradient___idle")
-    executor = poptorch.trainingModel(Idle(), options)
+    executor = poptorch.trainingModel(
+        Function(
+            forward, used=nn.Parameter(torch.ones(2)), idle=nn.Parameter(torch.ones(3))
+        ),
+        options,
+    )
     executor(torch.ones(2))
     assert executor.getAnchoredTensor("idle").tolist() == [0] * 6
 
@@ -170,13 +155,8 @@ def test_the_tensors_of_the_optimiser_are_those_after_the_update():
 
 
 def test_each_replica_shows_the_element_of_its_group():
-    class Grouped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.factor = nn.Parameter(torch.tensor([[1.0], [2.0]]))
-
-        def forward(self, x):
-            return poptorch.identity_loss(self.factor * x, "sum")
+    def forward(self, x):
+        return poptorch.identity_loss(self.factor * x, "sum")
 
     options = poptorch.Options().replicationFactor(2).outputMode(OutputMode.All)
     for short, name in (
@@ -185,7 +165,7 @@ def test_each_replica_shows_the_element_of_its_group():
         ("v", "Accl1___factor"),
     ):
         options.anchorTensor(short, name)
-    model = Grouped()
+    model = Function(forward, factor=nn.Parameter(torch.tensor([[1.0], [2.0]])))
     adam = poptorch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.0, 0.5))
     executor = poptorch.trainingModel(model, options, adam)
     executor.factor.replicaGrouping(

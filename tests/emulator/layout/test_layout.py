@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode
+from tests.emulator._models import Function, make_options
 from tests.strategies import examples
 
 MODES = [OutputMode.All, OutputMode.Final, OutputMode.Sum, OutputMode.EveryN]
@@ -63,26 +64,6 @@ class Rows(torch.nn.Module):
         return x, x.mean() + 0 * loss  # what no output depends on is eliminated
 
 
-def make_options(D, G, R, mode=None, period=1):
-    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
-    options.autoRoundNumIPUs(True)
-    options.Training.gradientAccumulation(G)
-    if mode is not None:
-        options.outputMode(mode, period)
-    return options
-
-
-def run(D, G, R, B, mode=None, period=1, *, training=True):
-    model = Rows()
-    options = make_options(D, G, R, mode, period)
-    executor = (
-        poptorch.trainingModel(model, options)
-        if training
-        else poptorch.inferenceModel(model, options)
-    )
-    return executor(torch.arange(float(D * G * R * B)))
-
-
 # Any factors ------------------------------------------------------------------
 
 
@@ -92,7 +73,8 @@ def test_every_leaf_of_every_mode_is_where_the_reference_puts_it(
     D, G, R, B, mode, data
 ):
     period = data.draw(st.sampled_from([n for n in range(1, D + 1) if D % n == 0]))
-    x, mean = run(D, G, R, B, mode, period)
+    executor = poptorch.trainingModel(Rows(), make_options(D, G, R, mode, period))
+    x, mean = executor(torch.arange(float(D * G * R * B)))
 
     def block(d, g, r):
         return torch.tensor(
@@ -128,33 +110,12 @@ def test_replicas_of_a_group_read_the_same_rows(D, B, sizes, is_orthogonal):
 # Structures -------------------------------------------------------------------
 
 
-def test_nested_outputs_keep_their_structure_and_other_values():
-    class Nested(torch.nn.Module):
-        def forward(self, x):
-            return {
-                "list": [x, (x + 1, None)],
-                "pair": Pair(x.sum(), "text"),
-                "number": 3,
-            }
-
-    out = poptorch.inferenceModel(Nested(), make_options(2, 1, 1))(torch.arange(4.0))
-    assert list(out) == ["list", "pair", "number"]
-    assert out["list"][0].tolist() == [0, 1, 2, 3]
-    assert out["list"][1][0].tolist() == [1, 2, 3, 4]
-    assert out["list"][1][1] is None
-    assert isinstance(out["pair"], Pair)
-    assert out["pair"].first.tolist() == [1, 5]
-    assert out["pair"].second == "text"
-    assert out["number"] == 3
-
-
 def test_a_tensor_returned_twice_comes_back_as_two():
-    class Twice(torch.nn.Module):
-        def forward(self, x):
-            y = x * 2
-            return y, y
+    def forward(self, x):
+        y = x * 2
+        return y, y
 
-    first, second = poptorch.inferenceModel(Twice())(torch.ones(2))
+    first, second = poptorch.inferenceModel(Function(forward))(torch.ones(2))
     first.zero_()
     assert second.tolist() == [2, 2]
 
@@ -170,38 +131,33 @@ def test_outputs_are_fresh_at_every_call():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_constant_comes_back_once_in_every_mode(mode):
-    class Constant(torch.nn.Module):
-        def forward(self, x):
-            return x, torch.tensor([7, 8])
+    def forward(self, x):
+        return x, torch.tensor([7, 8])
 
     options = make_options(2, 1, 2, mode, 2)
-    _, constant = poptorch.inferenceModel(Constant(), options)(torch.ones(4))
+    _, constant = poptorch.inferenceModel(Function(forward), options)(torch.ones(4))
     assert constant.tolist() == [7, 8]
     assert constant.dtype == torch.int32
 
 
 def test_a_tensor_that_was_created_and_then_filled_is_no_constant():
-    class Filled(torch.nn.Module):
-        def forward(self, x):
-            y = torch.zeros(2)
-            y[0] = x[0]
-            return y
+    def forward(self, x):
+        y = torch.zeros(2)
+        y[0] = x[0]
+        return y
 
-    out = poptorch.inferenceModel(Filled(), make_options(2, 1, 1))(torch.ones(2) * 3)
+    out = poptorch.inferenceModel(Function(forward), make_options(2, 1, 1))(
+        torch.ones(2) * 3
+    )
     assert out.tolist() == [3, 0, 3, 0]
 
 
 def test_a_tensor_left_on_the_host_comes_back_as_it_was_traced():
-    class Counter(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.count = torch.tensor([0.0])
+    def forward(self, x):
+        self.count += 1
+        return x, self.count
 
-        def forward(self, x):
-            self.count += 1
-            return x, self.count
-
-    model = Counter()
+    model = Function(forward, count=torch.tensor([0.0]))
     executor = poptorch.inferenceModel(model, make_options(2, 1, 1))
     with pytest.warns(UserWarning, match="expected to be on the IPU but is on cpu"):
         first = executor(torch.ones(2))
@@ -211,18 +167,13 @@ def test_a_tensor_left_on_the_host_comes_back_as_it_was_traced():
 
 
 def test_outputs_that_share_memory_with_a_weight_are_values_of_their_moment():
-    class Counter(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("count", torch.zeros(2))
+    def forward(self, x):
+        self.count += 1
+        return x, self.count, self.count[0]
 
-        def forward(self, x):
-            self.count += 1
-            return x, self.count, self.count[0]
-
-    _, count, first = poptorch.inferenceModel(Counter(), make_options(3, 1, 1))(
-        torch.ones(3)
-    )
+    _, count, first = poptorch.inferenceModel(
+        Function(forward, buffers={"count": torch.zeros(2)}), make_options(3, 1, 1)
+    )(torch.ones(3))
     assert count.tolist() == [1, 1, 2, 2, 3, 3]
     assert first.tolist() == [1, 2, 3]
 

@@ -13,6 +13,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import CommGroupType, VariableRetrievalMode
+from tests.emulator import _models
 
 ONE_PER_GROUP = VariableRetrievalMode.OnePerGroup
 ALL_REPLICAS = VariableRetrievalMode.AllReplicas
@@ -45,9 +46,7 @@ class Model(nn.Module):
 
 
 def make_options(R, D=1, G=1):
-    options = poptorch.Options().replicationFactor(R).deviceIterations(D)
-    options.Training.gradientAccumulation(G)
-    return options.outputMode(poptorch.OutputMode.All)
+    return _models.make_options(D, G, R, poptorch.OutputMode.All)
 
 
 def wrap(model, kind, shards, mode=ONE_PER_GROUP, R=4, optimizer=None, options=None):
