@@ -19,6 +19,8 @@ from ipufit.emulator import (
     ShardedExecution,
     Stage,
 )
+from tests.emulator import _models
+from tests.emulator._models import Function
 
 
 class Blocks(nn.Module):
@@ -39,28 +41,27 @@ class Blocks(nn.Module):
 
 
 def make_options(*, G=1, D=1, R=1, strategy=None):  # noqa: N803
-    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
-    options.autoRoundNumIPUs(True)
-    options.Training.gradientAccumulation(G)
-    if strategy is not None:
-        options.setExecutionStrategy(strategy)
-    return options
+    options = _models.make_options(D, G, R)
+    return options.setExecutionStrategy(strategy) if strategy else options
 
 
-def compile_training(model, options, rows=1):
-    executor = poptorch.trainingModel(model, options)
-    try:
-        executor.compile(torch.ones(rows))
-    finally:
-        executor.destroy()
+def compiling(wrap):
+    def compile_model(model, options, rows=1):
+        executor = wrap(model, options)
+        try:
+            executor.compile(torch.ones(rows))
+        finally:
+            executor.destroy()
+
+    return compile_model
 
 
-def compile_inference(model, options, rows=1):
-    executor = poptorch.inferenceModel(model, options)
-    try:
-        executor.compile(torch.ones(rows))
-    finally:
-        executor.destroy()
+compile_training = compiling(poptorch.trainingModel)
+compile_inference = compiling(poptorch.inferenceModel)
+
+
+def function(forward):
+    return Function(lambda _, x: forward(x))
 
 
 # Pipeline stages --------------------------------------------------------------
@@ -90,149 +91,76 @@ def test_stages_must_increase_along_the_data():
 
 
 def test_stages_of_parallel_branches_may_come_in_any_order():
-    class Branches(nn.Module):
-        def forward(self, x):
-            with Block("late", ipu_id=1):
-                late = x * 2
-            with Block("early", ipu_id=0):
-                early = x * 3
-            with Block("end", ipu_id=1):
-                return late + early
+    def branches(x):
+        with Block("late", ipu_id=1):
+            late = x * 2
+        with Block("early", ipu_id=0):
+            early = x * 3
+        with Block("end", ipu_id=1):
+            return late + early
 
     options = make_options(D=4, strategy=PipelinedExecution("early", ["late", "end"]))
-    compile_inference(Branches(), options, 4)
+    compile_inference(function(branches), options, 4)
 
 
 # Blocks -----------------------------------------------------------------------
 
 
-class Layers(nn.Module):
-    def __init__(self, forward):
-        super().__init__()
-        self.run = forward
-
-    def forward(self, x):
-        return self.run(x)
-
-
-def after_a_block(x):
+def in_a_block(x):
     with Block("a", ipu_id=0):
-        x = x + 1
-    return x * 2
+        return x + 1
 
 
 def nested(x):
     with Block("a", ipu_id=0):
+        return in_a_block(x) * 2
+
+
+def between(make):
+    def forward(x):
+        x = in_a_block(x)
+        ones = torch.ones(1, device="ipu")
         with Block("b", ipu_id=0):
-            x = x + 1
-        return x * 2
+            return x + make(ones)
+
+    return forward
 
 
-def view_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    return x.view(-1)
+AFTER_A_BLOCK = {
+    "an operator": lambda x: in_a_block(x) * 2,
+    "an outer block": nested,
+    "a view": lambda x: in_a_block(x).view(-1),
+    "a row": lambda x: in_a_block(x)[0],
+    "a detached value": lambda x: in_a_block(x).detach(),
+    "a cast": lambda x: in_a_block(x).int(),
+    "dropout of eval mode": lambda x: nn.functional.dropout(
+        in_a_block(x), training=False
+    ),
+    "a returned input": lambda x: (in_a_block(x), x),
+    "a constant of a later block": between(lambda ones: ones),
+    "a checkpoint": lambda x: poptorch.recomputationCheckpoint(in_a_block(x)),
+    "nop": lambda x: poptorch.nop(in_a_block(x)),
+}
 
 
-def row_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    return x[0]
-
-
-def detached_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    return x.detach()
-
-
-def cast_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    return x.int()
-
-
-def eval_dropout_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    return nn.functional.dropout(x, training=False)
-
-
-def input_returned(x):
-    with Block("a", ipu_id=0):
-        y = x + 1
-    return y, x
-
-
-def constant_between(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    ones = torch.ones(1, device="ipu")
-    with Block("b", ipu_id=0):
-        return x + ones
-
-
-def checkpoint_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    return poptorch.recomputationCheckpoint(x)
-
-
-def nop_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    return poptorch.nop(x)
-
-
-@pytest.mark.parametrize(
-    "forward",
-    [
-        after_a_block,
-        cast_after,
-        checkpoint_after,
-        constant_between,
-        detached_after,
-        eval_dropout_after,
-        input_returned,
-        nested,
-        nop_after,
-        row_after,
-        view_after,
-    ],
-)
+@pytest.mark.parametrize("forward", AFTER_A_BLOCK.values(), ids=AFTER_A_BLOCK)
 def test_no_block_is_active_after_one_was_left(forward):
     """PopTorch, `Compiler.cpp` `clearActiveIpu`, `CompilerImpl.cpp`
     `setExecutionStrategyAttributes`, for each operator that is lowered; for a returned
     input `JitDispatch.cpp` `addOutput`."""
     with pytest.raises(poptorch.Error, match="No active Block"):
-        compile_inference(Layers(forward), make_options())
+        compile_inference(function(forward), make_options())
 
 
 def nothing_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
+    x = in_a_block(x)
     return x.float().contiguous(), nn.functional.dropout(x + 1, training=False).shape[0]
 
 
 def dead_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
+    x = in_a_block(x)
     torch.sin(x)
     return x
-
-
-def constant_returned(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    return x, torch.zeros(2, device="ipu")
-
-
-def folded_between(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
-    ones = torch.ones(1, device="ipu")
-    with Block("b", ipu_id=0):
-        return x + (ones + 1)
 
 
 def before_the_first(x):
@@ -242,8 +170,7 @@ def before_the_first(x):
 
 
 def started_after(x):
-    with Block("a", ipu_id=0):
-        x = x + 1
+    x = in_a_block(x)
     Block.start("a", ipu_id=0)
     return x.view(-1)
 
@@ -252,9 +179,9 @@ def started_after(x):
     "forward",
     [
         before_the_first,
-        constant_returned,
+        lambda x: (in_a_block(x), torch.zeros(2, device="ipu")),
         dead_after,
-        folded_between,
+        between(lambda ones: ones + 1),
         nothing_after,
         started_after,
     ],
@@ -262,7 +189,7 @@ def started_after(x):
 def test_what_is_no_operator_needs_no_block(forward):
     """Constants that only the host returns (PopTorch, `CanonicaliseConstants.cpp`) or
     that are computed while compiling aren't lowered, and neither is what is dead."""
-    compile_inference(Layers(forward), make_options())
+    compile_inference(function(forward), make_options())
 
 
 @pytest.mark.parametrize(
@@ -285,16 +212,10 @@ def test_what_runs_before_the_first_block_is_on_ipu_0(strategy, is_allowed):
         with Block("b", ipu_id=1):
             return x * 3
 
+    options = make_options(D=4, strategy=strategy)
     refusal = pytest.raises(poptorch.Error, match="same pipeline stage")
     with contextlib.nullcontext() if is_allowed else refusal:
-        compile_inference(Layers(forward), make_options(D=4, strategy=strategy), 4)
-
-
-def test_a_block_must_be_in_the_strategy_and_have_an_ipu():
-    with pytest.raises(AssertionError, match="Unknown Block 'block0'"):
-        compile_inference(Blocks([0]), make_options(strategy=PipelinedExecution("a")))
-    with pytest.raises(AssertionError, match="SameAsIpu"):
-        compile_inference(Blocks([None]), make_options())
+        compile_inference(function(forward), options, 4)
 
 
 def test_phases_need_ipus():

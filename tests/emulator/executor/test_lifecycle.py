@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile, attach, detach, destroy."""
+"""Wrap, compile, attach, detach, destroy."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType
@@ -12,18 +13,69 @@ from tests.emulator._models import ONE, Model, on_device, said, wrap
 
 NOT_COMPILED = "Model has not been compiled or has been destroyed"
 
+# Wrapping ---------------------------------------------------------------------
+
+
+def test_wrapping_twice_for_training_is_an_error():
+    model, executor = wrap()
+    for again in (model, executor):
+        with pytest.raises(RuntimeError, match=r"model\.destroy\(\)"):
+            poptorch.trainingModel(again)
+
+
+def test_any_number_of_inference_models_may_share_a_module():
+    model, training = wrap()
+    executors = [poptorch.inferenceModel(m) for m in (model, training, model)]
+    assert {executor(ONE)[1].item() for executor in executors} == {0}
+
+
+def test_a_module_can_be_trained_after_its_inference_executor_was_given():
+    inference = poptorch.inferenceModel(Model())
+    _, training = wrap(inference)
+    assert inference(ONE)[1].item() == 0
+    training(ONE)
+    training.copyWeightsToHost()
+    inference.copyWeightsToDevice()
+    assert inference(ONE)[1].item() == -1
+
+
+def test_attributes_of_the_top_are_those_at_wrapping():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = 2.0
+            self.child = nn.Module()
+            self.child.scale = 2.0
+
+        def forward(self, x):
+            return x * self.scale, x * self.child.scale
+
+    model = Scaled()
+    executor = poptorch.inferenceModel(model)
+    model.scale = model.child.scale = 3.0
+    top, child = executor(torch.ones(1))
+    assert (top.item(), child.item()) == (2, 3)  # children are shared
+
+
+def test_what_a_model_is_wrapped_with():
+    with pytest.raises(TypeError):
+        poptorch.inferenceModel(Model(), None, None)
+    with pytest.raises(poptorch.Error, match="Invalid type: 'options' is of type"):
+        poptorch.inferenceModel(nn.Identity(), {"deviceIterations": 2})
+
+
 # Compile ----------------------------------------------------------------------
 
 
-def test_compiling_runs_nothing_and_attaches():
+def test_it_is_compiled_and_attached_until_it_is_detached_and_destroyed():
     model, executor = wrap()
-    assert not executor.isCompiled()
-    assert not executor.isAttachedToDevice()
-    executor.compile(ONE)
-    assert executor.isCompiled()
-    assert executor.isAttachedToDevice()
-    assert model.weight.item() == 0
-    assert model.calls.item() == 0
+    seen = [(executor.isCompiled(), executor.isAttachedToDevice())]
+    compile_it = lambda: executor.compile(ONE)  # noqa: E731 - a step as the others
+    for step in (compile_it, executor.detachFromDevice, executor.destroy):
+        step()
+        seen.append((executor.isCompiled(), executor.isAttachedToDevice()))
+    assert seen == [(False, False), (True, True), (True, False), (False, False)]
+    assert (model.weight.item(), model.calls.item()) == (0, 0)  # nothing has run
 
 
 def test_compiling_twice_is_ignored_with_a_warning(caplog):
@@ -53,7 +105,7 @@ def test_on_demand_attaches_when_compiled(monkeypatch):
 
 
 def test_offline_models_only_compile():
-    _, executor = wrap(options=poptorch.Options().connectionType(ConnectionType.Never))
+    _, executor = wrap(options=poptorch.Options().useOfflineIpuTarget())
     executor.compile(ONE)
     assert executor.isCompiled()
     assert not executor.isAttachedToDevice()
@@ -92,13 +144,6 @@ def test_host_edits_while_detached_are_uploaded_with_attaching():
     executor.detachFromDevice()
     model.weight.data.fill_(10)
     assert on_device(executor) == 10
-
-
-def test_destroying_twice_is_harmless():
-    _, executor = wrap()
-    executor(ONE)
-    executor.destroy()
-    executor.destroy()
 
 
 def test_a_destroyed_executor_compiles_again_and_holds_the_weights_only():

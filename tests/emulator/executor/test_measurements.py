@@ -7,10 +7,9 @@ import datetime
 
 import pytest
 import torch
-from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import ONE, wrap
+from tests.emulator._models import ONE, Function, wrap
 
 COUNTERS = ("input", "input_complete", "output", "output_complete")
 LATENCIES = (
@@ -21,26 +20,15 @@ LATENCIES = (
 )
 
 
-class Both(nn.Module):
-    def forward(self, x, y):
-        return x + y, x * y, x - y
-
-
-class Returned(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, x, y):
-        outputs = self.module(x)
-        return outputs, poptorch.identity_loss((outputs - y).square(), "mean")
+def both(self, x, y):
+    return x + y, x * y, x - y
 
 
 def infer(module=None, **settings):
     options = poptorch.Options()
     for name, value in settings.items():
         getattr(options, name)(value)
-    return poptorch.inferenceModel(module or Both(), options)
+    return poptorch.inferenceModel(module or Function(both), options)
 
 
 # Compilation time -------------------------------------------------------------
@@ -93,30 +81,6 @@ def test_times_outlive_an_attachment_but_no_executable():
     assert executor.getPerfCounters() == times
     executor.destroy()
     assert executor.getPerfCounters()["input"] == [[]]
-
-
-def test_training_on_synthetic_data_brings_nothing_back():
-    """PopART streams neither weights nor the optimiser's state then."""
-    options = poptorch.Options().enableSyntheticData(True)
-    module = nn.Linear(2, 1)
-    before = module.weight.detach().clone()
-    optimizer = poptorch.optim.Adam(module.parameters(), lr=0.1)
-    step = Returned(module)
-    executor = poptorch.trainingModel(step, options, optimizer)
-    for _ in range(2):
-        outputs, loss = executor(torch.ones(1, 2), torch.ones(1, 1))
-    assert outputs.shape == (1, 1)
-    assert loss.shape == ()
-    executor.copyWeightsToHost()
-    assert torch.equal(module.weight.detach(), before)
-    for _ in range(2):
-        state = optimizer.state_dict()["ipu_state"]
-        moments = [t for name, t in state.items() if name.startswith("Accl")]
-        assert len(moments) == 4
-        assert not any(t.any() for t in moments)
-        executor.detachFromDevice()
-        executor.attachToDevice()
-    assert torch.equal(module.weight.detach(), before)
 
 
 # Cycles -----------------------------------------------------------------------

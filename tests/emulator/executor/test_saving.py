@@ -16,6 +16,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType
+from tests.emulator import _models
 from tests.emulator._models import said
 from tests.strategies import examples
 
@@ -38,10 +39,7 @@ X, Y = torch.randn(8, 3), torch.randn(8, 2)
 
 
 def make_options(seed=3):
-    options = poptorch.Options().deviceIterations(2).randomSeed(seed)
-    options.outputMode(poptorch.OutputMode.All)
-    options.Training.gradientAccumulation(2)
-    return options
+    return _models.make_options(2, 2, 1, poptorch.OutputMode.All).randomSeed(seed)
 
 
 def adam(parameters):

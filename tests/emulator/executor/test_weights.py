@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import ONE, on_device, wrap
+from tests.emulator._models import ONE, Function, on_device, wrap
 
 
 @pytest.fixture
@@ -82,16 +82,11 @@ def test_loading_into_the_executor_uploads(transfers):
 
 
 def test_what_inference_writes_into_buffers_comes_back_on_request_only():
-    class Counter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(1))
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls
 
-        def forward(self, x):
-            self.calls += 1
-            return x + self.calls
-
-    model = Counter()
+    model = Function(forward, buffers={"calls": torch.zeros(1)})
     executor = poptorch.inferenceModel(model)
     assert [executor(torch.zeros(1)).item() for _ in range(2)] == [1, 2]
     assert model.calls.item() == 0
@@ -195,18 +190,16 @@ def test_a_weight_that_is_gone_is_an_error():
 def test_a_weight_that_no_operator_reads_is_never_fetched():
     """PopTorch removes such parameters (`LowerToPopart.cpp`, `lowerParameters`)."""
 
-    class Partly(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 1)
-            self.register_buffer("unread", torch.zeros(1))
-            self.unused = torch.nn.Parameter(torch.zeros(1))
+    def forward(self, x):
+        _ = self.unread + 1.0
+        return poptorch.identity_loss(self.layer(x), reduction="mean")
 
-        def forward(self, x):
-            _ = self.unread + 1.0
-            return poptorch.identity_loss(self.layer(x), reduction="mean")
-
-    module = Partly()
+    module = Function(
+        forward,
+        buffers={"unread": torch.zeros(1)},
+        layer=torch.nn.Linear(2, 1),
+        unused=torch.nn.Parameter(torch.zeros(1)),
+    )
     training = poptorch.trainingModel(
         module, optimizer=poptorch.optim.SGD(module.parameters(), lr=0.1)
     )

@@ -35,15 +35,6 @@ def test_a_wrong_number_of_ipus_is_named(monkeypatch, text):
         run(make_executor())
 
 
-def test_there_are_64_unless_somebody_says_otherwise(monkeypatch):
-    monkeypatch.delenv("IPUFIT_EMULATOR_IPUS", raising=False)
-    assert poptorch.ipuHardwareIsAvailable(64)
-    assert not poptorch.ipuHardwareIsAvailable(65)
-    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "3")
-    assert poptorch.ipuHardwareIsAvailable(3)
-    assert not poptorch.ipuHardwareIsAvailable(4)
-
-
 # Executors --------------------------------------------------------------------
 
 
@@ -94,19 +85,6 @@ def test_an_inference_model_goes_with_its_last_reference(two_ipus):
     finally:
         if was_enabled:
             gc.enable()
-
-
-def test_a_failed_attachment_can_be_tried_again(two_ipus):
-    first = make_executor(2)
-    run(first, 2)
-    on_demand = poptorch.Options().connectionType(poptorch.ConnectionType.OnDemand)
-    second = make_executor(2, on_demand)
-    for attempt in (lambda: second.compile(torch.ones(2)), lambda: run(second, 2)):
-        with pytest.raises(poptorch.Error, match="Failed to acquire"):
-            attempt()
-    assert second.isCompiled()
-    first.destroy()
-    assert run(second, 2) == [1, 1]
 
 
 def test_two_models_pinned_to_one_ipu_exclude_each_other():

@@ -52,3 +52,25 @@ def test_inputs_that_a_model_writes_stay_as_they_are():
     assert given.tolist() == [0, 0]
     poptorch.inferenceModel(Writes(), options(False))(given)
     assert given.tolist() == [1, 1]
+
+
+def test_training_on_synthetic_data_brings_nothing_back():
+    """PopART streams neither weights nor the optimiser's state then."""
+    module = Loss()
+    before = module.layer.weight.detach().clone()
+    optimizer = poptorch.optim.Adam(module.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(module, options(), optimizer)
+    for _ in range(2):
+        outputs, loss = executor(torch.ones(1, 4), torch.tensor([1]))
+    assert outputs.shape == (1, 2)
+    assert loss.shape == ()
+    executor.copyWeightsToHost()
+    assert torch.equal(module.layer.weight.detach(), before)
+    for _ in range(2):
+        state = optimizer.state_dict()["ipu_state"]
+        moments = [t for name, t in state.items() if name.startswith("Accl")]
+        assert len(moments) == 4
+        assert not any(t.any() for t in moments)
+        executor.detachFromDevice()
+        executor.attachToDevice()
+    assert torch.equal(module.layer.weight.detach(), before)

@@ -21,6 +21,40 @@ def compiled(options):
     return executor
 
 
+# What scripts ask for ---------------------------------------------------------
+
+
+def test_the_emulated_pod_is_hardware(monkeypatch):
+    monkeypatch.delenv("IPUFIT_EMULATOR_IPUS", raising=False)
+    assert poptorch.ipuHardwareIsAvailable() is True
+    assert poptorch.ipuHardwareIsAvailable(64)
+    assert not poptorch.ipuHardwareIsAvailable(65)
+    assert poptorch.ipuHardwareVersion() == 2
+    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "1")
+    assert not poptorch.ipuHardwareIsAvailable(2)
+    executor = compiled(Options())
+    assert executor.isAttachedToDevice()
+    assert poptorch.ipuHardwareIsAvailable() is True  # though it is in use
+
+
+@pytest.mark.parametrize("variable", [MODEL, SMALL])
+def test_the_ipu_model_is_no_hardware(monkeypatch, variable):
+    monkeypatch.setenv(variable, "1")
+    assert poptorch.ipuHardwareIsAvailable() is False
+    with pytest.raises(AssertionError, match="No IPU hardware available"):
+        poptorch.ipuHardwareVersion()
+    monkeypatch.setenv(variable, "0")
+    assert poptorch.ipuHardwareIsAvailable() is True
+
+
+def test_outside_a_trace_nothing_runs_on_an_ipu():
+    assert poptorch.isRunningOnIpu() is False
+
+
+def test_torch_is_reachable_as_through_poptorch():
+    assert poptorch.torch is torch
+
+
 # Which one --------------------------------------------------------------------
 
 
@@ -96,9 +130,6 @@ def test_other_versions_of_the_ipu_model_are_refused(monkeypatch):
 def test_an_offline_target_is_no_device_in_particular():
     with pytest.raises(poptorch.Error, match=r"no device.*useIpuId\(3\)"):
         compiled(Options().useOfflineIpuTarget().useIpuId(3))
-    executor = compiled(Options().useOfflineIpuTarget().replicationFactor(3))
-    assert executor.isCompiled()
-    assert not executor.isAttachedToDevice()
 
 
 @pytest.mark.parametrize(

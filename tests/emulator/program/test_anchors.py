@@ -89,18 +89,16 @@ def test_outputs_are_what_they_are_without_anchors():
 
 def test_a_training_model_without_outputs_has_no_loss():
     """All its operators go (PopTorch, `LowerToPopartFactories.cpp`)."""
-    _, executor = wrap(Quiet(), anchoring({"product": "Mul:0"}))
+    _, executor = wrap(
+        Function(quiet, weight=nn.Parameter(torch.zeros(1))),
+        anchoring({"product": "Mul:0"}),
+    )
     with pytest.raises(poptorch.Error, match="Couldn't find a loss"):
         executor(ONE * 3)
 
 
-class Quiet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        poptorch.identity_loss(self.weight * x, reduction="sum")
+def quiet(self, x):
+    poptorch.identity_loss(self.weight * x, reduction="sum")
 
 
 # Modes ------------------------------------------------------------------------
@@ -179,3 +177,21 @@ def test_floating_point_exceptions_and_anchors_get_along():
     assert "Mul:0" in executor.getTensorNames()
     with pytest.raises(poptorch.Error, match="Floating point exception"):
         executor(ONE * 0)
+
+
+def test_without_anchors_there_is_nothing_to_find():
+    plain = poptorch.inferenceModel(nn.ReLU())
+    plain(ONE)
+    with pytest.raises(AssertionError, match="there are: none"):
+        plain.getAnchoredTensor("x")
+
+
+def test_values_outlive_the_attachment_but_no_compilation():
+    executor = infer(lambda self, x: x * 2, {"x": "input"})
+    executor(ONE)
+    executor.detachFromDevice()
+    assert executor.getAnchoredTensor("x").tolist() == [1]
+    executor.destroy()
+    executor.compile(torch.ones(2))
+    with pytest.raises(AssertionError, match="No tensor with name x found"):
+        executor.getAnchoredTensor("x")
