@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, X
+from tests.emulator._models import Function, X, run
 
 
 def call(x=X, attributes=None):
@@ -87,11 +87,6 @@ def call_op(name, inputs, examples, attributes=None, domain="ops.test"):
     return poptorch.custom_op(inputs, name, domain, 1, examples, attributes)
 
 
-def run(forward, *inputs, options=None):
-    model = Function(lambda _, *given: forward(*given))
-    return poptorch.inferenceModel(model, options)(*inputs)
-
-
 def test_the_refusal_says_how_to_register_one():
     def forward(x):
         return call_op("Cube", [x], [x], {"alpha": 1.0})
@@ -157,14 +152,9 @@ class Doubled(torch.autograd.Function):
         return 6 * gradient
 
 
-class WeightTimes(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, x):
-        (y,) = call_op("Doubled", [self.weight * x], [x])
-        return poptorch.identity_loss(y * 1, "sum")
+def weight_times(self, x):
+    (y,) = call_op("Doubled", [self.weight * x], [x])
+    return poptorch.identity_loss(y * 1, "sum")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +162,7 @@ class WeightTimes(nn.Module):
 )
 def test_gradients_are_the_functions_own(register, function, gradient):
     register("Doubled", function)
-    model = WeightTimes()
+    model = Function(weight_times, weight=nn.Parameter(torch.ones(1)))
     sgd = poptorch.optim.SGD(model.parameters(), lr=0.5)
     executor = poptorch.trainingModel(model, None, sgd)
     assert executor(torch.ones(1)).item() == 2
@@ -180,16 +170,10 @@ def test_gradients_are_the_functions_own(register, function, gradient):
     assert model.weight.item() == 1 - 0.5 * gradient
 
 
-class Averaged(nn.Module):
+def averaged(self, x, factor):
     """graphcore/examples, `vision/dino/pytorch/core/dino.py`: `ExpMovAvg`."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("average", torch.zeros(2))
-
-    def forward(self, x, factor):
-        call_op("ExpMovAvg", [x, self.average, factor], [x])
-        return self.average + 0
+    call_op("ExpMovAvg", [x, self.average, factor], [x])
+    return self.average + 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -199,7 +183,9 @@ def test_it_may_change_its_inputs(register, dtype):
         return old
 
     register("ExpMovAvg", average)
-    executor = poptorch.inferenceModel(Averaged().to(dtype))
+    executor = poptorch.inferenceModel(
+        Function(averaged, buffers={"average": torch.zeros(2)}).to(dtype)
+    )
     x, factor = torch.ones(2, dtype=dtype), torch.tensor([0.5])
     results = [executor(x, factor)[0].item() for _ in range(3)]
     assert results == [0.5, 0.75, 0.875]
@@ -329,20 +315,15 @@ def test_upsampling(align_corners):
     torch.testing.assert_close(run(forward, image), expected)
 
 
-class Embedded(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3, 2))
-
-    def forward(self, index):
-        example = torch.zeros(len(index), 2)
-        inputs = [self.weight, index]
-        rows = call_own("Embedding", inputs, example, {"padding_idx": 1})
-        return poptorch.identity_loss(rows, "sum")
+def embedded(self, index):
+    example = torch.zeros(len(index), 2)
+    inputs = [self.weight, index]
+    rows = call_own("Embedding", inputs, example, {"padding_idx": 1})
+    return poptorch.identity_loss(rows, "sum")
 
 
 def test_padding_gets_no_gradient():
-    model = Embedded()
+    model = Function(embedded, weight=nn.Parameter(torch.ones(3, 2)))
     sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
     executor = poptorch.trainingModel(model, None, sgd)
     assert executor(torch.tensor([0, 1, 1])).item() == 6

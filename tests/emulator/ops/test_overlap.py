@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, Linear, X
+from tests.emulator import _models
+from tests.emulator._models import Linear, X
 
 MODE = poptorch.OverlapMode.OverlapAccumulationLoop
 
@@ -19,9 +20,8 @@ def options():
     return result
 
 
-def run(forward, opts=None, x=X):
-    model = poptorch.inferenceModel(Function(forward), opts or options())
-    return model(x)
+def run(forward, opts=None):
+    return _models.run(forward, X, options=opts or options())
 
 
 def mark_in(x, mode=MODE):
@@ -39,7 +39,7 @@ def test_on_the_host_a_mark_returns_what_it_gets(mark):
 
 
 def test_marked_inputs_and_outputs_keep_their_values():
-    def forward(_, x):
+    def forward(x):
         x = mark_in(x)
         return mark_out([x + 1, x * 2])
 
@@ -48,25 +48,25 @@ def test_marked_inputs_and_outputs_keep_their_values():
     assert torch.equal(second, X * 2)
 
 
-def used_twice(_, x):
+def used_twice(x):
     return x + 1, mark_in(x)
 
 
-def no_input(_, x):
+def no_input(x):
     y = x + 1
     return y, mark_in(y)
 
 
-def no_output(_, x):
+def no_output(x):
     return mark_out(x) + 1
 
 
-def returned_twice(_, x):
+def returned_twice(x):
     y = x + 1
     return y, mark_out(y)
 
 
-def mark_returned_twice(_, x):
+def mark_returned_twice(x):
     y = mark_out(x + 1)
     return y, y
 
@@ -87,7 +87,7 @@ def test_a_mark_in_the_wrong_place_is_refused(forward, fragment):
 
 
 def test_no_overlap_is_never_refused():
-    def forward(_, x):
+    def forward(x):
         return mark_in(x + 1, poptorch.OverlapMode.NoOverlap)
 
     assert torch.equal(run(forward, poptorch.Options()), X + 1)
@@ -109,7 +109,7 @@ def test_no_overlap_is_never_refused():
 )
 def test_options_without_an_overlap_are_refused(opts, message):
     with pytest.raises(poptorch.Error, match=message):
-        run(lambda _, x: mark_in(x), opts)
+        run(lambda x: mark_in(x), opts)
 
 
 def test_the_loss_may_be_a_marked_output():

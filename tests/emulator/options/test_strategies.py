@@ -69,23 +69,6 @@ def test_other_stages_and_phases_are_refused(kinds, arguments, error, message):
             kind(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "block", "error", "message"),
-    [
-        (PipelinedExecution("a"), ("b", 0), AssertionError, "Unknown Block 'b'"),
-        (SerialPhasedExecution("a"), ("b", 0), AssertionError, "Unknown Block 'b'"),
-        (ParallelPhasedExecution("a"), ("b", 0), AssertionError, "Unknown Block 'b'"),
-        (PipelinedExecution(), ("a", None), AssertionError, "SameAsIpu was selected"),
-        (PipelinedExecution(), (3, 0), AssertionError, "user_id"),
-        (PipelinedExecution("a"), (3, 0), AssertionError, "Unknown Block '3'"),
-        (PipelinedExecution("a"), ("a", "1"), RuntimeError, "expected an int"),
-    ],
-)
-def test_other_blocks_are_refused_when_they_begin(strategy, block, error, message):
-    with pytest.raises(error, match=message):
-        _place(strategy, block)
-
-
 def test_a_phase_gives_each_stage_its_ipu():
     phase = Phase(Stage("a"), Stage("b"))
     assert phase.ipus(2, 3) is None

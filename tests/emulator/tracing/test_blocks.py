@@ -17,6 +17,7 @@ from ipufit.emulator import (
     Block,
     BlockFunction,
     Error,
+    ParallelPhasedExecution,
     PipelinedExecution,
     SerialPhasedExecution,
     removeBlocks,
@@ -124,14 +125,6 @@ def test_a_trace_sees_every_begin():
     assert _ipus_and_stages(events) == [(i, i) for i in range(5)]
 
 
-def test_a_placement_says_block_stage_ipu_and_phase():
-    strategy = SerialPhasedExecution("a", "b")
-    strategy.phase(1).ipus(5)
-    (placement,) = _trace(strategy, Block.start, "b")
-    assert placement.block_id == "b"
-    assert (placement.stage, placement.ipu, placement.phase) == (-1, 5, 1)
-
-
 def test_a_block_left_by_an_error_ends():
     def forward(x):
         with contextlib.suppress(KeyError), Block("a", 0):
@@ -143,18 +136,23 @@ def test_a_block_left_by_an_error_ends():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "arguments", "error"),
+    ("strategy", "arguments", "error", "message"),
     [
-        (PipelinedExecution(), ("a",), AssertionError),
-        (PipelinedExecution(), (3, 0), AssertionError),
-        (PipelinedExecution("a"), (None, 0), AssertionError),
-        (PipelinedExecution(), ("a", "0"), RuntimeError),
+        (PipelinedExecution("a"), ("b", 0), AssertionError, "Unknown Block 'b'"),
+        (PipelinedExecution("a"), (3, 0), AssertionError, "Unknown Block '3'"),
+        (PipelinedExecution("a"), (None, 0), AssertionError, "Unknown Block '0'"),
+        (SerialPhasedExecution("a"), ("b", 0), AssertionError, "Unknown Block 'b'"),
+        (ParallelPhasedExecution("a"), ("b", 0), AssertionError, "Unknown Block 'b'"),
+        (PipelinedExecution(), ("a",), AssertionError, "SameAsIpu was selected"),
+        (PipelinedExecution(), (3, 0), AssertionError, "user_id"),
+        (PipelinedExecution(), ("a", "0"), RuntimeError, "expected an int"),
+        (PipelinedExecution("a"), ("a", "1"), RuntimeError, "expected an int"),
     ],
 )
-def test_mistakes_show_while_tracing(strategy, arguments, error):
-    with pytest.raises(error):
+def test_mistakes_show_while_tracing(strategy, arguments, error, message):
+    with pytest.raises(error, match=message):
         _trace(strategy, Block.start, *arguments)
-    with pytest.raises(error):
+    with pytest.raises(error, match=message):
         _trace(strategy, BeginBlock(torch.nn.Identity(), *arguments), X)
 
 
@@ -196,16 +194,6 @@ def test_hooks_remember_their_first_automatic_id():
     assert _names(first) == ["0", "1"]
     assert first == second
     assert _names(_trace(PipelinedExecution(), network, X)) == ["0", "1"]
-
-
-def test_a_block_entered_twice_is_one_stage():
-    network = torch.nn.Sequential(
-        BeginBlock(torch.nn.Identity(), "a", 0),
-        BeginBlock(torch.nn.Identity(), "b", 1),
-        BeginBlock(torch.nn.Identity(), "a", 0),
-    )
-    strategy = PipelinedExecution(AutoStage.AutoIncrement)
-    assert _ipus_and_stages(_trace(strategy, network, X)) == [(0, 1), (1, 2), (0, 1)]
 
 
 # What a module keeps

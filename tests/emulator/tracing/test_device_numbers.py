@@ -7,18 +7,10 @@ import pytest
 import torch
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function
+from tests.emulator._models import Function, run
 
 WHOLE = torch.tensor([1, 3, 5])
 FLOATS = torch.tensor([1.0, 3.0, 5.0])
-
-
-def run(function, *inputs):
-    executor = poptorch.inferenceModel(Function(lambda m, *given: function(*given)))
-    try:
-        return executor(*inputs)
-    finally:
-        executor.destroy()
 
 
 @pytest.mark.parametrize(
@@ -107,16 +99,11 @@ def test_fractions_go_through_int32(name, as_method):
 
 
 def test_gradients_pass_by_fractions_as_in_torch():
-    class Fractions(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.tensor([2.5]))
+    def forward(self, x):
+        y = (self.weight * x).frac() + (self.weight * x).trunc()
+        return poptorch.identity_loss(y, "sum")
 
-        def forward(self, x):
-            y = (self.weight * x).frac() + (self.weight * x).trunc()
-            return poptorch.identity_loss(y, "sum")
-
-    model = Fractions()
+    model = Function(forward, weight=torch.nn.Parameter(torch.tensor([2.5])))
     sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
     executor = poptorch.trainingModel(model, optimizer=sgd)
     executor(torch.ones(1))
@@ -137,17 +124,14 @@ def test_what_is_kept_of_a_constant_changes_no_call():
 
 
 def test_a_mark_that_is_changed_leaves_the_marked_loss():
-    class Marking(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.tensor(2.0))
+    def forward(self, x):
+        loss = (x * self.weight).sum()
+        marked = poptorch.identity_loss(loss, reduction="none")
+        marked.mul_(2.0)
+        return loss, marked
 
-        def forward(self, x):
-            loss = (x * self.weight).sum()
-            marked = poptorch.identity_loss(loss, reduction="none")
-            marked.mul_(2.0)
-            return loss, marked
-
-    training = poptorch.trainingModel(Marking())
+    training = poptorch.trainingModel(
+        Function(forward, weight=torch.nn.Parameter(torch.tensor(2.0)))
+    )
     loss, marked = training(torch.tensor([1.0, 1.0]))
     assert (float(loss), float(marked)) == (4.0, 8.0)

@@ -13,26 +13,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import ipufit.emulator as poptorch
+from tests.emulator._models import Function, run
 from tests.strategies import examples
 
 HALF, SINGLE = torch.float16, torch.float32
-
-
-class Apply(nn.Module):
-    def __init__(self, function, **weights):
-        super().__init__()
-        self.function = function
-        for name, weight in weights.items():
-            self.register_buffer(name, weight)
-
-    def forward(self, *args):
-        return self.function(self, *args)
-
-
-def run(function, *args, **weights):
-    return poptorch.inferenceModel(Apply(lambda self, *a: function(*a), **weights))(
-        *args
-    )
 
 
 # Types ------------------------------------------------------------------------
@@ -104,7 +88,7 @@ def test_changes_in_place_reach_views_and_buffers():
         self.total[0].mul_(2)
         return self.total * 1
 
-    model = Apply(forward, total=torch.zeros(2, dtype=HALF))
+    model = Function(forward, buffers={"total": torch.zeros(2, dtype=HALF)})
     inference = poptorch.inferenceModel(model)
     assert inference(torch.ones(2, dtype=HALF)).tolist() == [2, 1]
     assert inference(torch.ones(2, dtype=HALF)).tolist() == [6, 2]
@@ -177,7 +161,7 @@ MANY = 150_000  # more than one chunk
 def rounding_model(seed=0):
     options = poptorch.Options().randomSeed(seed)
     options.Precision.enableStochasticRounding(True)
-    return poptorch.inferenceModel(Apply(lambda self, x: x.half()), options)
+    return poptorch.inferenceModel(Function(lambda self, x: x.half()), options)
 
 
 def rounded(x, seed=0):
@@ -279,7 +263,9 @@ def test_every_element_is_rounded(count):
 def test_tensors_of_any_layout_are_rounded(view):
     options = poptorch.Options().randomSeed(0)
     options.Precision.enableStochasticRounding(True)
-    model = poptorch.inferenceModel(Apply(lambda self, x: view(x).half() * 1), options)
+    model = poptorch.inferenceModel(
+        Function(lambda self, x: view(x).half() * 1), options
+    )
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(model(x).float(), view(x), rtol=2e-3, atol=1e-6)
 
@@ -310,17 +296,12 @@ def test_gradients_are_rounded_at_random(size):
 def small_steps(*, is_stochastic):
     """A weight of 1 that is to lose 1e-4 in each of 100 updates."""
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(64, dtype=HALF))
-
-        def forward(self, x):
-            return poptorch.identity_loss(self.weight * x, reduction="sum")
+    def forward(self, x):
+        return poptorch.identity_loss(self.weight * x, reduction="sum")
 
     options = poptorch.Options().deviceIterations(100).randomSeed(3)
     options.Precision.enableStochasticRounding(is_stochastic)
-    model = Model()
+    model = Function(forward, weight=nn.Parameter(torch.ones(64, dtype=HALF)))
     sgd = poptorch.optim.SGD(model.parameters(), lr=1e-4)
     training = poptorch.trainingModel(model, options, sgd)
     training(torch.ones(100 * 64, dtype=HALF))
@@ -341,7 +322,7 @@ def test_stochastic_rounding_repeats_with_the_seed_and_leaves_the_host_alone():
     state = torch.random.get_rng_state()
     options = poptorch.Options()
     options.Precision.enableStochasticRounding(True)
-    model = poptorch.inferenceModel(Apply(lambda self, x: x * x), options)
+    model = poptorch.inferenceModel(Function(lambda self, x: x * x), options)
     model(torch.ones(5, dtype=HALF) * 1.001)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(torch.rand(2), expected)

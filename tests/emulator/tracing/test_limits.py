@@ -9,17 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function
+from tests.emulator._models import run
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 LABELS = torch.tensor([0, 1, 2, 5])
 SEQUENCES = torch.linspace(-1, 1, 30).reshape(2, 5, 3)
-
-
-def run(layer, *inputs):
-    return poptorch.inferenceModel(
-        Function(lambda self, *given: self.layer(*given), layer=layer)
-    )(*inputs)
 
 
 @pytest.mark.parametrize(
@@ -232,3 +226,72 @@ def test_other_arguments_are_fine(name):
     with torch.no_grad():
         expected = function(tensor)
     torch.testing.assert_close(run(function, tensor), expected)
+
+
+# Combinations of calls -------------------------------------------------------------
+
+TABLE = torch.arange(10.0).reshape(5, 2)
+
+
+@pytest.mark.parametrize("function", [torch.triu, lambda x: x.clone().triu_()])
+def test_the_triangle_of_what_changes_is_refused(function):
+    with pytest.raises(poptorch.Error, match="only supported within constant express"):
+        run(function, X)
+
+
+def test_the_triangle_of_a_constant_is_fine():
+    mask = torch.ones(4, 6).triu()
+    assert torch.equal(run(lambda x: x * torch.ones(4, 6).triu_(), X), X * mask)
+    assert torch.equal(run(lambda x: x * torch.triu(torch.ones(4, 6)), X), X * mask)
+
+
+def test_a_loops_body_has_no_constants_but_its_own():
+    def body(x):
+        return x.triu()
+
+    with pytest.raises(poptorch.Error, match="only supported within constant express"):
+        run(lambda x: poptorch.for_loop(2, body, [x])[0], X)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_the_offsets_of_an_embedding_bag_must_be_constant(by_name):
+    indices, offsets = torch.tensor([0, 3, 4, 1]), torch.tensor([0, 2])
+    bag = nn.EmbeddingBag.from_pretrained(TABLE)
+
+    def given(i, o):
+        return bag(i, o) if by_name else functional.embedding_bag(i, bag.weight, o)
+
+    with pytest.raises(poptorch.Error, match="offsets tensor must be a constant"):
+        run(given, indices, offsets, bag=bag)
+    result = run(lambda i: given(i, torch.tensor([0, 2])), indices, bag=bag)
+    assert torch.equal(result, functional.embedding_bag(indices, TABLE, offsets))
+
+
+def by_assignment(x, step):
+    x[::step] = 0.0
+    return x
+
+
+def by_addition(x, step):
+    x[:, 1::step] += 1
+    return x
+
+
+def by_method(x, step):
+    x[1:][::step].mul_(2)
+    return x
+
+
+@pytest.mark.parametrize("change", [by_assignment, by_addition, by_method])
+def test_only_adjacent_elements_can_be_changed_in_place(change):
+    with pytest.raises(poptorch.Error, match="step size other than 1 is not supported"):
+        run(lambda x: change(x * 1, 2), X)
+    assert torch.equal(run(lambda x: change(x * 1, 1), X), change(X * 1, 1))
+    assert torch.equal(run(lambda x: x[::2] * 2, X), X[::2] * 2)
+
+
+def test_a_constant_can_be_changed_anyhow():
+    expected = X + by_assignment(torch.ones(4, 6), 2)
+    assert torch.equal(
+        run(lambda x: x + by_assignment(torch.ones(4, 6), 2), X), expected
+    )

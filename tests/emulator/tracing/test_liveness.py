@@ -66,16 +66,11 @@ def test_a_constant_buffer_may_be_written_in_vain():
 def test_unused_normalisation_updates_no_statistics():
     """torch's schema doesn't say that `batch_norm` changes them."""
 
-    class Unused(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3)
+    def forward(self, x):
+        self.norm(x)
+        return x * 2
 
-        def forward(self, x):
-            self.norm(x)
-            return x * 2
-
-    model = Unused()
+    model = Function(forward, norm=nn.BatchNorm1d(3))
     executor = poptorch.inferenceModel(model)
     executor(torch.randn(4, 3))
     executor.copyWeightsToHost()
@@ -119,17 +114,16 @@ def test_the_end_of_a_loop_must_be_used(forward):
 def test_blocks_without_operators_need_no_ipu():
     """PopTorch, `CompilerImpl.cpp`: an IPU is used once an operator is put on it."""
 
-    class Unused(nn.Module):
-        def forward(self, x):
-            with Block("a", ipu_id=0):
-                y = x * 2
-            with Block("b", ipu_id=1):
-                torch.sin(x)
-            return y
+    def forward(self, x):
+        with Block("a", ipu_id=0):
+            y = x * 2
+        with Block("b", ipu_id=1):
+            torch.sin(x)
+        return y
 
     options = poptorch.Options()
     options.setExecutionStrategy(poptorch.ShardedExecution())
-    executor = poptorch.inferenceModel(Unused(), options)
+    executor = poptorch.inferenceModel(Function(forward), options)
     executor(torch.ones(1))
     assert executor._executable.program.num_ipus == 1
 

@@ -49,18 +49,13 @@ IS_HEARD = "torch_function" in inspect.getsource(torch.autograd.backward)
 @pytest.mark.parametrize("kind", ["input", "computed", "parameter"])
 @pytest.mark.filterwarnings("ignore:.*__array.*:DeprecationWarning")
 def test_a_value_cannot_be_read_while_tracing(name, kind):
-    class Reader(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor(1.0))
+    def forward(self, x):
+        READERS[name]({"input": x, "computed": x + 1, "parameter": self.weight}[kind])
+        return x
 
-        def forward(self, x):
-            READERS[name](
-                {"input": x, "computed": x + 1, "parameter": self.weight}[kind]
-            )
-            return x
-
-    executor = poptorch.inferenceModel(Reader())
+    executor = poptorch.inferenceModel(
+        Function(forward, weight=nn.Parameter(torch.tensor(1.0)))
+    )
     with pytest.raises(poptorch.Error, match="needs the value of a tensor"):
         executor(torch.tensor(1.0))
     assert not poptorch.isRunningOnIpu()

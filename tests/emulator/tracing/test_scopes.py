@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
+from tests.emulator._models import Function
 
 
 class Adds(nn.Module):
@@ -24,18 +25,11 @@ class Failing(nn.Module):
         raise ValueError
 
 
-class Robust(nn.Module):
+def robust(self, x):
     """Goes on when a part of a part fails."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(Failing())
-        self.recorder = Adds()
-
-    def forward(self, x):
-        with contextlib.suppress(ValueError):
-            self.inner(x)
-        return self.recorder(x)
+    with contextlib.suppress(ValueError):
+        self.inner(x)
+    return self.recorder(x)
 
 
 def scopes_of(root):
@@ -56,16 +50,17 @@ def test_modules_are_in_the_scopes_of_those_that_call_them():
 def test_a_module_called_from_outside_has_no_scope():
     outside = Adds()
 
-    class Root(nn.Module):
-        def forward(self, x):
-            return outside(x)
+    def forward(self, x):
+        return outside(x)
 
-    assert scopes_of(Root()) == [""]
+    assert scopes_of(Function(forward)) == [""]
 
 
 def test_scopes_of_failed_modules_stay_open():
     """No forward hook closes them (PopTorch, `NameScopeHook` in `_impl.py`)."""
-    root = nn.Sequential(Robust(), Adds())
+    root = nn.Sequential(
+        Function(robust, inner=nn.Sequential(Failing()), recorder=Adds()), Adds()
+    )
     assert scopes_of(root) == ["0/inner/0/recorder/", "0/inner/1/"]
 
 
@@ -90,25 +85,23 @@ def test_scopes_of_users_hooks_are_around_those_of_modules():
 
 
 def test_closing_what_is_not_open_is_refused():
-    class Closes(nn.Module):
-        def forward(self, x):
-            torch.ops.poptorch.pop_name_scope()
-            return x + 1
+    def forward(self, x):
+        torch.ops.poptorch.pop_name_scope()
+        return x + 1
 
     with pytest.raises(poptorch.Error, match="pop_name_scope than of push_name_scope"):
-        scopes_of(Closes())
+        scopes_of(Function(forward))
 
 
 def test_name_scopes_show_in_the_names_of_tensors():
-    class Model(nn.Module):
-        def forward(self, x):
-            with poptorch.NameScope("outer"):
+    def forward(self, x):
+        with poptorch.NameScope("outer"):
+            x = x + 1
+            with poptorch.NameScope("inner"):
                 x = x + 1
-                with poptorch.NameScope("inner"):
-                    x = x + 1
-            return x * 2
+        return x * 2
 
-    executor = poptorch.inferenceModel(nn.Sequential(Model()))
+    executor = poptorch.inferenceModel(nn.Sequential(Function(forward)))
     executor.compile(torch.ones(1))
     assert executor.getTensorNames() == [
         "input",
@@ -121,15 +114,14 @@ def test_name_scopes_show_in_the_names_of_tensors():
 def test_one_name_scope_may_be_entered_again_inside_itself():
     scope = poptorch.NameScope("again")
 
-    class Model(nn.Module):
-        def forward(self, x):
-            with scope, scope:
-                x = x + 1
-            with scope:
-                x = x + 1
-            return x + 1
+    def forward(self, x):
+        with scope, scope:
+            x = x + 1
+        with scope:
+            x = x + 1
+        return x + 1
 
-    executor = poptorch.inferenceModel(Model())
+    executor = poptorch.inferenceModel(Function(forward))
     executor.compile(torch.ones(1))
     assert executor.getTensorNames()[1:] == [
         "again/again/Add:0",

@@ -25,8 +25,11 @@ def test_a_layer_on_the_host_is_not_in_the_trace():
         return poptorch.CPU(on_host, "host")(x)
 
     assert not poptorch.isRunningOnIpu()
-    poptorch.inferenceModel(Function(forward))(X)
+    module = Function(forward)
+    poptorch.inferenceModel(module)(X)
     assert seen == [True, True, False]
+    module(X)
+    assert seen[3:] == [False, False]
 
 
 class Mode(TorchFunctionMode):
@@ -37,7 +40,7 @@ class Mode(TorchFunctionMode):
         self.names = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.__name__)
+        self.names.append(getattr(func, "__name__", ""))
         return func(*args, **(kwargs or {}))
 
 
@@ -75,3 +78,18 @@ def test_constructs_close_after_errors():
         return poptorch.for_loop(2, lambda y: y + 1, [x])[0]
 
     assert torch.equal(poptorch.inferenceModel(Function(forward))(X), X + 2)
+
+
+def test_indexing_is_seen_through_a_mode_of_the_users():
+    """torch 2.0 shows indexing to no mode: the trace shows it to one after another."""
+    mode = Mode()
+
+    def forward(self, x, index):
+        with mode:
+            return x[index], x[0]
+
+    x = torch.arange(6.0).reshape(3, 2)
+    rows, first = poptorch.inferenceModel(Function(forward))(x, torch.tensor([2, 0, 1]))
+    assert rows.tolist() == x[[2, 0, 1]].tolist()
+    assert first.tolist() == [0.0, 1.0]
+    assert mode.names.count("__getitem__") == 2

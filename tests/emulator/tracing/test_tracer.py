@@ -152,12 +152,11 @@ def make_modules():
 
 
 def make_symmetric():
-    class Symmetric(nn.Module):
-        def forward(self, x):
-            return (x + x.T) / 2
+    def forward(self, x):
+        return (x + x.T) / 2
 
     layer = nn.Linear(6, 6)
-    parametrize.register_parametrization(layer, "weight", Symmetric())
+    parametrize.register_parametrization(layer, "weight", Function(forward))
     return layer
 
 
@@ -188,17 +187,11 @@ def test_weights_with_names_that_look_alike_are_kept_apart():
 
 
 def test_python_runs_once():
-    class Chatty(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.runs = 0
-            self.factor = 2.0
+    def forward(self, x):
+        self.runs += 1
+        return x * self.factor, self.runs
 
-        def forward(self, x):
-            self.runs += 1
-            return x * self.factor, self.runs
-
-    model = Chatty()
+    model = Function(forward, runs=0, factor=2.0)
     executor = poptorch.inferenceModel(model)
     assert executor(torch.ones(1))[1] == 1
     model.factor = 100.0
@@ -217,25 +210,6 @@ def test_hooks_run_once_and_what_they_return_is_recorded():
     assert seen == ["pre", "hook"]
     expected = 10 * F.linear(torch.ones(1, 2), layer.weight, layer.bias)
     assert_same(outs[1], expected)
-
-
-def test_code_knows_that_it_is_being_traced():
-    class Where(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.seen = [poptorch.isRunningOnIpu()]
-
-        def forward(self, x):
-            self.seen.append(poptorch.isRunningOnIpu())
-            return x
-
-    model = Where()
-    executor = poptorch.inferenceModel(model)
-    executor(torch.ones(1))
-    executor(torch.ones(1))
-    model(torch.ones(1))
-    assert model.seen == [False, True, False]
-    assert not poptorch.isRunningOnIpu()
 
 
 # Gradients --------------------------------------------------------------------

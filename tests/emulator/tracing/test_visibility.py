@@ -73,31 +73,3 @@ def test_a_trace_leaves_tensors_as_they_were():
     zero_dimensional = torch.tensor(1)
     assert torch.tensor([zero_dimensional, zero_dimensional]).tolist() == [1, 1]
     assert "__getitem__" not in vars(torch.Tensor)
-
-
-class Counting(torch.overrides.TorchFunctionMode):
-    """A mode of the user's own, around what is traced."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.names.append(getattr(func, "__name__", ""))
-        return func(*args, **(kwargs or {}))
-
-
-def test_indexing_is_seen_through_a_mode_of_the_users():
-    """torch 2.0 shows indexing to no mode: the trace shows it to one after another."""
-    mode = Counting()
-
-    class Network(torch.nn.Module):
-        def forward(self, x, index):
-            with mode:
-                return x[index], x[0]
-
-    x = torch.arange(6.0).reshape(3, 2)
-    rows, first = poptorch.inferenceModel(Network())(x, torch.tensor([2, 0, 1]))
-    assert rows.tolist() == x[[2, 0, 1]].tolist()
-    assert first.tolist() == [0.0, 1.0]
-    assert mode.names.count("__getitem__") == 2
