@@ -7,20 +7,18 @@ import copy
 import json
 import logging
 import pickle
-from operator import attrgetter
 
 import numpy as np
 import pytest
 import torch
 
+from ipufit.emulator import enums
 from ipufit.emulator.enums import (
     AutoStage,
     CommGroupType,
-    ConnectionType,
     MeanReductionStrategy,
     OutputMode,
     ReductionType,
-    SyncPattern,
 )
 from ipufit.emulator.options import (
     ConfigFileError,
@@ -36,6 +34,8 @@ FROZEN = "Can't modify frozen Options"
 SECTIONS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training")
 SHARDED = ShardedExecution()
 LOCATION = TensorLocationSettings(onChip=0)
+STRATEGY = "MeanAccumulationAndReplicationReductionStrategy"
+REDUCTION = "Training.accumulationAndReplicationReductionType"
 
 
 @pytest.fixture(autouse=True)
@@ -85,51 +85,43 @@ def _settings(options):
 # Setters
 
 STORED = [
-    ("deviceIterations", (3,), {"device_iterations": 3}),
-    ("deviceIterations", (True,), {"device_iterations": True}),
-    ("replicationFactor", (3,), {"replication_factor": 3}),
+    ("deviceIterations(3)", {"device_iterations": 3}),
+    ("deviceIterations(True)", {"device_iterations": True}),
+    ("replicationFactor(3)", {"replication_factor": 3}),
     (
-        "inputReplicaGrouping",
-        (1, CommGroupType.Orthogonal),
+        "inputReplicaGrouping(1, CommGroupType.Orthogonal)",
         {"input_group_size": 1, "input_cgt": CommGroupType.Orthogonal},
     ),
     (
-        "inputReplicaGrouping",
-        (7, CommGroupType.NoGrouping),
+        "inputReplicaGrouping(7, CommGroupType.NoGrouping)",
         {"input_group_size": 1, "input_cgt": CommGroupType.Consecutive},
     ),
-    ("autoRoundNumIPUs", (), {"auto_round_num_ipus": True}),
-    ("broadcastBuffers", (False,), {"broadcast_buffers": False}),
-    ("setExecutionStrategy", (SHARDED,), {"execution_strategy": SHARDED}),
+    ("autoRoundNumIPUs()", {"auto_round_num_ipus": True}),
+    ("broadcastBuffers(False)", {"broadcast_buffers": False}),
+    ("setExecutionStrategy(SHARDED)", {"execution_strategy": SHARDED}),
     (
-        "setAvailableMemoryProportion",
-        ({"IPU0": 0.5, "IPU12": "any"},),
+        "setAvailableMemoryProportion({'IPU0': 0.5, 'IPU12': 'any'})",
         {"available_memory_proportion": {0: 0.5, 12: "any"}},
     ),
-    ("outputMode", (OutputMode.Sum,), {"output_mode": 3, "output_return_period": 1}),
-    ("outputMode", (OutputMode.All, 5), {"output_mode": 2, "output_return_period": 5}),
-    ("relaxOptimizerAttributesChecks", (), {"relax_optimizer_checks": True}),
-    ("enableStableNorm", (True,), {"enableStableNorm": True}),
-    ("updatableNamedBuffers", (["b"],), {"updatableNamedBuffers": ["b"]}),
-    ("connectionType", (ConnectionType.OnDemand,), {"connection_type": 1}),
-    ("syncPattern", (SyncPattern.ReplicaAndLadder,), {"sync_pattern": 2}),
-    ("useIpuId", (-3,), {"ipu_id": -3}),
-    ("useIpuModel", (False,), {"use_model": False}),
-    ("useOfflineIpuTarget", (), {"ipu_version": 2, "connection_type": 2}),
+    ("outputMode(OutputMode.Sum)", {"output_mode": 3, "output_return_period": 1}),
+    ("outputMode(OutputMode.All, 5)", {"output_mode": 2, "output_return_period": 5}),
+    ("relaxOptimizerAttributesChecks()", {"relax_optimizer_checks": True}),
+    ("enableStableNorm(True)", {"enableStableNorm": True}),
+    ("updatableNamedBuffers(['b'])", {"updatableNamedBuffers": ["b"]}),
+    ("connectionType(ConnectionType.OnDemand)", {"connection_type": 1}),
+    ("syncPattern(SyncPattern.ReplicaAndLadder)", {"sync_pattern": 2}),
+    ("useIpuId(-3)", {"ipu_id": -3}),
+    ("useIpuModel(False)", {"use_model": False}),
+    ("useOfflineIpuTarget()", {"ipu_version": 2, "connection_type": 2}),
+    ("enableExecutableCaching('c')", {"enableEngineCaching": True, "cachePath": "c"}),
+    ("enableExecutableCaching(None)", {"enableEngineCaching": False}),
+    ("enableSyntheticData(True)", {"syntheticDataMode": 2}),
+    ("enableSyntheticData(False)", {"syntheticDataMode": 0}),
+    ("logDir('x')", {"log_dir": "x"}),
+    ("maxRepeatLogs(None)", {"max_repeat_logs": 2**64 - 1}),
+    ("modelName('x')", {"model_name": "x"}),
     (
-        "enableExecutableCaching",
-        ("c",),
-        {"enableEngineCaching": True, "cachePath": "c"},
-    ),
-    ("enableExecutableCaching", (None,), {"enableEngineCaching": False}),
-    ("enableSyntheticData", (True,), {"syntheticDataMode": 2}),
-    ("enableSyntheticData", (False,), {"syntheticDataMode": 0}),
-    ("logDir", ("x",), {"log_dir": "x"}),
-    ("maxRepeatLogs", (None,), {"max_repeat_logs": 2**64 - 1}),
-    ("modelName", ("x",), {"model_name": "x"}),
-    (
-        "enableProfiling",
-        (),
+        "enableProfiling()",
         {
             "engineOptions": {
                 "debug.allowOutOfMemory": "true",
@@ -138,178 +130,155 @@ STORED = [
             }
         },
     ),
-    ("logCycleCount", (True,), {"instrumentWithHardwareCycleCounter": True}),
+    ("logCycleCount(True)", {"instrumentWithHardwareCycleCounter": True}),
+    ("showCompilationProgressBar(False)", {"show_compilation_progress_bar": False}),
+    ("sourceLocationExcludes(['a'])", {"source_location_excludes": ["a"]}),
+    ("disableModuleNamescope()", {"module_namescope_enabled": False}),
+    ("Training.gradientAccumulation(8)", {"gradient_accumulation": 8}),
     (
-        "showCompilationProgressBar",
-        (False,),
-        {"show_compilation_progress_bar": False},
-    ),
-    ("sourceLocationExcludes", (["a"],), {"source_location_excludes": ["a"]}),
-    ("disableModuleNamescope", (), {"module_namescope_enabled": False}),
-    ("Training.gradientAccumulation", (8,), {"gradient_accumulation": 8}),
-    (
-        "Training.accumulationAndReplicationReductionType",
-        (ReductionType.Sum,),
+        f"{REDUCTION}(ReductionType.Sum)",
         {"accumulation_and_replication_reduction_type": ReductionType.Sum},
     ),
     (
-        "Training.setMeanAccumulationAndReplicationReductionStrategy",
-        (MeanReductionStrategy.Running,),
-        {
-            "meanAccumulationAndReplicationReductionStrategy": (
-                MeanReductionStrategy.Running
-            )
-        },
+        f"Training.set{STRATEGY}(MeanReductionStrategy.Running)",
+        {f"m{STRATEGY[1:]}": MeanReductionStrategy.Running},
     ),
     (
-        "Training.setAutomaticLossScaling",
-        (True,),
+        "Training.setAutomaticLossScaling(True)",
         {"automaticLossScalingSettings.enabled": True},
     ),
     (
-        "Training.setConvolutionDithering",
-        (True,),
+        "Training.setConvolutionDithering(True)",
         {"convolutionOptions": {"enableConvDithering": True}},
     ),
     (
-        "Precision.enableFloatingPointExceptions",
-        (False,),
+        "Precision.enableFloatingPointExceptions(False)",
         {"enableFloatingPointChecks": False},
     ),
-    ("Precision.enableStochasticRounding", ("x",), {"enableStochasticRounding": "x"}),
+    ("Precision.enableStochasticRounding('x')", {"enableStochasticRounding": "x"}),
     (
-        "Precision.setPartialsType",
-        (torch.float32,),
+        "Precision.setPartialsType(torch.float32)",
         {
             "partialsTypeMatMuls": "float",
             "convolutionOptions": {"partialsType": "float"},
         },
     ),
     (
-        "Precision.setPartialsType",
-        (torch.half,),
+        "Precision.setPartialsType(torch.half)",
         {"partialsTypeMatMuls": "half", "convolutionOptions": {"partialsType": "half"}},
     ),
     (
-        "Distributed.configureProcessId",
-        (5, 2),
+        "Distributed.configureProcessId(5, 2)",
         {"distributed_process_id": 5, "num_distributed_processes": 2},
     ),
-    ("TensorLocations.numIOTiles", (32,), {"numIOTiles": 32}),
-    ("TensorLocations.numIOTiles", (192,), {"numIOTiles": 192}),
+    ("TensorLocations.numIOTiles(32)", {"numIOTiles": 32}),
+    ("TensorLocations.numIOTiles(192)", {"numIOTiles": 192}),
     *(
         (
-            f"TensorLocations.set{kind}Location",
-            (LOCATION,),
+            f"TensorLocations.set{kind}Location(LOCATION)",
             {f"location_{kind.lower()}": {"onChip": 0}},
         )
         for kind in ("Activation", "Weight", "Optimizer", "Accumulator")
     ),
-    ("_Popart.set", ("whatever", object), {"whatever": object}),
-    ("_Popart.setEngineOptions", ({"a": "b"},), {"engineOptions": {"a": "b"}}),
+    ("_Popart.set('whatever', object)", {"whatever": object}),
+    ("_Popart.setEngineOptions({'a': 'b'})", {"engineOptions": {"a": "b"}}),
     (
-        "_Popart.setPatterns",
-        ({"P": True}, 1),
+        "_Popart.setPatterns({'P': True}, 1)",
         {"patterns": {"P": True}, "patterns_level": 1},
     ),
 ]
 
 
-def _part(options, setter):
-    section, _, _ = setter.rpartition(".")
-    return attrgetter(section)(options) if section else options
+def run(call, options):
+    """Call a setter that is written as in a script."""
+    others = {"np": np, "torch": torch, "SHARDED": SHARDED, "LOCATION": LOCATION}
+    return eval(f"options.{call}", {**vars(enums), **others, "options": options})
 
 
-@pytest.mark.parametrize(("setter", "arguments", "stored"), STORED)
-def test_setters_store_and_chain(setter, arguments, stored):
+@pytest.mark.parametrize(("call", "stored"), STORED)
+def test_setters_store_and_chain(call, stored):
     options = Options()
     expected = {**_settings(options), **stored}
-    assert attrgetter(setter)(options)(*arguments) is _part(options, setter)
+    section, dot, _ = call.partition("(")[0].rpartition(".")
+    part = getattr(options, section) if dot else options
+    assert run(call, options) is part
     settings = _settings(options)
     assert settings == expected
     # Modes are plain integers.
     assert [type(settings[name]) for name in stored] == list(map(type, stored.values()))
 
 
-@pytest.mark.parametrize(("setter", "arguments", "stored"), STORED)
-def test_frozen_options_refuse_changes(frozen, setter, arguments, stored):
+@pytest.mark.parametrize("call", [call for call, _ in STORED])
+def test_frozen_options_refuse_changes(frozen, call):
     before = _settings(frozen)
     with pytest.raises(AttributeError, match=FROZEN):
-        attrgetter(setter)(frozen)(*arguments)
+        run(call, frozen)
     assert _settings(frozen) == before
 
 
 @pytest.mark.parametrize(
-    ("setter", "arguments", "error", "message"),
+    ("call", "error", "message"),
     [
-        ("deviceIterations", (2.0,), AssertionError, "Unexpected type"),
-        ("replicationFactor", (np.int64(2),), AssertionError, "Unexpected type"),
-        ("autoRoundNumIPUs", (1,), AssertionError, "Unexpected type"),
-        ("broadcastBuffers", (0,), AssertionError, "Unexpected type"),
-        ("connectionType", (1,), AssertionError, "ConnectionType"),
-        ("syncPattern", (1,), AssertionError, "SyncPattern"),
-        ("useIpuId", ("1",), AssertionError, "ipu_id"),
-        ("randomSeed", (1.0,), AssertionError, "random_seed"),
-        ("outputMode", (2,), AssertionError, "OutputMode"),
-        ("outputMode", (OutputMode.EveryN,), AssertionError, "EveryN anchor must have"),
-        ("outputMode", (OutputMode.EveryN, 0), AssertionError, "EveryN anchor must"),
-        ("outputMode", (OutputMode.EveryN, -1), AssertionError, "EveryN anchor must"),
-        ("logDir", (None,), AssertionError, "Unexpected type"),
-        ("maxRepeatLogs", ("4",), AssertionError, "Unexpected type"),
-        ("setExecutionStrategy", (AutoStage.SameAsIpu,), AssertionError, "Pipelined"),
-        ("setAvailableMemoryProportion", ({"0": 0.5},), AssertionError, "'IPU0'"),
-        ("setAvailableMemoryProportion", ({"IPU": 0.5},), ValueError, "invalid"),
-        ("setAvailableMemoryProportion", ({0: 0.5},), AttributeError, "startswith"),
-        ("inputReplicaGrouping", (1, CommGroupType.All), ValueError, "isn't supported"),
-        ("inputReplicaGrouping", (2, CommGroupType.Consecutive), ValueError, "groups"),
+        ("deviceIterations(2.0)", AssertionError, "Unexpected type"),
+        ("replicationFactor(np.int64(2))", AssertionError, "Unexpected type"),
+        ("autoRoundNumIPUs(1)", AssertionError, "Unexpected type"),
+        ("broadcastBuffers(0)", AssertionError, "Unexpected type"),
+        ("connectionType(1)", AssertionError, "ConnectionType"),
+        ("syncPattern(1)", AssertionError, "SyncPattern"),
+        ("useIpuId('1')", AssertionError, "ipu_id"),
+        ("randomSeed(1.0)", AssertionError, "random_seed"),
+        ("outputMode(2)", AssertionError, "OutputMode"),
+        ("outputMode(OutputMode.EveryN)", AssertionError, "EveryN anchor must have"),
+        ("outputMode(OutputMode.EveryN, 0)", AssertionError, "EveryN anchor must"),
+        ("outputMode(OutputMode.EveryN, -1)", AssertionError, "EveryN anchor must"),
+        ("logDir(None)", AssertionError, "Unexpected type"),
+        ("maxRepeatLogs('4')", AssertionError, "Unexpected type"),
+        ("setExecutionStrategy(AutoStage.SameAsIpu)", AssertionError, "Pipelined"),
+        ("setAvailableMemoryProportion({'0': 0.5})", AssertionError, "'IPU0'"),
+        ("setAvailableMemoryProportion({'IPU': 0.5})", ValueError, "invalid"),
+        ("setAvailableMemoryProportion({0: 0.5})", AttributeError, "startswith"),
+        ("inputReplicaGrouping(1, CommGroupType.All)", ValueError, "isn't supported"),
+        ("inputReplicaGrouping(2, CommGroupType.Consecutive)", ValueError, "groups"),
         (
-            "inputReplicaGrouping",
-            (0, CommGroupType.Consecutive),
+            "inputReplicaGrouping(0, CommGroupType.Consecutive)",
             ZeroDivisionError,
             "zero",
         ),
-        ("Training.gradientAccumulation", ("2",), AssertionError, "Unexpected type"),
-        *(
-            (
-                "Training.accumulationAndReplicationReductionType",
-                (value,),
-                ValueError,
-                r"Mean or ReductionType\.Sum",
-            )
-            for value in (ReductionType.NoReduction, 1, None)
-        ),
+        ("Training.gradientAccumulation('2')", AssertionError, "Unexpected type"),
+        (f"{REDUCTION}(ReductionType.NoReduction)", ValueError, r"ReductionType\.Sum"),
+        (f"{REDUCTION}(1)", ValueError, r"Mean or ReductionType\.Sum"),
+        (f"{REDUCTION}(None)", ValueError, r"Mean or ReductionType\.Sum"),
         (
-            "Training.setMeanAccumulationAndReplicationReductionStrategy",
-            (ReductionType.Mean,),
+            f"Training.set{STRATEGY}(ReductionType.Mean)",
             AssertionError,
             "Unexpected type",
         ),
-        ("Precision.setPartialsType", (torch.bfloat16,), ValueError, r"torch\.half"),
-        ("Precision.setPartialsType", ("half",), ValueError, r"torch\.half"),
-        ("Precision.enableFloatingPointExceptions", (1,), AssertionError, "enabled"),
-        ("Precision.runningStatisticsAlwaysFloat", (1,), ValueError, "bool"),
-        ("Jit.traceModel", (True,), ValueError, "traceModel"),
-        ("Distributed.configureProcessId", ("0", 1), AssertionError, "Unexpected type"),
-        ("Distributed.configureProcessId", (0, 1.0), AssertionError, "Unexpected type"),
-        *(
-            ("TensorLocations.numIOTiles", (tiles,), AssertionError, "an even number")
-            for tiles in (30, 33, 194, 64.0, None)
-        ),
+        ("Precision.setPartialsType(torch.bfloat16)", ValueError, r"torch\.half"),
+        ("Precision.setPartialsType('half')", ValueError, r"torch\.half"),
+        ("Precision.enableFloatingPointExceptions(1)", AssertionError, "enabled"),
+        ("Precision.runningStatisticsAlwaysFloat(1)", ValueError, "bool"),
+        ("Jit.traceModel(True)", ValueError, "traceModel"),
+        ("Distributed.configureProcessId('0', 1)", AssertionError, "Unexpected type"),
+        ("Distributed.configureProcessId(0, 1.0)", AssertionError, "Unexpected type"),
+        ("TensorLocations.numIOTiles(30)", AssertionError, "an even number"),
+        ("TensorLocations.numIOTiles(33)", AssertionError, "an even number"),
+        ("TensorLocations.numIOTiles(194)", AssertionError, "an even number"),
+        ("TensorLocations.numIOTiles(64.0)", AssertionError, "an even number"),
+        ("TensorLocations.numIOTiles(None)", AssertionError, "an even number"),
         (
-            "TensorLocations.setWeightLocation",
-            ({"onChip": 0},),
+            "TensorLocations.setWeightLocation({'onChip': 0})",
             AssertionError,
             "TensorLocationSettings",
         ),
-        ("_Popart.setPatterns", (["P"],), AssertionError, "patterns"),
-        ("_Popart.setPatterns", ({"P": True}, "2"), AssertionError, "level"),
+        ("_Popart.setPatterns(['P'])", AssertionError, "patterns"),
+        ("_Popart.setPatterns({'P': True}, '2')", AssertionError, "level"),
     ],
 )
-def test_setters_refuse_wrong_values(setter, arguments, error, message):
+def test_setters_refuse_wrong_values(call, error, message):
     options = Options()
     before = _settings(options)
     with pytest.raises(error, match=message):
-        attrgetter(setter)(options)(*arguments)
+        run(call, options)
     assert _settings(options) == before
 
 
