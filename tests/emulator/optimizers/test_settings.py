@@ -21,6 +21,22 @@ CONSTANT = "Values are constant but do not match"
 CONSTNESS = "Can not replace a constant value with a non constant value"
 
 
+def sgd(**arguments):
+    return lambda weights: optim.SGD(weights, 0.1, **arguments)
+
+
+def adam(**arguments):
+    return lambda weights: optim.Adam(weights, **arguments)
+
+
+def torch_sgd(lr=0.1, **arguments):
+    return lambda weights: torch.optim.SGD(weights, lr, **arguments)
+
+
+def in_groups(weights):
+    return optim.SGD([{"params": weights[:1]}, {"params": weights[1:]}], 0.1)
+
+
 def train(make_optimizer, **options):
     """A training of weights of which `make_optimizer` takes a list."""
     return Training(lambda weights: make_optimizer(list(weights.values())), **options)
@@ -70,9 +86,9 @@ def parsed(line):
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
-        (lambda w: optim.SGD(w, 0.1, use_combined_accum=True), "SGD1"),
-        (lambda w: optim.SGD(w, 0.1), "SGD2"),
-        (lambda w: torch.optim.SGD(w, 0.1), "SGD2"),
+        (sgd(use_combined_accum=True), "SGD1"),
+        (sgd(), "SGD2"),
+        (torch_sgd(), "SGD2"),
         (optim.Adam, "ADAM"),
         (torch.optim.Adam, "ADAM"),
         (optim.AdamW, "ADAMW"),
@@ -119,13 +135,13 @@ def test_loss_scaling_is_variable_if_given_or_automatic(read):
         sgd.loss_scaling = 2.0
         return sgd
 
-    assert scaling(lambda w: optim.SGD(w, 0.1)) == ("1", True)
-    assert scaling(lambda w: optim.SGD(w, 0.1, loss_scaling=1.0)) == ("1", False)
-    assert scaling(lambda w: torch.optim.SGD(w, 0.1)) == ("1", True)
+    assert scaling(sgd()) == ("1", True)
+    assert scaling(sgd(loss_scaling=1.0)) == ("1", False)
+    assert scaling(torch_sgd()) == ("1", True)
     assert scaling(native) == ("2", False)
     options = Options()
     options.Training.setAutomaticLossScaling(True)
-    automatic = scaling(lambda w: optim.SGD(w, 0.1), options=options)
+    automatic = scaling(sgd(), options=options)
     assert automatic == ("1", False)
 
 
@@ -144,18 +160,21 @@ def test_a_change_is_logged_and_its_repetition_is_not(log, caplog):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda w: optim.SGD(w, 0.1, accum_type=F16), True),
-        (lambda w: optim.SGD(w, 0.1), False),
-        (lambda w: optim.SGD(w, 0.1, use_combined_accum=True, accum_type=F16), False),
-        (lambda w: optim.Adam(w, accum_type=F16), True),
-        (lambda w: optim.Adam(w, first_order_momentum_accum_type=F16), False),
+        (sgd(accum_type=F16), True),
+        (sgd(), False),
+        (sgd(use_combined_accum=True, accum_type=F16), False),
+        (adam(accum_type=F16), True),
+        (adam(first_order_momentum_accum_type=F16), False),
         (torch.optim.Adam, False),
     ],
 )
 def test_16_bit_accumulation_runs_as_a_mean(make, expected):
-    training = train(make).executor.options.Training
-    strategy = training.meanAccumulationAndReplicationReductionStrategy
-    assert (strategy == MeanReductionStrategy.Running) is expected
+    options = Options()
+    used = train(make, options=options).executor.options
+    name = "meanAccumulationAndReplicationReductionStrategy"
+    is_running = getattr(used.Training, name) == MeanReductionStrategy.Running
+    assert is_running is expected
+    assert getattr(options.Training, name) == MeanReductionStrategy.Post  # it's a clone
 
 
 # Refusals -------------------------------------------------------------------------
@@ -199,7 +218,7 @@ def test_adams_decoupled_weight_decay_is_refused():
 def test_values_must_be_numbers(value):
     change = set_in_group("lr", value)
     match = "Expected a number for lr"
-    refused(lambda w: torch.optim.SGD(w, 0.1), change, AssertionError, match)
+    refused(torch_sgd(), change, AssertionError, match)
 
 
 @pytest.mark.parametrize("value", [[0.9, 0.99], (0.9,), 0.9])
@@ -213,7 +232,7 @@ def test_missing_attributes_are_named():
         del sgd.param_groups[0]["dampening"]
 
     match = "Mandatory attribute dampening not found"
-    refused(lambda w: optim.SGD(w, 0.1), change, AssertionError, match)
+    refused(sgd(), change, AssertionError, match)
 
 
 def test_types_are_checked_again_when_read():
@@ -234,9 +253,9 @@ def test_rmsprop_groups_must_agree_on_centered():
 
 def test_senseless_values_are_errors_of_the_device():
     with pytest.raises(Error, match="Maximum norm of gradients cannot be NaN"):
-        train(lambda w: optim.SGD(w, 0.1, max_grad_norm=math.nan))
+        train(sgd(max_grad_norm=math.nan))
     with pytest.raises(Error, match="Loss scaling cannot be 0"):
-        train(lambda w: optim.SGD(w, 0.1, loss_scaling=0.0))
+        train(sgd(loss_scaling=0.0))
 
 
 # Unexpected attributes ------------------------------------------------------------
@@ -244,7 +263,7 @@ def test_senseless_values_are_errors_of_the_device():
 
 def test_warnings_can_be_relaxed(log):
     options = Options().relaxOptimizerAttributesChecks(True)
-    training = train(lambda w: optim.SGD(w, 0.1), options=options)
+    training = train(sgd(), options=options)
     training.optimizer.lr = 0.5
     training.send()
     assert len(log("Ignoring", "DEBUG")) == 1
@@ -294,56 +313,28 @@ def test_variables_may_change():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (lambda w: optim.Adam(w), lambda w: optim.Adam(w, lr=1e-3), CONSTNESS),
-        (lambda w: optim.Adam(w, lr=1e-3), lambda w: optim.Adam(w), CONSTNESS),
-        (
-            lambda w: torch.optim.SGD(w, 0.1),
-            lambda w: torch.optim.SGD(w, 0.1, weight_decay=0.1),
-            CONSTNESS,
-        ),
+        (optim.Adam, adam(lr=1e-3), CONSTNESS),
+        (adam(lr=1e-3), optim.Adam, CONSTNESS),
+        (torch_sgd(), torch_sgd(weight_decay=0.1), CONSTNESS),
         (
             lambda w: torch.optim.Adam(w, betas=(0.9, 0.99)),
             lambda w: torch.optim.Adam(w, betas=(0.8, 0.99)),
             CONSTANT,
         ),
+        (sgd(), sgd(loss_scaling=2.0), "loss_scaling"),
+        (sgd(), optim.Adam, "optimizer of type SGD2"),
+        (optim.Adam, optim.RMSprop, "optimizer of type ADAM"),
+        (optim.Adam, optim.AdamW, "mode was Adam, now AdamW"),
+        (optim.AdamW, optim.LAMB, "mode was AdamW, now Lamb"),
+        (sgd(), sgd(use_combined_accum=True), "mode was separate"),
+        (sgd(), sgd(max_grad_norm=1.0), "Clip norm settings"),
+        (sgd(), sgd(velocity_accum_type=F16), "velocity_accum_type was torch.float32"),
         (
-            lambda w: optim.SGD(w, 0.1),
-            lambda w: optim.SGD(w, 0.1, loss_scaling=2.0),
-            "loss_scaling",
-        ),
-        (
-            lambda w: optim.SGD(w, 0.1),
-            lambda w: optim.Adam(w),
-            "optimizer of type SGD2",
-        ),
-        (lambda w: optim.Adam(w), lambda w: optim.RMSprop(w), "optimizer of type ADAM"),
-        (lambda w: optim.Adam(w), lambda w: optim.AdamW(w), "mode was Adam, now AdamW"),
-        (lambda w: optim.AdamW(w), lambda w: optim.LAMB(w), "mode was AdamW, now Lamb"),
-        (
-            lambda w: optim.SGD(w, 0.1),
-            lambda w: optim.SGD(w, 0.1, use_combined_accum=True),
-            "mode was separate",
-        ),
-        (
-            lambda w: optim.SGD(w, 0.1),
-            lambda w: optim.SGD(w, 0.1, max_grad_norm=1.0),
-            "Clip norm settings",
-        ),
-        (
-            lambda w: optim.SGD(w, 0.1),
-            lambda w: optim.SGD(w, 0.1, velocity_accum_type=F16),
-            "velocity_accum_type was torch.float32",
-        ),
-        (
-            lambda w: optim.RMSprop(w),
+            optim.RMSprop,
             lambda w: optim.RMSprop(w, use_tf_variant=True),
             "use_tf_variant",
         ),
-        (
-            lambda w: optim.SGD([{"params": w[:1]}, {"params": w[1:]}], 0.1),
-            lambda w: optim.SGD(w, 0.1),
-            "2 parameter groups",
-        ),
+        (in_groups, sgd(), "2 parameter groups"),
     ],
 )
 def test_what_may_not_change_after_compiling(old, new, message):
@@ -354,7 +345,7 @@ def test_what_may_not_change_after_compiling(old, new, message):
 
 
 def test_a_constant_changed_in_one_group_is_refused():
-    training = compiled(lambda w: optim.SGD(w, 0.1))
+    training = compiled(sgd())
     training.optimizer.param_groups[0]["momentum"] = 0.9
     with pytest.raises(Error, match=CONSTANT + r"\. momentum of group 0"):
         training.send()
@@ -363,20 +354,11 @@ def test_a_constant_changed_in_one_group_is_refused():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (lambda w: optim.AdamW(w), lambda w: optim.AdamW(w, bias_correction=False)),
-        (
-            lambda w: optim.Adam(w),
-            lambda w: optim.Adam(w, first_order_momentum_accum_type=F16),
-        ),
-        (
-            lambda w: optim.SGD(w, 0.1),
-            lambda w: optim.SGD([{"params": w[:1]}, {"params": w[1:]}], 0.1),
-        ),
-        (lambda w: optim.SGD(w, 0.1), lambda w: torch.optim.SGD(w, 0.2)),
-        (
-            lambda w: torch.optim.SGD(w, 0.1, dampening=0.1),
-            lambda w: torch.optim.SGD(w, 0.1),
-        ),
+        (optim.AdamW, lambda w: optim.AdamW(w, bias_correction=False)),
+        (optim.Adam, adam(first_order_momentum_accum_type=F16)),
+        (sgd(), in_groups),
+        (sgd(), torch_sgd(0.2)),
+        (torch_sgd(dampening=0.1), torch_sgd()),
     ],
 )
 def test_what_poptorch_does_not_compare(old, new):
@@ -385,4 +367,4 @@ def test_what_poptorch_does_not_compare(old, new):
 
 def test_accumulating_in_16_bits_needs_another_program():
     with pytest.raises(ValueError, match="executable is already compiled"):
-        changed(lambda w: optim.Adam(w), lambda w: optim.Adam(w, accum_type=F16))
+        changed(optim.Adam, adam(accum_type=F16))

@@ -133,19 +133,6 @@ def test_weights_of_others_are_refused():
     assert not executor.isCompiled()
 
 
-def test_the_loss_scaling_can_change():
-    def scaled(params):
-        return optim.SGD(params, lr=0.5, loss_scaling=2.0)
-
-    model, optimizer, executor = make(scaled)
-    assert move(executor, model) == 0.5
-    optimizer.loss_scaling = 64.0
-    executor.setOptimizer(optimizer)
-    assert move(executor, model) == 0.5
-    value = optimizer.state_dict()["ipu_param"]["lossScaling_FLOAT"]
-    assert value.item() == 64
-
-
 def test_unsupported_optimizers_are_refused_when_wrapping():
     model = Model()
     with pytest.raises(AssertionError, match="Unsupported optimizer type"):
@@ -153,31 +140,7 @@ def test_unsupported_optimizers_are_refused_when_wrapping():
     assert type(model) is Model
 
 
-# Half-precision accumulation -------------------------------------------------------
-
-
-def half(params):
-    return optim.SGD(params, lr=0.5, momentum=0.5, accum_type=torch.float16)
-
-
-def test_sixteen_bit_accumulation_runs_a_mean_in_a_clone_of_the_options():
-    options = poptorch.Options()
-    _, _, executor = make(half, options)
-    strategy = "meanAccumulationAndReplicationReductionStrategy"
-    running = poptorch.MeanReductionStrategy.Running
-    assert getattr(executor.options.Training, strategy) == running
-    assert getattr(options.Training, strategy) == poptorch.MeanReductionStrategy.Post
-
-
 # State -----------------------------------------------------------------------------
-
-
-def test_momentum_of_poptorchs_optimizer_survives_detaching():
-    model, _, executor = make(with_momentum)
-    assert move(executor, model) == 1
-    executor.detachFromDevice()
-    executor.attachToDevice()
-    assert move(executor, model) == 1.5
 
 
 def test_momentum_of_torchs_optimizer_begins_anew():
@@ -216,15 +179,6 @@ def test_a_state_loaded_while_attached_arrives_with_the_next_call():
         move(executor, model)
     optimizer.load_state_dict(saved)
     assert move(executor, model) == 1.5
-
-
-def test_a_state_loaded_before_compiling_is_uploaded_on_the_first_attach():
-    model, optimizer, executor = make(with_momentum)
-    move(executor, model)
-    saved = copy.deepcopy(optimizer.state_dict())
-    other, other_optimizer, other_executor = make(with_momentum)
-    other_optimizer.load_state_dict(saved)
-    assert move(other_executor, other) == 1.5
 
 
 def test_the_state_dict_follows_the_device():
