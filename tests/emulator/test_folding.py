@@ -19,6 +19,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode, optim
+from tests.emulator import _models
 from tests.emulator._models import Function
 from tests.strategies import examples
 
@@ -90,68 +91,26 @@ def weight(*sizes):
 
 # Functions --------------------------------------------------------------------------
 
-X, Y, Z = floats(T, C), floats(T, C, seed=1), floats(T, C, seed=2)
-INDICES, OTHERS = numbers(T, C, high=3), numbers(T, C, high=3, seed=1) + 1
-MASK, OTHER = X > 0.5, Y > 0.5
-
-IMAGES = floats(4, 8, 8)
-ROWS = floats(C)
-WORDS = numbers(T)
-LABELS = numbers()
-
+X, Y = floats(T, C), floats(T, C, seed=1)
 
 CASES = {
-    "products": (
-        lambda m, x, y: (
-            F.linear(x, m.W, m.V),
-            F.linear(x.sum(0), m.W),
-            x @ m.W,
-            m.W @ x.transpose(1, 2),
-            x[:, 0] @ m.W,
-            (m.W @ x[:, 0].t()).t(),
-            x @ y.transpose(1, 2),
-            torch.bmm(x, y.transpose(1, 2)),
-            torch.mm(x[:, 0], m.W),
-            torch.mm(x[:, 0].t(), y[:, 0]),
-            torch.addmm(m.V, x[:, 0], m.W),
-            x @ torch.ones(B, C, 2),
-            torch.einsum("btc,cd->btd", x, m.W),
-            torch.einsum("btc,bsc->bts", [x, y]),
-            torch.einsum("btc,bsc->ts", x, y),
-            x[:, None] @ y[:, None].transpose(2, 3),
-            x.__matmul__(m.W),
-        ),
-        X,
-        Y,
-    ),
-    "convolutions": (
+    "images": (
         lambda m, x: (
             F.conv2d(x, m.kernel, m.bias, padding=1),
             F.conv2d(x, m.kernel, padding="same"),
             F.conv_transpose2d(x, m.kernel, stride=2),
-            F.conv1d(x[:, :, 0], m.kernel[:, :, 0]),
-            F.conv_transpose1d(x[:, :, 0], m.kernel[:, :, 0]),
-        ),
-        IMAGES,
-    ),
-    "pooling": (
-        lambda m, x: (
             F.max_pool2d(x, 2),
             F.avg_pool2d(x, 2),
             F.adaptive_avg_pool2d(x, 1),
             F.adaptive_max_pool2d(x, 2),
-            F.lp_pool2d(x, 2.0, 2),
             F.max_pool1d(x[:, 0], 2),
-            F.avg_pool1d(x[:, 0], 2),
-            F.adaptive_avg_pool1d(x[:, 0], 1),
-            F.adaptive_max_pool1d(x[:, 0], 2),
-            F.lp_pool1d(x[:, 0], 2.0, 2),
             F.max_pool2d(x.sum(0), 2),
         ),
-        IMAGES,
+        floats(4, 8, 8),
     ),
     "attention": (
         lambda m, x, y: (
+            F.linear(x.sum(0), m.W),
             F.scaled_dot_product_attention(x[:, None], y[:, None], y[:, None]),
             F.scaled_dot_product_attention(x, y, y, is_causal=True),
             F.scaled_dot_product_attention(x, y, y, torch.ones(T, T).tril().bool()),
@@ -180,8 +139,8 @@ CASES = {
                 F.nll_loss(x, y, reduction=reduction),
             )
         ],
-        ROWS,
-        LABELS,
+        floats(C),
+        numbers(),
     ),
     "losses of many classes": (
         lambda m, x, y: [
@@ -189,27 +148,24 @@ CASES = {
             F.cross_entropy(x.flatten(0, 1), y.flatten(), reduction="sum").reshape(1),
         ],
         X,
-        WORDS,
+        numbers(T),
     ),
 }
-ATTRIBUTES = {
-    "W": weight(C, C),
-    "V": weight(C),
-    "kernel": weight(4, 4, 3, 3),
-    "bias": weight(4),
-    "cube": weight(2, 2, 2, 2, 2),
-    "scale": weight(8),
-}
+ATTRIBUTES = {"W": weight(C, C), "kernel": weight(4, 4, 3, 3), "bias": weight(4)}
+SEVERAL = poptorch.Options().deviceIterations(K)
 
 
-def infer(fold, function, inputs, **attributes):
-    """Outputs of two calls, and what was said."""
-    options = poptorch.Options().deviceIterations(K)
-    with switched(fold) as said:
-        executor = poptorch.inferenceModel(Function(function, **attributes), options)
+def infer(fold, module, options, *batches, mib=None):
+    return run(fold, lambda: poptorch.inferenceModel(module, options), batches, mib)
+
+
+def run(fold, make_executor, batches, mib=None):
+    """Outputs of some calls, the random state after them, and what was said."""
+    with switched(fold, mib) as said:
+        executor = make_executor()
         try:
-            turned = [tensor.flip(0).clone() for tensor in inputs]
-            return [executor(*inputs), executor(*turned)], said
+            outputs = [executor(*batch) for batch in batches]
+            return outputs, executor.rng_state, said
         finally:
             executor.destroy()
 
@@ -217,15 +173,12 @@ def infer(fold, function, inputs, **attributes):
 @pytest.mark.parametrize("what", CASES)
 def test_functions_give_what_they_give_in_a_loop(what):
     function, *inputs = CASES[what]
-    folded, said = infer("1", function, inputs, **ATTRIBUTES)
-    looped, _ = infer("0", function, inputs, **ATTRIBUTES)
-    assert_close(folded, looped)
+    module = Function(function, **ATTRIBUTES)
+    batches = inputs, [tensor.flip(0).clone() for tensor in inputs]
+    folded, _, said = infer("1", module, SEVERAL, *batches)
+    assert_close(folded, infer("0", module, SEVERAL, *batches)[0])
     assert not found_wrong(said)
-    assert what in MAY_LOOP or folded_in(said) == K
-
-
-MAY_LOOP = {"in place"}
-"""Some of what they call can't run for several micro-batches in every torch."""
+    assert folded_in(said) == K
 
 
 LATER = {
@@ -240,18 +193,10 @@ LATER = {
 @pytest.mark.parametrize("what", LATER)
 def test_rows_that_are_alike_at_first_hide_nothing(what):
     """The first call of a fold is compared with the loop; later ones aren't."""
-
-    def results(fold):
-        options = poptorch.Options().deviceIterations(K)
-        with switched(fold) as said:
-            module = Function(lambda m, x: LATER[what](m, x * 1))
-            executor = poptorch.inferenceModel(module, options)
-            found = [executor(x) for x in (torch.ones_like(X), X, X * 4)]
-            executor.destroy()
-        return found, said
-
-    folded, said = results("1")
-    assert_close(folded, results("0")[0])
+    module = Function(lambda m, x: LATER[what](m, x * 1))
+    batches = [(x,) for x in (torch.ones_like(X), X, X * 4)]
+    folded, _, said = infer("1", module, SEVERAL, *batches)
+    assert_close(folded, infer("0", module, SEVERAL, *batches)[0])
     assert not found_wrong(said)
 
 
@@ -389,30 +334,23 @@ STEPS = {**ROW_WISE, **OTHER}
 class Steps(Layers):
     """Some steps; the last gives the loss."""
 
-    def __init__(self, names, *, reduction="mean"):
+    def __init__(self, names):
         super().__init__()
         self.names = names
-        self.reduction = reduction
 
     def forward(self, x, y=None):
         for name in self.names:
             x = STEPS[name](self, x)
         if y is None:
             return x, x.sum((1, 2)), x.mean().reshape(1)
-        loss = F.cross_entropy(x.flatten(0, 1), y.flatten(), reduction=self.reduction)
-        if self.reduction == "none":
-            loss = poptorch.identity_loss(loss, reduction="sum")
+        loss = F.cross_entropy(x.flatten(0, 1), y.flatten())
         hits = (x.argmax(-1) == y).to(torch.float32).sum()
         return torch.stack([loss.detach(), hits]), x.mean(0), loss
 
 
 def make_options(D, G, R, mode, period=1):
-    options = poptorch.Options().deviceIterations(D).replicationFactor(R)
-    options.autoRoundNumIPUs(True).randomSeed(3)
-    options.outputMode(mode, period)
-    options.Training.gradientAccumulation(G)
-    options.broadcastBuffers(False)
-    return options
+    options = _models.make_options(D, G, R, mode, period)
+    return options.randomSeed(3).broadcastBuffers(False)
 
 
 def make_inputs(rows, seed):
@@ -421,18 +359,16 @@ def make_inputs(rows, seed):
     return x, torch.randint(0, C, (rows, T), generator=generator)
 
 
-def train(fold, names, D, G, R, B, mode, *, mib=None, reduction="mean"):
+def train(fold, names, D, G, R, B, mode, *, mib=None):
     """Outputs, weights and random state after some calls; and what was said."""
-    module = Steps(names, reduction=reduction)
+    module = Steps(names)
     sgd = optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
-    with switched(fold, mib) as said:
-        executor = poptorch.trainingModel(module, make_options(D, G, R, mode), sgd)
-        try:
-            outputs = [executor(*make_inputs(D * G * R * B, i)) for i in range(CALLS)]
-            executor.copyWeightsToHost()
-            return outputs, module.state_dict(), executor.rng_state, said
-        finally:
-            executor.destroy()
+    options = make_options(D, G, R, mode)
+    batches = [make_inputs(D * G * R * B, i) for i in range(CALLS)]
+    outputs, rng_state, said = run(
+        fold, lambda: poptorch.trainingModel(module, options, sgd), batches, mib
+    )
+    return outputs, module.state_dict(), rng_state, said
 
 
 programs = st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5)
@@ -458,18 +394,10 @@ def test_any_program_trains_alike(names, D, G, R, B, mode, mib):
 @settings(max_examples=examples(60))
 @given(programs, st.integers(1, 5), st.sampled_from([1, 2]), small, modes, mebibytes)
 def test_any_program_infers_alike(names, D, R, B, mode, mib):
-    def results(fold):
-        with switched(fold, mib) as said:
-            options = make_options(D, 1, R, mode)
-            executor = poptorch.inferenceModel(Steps(names), options)
-            try:
-                inputs = [make_inputs(D * R * B, i)[0] for i in range(CALLS)]
-                return [executor(x) for x in inputs], executor.rng_state, said
-            finally:
-                executor.destroy()
-
-    outputs, rng_state, _ = results("0")
-    folded, drawn, said = results("1")
+    module, options = Steps(names), make_options(D, 1, R, mode)
+    batches = [make_inputs(D * R * B, i)[:1] for i in range(CALLS)]
+    outputs, rng_state, _ = infer("0", module, options, *batches)
+    folded, drawn, said = infer("1", module, options, *batches, mib=mib)
     assert not found_wrong(said)
     assert_close(folded, outputs, 1e-3)
     assert drawn == rng_state
@@ -503,16 +431,9 @@ def test_programs_of_layers_are_folded(names, B):
 
 @pytest.mark.parametrize("name", ["linear", *OTHER])
 def test_every_n_th_result_comes_back(name):
-    def results(fold):
-        with switched(fold):
-            options = make_options(4, 1, 1, OutputMode.EveryN, 2)
-            module = Steps(["linear", name, "conv"])
-            executor = poptorch.inferenceModel(module, options)
-            outputs = executor(make_inputs(8, 0)[0])
-            executor.destroy()
-            return outputs
-
-    assert_close(results("1"), results("0"), 1e-3)
+    module = Steps(["linear", name, "conv"])
+    given = make_options(4, 1, 1, OutputMode.EveryN, 2), make_inputs(8, 0)[:1]
+    assert_close(infer("1", module, *given)[0], infer("0", module, *given)[0], 1e-3)
 
 
 @settings(max_examples=examples(25))
@@ -524,25 +445,24 @@ def test_every_n_th_result_comes_back(name):
     st.sampled_from([1, 2]),
 )
 def test_gradients_are_reduced_alike(optimizer, kind, strategy, scaling, R):
-    def run(fold):
-        with switched(fold) as said:
-            module = Steps(["linear", "conv"])
-            options = make_options(2, 3, R, OutputMode.All)
-            options.Training.accumulationAndReplicationReductionType(
-                getattr(poptorch.ReductionType, kind)
-            )
-            options.Training.setMeanAccumulationAndReplicationReductionStrategy(
-                getattr(poptorch.MeanReductionStrategy, strategy)
-            )
-            made = optimizer(module.parameters(), lr=0.01, loss_scaling=scaling)
-            executor = poptorch.trainingModel(module, options, made)
-            outputs = [executor(*make_inputs(12 * R, i)) for i in range(CALLS)]
-            executor.copyWeightsToHost()
-            executor.destroy()
-            assert folded_in(said) == (3 * R if fold == "1" else None)
-            return outputs, module.state_dict()
+    def trained(fold):
+        module = Steps(["linear", "conv"])
+        options = make_options(2, 3, R, OutputMode.All)
+        options.Training.accumulationAndReplicationReductionType(
+            getattr(poptorch.ReductionType, kind)
+        )
+        options.Training.setMeanAccumulationAndReplicationReductionStrategy(
+            getattr(poptorch.MeanReductionStrategy, strategy)
+        )
+        made = optimizer(module.parameters(), lr=0.01, loss_scaling=scaling)
+        batches = [make_inputs(12 * R, i) for i in range(CALLS)]
+        outputs, _, said = run(
+            fold, lambda: poptorch.trainingModel(module, options, made), batches
+        )
+        assert folded_in(said) == (3 * R if fold == "1" else None)
+        return outputs, module.state_dict()
 
-    assert_close(run("1"), run("0"), 1e-3)
+    assert_close(trained("1"), trained("0"), 1e-3)
 
 
 # What the loop is for -------------------------------------------------------------
@@ -569,11 +489,12 @@ def test_what_torch_can_not_fold_runs_in_a_loop():
         row[0] = x.mean()
         return x + row
 
-    folded, said = infer("1", program, [X])
+    module = Function(program)
+    folded, _, said = infer("1", module, SEVERAL, [X])
     assert folded_in(said) is None
     assert "inplace" in why_looped(said)
     assert not found_wrong(said)
-    assert_close(folded, infer("0", program, [X])[0])
+    assert_close(folded, infer("0", module, SEVERAL, [X])[0])
 
 
 class HalfModel(nn.Module):
@@ -590,27 +511,23 @@ class HalfModel(nn.Module):
 
 def test_float16_weights_get_the_gradient_of_each_micro_batch_once():
     def weights(fold):
-        with switched(fold) as said:
-            module = HalfModel()
-            sgd = optim.SGD(module.parameters(), lr=0.5)
-            options = make_options(1, 3, 1, OutputMode.All)
-            executor = poptorch.trainingModel(module, options, sgd)
-            executor(torch.linspace(-1, 1, 6 * C).reshape(6, C))
-            executor.destroy()
-            assert folded_in(said) is None
-            return module.state_dict()
+        module = HalfModel()
+        sgd = optim.SGD(module.parameters(), lr=0.5)
+        options = make_options(1, 3, 1, OutputMode.All)
+        batch = [torch.linspace(-1, 1, 6 * C).reshape(6, C)]
+        *_, said = run(
+            fold, lambda: poptorch.trainingModel(module, options, sgd), [batch]
+        )
+        assert folded_in(said) is None
+        return module.state_dict()
 
     torch.testing.assert_close(weights("1"), weights("0"), rtol=0, atol=0)
 
 
 def test_rounding_at_random_runs_in_a_loop():
-    options = poptorch.Options().deviceIterations(K)
+    options = SEVERAL.clone()
     options.Precision.enableStochasticRounding(True)
-    with switched("1") as said:
-        module = Function(lambda m, x: x * 1.001)
-        executor = poptorch.inferenceModel(module, options)
-        executor(X.half())
-        executor.destroy()
+    *_, said = infer("1", Function(lambda m, x: x * 1.001), options, [X.half()])
     assert why_looped(said) == "rounding is stochastic"
 
 
@@ -622,22 +539,17 @@ def test_the_host_is_called_for_each_micro_batch():
         return x
 
     asking = Function(lambda m, x: poptorch.CPU(host, "host")(x * 2))
-    with switched("1"):
-        executor = poptorch.inferenceModel(
-            asking, make_options(3, 1, 1, OutputMode.All)
-        )
-        executor(torch.randn(6, C))
-        executor.destroy()
+    infer("1", asking, SEVERAL, [torch.randn(6, C)])
     assert calls == [2, 2, 2, 2]  # once while tracing
 
 
 def test_micro_batches_that_share_rows_run_in_a_loop():
-    with switched("1") as said:
-        options = make_options(1, 2, 2, OutputMode.All)
-        options.inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
-        executor = poptorch.trainingModel(Steps(["linear"]), options)
-        executor(*make_inputs(4, 0))
-        executor.destroy()
+    options = make_options(1, 2, 2, OutputMode.All)
+    options.inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
+    module = Steps(["linear"])
+    *_, said = run(
+        "1", lambda: poptorch.trainingModel(module, options), [make_inputs(4, 0)]
+    )
     assert why_looped(said) == "replicas share inputs"
 
 
@@ -650,11 +562,8 @@ def test_a_pass_keeps_to_its_memory(mib, most):
     rows, width = 64, 512
     module = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8))
     x = torch.randn(10 * rows, 8)
-    with switched("", mib) as said:
-        options = make_options(10, 1, 1, OutputMode.All)
-        executor = poptorch.inferenceModel(module, options)
-        actual = executor(x)
-        executor.destroy()
+    options = make_options(10, 1, 1, OutputMode.All)
+    [actual], _, said = infer("", module, options, [x], mib=mib)
     assert folded_in(said) == most
     assert_close(actual, module(x).detach())
 
@@ -663,11 +572,8 @@ def test_training_counts_what_the_backward_pass_needs():
     names, value = ["linear"] * 8, 2 * T * C * 4
     mib = 40 * value / 2**20
     *_, trained = train("", names, 1, 4, 1, 2, OutputMode.All, mib=mib)
-    with switched("", mib) as inferred:
-        options = make_options(4, 1, 1, OutputMode.All)
-        executor = poptorch.inferenceModel(Steps(names), options)
-        executor(make_inputs(8, 0)[0])
-        executor.destroy()
+    options = make_options(4, 1, 1, OutputMode.All)
+    *_, inferred = infer("", Steps(names), options, make_inputs(8, 0)[:1], mib=mib)
     assert folded_in(trained) == 2  # a product and a tanh each, and more for the loss
     assert folded_in(inferred) == 4
 
