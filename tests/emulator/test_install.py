@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 import ipufit.emulator
 from ipufit.emulator import Error, install, uninstall
 from ipufit.emulator._ground.switches import STRICT_VARIABLE, is_strict
+from tests.interpreters import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,16 +46,6 @@ def state():
     names = [n for n in sys.modules if n.partition(".")[0] in ("poptorch", "popdist")]
     variables = [os.environ.get(name) for name in ("PYTHONPATH", STRICT_VARIABLE)]
     return [[*sys.meta_path], [*sys.path], variables, sorted(names)]
-
-
-def run_python(code, folder):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=str(folder),
-        check=False,
-    )
 
 
 @pytest.mark.usefixtures("installed")
@@ -183,10 +173,11 @@ def test_objects_pickled_under_the_name_can_be_read_without_it(installed):
 @pytest.mark.parametrize("first", ["popdist.poptorch", "ipufit"])
 def test_interpreters_started_from_here_find_it(first, tmp_path):
     done = run_python(
+        "-c",
         f"import {first}\nimport poptorch, popdist, poptorch.optim\n"
         "from ipufit import poptorch as seen\n"
         "print(poptorch.__name__, popdist.__name__, seen is poptorch)",
-        tmp_path,
+        cwd=tmp_path,
     )
     assert done.stderr == ""
     assert done.stdout.split() == [
@@ -226,18 +217,9 @@ class Names(torch.utils.data.Dataset):
         return torch.tensor(popdist.getNumInstances())
 
 
-def send(queue):
-    queue.put((poptorch.__name__, __name__))
-
-
 if __name__ == "__main__":
     options = poptorch.Options()
     context = multiprocessing.get_context({method!r})
-    queue = context.Queue()
-    process = context.Process(target=send, args=(queue,))
-    process.start()
-    print(*queue.get())
-    process.join()
     loader = poptorch.DataLoader(
         options, Names(options), num_workers=1, multiprocessing_context=context
     )
@@ -252,16 +234,10 @@ def test_processes_that_multiprocessing_starts_find_it(method, tmp_path):
     script = tmp_path / "script.py"
     source = SPAWNING.format(root=str(ROOT), method=method)
     script.write_text(source, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        cwd=str(tmp_path),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run_python(script, cwd=tmp_path, env=path)
     assert done.stderr == ""
-    assert done.stdout.split() == ["ipufit.emulator", "__mp_main__", "1", "1"]
+    assert done.stdout.split() == ["1", "1"]
 
 
 # Strict mode -------------------------------------------------------------------
@@ -278,10 +254,8 @@ def test_strict_mode_is_for_this_process_and_its_children(
     install(force=True, strict=True)
     try:
         assert is_strict()
-        code = (
-            "from ipufit.emulator._ground.switches import is_strict; print(is_strict())"
-        )
-        assert run_python(code, tmp_path).stdout.strip() == "True"
+        code = "from ipufit.emulator._ground.switches import is_strict as x; print(x())"
+        assert run_python("-c", code, cwd=tmp_path).stdout == "True\n"
     finally:
         uninstall()
     assert state() == untouched

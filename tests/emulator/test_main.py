@@ -14,6 +14,7 @@ import pytest
 from ipufit.emulator import __main__ as command
 from ipufit.emulator import uninstall
 from ipufit.emulator._ground.switches import STRICT_VARIABLE
+from tests.interpreters import run_python
 
 ROOT = Path(__file__).parents[2]
 WHO_AM_I = """
@@ -59,13 +60,17 @@ def write(tmp_path):
     return make
 
 
-def run_python(*arguments, folder):
+def emulated(*arguments, folder):
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return run_python("-m", "ipufit.emulator", *arguments, cwd=folder, env=path)
+
+
+def plainly(*arguments, folder):
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=str(folder),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
 
@@ -73,9 +78,9 @@ def run_python(*arguments, folder):
 def test_a_script_sees_what_it_would_under_python(write, tmp_path):
     script = write(WHO_AM_I)
     arguments = (script, "--ipus", "9", "-m", "--", "--force")
-    plain = run_python(*arguments, folder=tmp_path)
-    emulated = run_python("-m", "ipufit.emulator", *arguments, folder=tmp_path)
-    assert json.loads(emulated.stdout) == json.loads(plain.stdout)
+    plain = plainly(*arguments, folder=tmp_path)
+    done = emulated(*arguments, folder=tmp_path)
+    assert json.loads(done.stdout) == json.loads(plain.stdout)
     assert json.loads(plain.stdout)["argv"][1:] == [
         "--ipus",
         "9",
@@ -83,7 +88,7 @@ def test_a_script_sees_what_it_would_under_python(write, tmp_path):
         "--",
         "--force",
     ]
-    (notice,) = emulated.stderr.splitlines()
+    (notice,) = done.stderr.splitlines()
     assert "emulated" in notice
 
 
@@ -91,9 +96,9 @@ def test_a_module_sees_what_it_would_under_python(write, tmp_path):
     write("", "package/__init__.py")
     write(WHO_AM_I, "package/part.py")
     arguments = ("-m", "package.part", "--epochs", "3")
-    plain = run_python(*arguments, folder=tmp_path)
-    emulated = run_python("-m", "ipufit.emulator", *arguments, folder=tmp_path)
-    assert json.loads(emulated.stdout) == json.loads(plain.stdout)
+    plain = plainly(*arguments, folder=tmp_path)
+    done = emulated(*arguments, folder=tmp_path)
+    assert json.loads(done.stdout) == json.loads(plain.stdout)
     assert json.loads(plain.stdout)["spec"] == "package.part"
 
 
@@ -131,7 +136,7 @@ FAILING = {
 @pytest.mark.parametrize("source", FAILING.values(), ids=FAILING)
 def test_it_ends_as_under_python(emulate, write, tmp_path, source):
     script = write(source)
-    plain = run_python(script, folder=tmp_path)
+    plain = plainly(script, folder=tmp_path)
     code, output, errors = emulate(script)
     if isinstance(code, str):  # Python prints it on its way out
         code, errors = 1, f"{errors}{code}\n"
@@ -165,7 +170,7 @@ print("the other too")
 
 def test_ipus_are_as_scarce_as_asked(write, tmp_path):
     script = write(TWO_MODELS.format(detaching=False))
-    done = run_python("-m", "ipufit.emulator", "--ipus", 1, script, folder=tmp_path)
+    done = emulated("--ipus", 1, script, folder=tmp_path)
     assert done.returncode == 1
     assert done.stdout == "one runs\n"
     assert "Error: 'poptorch_py_error': Failed to acquire 1 IPU(s)" in done.stderr
@@ -197,7 +202,6 @@ def test_the_help_names_every_option(emulate):
         "-m",
         "script",
     ):
-        assert word in output
         assert word in output
     for name in ("IPUS", "STRICT"):
         assert f"IPUFIT_EMULATOR_{name}" in output

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import torch
 import ipufit.emulator as poptorch
 from ipufit.emulator import install, uninstall
 from tests.emulator._models import Function
+from tests.interpreters import run_python
 
 
 @pytest.fixture
@@ -120,12 +119,6 @@ def test_a_program_may_go_on_without(tmp_path):
         "    print(popart.__name__, popart.RecomputationType.Standard.value)\n",
         encoding="utf-8",
     )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        cwd=str(tmp_path),
-        check=False,
-    )
+    done = run_python(script, cwd=tmp_path)
     assert done.stdout.split() == ["ipufit.emulator._popart", "1"]
     assert done.stderr == ""

@@ -6,8 +6,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -35,9 +33,10 @@ from tests.emulator._datasets import (
     Stuck,
     preload_fork_server,
 )
+from tests.interpreters import run_python
 
 Point = namedtuple("Point", ["x", "y"])
-REPOSITORY = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,7 +82,16 @@ def drain(accessor, num_expected):
     return num_ready
 
 
-@pytest.mark.parametrize("strategy", list(SharingStrategy), ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        SharingStrategy.Fork,
+        SharingStrategy.ForkServer,
+        SharingStrategy.SharedMemory,
+        pytest.param(SharingStrategy.FileSystem, marks=pytest.mark.thorough),
+    ],
+    ids=lambda strategy: strategy.name,
+)
 def test_every_sharing_strategy_gives_the_same_data(start, strategy):
     dataset = TensorDataset(torch.arange(6).view(3, 2))
     accessor = start(dataset, sharing_strategy=strategy)
@@ -344,16 +352,8 @@ def test_a_later_failure_is_printed_by_the_process(start, capfd):
     assert "in __iter__" in printed
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "ForkServer",
-        *(
-            pytest.param(name, marks=pytest.mark.thorough)
-            for name in ("SharedMemory", "FileSystem")
-        ),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["ForkServer", "SharedMemory", "FileSystem"])
 def test_processes_of_each_kind_print_what_ended_them(strategy, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -366,13 +366,7 @@ def test_processes_of_each_kind_print_what_ended_them(strategy, tmp_path):
         "    poptorch.AsynchronousDataAccessor(Broken(), sharing_strategy=strategy)\n",
         encoding="utf-8",
     )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    printed = done.stderr.decode()
+    printed = run_python(script, env=ENVIRONMENT).stderr
     assert "ValueError: broken image" in printed
     assert printed.index("broken image") < printed.index("failed to start")
 
@@ -421,14 +415,6 @@ def test_terminating_ends_the_process_and_leaves_nothing(start, monkeypatch, tmp
         iter(accessor)
     with pytest.raises(AssertionError, match="was terminated"):
         next(accessor)
-
-
-def test_the_process_ends_with_the_last_reference(start):
-    accessor = AsynchronousDataAccessor(steps(1), sharing_strategy=SharingStrategy.Fork)
-    pid = accessor._process.pid
-    assert is_running(pid)
-    del accessor
-    assert not is_running(pid)
 
 
 def test_a_forked_process_does_not_end_the_one_of_its_parent(start):
@@ -494,13 +480,7 @@ if __name__ == "__main__":
 def test_no_process_outlives_the_script(tmp_path, ending, exit_code):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(ending=ending))
-    ended = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        timeout=60,
-        check=False,
-    )
+    ended = run_python(script, env=ENVIRONMENT)
     assert ended.returncode == exit_code
     deadline = time.monotonic() + 60
     while is_running(int(ended.stdout)) and time.monotonic() < deadline:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
+
+from tests.interpreters import run_python
 
 FORKS = """
 import os, sys
@@ -37,12 +38,7 @@ print(alone, joined, len(pauses))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system doesn't fork")
 def test_forks_of_joined_processes_wait():
-    run = subprocess.run(
-        [sys.executable, "-c", FORKS],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    run = run_python("-c", FORKS)
     waits = int(sys.version_info < (3, 12))
     *_, counts = run.stdout.splitlines()  # after what gloo says
     assert counts.split() == ["0", str(waits), str(waits)]

@@ -274,18 +274,3 @@ def test_inputs_of_groups_apart_are_refused():
     executor = poptorch.inferenceModel(Squares(), options)
     with pytest.raises(poptorch.Error, match="isn't Consecutive"):
         executor.compile(torch.ones(2, 3))
-
-
-def alike(process):
-    """Whether inference in one process alone runs while the other does nothing."""
-    if dist.get_rank() != process:
-        return None
-    options = poptorch.Options()
-    options.Distributed.configureProcessId(process, 2)
-    return poptorch.inferenceModel(Squares().eval(), options)(torch.ones(1, 3))[0].shape
-
-
-@pytest.mark.parametrize("process", [0, 1])
-def test_inference_exchanges_nothing(pool, process):
-    shapes = pool.run(alike, process)
-    assert shapes[process] == (1, 2)
