@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ipufit.emulator as poptorch
+from tests.emulator._datasets import Pair, PairParser
+from tests.emulator._models import make_options
 from tests.strategies import examples
 
 Point = collections.namedtuple("Point", ["x", "y"])
@@ -188,24 +190,6 @@ def test_a_call_is_taken_by_position_as_it_is_by_name(forward, first, later, is_
         assert isinstance(by_name, list)
 
 
-@pytest.mark.parametrize(
-    ("later", "message"),
-    [
-        (torch.ones(3), "Shape mismatch"),
-        (ONE.int(), "Data type mismatch"),
-        (nn.Parameter(ONE), "Type mismatch"),
-        (3, "Type mismatch"),
-    ],
-)
-def test_a_tensor_by_position_is_held_to_the_compiled_one(later, message):
-    executor, _ = model_of(lambda x, y=None: None)
-    executor.compile(ONE)
-    with pytest.raises(poptorch.Error, match=f"{message} for x"):
-        executor(later)
-    with pytest.raises(poptorch.Error, match="mismatch for y"):
-        executor(ONE, 4)
-
-
 # Later calls ------------------------------------------------------------------
 
 
@@ -309,16 +293,6 @@ def test_what_agrees_passes(compiled, later):
     assert check(compiled, later)[0].tolist() == [4, 4]
 
 
-def test_the_order_of_keys_is_that_of_the_compiled_call():
-    class Difference(nn.Module):
-        def forward(self, pair):
-            return pair["a"] - pair["b"]
-
-    executor = poptorch.inferenceModel(Difference())
-    assert executor({"a": ONE, "b": TWO}).tolist() == [-1, -1]
-    assert executor({"b": TWO, "a": ONE}).tolist() == [-1, -1]
-
-
 def test_a_default_tensor_is_an_input():
     class Default(nn.Module):
         def forward(self, x, y=torch.ones(2)):  # noqa: B008
@@ -329,49 +303,29 @@ def test_a_default_tensor_is_an_input():
     assert executor(ONE, TWO).tolist() == [3, 3]
 
 
-class Custom:
-    def __init__(self, tensor, name):
-        self.tensor, self.name = tensor, name
-
-
-class CustomParser(poptorch.ICustomArgParser):
-    def yieldTensors(self, struct):  # noqa: N802
-        yield struct.tensor
-
-    def reconstruct(self, original_structure, tensor_iterator):
-        return Custom(next(tensor_iterator), original_structure.name)
-
-
 def test_custom_types_are_cut_leaf_by_leaf_and_come_back():
     class Model(nn.Module):
-        def forward(self, custom):
-            assert custom.tensor.shape == (2,)
-            return Custom(custom.tensor * 2, "out")
+        def forward(self, pair):
+            assert pair.left.shape == (2,)
+            return Pair(pair.left * 2, pair.right)
 
-    poptorch.registerCustomArgParser(Custom, CustomParser())
+    poptorch.registerCustomArgParser(Pair, PairParser())
     try:
         options = poptorch.Options().deviceIterations(3)
         executor = poptorch.inferenceModel(Model(), options)
         for _ in range(2):
-            out = executor(Custom(torch.arange(6.0), "in"))
-            assert out.tensor.tolist() == [0, 2, 4, 6, 8, 10]
-            assert out.name == "out"
+            out = executor(Pair(torch.arange(6.0), torch.ones(3)))
+            assert out.left.tolist() == [0, 2, 4, 6, 8, 10]
+            assert out.right.tolist() == [1, 1, 1]
     finally:
-        poptorch.registerCustomArgParser(Custom, None)
+        poptorch.registerCustomArgParser(Pair, None)
 
 
 # Batches and types ------------------------------------------------------------
 
 
-def make_options(d=1, g=1, r=1):
-    options = poptorch.Options().deviceIterations(d).replicationFactor(r)
-    options.autoRoundNumIPUs(True)
-    options.Training.gradientAccumulation(g)
-    return options
-
-
 def test_every_input_is_a_multiple_of_all_factors():
-    executor = poptorch.inferenceModel(Echo(), make_options(d=2, r=3))
+    executor = poptorch.inferenceModel(Echo(), make_options(D=2, R=3))
     with pytest.raises(AssertionError, match="Invalid batch dimension") as caught:
         executor.compile(torch.ones(6), torch.ones(8))
     for part in (
@@ -388,14 +342,14 @@ def test_every_input_is_a_multiple_of_all_factors():
 def test_a_number_is_an_input_of_one_micro_batch():
     out = poptorch.inferenceModel(Echo())(torch.tensor(3.0))
     assert out[0].shape == ()
-    for options in (make_options(d=2), make_options(r=2)):
+    for options in (make_options(D=2), make_options(R=2)):
         with pytest.raises(AssertionError, match="Invalid batch dimension"):
             poptorch.inferenceModel(Echo(), options)(torch.tensor(3.0))
 
 
 def test_no_device_iterations_at_all():
     with pytest.raises(ZeroDivisionError):
-        poptorch.inferenceModel(Echo(), make_options(d=0))(ONE)
+        poptorch.inferenceModel(Echo(), make_options(D=0))(ONE)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0)])

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import ipufit.emulator as poptorch
+from tests.emulator import _models
 from tests.emulator._models import Function, Marked
 
 X = torch.linspace(0.1, 1.0, 16).reshape(4, 4)
@@ -21,13 +22,8 @@ def _strict(monkeypatch):
     monkeypatch.setenv("IPUFIT_EMULATOR_STRICT", "1")
 
 
-def run(function, *inputs, **attributes):
-    module = Function(lambda m, *given: function(m, *given), **attributes)
-    executor = poptorch.inferenceModel(module)
-    try:
-        return executor(*(inputs or (X,)))
-    finally:
-        executor.destroy()
+def strictly(function, **attributes):
+    return _models.run(function, X, **attributes)
 
 
 UNSUPPORTED = {
@@ -80,7 +76,7 @@ UNSUPPORTED = {
 def test_an_unsupported_function_is_refused_by_its_names(name):
     function, operator, written = UNSUPPORTED[name]
     with pytest.raises(poptorch.Error) as caught:
-        run(lambda m, x: function(x))
+        strictly(function)
     assert "Unsupported ops found in compiled model: [" in caught.value.message
     assert operator in caught.value.message
     assert f"They come from {written}" in caught.value.message
@@ -89,13 +85,13 @@ def test_an_unsupported_function_is_refused_by_its_names(name):
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_the_emulator_computes_it_all_the_same(name):
     function, *_ = UNSUPPORTED[name]
-    assert isinstance(run(lambda m, x: function(x)), torch.Tensor)
+    assert isinstance(strictly(function), torch.Tensor)
 
 
 @pytest.mark.usefixtures("_strict")
 def test_all_of_them_are_reported_together():
     with pytest.raises(poptorch.Error) as caught:
-        run(lambda m, x: torch.erfinv(x) + x.lgamma() + torch.erfinv(x + 1))
+        strictly(lambda x: torch.erfinv(x) + x.lgamma() + torch.erfinv(x + 1))
     assert "[aten::erfinv, aten::lgamma]" in caught.value.message
     assert "from torch.Tensor.lgamma; torch.erfinv." in caught.value.message
 
@@ -103,7 +99,7 @@ def test_all_of_them_are_reported_together():
 @pytest.mark.usefixtures("_strict")
 def test_a_way_round_is_told_where_there_is_one():
     with pytest.raises(poptorch.Error, match=r"torch\.searchsorted \(try torch\.bucke"):
-        run(lambda m, x: torch.searchsorted(x, x))
+        strictly(lambda x: torch.searchsorted(x, x))
 
 
 SUPPORTED = {
@@ -128,7 +124,7 @@ SUPPORTED = {
 @pytest.mark.usefixtures("_strict")
 def test_supported_functions_pass(name):
     expected = SUPPORTED[name](X)
-    torch.testing.assert_close(run(lambda m, x: SUPPORTED[name](x)), expected)
+    torch.testing.assert_close(strictly(SUPPORTED[name]), expected)
 
 
 @pytest.mark.usefixtures("_strict")
@@ -153,7 +149,7 @@ def test_what_runs_on_the_host_is_anybodys():
     on_host = poptorch.CPU(lambda x: x.lgamma(), "gamma")
     table = torch.arange(4.0)
     expected = X.lgamma() + table.lgamma()
-    result = run(lambda m, x: on_host(x) + table.lgamma().to("ipu"))
+    result = strictly(lambda x: on_host(x) + table.lgamma().to("ipu"))
     torch.testing.assert_close(result, expected)
 
 
@@ -162,10 +158,10 @@ def test_an_integer_buffer_is_a_constant_and_a_weight_is_not():
     mask = torch.ones(4, 4, dtype=torch.int64)
     layer = nn.Linear(4, 4)
     layer.register_buffer("mask", mask)
-    result = run(lambda m, x: x * m.layer.mask.tril(), layer=layer)
+    result = strictly(lambda x: x * layer.mask.tril(), layer=layer)
     torch.testing.assert_close(result, X * mask.tril())
     with pytest.raises(poptorch.Error, match="aten::tril"):
-        run(lambda m, x: x * m.layer.weight.tril(), layer=layer)
+        strictly(lambda x: x * layer.weight.tril(), layer=layer)
 
 
 @pytest.mark.usefixtures("_strict")

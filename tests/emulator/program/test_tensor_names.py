@@ -126,23 +126,3 @@ def test_weights_that_are_not_trained_have_no_gradients():
     executor.compile(X)
     gradients = [n for n in executor.getTensorNames() if n.startswith("Gradient___")]
     assert gradients == ["Gradient___model.1.weight", "Gradient___model.1.bias"]
-
-
-@pytest.mark.parametrize(
-    ("make", "state"),
-    [
-        (lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9), {"Accl1"}),
-        (poptorch.optim.AdamW, {"Accl1", "Accl2", "Step"}),
-        (torch.optim.Adam, {"Accl1", "Accl2", "Step"}),
-    ],
-)
-def test_the_state_of_the_optimiser_has_popart_names(make, state):
-    layer = nn.Linear(2, 2)
-    loss = Function(lambda self, x: mse_loss(self.layer(x), x), layer=layer)
-    offline = poptorch.Options().connectionType(poptorch.ConnectionType.Never)
-    executor = poptorch.trainingModel(loss, offline, make(layer.parameters()))
-    executor.compile(X)
-    found = executor.getTensorNames()
-    assert {f"{slot}___layer.weight" for slot in state} <= set(found)
-    assert any("earningRate" in name for name in found)
-    assert len(set(found)) == len(found)
