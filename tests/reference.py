@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ipufit import Callback
+from ipufit import Callback, IPUModel
 
 NUM_FEATURES, NUM_CLASSES = 3, 4
 
@@ -22,6 +22,13 @@ def network(seed=0, *, dtype=torch.float32):
             torch.nn.Tanh(),
             torch.nn.Linear(5, NUM_CLASSES),
         ).to(dtype)
+
+
+def compiled(module=None, config=None, **settings):
+    """A model of the tiny classifier, or of another module, that can be fitted."""
+    model = IPUModel(module or network(), config)
+    model.compile(**{"optimizer": "sgd", "loss": "cross_entropy", **settings})
+    return model
 
 
 def samples(count, seed=0):
@@ -60,14 +67,23 @@ class Trained:
         }
 
 
-def train(module, optimizer, x, y, batch_size, *, is_sum=False):
-    """One epoch over `x` and `y` in order, an update for each whole batch."""
+def train(
+    module, optimizer, x, y, batch_size, *, is_sum=False, weights=None, has_rest=False
+):
+    """One epoch over `x` and `y` in order, an update for each whole batch.
+
+    Args:
+        is_sum: Whether the loss of a batch is a sum and no mean.
+        weights: One for each sample.
+        has_rest: Whether a short last batch is trained on, too.
+    """
     losses, hits = [], []
     for rows in torch.arange(len(x)).split(batch_size):
-        if len(rows) < batch_size:
+        if len(rows) < batch_size and not has_rest:
             break
         outputs = module(x[rows])
         each = torch.nn.functional.cross_entropy(outputs, y[rows], reduction="none")
+        each = each if weights is None else each * weights[rows]
         optimizer.zero_grad()
         (each.sum() if is_sum else each.mean()).backward()
         optimizer.step()
@@ -114,6 +130,40 @@ class Recorded(Dataset):
     def __getitem__(self, index):
         self.asked.append(int(index))
         return tuple(tensor[index] for tensor in self.tensors)
+
+
+class Items(Dataset):
+    """A dataset of the items of a list."""
+
+    def __init__(self, items):
+        self._items = items
+
+    def __len__(self):
+        return len(self._items)
+
+    def __getitem__(self, index):
+        return self._items[index]
+
+
+class Stream(IterableDataset):
+    """A stream of the items of a list; the first worker gives them all."""
+
+    def __init__(self, items):
+        self._items = items
+
+    def __iter__(self):
+        worker = get_worker_info()
+        return iter(self._items if worker is None or worker.id == 0 else [])
+
+
+class Restartable:
+    """Batches whose number nobody knows, as often as one likes."""
+
+    def __init__(self, make):
+        self._make = make
+
+    def __iter__(self):
+        return self._make()
 
 
 class Recorder(Callback):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
 
 from ipufit import (
     Callback,
@@ -22,6 +21,7 @@ from ipufit import (
     StreamedMetric,
     poptorch,
 )
+from tests.reference import Stream
 from tests.strategies import examples
 
 
@@ -127,11 +127,6 @@ def test_what_a_plan_says():
     assert "The last call is filled up with 21 rows." in padded
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return zip(*data(8))
-
-
 @pytest.mark.parametrize(
     ("arguments", "samples", "updates"),
     [({"validation_split": 0.25}, 48, 6), ({"steps_per_epoch": 3}, 24, 3)],
@@ -173,7 +168,7 @@ def asks_for_final(options, is_training):
 def test_a_plan_says_why_a_call_makes_one_update(config, given, reason):
     model = compiled(**config)
     arguments = {} if given is None else given
-    given_data = [Stream()] if given is None else data(48)
+    given_data = [Stream([*zip(*data(8))])] if given is None else data(48)
     plan = model.batch_plan(*given_data, batch_size=4, **arguments)
     assert (plan.batch.device_iterations, plan.reason) == (1, reason)
     if given is None:

@@ -10,14 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ipufit import Callback, ConfigError, IPUConfig, IPUModel, poptorch
 from tests import reference
+from tests.reference import compiled
 
 X, Y = reference.samples(32)
-
-
-def compiled(module=None, config=None, **settings):
-    model = IPUModel(module or reference.network(), config)
-    model.compile("sgd", "cross_entropy", **settings)
-    return model
 
 
 # The module -------------------------------------------------------------------

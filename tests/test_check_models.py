@@ -6,19 +6,14 @@ Plain networks are compiled in the emulator's strict mode too, which must agree.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from ipufit import IPUConfig, IPUModel, UnsupportedError, poptorch
 from tests.strategies import spread
-from tests.test_models import ZOO
+from tests.test_models import ZOO, torchvisions_models
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "handwriting.py"
 TORCHVISION = """
     alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet
     inception_v3 maxvit_t mnasnet0_5 mobilenet_v2 mobilenet_v3_small regnet_y_400mf
@@ -103,24 +98,15 @@ def test_plain_networks_are_not_refused(name, monkeypatch):
     assert runs(model, x, y, 12, monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def models():
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision isn't installed")
-    spec = importlib.util.spec_from_file_location("handwriting_example", EXAMPLE)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    example.import_torchvision()
-    return importlib.import_module("torchvision.models")
-
-
 @pytest.mark.spread
 @pytest.mark.parametrize("name", spread(TORCHVISION))
-def test_torchvisions_networks_are_not_refused(name, models):
+def test_torchvisions_networks_are_not_refused(name):
     has_aux = name in ("googlenet", "inception_v3")
     aux = {"aux_logits": False, "init_weights": False} if has_aux else {}
     size = 299 if name == "inception_v3" else 224
-    model = IPUModel(getattr(models, name)(**aux), IPUConfig(micro_batch_size=2))
+    model = IPUModel(
+        getattr(torchvisions_models(), name)(**aux), IPUConfig(micro_batch_size=2)
+    )
     model.compile("sgd", "cross_entropy", metrics=["accuracy"])
     x = torch.zeros(1, 3, size, size).expand(4, -1, -1, -1)
     report = model.check(x, torch.zeros(4, dtype=torch.int64), 4)

@@ -11,22 +11,19 @@ import torch
 from ipufit import (
     CSVLogger,
     FileError,
-    IPUModel,
     MissingCheckpointError,
     ModelCheckpoint,
     load_checkpoint,
 )
 from tests.checkpoint.faults import at_step, full_disk
-from tests.reference import network, samples
+from tests.reference import compiled, samples
 
 X, Y = samples(8)
 
 
 @pytest.fixture
 def model():
-    model = IPUModel(network())
-    model.compile("sgd", "cross_entropy")
-    return model
+    return compiled()
 
 
 def fit(model, **arguments):

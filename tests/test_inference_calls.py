@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import copy
-import sys
-import threading
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import ipufit
 from ipufit import Callback, IPUConfig, IPUModel, UnsupportedError, poptorch
@@ -151,28 +149,15 @@ def test_a_pipeline_gets_a_pass_for_each_stage(sizes):
     assert taken(sizes) == [96]
 
 
-class Items(Dataset):
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, index):
-        return X[index], Y[index]
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return ((x, y) for x, y in zip(X, Y))
-
-
 def test_samples_that_are_loaded_begin_small(sizes):
-    model = make()
-    model.evaluate(Items(), verbose=0)
+    model, pairs = make(), list(zip(X, Y))
+    model.evaluate(reference.Items(pairs), verbose=0)
     assert taken(sizes) == [64] * 2
-    model.evaluate(Stream(), verbose=0)
+    model.evaluate(reference.Stream(pairs), verbose=0)
     assert taken(sizes) == [16] * 8
     model.evaluate(((X[i : i + 4], Y[i : i + 4]) for i in range(0, 128, 4)), verbose=0)
     assert taken(sizes) == [16] * 8
-    model.evaluate(Stream(), steps=3, batch_size=4, verbose=0)
+    model.evaluate(reference.Stream(pairs), steps=3, batch_size=4, verbose=0)
     assert sum(taken(sizes)) <= 16
     model.evaluate(DataLoader(TensorDataset(X, Y), 4), verbose=0)
     assert max(taken(sizes)) <= 128
@@ -374,32 +359,6 @@ def test_large_sums_of_metrics_make_calls_of_training_small(step, metrics, expec
     model.compile("sgd", loss, metrics=metrics, step=step)
     plan = model.batch_plan(X, Y, batch_size=4)
     assert plan.batch.device_iterations == expected
-
-
-def test_two_threads_that_fit_and_evaluate_keep_the_standard_output():
-    before = sys.stdout
-    start = threading.Barrier(2)
-    found = []
-
-    class Slow(Scaled):
-        def forward(self, x):
-            if len(x) == 1:
-                start.wait(60)  # both are in the call for a size
-                found.append(sys.stdout is before)
-            return super().forward(x)
-
-    def run():
-        model = make(Slow())
-        model.evaluate(X, Y, verbose=0)
-        model.fit(X, Y, 4, verbose=0)
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert sys.stdout is before
-    assert found == [True, True]
 
 
 class TimeFirst(torch.nn.Module):

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from ipufit import IPUConfig, IPUModel
+from tests.strategies import spread
 
 NORMS = {
     "none": nn.Identity,
@@ -24,14 +25,15 @@ NORMS = {
 ACTIVATIONS = (nn.Identity, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh)
 
 
-@pytest.mark.parametrize(
-    ("micro_batch_size", "norm", "activation"),
-    [
-        (1 + (i + j) % 2, norm, activation)
-        for i, norm in enumerate(NORMS)
-        for j, activation in enumerate(ACTIVATIONS)
-    ],
-)
+CASES = [
+    (1 + (i + j) % 2, norm, activation)
+    for i, norm in enumerate(NORMS)
+    for j, activation in enumerate(ACTIVATIONS)
+]
+
+
+@pytest.mark.spread
+@pytest.mark.parametrize(("micro_batch_size", "norm", "activation"), spread(CASES))
 def test_a_network_trains_as_in_a_plain_loop(micro_batch_size, norm, activation):
     network = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),

@@ -140,8 +140,9 @@ def test_a_model_learns_on_several_ipus_what_it_does_on_one(monkeypatch, name):
     trained = []
     for settings in (config, {}):
         module = classifier()
-        model = IPUModel(module, IPUConfig(gradient_accumulation=8, **settings))
-        model.compile("sgd", "cross_entropy")
+        model = reference.compiled(
+            module, IPUConfig(gradient_accumulation=8, **settings)
+        )
         history = model.fit(X, Y, batch_size=24, shuffle=False, verbose=0)
         assert not any(m._forward_pre_hooks for m in module.modules())
         assert not any(m._forward_hooks for m in module.modules())
@@ -243,14 +244,14 @@ def test_the_layers_of_a_sequential_are_its_modules():
     shared = nn.Tanh()  # it joins what runs
     module = nn.Sequential(nn.Linear(3, 5), shared, nn.Linear(5, 5), shared)
     assert list(ipus_of(module, layers_per_ipu=[2, 2]).values()) == [0, 1]
-    model = IPUModel(module, IPUConfig(layers_per_ipu=[2, 2]))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(module, IPUConfig(layers_per_ipu=[2, 2]))
     model.fit(X, Y, batch_size=12, verbose=0)  # on IPU 0 it would be a step back
 
 
 def test_a_pattern_that_forward_never_calls_is_refused():
-    model = IPUModel(classifier(), IPUConfig(pipeline=["embeddings", "unus*"]))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(
+        classifier(), IPUConfig(pipeline=["embeddings", "unus*"])
+    )
     with pytest.raises(ConfigError, match=r"stage 'unus\*' begins at unused, .* none"):
         model.fit(X, Y, batch_size=12, verbose=0)
 
@@ -259,8 +260,7 @@ def test_a_block_with_a_bracket_in_its_name_is_no_pattern():
     module = reference.network()
     poptorch.BeginBlock(module[0], "part[0]")
     poptorch.BeginBlock(module[2], "part[1]")
-    model = IPUModel(module, IPUConfig(pipeline=("part[0]", "part[1]")))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(module, IPUConfig(pipeline=("part[0]", "part[1]")))
     model.fit(X, Y, batch_size=12, verbose=0)
     assert summarize(module, model.config, X).num_ipus == 2
 
@@ -290,8 +290,7 @@ def test_annotated_layers_are_evaluated_as_a_pipeline(monkeypatch, iterations):
         inference_iterations=iterations,
         customize=lambda options, is_training: seen.append(options.toDict()),
     )
-    model = IPUModel(module, config)
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(module, config)
     assert model.evaluate(X, Y, verbose=0)["loss"] == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(model.predict(X, verbose=0), outputs)
     assert {one["device_iterations"] for one in seen} == {max(iterations, 3)}
@@ -303,8 +302,7 @@ def test_the_micro_batches_of_annotated_layers_are_derived():
     module = annotated()
 
     def stages(module, **config):
-        model = IPUModel(copy.deepcopy(module), IPUConfig(**config))
-        model.compile("sgd", "cross_entropy")
+        model = reference.compiled(copy.deepcopy(module), IPUConfig(**config))
         return model.batch_plan(X, Y).stages
 
     assert stages(module) == 3
@@ -313,8 +311,7 @@ def test_the_micro_batches_of_annotated_layers_are_derived():
     assert stages(annotated((1, 3, 3))) == 3  # from IPU 0 on
     losses = []
     for given in ({"gradient_accumulation": 5}, {}):
-        model = IPUModel(copy.deepcopy(module), IPUConfig(**given))
-        model.compile("sgd", "cross_entropy")
+        model = reference.compiled(copy.deepcopy(module), IPUConfig(**given))
         history = model.fit(X, Y, batch_size=10, verbose=0, shuffle=False)
         losses.append(history.history["loss"])
     assert losses[0] == losses[1]
@@ -348,7 +345,6 @@ def test_annotated_blocks_of_no_stage_are_refused_at_once(names, config, message
     [({"micro_batch_size": 4}, 8), ({"gradient_accumulation": 2}, 8)],
 )
 def test_too_few_micro_batches_for_annotated_layers_are_explained(config, batch_size):
-    model = IPUModel(annotated(), IPUConfig(**config))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(annotated(), IPUConfig(**config))
     with pytest.raises(ConfigError, match=r"3 stages.*5"):
         model.fit(X, Y, batch_size=batch_size, verbose=0)

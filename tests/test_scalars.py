@@ -90,12 +90,14 @@ def test_evaluate_logs_the_exact_mean_for_every_number_of_samples(monkeypatch, n
     monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "8")
     model = compiled(Logging(), CONFIGS[name])
     rows = CONFIGS[name].inference_plan(4).samples_per_call
-    for count in range(1, 2 * rows + 2):
+    for count in (1, 2, rows - 1, rows, rows + 1, 2 * rows + 1):
         x, y = reference.samples(count, seed=count)
         figures = model.evaluate(x, y, batch_size=4, verbose=0)
         expected = {**reference.evaluate(model.module.net, x, y)}
         expected.update(expected_of(model.module, x))
         assert figures == pytest.approx(expected, rel=1e-4, abs=1e-6), count
+    with torch.no_grad():  # without what is logged
+        torch.testing.assert_close(model.predict(x, verbose=0), model.module(x))
     model.detach()
 
 
@@ -122,13 +124,6 @@ def test_a_list_of_figures_ends_with_what_is_logged():
     named = model.evaluate(x, y, verbose=0)
     listed = model.evaluate(x, y, verbose=0, return_dict=False)
     assert listed == [named[n] for n in ("loss", "accuracy", "activity", "largest")]
-
-
-def test_predictions_are_without_what_is_logged():
-    x, _ = reference.samples(5)
-    model = compiled(Logging())
-    with torch.no_grad():
-        torch.testing.assert_close(model.predict(x, verbose=0), model.module(x))
 
 
 # Errors -----------------------------------------------------------------------------

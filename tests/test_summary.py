@@ -128,20 +128,6 @@ def stages(pipeline, inputs=X, module=None):
     return {layer.name: (layer.stage, layer.ipu) for layer in summary.layers}
 
 
-def test_a_stage_lasts_until_the_next_one_begins():
-    found = stages(("first", "body", "last"))
-    assert found["first"] == found["tied"] == (0, 0)
-    assert found["body.0"] == found["body.1"] == (1, 1)
-    assert found["last"] == (2, 2)
-
-
-def test_stages_may_have_several_names_and_ipus_of_their_own():
-    first = poptorch.Stage("first").ipu(3)
-    found = stages([first, ("body.1", "last")])
-    assert found["first"] == found["tied"] == found["body.0"] == (0, 3)
-    assert found["body.1"] == found["last"] == (1, 1)
-
-
 @pytest.mark.parametrize("inputs", [None, X])
 def test_without_stages_there_is_no_column(inputs):
     assert set(stages(None, inputs).values()) == {(None, None)}
@@ -221,6 +207,7 @@ def test_names_that_only_a_run_finds_are_left_open_without_inputs():
         ({"pipeline": ("early", "late"), "replicas": 3}, "names", OWN, 6),
         ({"pipeline": poptorch.PipelinedExecution("early", "late")}, "with", OWN, None),
         ({"training_options": poptorch.Options().replicationFactor(2)}, "with", OWN, 8),
+        ({"pipeline": [("early", "late")], "replicas": 2}, "names", OWN, 2),
     ],
 )
 def test_the_ipus_are_counted_before_anything_is_compiled(
@@ -230,10 +217,6 @@ def test_the_ipus_are_counted_before_anything_is_compiled(
     assert summary.num_ipus == expected
     assert (f"IPUs: {expected}" in printed(summary)) is (expected is not None)
     assert ("summary(x) runs a sample" in printed(summary)) is (inputs is None)
-
-
-def test_one_ipu_is_enough_without_stages():
-    assert summarize(Crossed(), IPUConfig(replicas=2), X).num_ipus == 2
 
 
 @pytest.mark.parametrize("kind", ["annotated", "started", "with"])
@@ -313,8 +296,7 @@ def test_inputs_may_nest(capsys, kind):
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_in_the_middle_of_a_training_it_looks_without_touching(capsys, precision):
     x, y = reference.samples(32)
-    model = IPUModel(reference.network(), IPUConfig(precision=precision))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(config=IPUConfig(precision=precision))
     model.train_on_batch(x, y)
     summary = model.summary()
     assert rows(summary) == [("0", "(N, 5)"), ("1", "(N, 5)"), ("2", "(N, 4)")]
