@@ -7,13 +7,9 @@ import pytest
 import torch
 
 from ipufit import (
-    ConfigError,
-    DataError,
     IPUConfig,
     IPUModel,
-    NotCompiledError,
     StreamedMetric,
-    UnsupportedError,
 )
 from tests import reference
 
@@ -131,38 +127,3 @@ def test_batches_of_any_size_evaluations_and_fits_go_on_from_each_other():
 
 
 # Weights on the device ----------------------------------------------------------------
-
-
-def test_parameters_may_be_frozen_between_batches():
-    model = compiled()
-    model.train_on_batch(X, Y)
-    model.train_on_batch(X, Y)
-    for parameter in model.module[0].parameters():
-        parameter.requires_grad_(False)
-    first, last = (model.get_weights()[i] for i in (0, 2))
-    model.train_on_batch(X, Y)
-    assert (model.get_weights()[0] == first).all()
-    assert (model.get_weights()[2] != last).any()
-
-
-@pytest.mark.parametrize(
-    ("model", "run", "error", "message"),
-    [
-        ({"device_iterations": 5}, "train", DataError, "48 samples doesn't make the 5"),
-        ({"replicas": 5}, "train", ConfigError, "batch_size=48"),
-        (None, "train", NotCompiledError, "compile"),
-        (None, "test", NotCompiledError, "compile"),
-    ],
-)
-def test_batches_that_make_no_updates_are_refused(model, run, error, message):
-    uncompiled = IPUModel(reference.network())
-    model = uncompiled if model is None else compiled(IPUConfig(**model))
-    with pytest.raises(error, match=message):
-        getattr(model, f"{run}_on_batch")(X, Y)
-    assert uncompiled.predict_on_batch(X).shape == (48, 4)
-
-
-def test_class_weights_need_a_loss_with_values_per_sample():
-    model = compiled(loss=lambda o, t: torch.nn.functional.cross_entropy(o, t))
-    with pytest.raises(UnsupportedError, match="per sample"):
-        model.train_on_batch(X, Y, class_weight={0: 2.0})
