@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -26,6 +24,7 @@ from ipufit import (
 )
 from ipufit.errors import CheckpointWarning, ConfigError, DamagedCheckpointError
 from tests import reference, test_resume
+from tests.interpreters import run_python
 from tests.reference import Recorded, samples
 from tests.test_resume import (
     COUNT,
@@ -94,12 +93,18 @@ SMALL = Scenario(
 )
 
 
+@functools.lru_cache(maxsize=None)
+def small():
+    """What the small run leaves that nothing ends, and what its hooks were told."""
+    return unbroken(SMALL)
+
+
 @pytest.mark.parametrize("update", [2, 5, 6, 7, 12, 17, 18])
 @pytest.mark.parametrize(
     ("what", "error"), [(fail, FaultError), (interrupt, KeyboardInterrupt)]
 )
 def test_a_run_that_was_ended_goes_on_when_begun_again(tmp_path, what, error, update):
-    expected, seen = unbroken(SMALL)
+    expected, seen = small()
     folder = tmp_path / "run"
     seeded(1)
     model, callbacks = SMALL.model(), SMALL.callbacks()
@@ -116,7 +121,7 @@ def test_a_run_that_was_ended_goes_on_when_begun_again(tmp_path, what, error, up
 
 def test_two_interruptions_in_one_epoch_lose_nothing(tmp_path):
     # Keras forgets the epoch at the second one.
-    expected, _ = unbroken(SMALL)
+    expected, _ = small()
     seeded(1)
     for update in (8, 10, 11):
         model, callbacks = SMALL.model(), SMALL.callbacks()
@@ -129,7 +134,7 @@ def test_two_interruptions_in_one_epoch_lose_nothing(tmp_path):
 
 @pytest.mark.parametrize("update", [1, 6, 9, 18])
 def test_an_evicted_run_saves_ends_in_order_and_goes_on(tmp_path, update):
-    expected, _ = unbroken(SMALL)
+    expected, _ = small()
     seeded(1)
     model, callbacks, watcher = SMALL.model(), SMALL.callbacks(), Watcher()
     backup = BackupAndRestore(tmp_path / "run")
@@ -233,6 +238,12 @@ def saved(tmp_path, scenario=None):
     return backup.store
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The folder of a run that was ended."""
+    return saved(tmp_path_factory.mktemp("kept")).directory
+
+
 class Wider(torch.nn.Sequential):
     def __init__(self):
         super().__init__(
@@ -276,16 +287,19 @@ class Wider(torch.nn.Sequential):
         ),
     ],
 )
-def test_another_run_is_refused(tmp_path, other, said):
-    store = saved(tmp_path)
-    model = other.model()
-    backup = BackupAndRestore(store.directory, delete_checkpoint=False)
+def test_another_run_is_refused(kept, other, said):
+    files = {path: path.read_bytes() for path in kept.rglob("*.*") if path.is_file()}
+    backup = BackupAndRestore(kept, delete_checkpoint=False)
     with pytest.raises(ConfigError, match=said):
-        other.fit(model, [*other.callbacks(), backup])
-    scenario = Scenario()  # nothing is lost by it
-    assert scenario.fit(
-        scenario.model(), [BackupAndRestore(store.directory)]
-    ).epoch == [0, 1, 2]
+        other.fit(other.model(), [*other.callbacks(), backup])
+    assert len(files) > 3
+    assert all(path.read_bytes() == before for path, before in files.items())
+
+
+def test_a_run_goes_on_whatever_was_refused(kept):
+    scenario = Scenario()
+    history = scenario.fit(scenario.model(), [BackupAndRestore(kept)])
+    assert history.epoch == [0, 1, 2]
 
 
 def test_resuming_automatically_needs_a_callback_that_saves(tmp_path):
@@ -452,8 +466,7 @@ def test_a_whole_model_checkpoint_is_saved_too(
     tmp_path, monkeypatch, make, resume, update
 ):
     monkeypatch.chdir(tmp_path)
-    expected, _ = unbroken(SMALL, make())
-    shutil.rmtree("run")
+    expected, _ = small()
     seeded(1)
     model, callbacks, watcher = SMALL.model(), SMALL.callbacks(), Watcher()
     SMALL.fit(model, [*callbacks, make(), Breaker(update, evict), watcher])
@@ -461,8 +474,7 @@ def test_a_whole_model_checkpoint_is_saved_too(
     seeded(2)
     model, callbacks = SMALL.model(), SMALL.callbacks()
     history = SMALL.fit(model, [*callbacks, make()], resume=resume)
-    result = result_of(model, history, callbacks)
-    assert_same(result, expected)
+    assert_same(result_of(model, history, callbacks), expected)
 
 
 def test_two_that_save_are_both_told(tmp_path):
@@ -493,7 +505,7 @@ def test_the_best_is_not_saved_over(tmp_path):
         "x = torch.zeros(4, 1)\n"
         "model.fit(x, x, 2, epochs=2, verbose=0, callbacks=[best, Evict()])\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], check=False)
+    ended = run_python("-c", code)
     assert ended.returncode == -signal.SIGTERM  # as without it
     assert load_checkpoint(path).state["run"]["updates"] == 2
 

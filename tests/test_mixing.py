@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -284,15 +283,6 @@ def test_each_output_has_both_targets(pipeline):
     loss, _ = plain_torch(other, x, torch.arange(24), BOTH, 12, 4, each=each)
     assert_same_weights(model.module, other)
     assert history.history["loss"] == pytest.approx([loss])
-
-
-def test_copies_mix_alike():
-    x, y = images()
-    model, _ = fitted(x, y, BOTH, 8, smoothing=0.1, micro_batch_size=4)
-    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-    expected = model.fit(x, y, 8, verbose=0).history["loss"]
-    for one in copies:
-        assert one.fit(x, y, 8, verbose=0).history["loss"] == pytest.approx(expected)
 
 
 # Refusals -----------------------------------------------------------------------

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import weakref
 
 import pytest
@@ -87,8 +85,7 @@ NAMES = {"float32": "32.32", "16.32": "16.32", "float16": "16.16"}
 def test_words_say_the_types_of_activations_and_of_weights(word, weights, outputs):
     histories = []
     for name in (word, NAMES[word]):
-        model = IPUModel(reference.network(), IPUConfig(precision=name, seed=3))
-        model.compile("sgd", "cross_entropy")
+        model = reference.compiled(config=IPUConfig(precision=name, seed=3))
         histories.append(model.fit(X, Y, 8, verbose=0).history)
         assert set(dtypes(model.module).values()) == {weights}
         assert model.predict(X, verbose=0).dtype == outputs
@@ -149,8 +146,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("more", [{}, {"float32_modules": "decoder"}])
 @pytest.mark.parametrize("word", ["16.16", "16.32"])
 def test_tied_weights_stay_tied(word, more):
-    model = IPUModel(Tied(), IPUConfig(precision=word, **more))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Tied(), IPUConfig(precision=word, **more))
     words = torch.arange(12) % 6
     before = model.module.table.weight.detach().clone()
     model.fit(words, words, 6, epochs=2, verbose=0)
@@ -247,14 +243,6 @@ def test_names_that_match_nothing_are_refused_with_the_nearest():
         IPUModel(nn.ReLU(), IPUConfig(precision="16.16", float32_modules="norm"))
 
 
-def test_float32_modules_need_a_float16_model():
-    with pytest.raises(ConfigError, match=r"everything is float32: give\s+precision"):
-        IPUConfig(float32_modules=["head"])
-    for wrong in (3, [], [3], ""):
-        with pytest.raises(ConfigError, match="float32_modules="):
-            IPUConfig(precision="16.16", float32_modules=wrong)
-
-
 class Lazy(Normed):
     def __init__(self):
         super().__init__()
@@ -305,8 +293,7 @@ class Recurrent(nn.Module):
     ],
 )
 def test_all_weights_of_recurrent_and_normed_layers_move(config):
-    model = IPUModel(Recurrent(), IPUConfig(**config))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Recurrent(), IPUConfig(**config))
     before = reference.weights(model.module)
     model.fit(X, Y, 8, epochs=2, verbose=0)
     after = reference.weights(model.module)
@@ -358,8 +345,7 @@ def test_only_training_rounds_at_random(config, trains_at_random):
 def test_the_module_that_was_given_stays_as_it_was():
     module = reference.network()
     before = reference.weights(module)
-    model = IPUModel(module, IPUConfig(precision="16.16"))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(module, IPUConfig(precision="16.16"))
     model.fit(X, Y, 8, verbose=0)
     for name, weight in reference.weights(module).items():
         assert torch.equal(weight, before[name])
@@ -412,8 +398,7 @@ def load(module):
 @pytest.mark.parametrize("change", [freeze, load])
 def test_later_changes_of_the_module_that_was_given_are_warned_of_once(change):
     module = reference.network()
-    model = IPUModel(module, IPUConfig(precision="16.16"))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(module, IPUConfig(precision="16.16"))
     model.fit(X, Y, 8, verbose=0)
     change(module)
     with pytest.warns(CopiedModuleWarning, match="weights of model.module") as caught:
@@ -472,23 +457,6 @@ def test_optimizers_of_the_module_that_was_given_train_the_copy(make):
         assert model.optimizer is optimizer
 
 
-@pytest.mark.parametrize("make", [of_torch, of_poptorch])
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, copy.copy, lambda model: pickle.loads(pickle.dumps(model))],
-)
-def test_copies_of_a_copy_go_on(make, copied):
-    module = reference.network()
-    config = IPUConfig(precision="16.16", float32_modules=["2"], seed=4)
-    model = IPUModel(module, config)
-    model.compile(make(module), "cross_entropy")
-    model.fit(X, Y, 8, verbose=0)
-    other = copied(model)
-    reference.assert_same_weights(other.module, model.module, rtol=0, atol=0)
-    assert dtypes(other.module) == dtypes(model.module)
-    other.fit(X, Y, 8, verbose=0)
-
-
 # Resuming -------------------------------------------------------------------------
 
 
@@ -508,8 +476,7 @@ def test_copies_of_a_copy_go_on(make, copied):
 def test_a_resumed_run_has_the_same_precision(change, message, tmp_path):
     def fit(epochs, **more):
         config = {"precision": "16.16", "seed": 2, **more}
-        model = IPUModel(reference.network(), IPUConfig(**config))
-        model.compile("sgd", "cross_entropy")
+        model = reference.compiled(config=IPUConfig(**config))
         saver = BackupAndRestore(tmp_path / "run", delete_checkpoint=False)
         told = {"callbacks": saver, "verbose": 0}
         model.fit(X, Y, 8, epochs=epochs, **told)
