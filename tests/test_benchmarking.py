@@ -67,12 +67,12 @@ class Slow(Dataset):
 
 @pytest.fixture
 def _slow_calls(monkeypatch):
-    """Each call takes 20 ms more, and the first of all a second."""
+    """Each call takes 20 ms more, and the first of all a quarter of a second."""
     executor, seen = type(poptorch.inferenceModel(torch.nn.ReLU())), []
     call = executor.__call__
 
     def slowly(self, *tensors, **named):
-        time.sleep(0.02 if seen else 1.0)
+        time.sleep(0.02 if seen else 0.25)
         seen.append(self)
         return call(self, *tensors, **named)
 

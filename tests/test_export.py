@@ -208,18 +208,3 @@ def test_that_the_model_goes_on_as_before(tmp_path):
 def test_what_torch_exports_is_refused_with_the_way(tmp_path, name, words):
     with pytest.raises(ConfigError, match=words):
         IPUModel(torch.nn.Linear(4, 3)).export(tmp_path / name, torch.zeros(4, 4))
-
-
-@pytest.mark.skipif(
-    not hasattr(torch, "export") or not hasattr(torch.export, "Dim"),
-    reason="torch has no torch.export",
-)
-def test_torch_exports_the_module_with_the_newest_weights():
-    model = IPUModel(
-        torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
-    )
-    model.compile("sgd", "mse")
-    x = torch.rand(16, 4)
-    model.fit(x, torch.rand(16, 3), 8, verbose=0)
-    program = torch.export.export(model.module.eval(), (x,))
-    torch.testing.assert_close(program.module()(x), model.predict(x, verbose=0))

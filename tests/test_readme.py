@@ -7,11 +7,8 @@ import pickle
 import re
 from pathlib import Path
 
-import pytest
 import torch
 
-import ipufit
-from ipufit import IPUConfig, IPUModel
 from tests import modes, reference
 
 ROOT = Path(__file__).parent.parent
@@ -32,19 +29,8 @@ def test_the_example_of_the_readme_runs(capsys):
 X, Y = reference.samples(48)
 
 
-def compiled(config=None, module=None, **settings):
-    model = IPUModel(module or reference.network(), config)
-    model.compile(
-        torch.optim.SGD(model.module.parameters(), 0.5),
-        "cross_entropy",
-        metrics=["accuracy"],
-        **settings,
-    )
-    return model
-
-
 def test_nothing_is_unpickled(tmp_path, monkeypatch):
-    model = compiled()
+    model = reference.compiled()
     model.fit(X, Y, batch_size=16, verbose=0)
     model.save(tmp_path / "saved")
     files = {path.suffix for path in (tmp_path / "saved").rglob("*") if path.is_file()}
@@ -55,40 +41,9 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
 
     for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
         monkeypatch.setattr(module, name, refuse)
-    other = compiled()
+    other = reference.compiled()
     other.load(tmp_path / "saved")
     reference.assert_same_weights(other.module, model.module, rtol=0, atol=0)
-
-
-def test_what_is_logged_is_averaged_over_all_samples():
-    class Logging(torch.nn.Linear):
-        def forward(self, x):
-            ipufit.log("size", x.abs().mean())
-            return super().forward(x)
-
-    model = compiled(IPUConfig(micro_batch_size=4, replicas=2), Logging(3, 4))
-    seen = []
-    listener = ipufit.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(logs))
-    history = model.fit(X, Y, batch_size=16, callbacks=listener, verbose=0).history
-    expected = pytest.approx(float(X.abs().mean()), rel=1e-5)
-    assert history["size"] == [expected]
-    assert seen[0]["size"] == expected
-
-
-def test_a_pipeline_leaves_nothing_on_the_module(monkeypatch):
-    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
-    config = IPUConfig(pipeline=("0", "2"), micro_batch_size=4)
-    model = compiled(config)
-    before = {name: set(vars(part)) for name, part in model.module.named_modules()}
-    model.fit(X, Y, batch_size=16, validation_data=(X, Y), verbose=0)
-    model.detach()
-    for name, part in model.module.named_modules():
-        assert set(vars(part)) == before[name]
-        assert not part._forward_pre_hooks
-        assert not part._forward_hooks
-    assert {type(weight) for weight in model.module.parameters()} == {
-        torch.nn.Parameter
-    }
 
 
 def test_what_the_readme_names_is_there():
