@@ -218,6 +218,13 @@ class FitArguments:
     updates: int | None = None
     checkpoint: files.Checkpoint | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.drop_last, bool) and self.drop_last != "pad":
+            raise ConfigError(
+                f"drop_last={self.drop_last!r} is neither True nor 'pad': samples "
+                "that don't fill a call are left out, or the call is padded."
+            )
+
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> FitArguments:
         """Select these arguments among all arguments of a `fit`."""
@@ -2874,7 +2881,8 @@ def _epochs(
     check_count("epochs", epochs)
     check_count("initial_epoch", initial_epoch)
     to_come = range(initial_epoch, epochs)
-    if isinstance(validation_freq, Sequence) and not isinstance(validation_freq, str):
+    is_text = isinstance(validation_freq, (str, bytes))
+    if isinstance(validation_freq, Sequence) and not is_text:
         for epoch in validation_freq:
             check_positive("validation_freq", epoch)
         return to_come, lambda epoch: epoch + 1 in validation_freq
@@ -2928,15 +2936,9 @@ def _check_weighting(objective: Objective, given: FitArguments) -> None:
     """Refuse class weights or padding that a loss can't take.
 
     Raises:
-        ConfigError: `drop_last` has another value.
         UnsupportedError: The module returns its own loss.
     """
     drop_last, class_weight = given.drop_last, given.class_weight
-    if not isinstance(drop_last, bool) and drop_last != "pad":
-        raise ConfigError(
-            f"drop_last={drop_last!r} is neither True nor 'pad': samples that don't "
-            "fill a call are left out, or the call is padded."
-        )
     if not objective.owns_loss or (class_weight is None and drop_last is True):
         return
     what = f"drop_last={drop_last!r}" if class_weight is None else "class_weight"
