@@ -6,6 +6,7 @@ export DATA_DIR ?= data
 # The floor runs where a Python 3.8 is found; in continuous integration it must.
 PYTHON38 := $(or $(shell .ci/find-python 3.8),$(if $(IPUFIT_REQUIRE_FLOOR),python3.8))
 FLOOR := $(if $(PYTHON38),$(TOX) run --skip-missing-interpreters false -e floor,echo "skipped, as there is no Python 3.8: tox run -e floor")
+SPREAD := $(shell cat tests/floor.txt)
 export IPUFIT_PYTHON38 := $(or $(PYTHON38),python3.8)
 
 .DEFAULT_GOAL := help
@@ -15,14 +16,14 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
 # The floor's wheels are large: they are fetched while the tests run.
-test: $(TOX)  ## the everyday checks: lint, tests, doctests, examples, Keras, types and a spread of tests on the floor
+test: $(TOX)  ## the everyday checks: lint, tests, doctests, Keras, types and a spread of tests on the floor
 	@$(FLOOR) --notest --skip-pkg-install >/dev/null 2>&1 & \
 	$(TOX) run -e lint,tests,keras; status=$$?; wait; \
 	$(FLOOR) && exit $$status
 
-test-long: $(TOX)  ## the long ones: many more examples of properties, tests in the other modes, the site, all of the floor
+test-long: $(TOX)  ## the long ones: examples, more cases of properties, tests in the other modes, the site, the rest of the floor
 	@$(TOX) run -m long; status=$$?; \
-	$(FLOOR) -- tests --ignore=tests/test_examples.py --ignore=tests/keras --ignore=tests/benchmarks && exit $$status
+	$(FLOOR) -- tests --ignore=tests/test_examples.py --ignore=tests/keras --ignore=tests/benchmarks $(SPREAD:%=--ignore=%) && exit $$status
 
 matrix: $(TOX)  ## other Pythons and torches, extras, release; hours, and gigabytes; ONLY="py39 py313" chooses some
 	@.ci/matrix $(TOX) $(ONLY)
@@ -33,7 +34,7 @@ lint: $(TOX)  ## ruff: rules and format
 types: $(TOX)  ## mypy on the running interpreter; `floor` runs it on 3.8
 	$(TOX) run -e types
 
-tests: $(TOX)  ## tests, doctests and examples on the running interpreter, and some tests looped
+tests: $(TOX)  ## tests and doctests on the running interpreter, and some tests looped
 	$(TOX) run -e tests
 
 modes: $(TOX)  ## tests that run programs in the emulator's other modes: looped, and contiguous

@@ -48,7 +48,7 @@ hypothesis.settings.register_profile(
     "quick", deadline=None, derandomize=True, print_blob=True, max_examples=10
 )
 hypothesis.settings.register_profile(
-    "thorough", deadline=None, derandomize=False, print_blob=True, max_examples=100
+    "thorough", deadline=None, derandomize=False, print_blob=True, max_examples=50
 )
 hypothesis.settings.load_profile("everyday")
 

@@ -11,25 +11,27 @@ from hypothesis import strategies as st
 from ipufit import BatchPlan
 
 
-def examples(thorough):
+def examples(of_hundred):
     """How many examples a costly property gets, for `settings(max_examples=...)`.
 
     Args:
-        thorough: Its number in the thorough profile. Another profile takes as many in
-            a hundred as it takes examples by default, rounded up.
+        of_hundred: Its number where other properties get 100. Each profile takes as
+            many in a hundred as it takes examples by default, rounded up.
     """
-    return -(-thorough * settings().max_examples // 100)
+    return -(-of_hundred * settings().max_examples // 100)
 
 
 def spread(cases):
-    """A share of the cases as large as the profile's share of examples, spread evenly.
+    """All cases in the thorough profile, else a share that is spread evenly.
 
-    Mark the test with `pytest.mark.spread`, so that the thorough profile runs it.
+    A profile with 25 examples takes each fourth case. Mark the test with
+    `pytest.mark.spread`, so that the thorough profile runs it.
 
     Args:
         cases: A list, of which the first and the last are always kept.
     """
-    step = max(1, 100 // settings().max_examples)
+    each = settings().max_examples
+    step = 1 if each >= 50 else 100 // each
     return [*cases[:-1:step], *cases[-1:]]
 
 
