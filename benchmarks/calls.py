@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(text)
     if args.write:
         sizes = f"{args.images} images to train on, {args.test_images} to test."
-        page.write("calls", f"{page.machine()} {sizes}", [text], rows)
+        page.write("calls", sizes, text)
     return 0
 
 

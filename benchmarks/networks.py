@@ -173,10 +173,3 @@ def encoder12() -> TransformerClassifier:
     return TransformerClassifier(
         256, 32, width=256, classes=8, layers=12, heads=4, inner=1024
     )
-
-
-def large() -> TransformerClassifier:
-    """12 layers of width 768, with 30,522 tokens: 109 million parameters."""
-    return TransformerClassifier(
-        30_522, 64, width=768, classes=8, layers=12, heads=12, inner=3072
-    )

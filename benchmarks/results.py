@@ -47,9 +47,7 @@ class Row:
         wall_speed: The same of the clock's seconds.
         cpu_seconds: Of one pass over the samples.
         set_up_seconds: CPU seconds of its imports (beyond torch) and constructor.
-        first_seconds: CPU seconds of the first pass beyond those of a later one, in
-            its first process, whose compilers have nothing cached.
-        cached_seconds: The same in later processes; None if there were none.
+        first_seconds: CPU seconds of the first pass beyond those of a later one.
         memory: Peak memory of the process over the plain loop's.
     """
 
@@ -61,7 +59,6 @@ class Row:
     cpu_seconds: Spread
     set_up_seconds: float
     first_seconds: float
-    cached_seconds: float | None
     memory: Spread
 
 
@@ -85,14 +82,10 @@ class Measured:
     def __init__(self, baseline: str = PLAIN) -> None:
         self._baseline = baseline
         self._results: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        self._checked: dict[tuple[str, str], dict[str, Any]] = {}
 
     def add(self, job: Job, result: dict[str, Any]) -> None:
-        """Keep what a process measured; unshuffled, it was the first, and a check."""
-        if job.shuffle:
-            self._results[job.workload, job.contestant].append(result)
-        else:
-            self._checked[job.workload, job.contestant] = result
+        """Keep what a process measured."""
+        self._results[job.workload, job.contestant].append(result)
 
     def rows(self) -> list[Row]:
         """All figures, by workload, operation, contestant."""
@@ -131,9 +124,6 @@ class Measured:
             memory = mine["peak_bytes"] / other["peak_bytes"]
             pairs.append((timed, other["operations"][operation], memory))
         extra = [_first(timed) for timed, _, _ in pairs]
-        checked = self._checked.get((workload, contestant), {}).get("operations", {})
-        if "first" in checked.get(operation, {}):
-            extra.insert(0, _first(checked[operation]))
         yield Row(
             workload,
             operation,
@@ -142,8 +132,7 @@ class Measured:
             _ratios(pairs, "wall"),
             Spread.of(timed["measured"]["cpu"] for timed, _, _ in pairs),
             statistics.median(result["set_up"]["cpu"] for result in results),
-            extra[0],
-            statistics.median(extra[1:]) if extra[1:] else None,
+            statistics.median(extra),
             Spread.of(memory for _, _, memory in pairs),
         )
 

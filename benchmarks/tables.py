@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from .contestants import CONTESTANTS, PLAIN
+from .contestants import CONTESTANTS
 from .results import Row, Spread
 
 
@@ -46,58 +46,33 @@ def spread(value: Spread, digits: int = 2) -> str:
     return f"{middle} ({value.low:.{digits}f}-{value.high:.{digits}f})"
 
 
-def rounded(value: Spread, digits: int = 2) -> list[float]:
-    """Median, least and greatest as a table has them.
-
-    Example:
-        >>> rounded(Spread(1.251, 1.2, 1.314))
-        [1.25, 1.2, 1.31]
-    """
-    return [round(one, digits) for one in value]
-
-
-def overview(rows: Sequence[Row], baseline: str = PLAIN) -> str:
-    """Medians of CPU speed: a line per contestant, a column per operation."""
-    columns = list(dict.fromkeys((row.workload, row.operation) for row in rows))
-    names = list(dict.fromkeys(row.contestant for row in rows))
-    cells = {(row.contestant, row.workload, row.operation): row for row in rows}
-    lines = []
-    for name in names:
-        line = [CONTESTANTS[name].title]
-        for column in columns:
-            row = cells.get((name, *column))
-            line.append("-" if row is None else f"{row.speed.median:.2f}")
-        lines.append(line)
-    first = f"CPU speed, {CONTESTANTS[baseline].title} = 1"
-    heading = [first, *(" ".join(one) for one in columns)]
-    return table(heading, lines)
-
-
-def details(rows: Sequence[Row]) -> str:
-    """Everything that was measured of one workload's operation."""
-    heading = [
-        "contestant",
-        "CPU speed",
-        "wall speed",
-        "CPU s",
-        "set up s",
-        "first use s",
-        "cached s",
-        "memory",
+def speeds(rows: Sequence[Row], operation: str, baseline: str) -> str:
+    """CPU speeds of an operation: a line per contestant, a column per workload."""
+    rows = [row for row in rows if row.operation == operation]
+    columns = list(dict.fromkeys(row.workload for row in rows))
+    cells = {(row.contestant, row.workload): spread(row.speed) for row in rows}
+    lines = [
+        [CONTESTANTS[name].title, *(cells.get((name, one), "-") for one in columns)]
+        for name in dict.fromkeys(row.contestant for row in rows)
     ]
+    heading = f"{operation}; {CONTESTANTS[baseline].title} = 1"
+    return table([heading, *columns], lines)
+
+
+def costs(rows: Sequence[Row]) -> str:
+    """What else was measured in training: a line per workload and contestant."""
+    heading = ["training", "CPU s of an epoch", "set up s", "first epoch s more"]
     return table(
-        heading,
+        [*heading, "memory"],
         [
             [
-                CONTESTANTS[row.contestant].title,
-                spread(row.speed),
-                spread(row.wall_speed),
+                f"{row.workload}, {CONTESTANTS[row.contestant].title}",
                 f"{row.cpu_seconds.median:.3f}",
                 f"{row.set_up_seconds:.2f}",
                 f"{row.first_seconds:.2f}",
-                "-" if row.cached_seconds is None else f"{row.cached_seconds:.2f}",
                 spread(row.memory),
             ]
             for row in rows
+            if row.operation == "train"
         ],
     )

@@ -188,26 +188,9 @@ ENCODER = Workload(
     passes=1,
     learning_rate=1e-4,
 )
-LARGE = Workload(
-    "large",
-    "Transformer encoder, 109 million parameters, 64 tokens, batch 4",
-    networks.large,
-    lambda count, seed: tokens(count, 64, 30_522, 8, seed),
-    micro_batch=4,
-    device_iterations=1,
-    train_samples=16,
-    test_samples=8,
-    epochs=1,
-    passes=1,
-    learning_rate=1e-5,
-)
-
-_ALL = (W1, W2, W3, RESNET, LSTM, TRANSFORMER, RESNET50, ENCODER, LARGE)
+_ALL = (W1, W2, W3, RESNET, LSTM, TRANSFORMER, RESNET50, ENCODER)
 WORKLOADS = {one.name: one for one in _ALL}
-DEFAULT = (
-    *("W1", "W2", "W3"),
-    *("resnet18", "resnet18-g8", "lstm", "lstm-g8", "transformer", "transformer-g8"),
-)
+DEFAULT = ("W1", "W2", "W3", "lstm", "transformer", "resnet18")
 
 
 def find(name: str) -> Workload:

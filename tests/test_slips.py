@@ -82,12 +82,12 @@ def test_batch_sizes_are_checked_before_anything_is_read(size):
 @pytest.mark.parametrize("method", ["fit", "batch_plan", "plan", "check"])
 def test_drop_last_is_checked_by_all_that_begin_like_fit(method):
     with pytest.raises(ConfigError, match="drop_last='x' is neither True nor 'pad'"):
-        getattr(make(), method)(X, Y, drop_last="x")
+        getattr(compiled(), method)(X, Y, drop_last="x")
 
 
 def test_bytes_are_no_list_of_epochs():
     with pytest.raises(ConfigError, match="validation_freq=b'x' is not a whole number"):
-        make().fit(X, Y, validation_data=(X, Y), validation_freq=b"x", verbose=0)
+        compiled().fit(X, Y, validation_data=(X, Y), validation_freq=b"x", verbose=0)
 
 
 def test_a_billion_epochs_take_no_memory_before_they_are_run():

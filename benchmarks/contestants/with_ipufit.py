@@ -18,8 +18,6 @@ class Ipufit(Contestant):
     Calls that only look take all test samples, up to `MOST_PASSES` batches.
     """
 
-    verbose = 0
-
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         from ipufit import IPUConfig, IPUModel
@@ -34,22 +32,15 @@ class Ipufit(Contestant):
 
     def settings(self) -> dict[str, Any]:
         """Fields of `IPUConfig`."""
+        workload = self.task.workload
+        passes = -(-len(self.task.test.x) // workload.micro_batch)
         return {
-            "micro_batch_size": self.task.workload.micro_batch,
-            "gradient_accumulation": self.task.workload.accumulation,
-            "device_iterations": self.device_iterations(),
-            "inference_iterations": self.inference_iterations(),
+            "micro_batch_size": workload.micro_batch,
+            "gradient_accumulation": workload.accumulation,
+            "device_iterations": workload.device_iterations,
+            "inference_iterations": min(MOST_PASSES, passes),
             "seed": 0,
         }
-
-    def device_iterations(self) -> int:
-        """Weight updates per call."""
-        return self.task.workload.device_iterations
-
-    def inference_iterations(self) -> int:
-        """Batches per call of `evaluate` and `predict`."""
-        workload = self.task.workload
-        return min(MOST_PASSES, -(-len(self.task.test.x) // workload.micro_batch))
 
     def train(self, epochs: int) -> list[Figures]:
         """`fit`."""
@@ -60,7 +51,7 @@ class Ipufit(Contestant):
             shuffle=self.task.shuffle,
             initial_epoch=self.epochs,
             epochs=self.epochs + epochs,
-            verbose=self.verbose,
+            verbose=0,
         ).history
         self.epochs += epochs
         return [Figures(*pair) for pair in zip(history["loss"], history["accuracy"])]
@@ -68,17 +59,13 @@ class Ipufit(Contestant):
     def evaluate(self) -> Figures:
         """`evaluate`, with the batch size of training."""
         size = self.task.workload.micro_batch
-        logs = self.model.evaluate(
-            *self.task.test, batch_size=size, verbose=self.verbose
-        )
+        logs = self.model.evaluate(*self.task.test, batch_size=size, verbose=0)
         return Figures(logs["loss"], logs["accuracy"])
 
     def predict(self) -> Tensor:
         """`predict`, with the batch size of training."""
         size = self.task.workload.micro_batch
-        return self.model.predict(
-            self.task.test.x, batch_size=size, verbose=self.verbose
-        )
+        return self.model.predict(self.task.test.x, batch_size=size, verbose=0)
 
 
 class IpufitNothingSet(Ipufit):
@@ -104,21 +91,3 @@ class IpufitHalfNearest(IpufitHalf):
     def settings(self) -> dict[str, Any]:
         """The same, and how to round."""
         return {**super().settings(), "stochastic_rounding": False}
-
-
-class IpufitOneUpdate(Ipufit):
-    """The same with one weight update, or one batch to look at, per call."""
-
-    def device_iterations(self) -> int:
-        """The least."""
-        return 1
-
-    def inference_iterations(self) -> int:
-        """The least."""
-        return 1
-
-
-class IpufitWithBar(Ipufit):
-    """The same with the bar: all that a fit at a terminal shows."""
-
-    verbose = 1

@@ -26,8 +26,6 @@ class Wrapped(keras.Model):
 class Keras(Contestant):
     """`compile` and `fit` with tensors, `verbose=0`."""
 
-    is_compiled = False
-
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         accumulation = task.workload.accumulation
@@ -41,7 +39,7 @@ class Keras(Contestant):
             ),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
-            jit_compile=self.is_compiled,
+            jit_compile=False,
         )
         self.epochs = 0
 
@@ -69,9 +67,3 @@ class Keras(Contestant):
         """`predict`, which gives an array of NumPy's."""
         size = self.task.workload.micro_batch
         return self.model.predict(self.task.test.x, batch_size=size, verbose=0)
-
-
-class KerasCompiled(Keras):
-    """The same with `jit_compile=True`."""
-
-    is_compiled = True

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning: as it is, and with all that can be switched off switched off."""
+"""Lightning with all that can be switched off switched off."""
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from typing import Any
 
@@ -58,7 +57,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Lightning(Contestant):
-    """`Trainer` with its defaults: bar, summary, CSV log and checkpoints are on."""
+    """Nothing but the loop; `barebones` would forbid logging the figures."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -74,12 +73,11 @@ class Lightning(Contestant):
             devices=1,
             max_epochs=0,
             accumulate_grad_batches=task.workload.accumulation,
-            **self.settings(),
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
         )
-
-    def settings(self) -> dict[str, Any]:
-        """Of the trainer."""
-        return {"default_root_dir": tempfile.mkdtemp()}
 
     def train(self, epochs: int) -> list[Figures]:
         """`fit`, on from where it was."""
@@ -96,16 +94,3 @@ class Lightning(Contestant):
     def predict(self) -> Tensor:
         """`predict`, which gives a list."""
         return torch.cat(self.trainer.predict(self.module, self.inputs))
-
-
-class LightningBare(Lightning):
-    """The same with everything off."""
-
-    def settings(self) -> dict[str, Any]:
-        """Nothing but the loop; `barebones` would forbid logging the figures."""
-        return {
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        }

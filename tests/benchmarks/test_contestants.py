@@ -25,13 +25,10 @@ WORKLOADS = [
     for name in SMALL
 ]
 OWN = [
-    *("ipufit-default", "ipufit", "ipufit-d1", "ipufit-bar"),
-    *("ipufit-half", "ipufit-half-nearest", "bare", "folded"),
+    *("ipufit-default", "ipufit", "ipufit-half", "ipufit-half-nearest", "tuned"),
 ]
 PEERS = [
-    name
-    for name, entry in CONTESTANTS.items()
-    if entry.package not in (None, "ipufit") and not name.endswith("compiled")
+    name for name, entry in CONTESTANTS.items() if entry.package not in (None, "ipufit")
 ]
 
 
@@ -73,7 +70,7 @@ def test_those_without_peers_do_the_plain_loop_s_work(
     small, plain_results, workload, name
 ):
     plain, mine = measure_plain(workload, plain_results), measure(workload, name)
-    if name == "folded" and "unavailable" in mine["operations"]["train"]:
+    if name == "tuned" and "unavailable" in mine["operations"]["train"]:
         pytest.skip(mine["operations"]["train"]["unavailable"])
     factor = CONTESTANTS[name].tolerance
     assert complaints(mine["figures"], plain["figures"], 2, 64, factor) == []

@@ -7,14 +7,14 @@ import pytest
 
 from benchmarks import peers, workloads
 from benchmarks.runs import Runner
+from benchmarks.worker import Job
 
-ECHO = """
+WORKER = """
 import json, os, sys
 asked = json.loads(open(sys.argv[1]).read())
-if asked.get("fails"):
+if asked["contestant"] == "keras":
     raise SystemExit("so it is")
 answer = {"asked": asked, "threads": os.environ["OMP_NUM_THREADS"],
-          "terminal": os.isatty(1),
           "foreign": os.environ.get("IPUFIT_EMULATOR_IPUS"),
           "bytecode": not sys.dont_write_bytecode and sys.pycache_prefix is None}
 open(sys.argv[2], "w").write(json.dumps(answer))
@@ -22,34 +22,33 @@ open(sys.argv[2], "w").write(json.dumps(answer))
 
 
 @pytest.fixture
-def echo(tmp_path, monkeypatch):
-    """A module that says what it was asked, and how."""
-    (tmp_path / "echo_for_runs.py").write_text(ECHO, encoding="utf-8")
+def runner(tmp_path, monkeypatch):
+    """A runner whose worker says what it was asked, and how."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "worker.py").write_text(WORKER, encoding="utf-8")
     monkeypatch.setattr("benchmarks.runs.ROOT", tmp_path)
-    return "echo_for_runs"
+    monkeypatch.setattr("benchmarks.runs.import_seconds", lambda statement: 0.0)
+    return Runner(tmp_path / "journal")
 
 
-def test_a_process_gets_its_environment_and_answers(tmp_path, monkeypatch, echo):
+def test_a_process_gets_its_environment_and_answers_once(monkeypatch, capfd, runner):
     monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "1")  # would change what is measured
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # and so would these
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "empty"))
-    lines = []
-    runner = Runner(tmp_path, report=lines.append)
-    answer = runner.call(echo, {"a": 1}, 0, "title", 2)
-    assert answer == {
-        "asked": {"a": 1},
-        "threads": "2",
-        "terminal": False,
-        "foreign": None,
-        "bytecode": True,
-    }
-    assert runner.call(echo, {}, 0, "title", is_at_terminal=True)["terminal"] is True
-    assert lines == ["title", "title"]
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "empty")
+    job = Job("W2", "plain", ("train",), threads=2)
+    answer = runner.run(job, 0)
+    asked = answer.pop("asked")
+    assert (asked["workload"], asked["operations"]) == ("W2", ["train"])
+    assert answer == {"threads": "2", "foreign": None, "bytecode": True}
+    assert Runner(runner.journal).run(job, 0)["threads"] == "2"
+    assert capfd.readouterr().err == "W2: plain\n"
 
 
-def test_a_process_that_fails_says_why(tmp_path, echo):
-    answer = Runner(tmp_path).call(echo, {"fails": True}, 0, "title")
-    assert answer == {"failed": "exit 1: so it is"}
+def test_a_process_that_fails_says_why_and_has_no_other_turn(runner):
+    jobs = [Job("W2", "plain"), Job("W2", "keras")]
+    turns = list(runner.interleaved(jobs, 2))
+    assert [job.contestant for job, _ in turns] == ["plain", "keras", "plain"]
+    assert turns[1][1] == {"failed": "exit 1: so it is"}
 
 
 def test_a_contestant_that_does_less_fails_the_run(monkeypatch, capsys):
@@ -67,8 +66,7 @@ def test_a_contestant_that_does_less_fails_the_run(monkeypatch, capsys):
         }
 
     monkeypatch.setattr(Runner, "run", run)
-    monkeypatch.setattr(peers, "measure_imports", lambda *arguments: "")
     switches = ["--workloads", "W2", "--operations", "train", "--contestants"]
-    assert peers.main([*switches, "bare"]) == 0
-    assert peers.main([*switches, "bare", "ipufit"]) == 1
+    assert peers.main([*switches, "tuned"]) == 0
+    assert peers.main([*switches, "tuned", "ipufit"]) == 1
     assert "W2 ipufit: 4 epochs instead of 5" in capsys.readouterr().out

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of results says what was measured, in words, in a table and in a picture."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import page, pictures
+from benchmarks.results import Row, Spread
+
+
+def cells_of(table):
+    """Medians of a table, by line and column."""
+    heading, _, *lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
+    return {
+        (line[0].strip(), column.strip()): float(cell.split()[0])
+        for line in lines
+        for column, cell in zip(heading[1:], line[1:])
+    }
+
+
+def part(name, path=page.PAGE):
+    first, last = page.markers(name)
+    return path.read_text("utf-8").partition(first)[2].partition(last)[0].strip()
+
+
+def test_the_summary_has_the_measured_medians():
+    summary = part("page")
+    assert summary == part("page", page.DOCS.parent / "README.md")
+    shown = cells_of(summary)
+    settings, *tables = part("peers --write peers").split("\n\n")
+    assert "turns each, threads: 1. W1 and W3 on MNIST." in settings
+    for (workload, operation), column in page.COLUMNS.items():
+        (table,) = (one for one in tables if one.startswith(f"| {operation};"))
+        measured = cells_of(table)
+        for name in {line for line, _ in shown}:
+            digits = 0 if measured[name, workload] >= 10 else 2
+            value = round(measured[name, workload], digits)
+            assert shown[name, column] == pytest.approx(value, abs=0.01)
+
+
+def test_the_sentences_of_the_page_are_true():
+    shown = cells_of(part("page"))
+    for name in ("ipufit, nothing set", "ipufit, iterations set"):
+        mine = {
+            column: value for (line, column), value in shown.items() if line == name
+        }
+        assert min(mine.values()) > 1.0
+        training = {key: value for key, value in mine.items() if "evaluate" not in key}
+        assert max(training, key=training.get) == "small MLP"
+    others = [value for (line, _), value in shown.items() if "ipufit" not in line]
+    assert max(others) < 1.1
+
+
+def test_the_picture_is_small_and_can_be_read_at_page_width():
+    path = page.DOCS / "benchmarks-peers.svg"
+    assert path.stat().st_size <= 60_000
+    root = ElementTree.parse(path).getroot()
+    scale = pictures.WIDTH / float(root.get("viewBox").split()[2])
+    texts = list(root.iter("{http://www.w3.org/2000/svg}text"))
+    sizes = [
+        re.search(r"font(?:-size)?:[^;]*?([\d.]+)px", t.get("style")) for t in texts
+    ]
+    assert min(scale * float(size[1]) for size in sizes) >= 11
+    drawn = {text.text for text in texts}
+    for (_, column), cell in cells_of(part("page")).items():
+        assert "evaluate" in column or f"{cell:.2f}" in drawn
+
+
+def test_a_picture_is_the_same_for_the_same_results(tmp_path):
+    pytest.importorskip("matplotlib")
+    speed = Spread(1.5, 1.25, 2.0)
+    rows = [
+        Row(name, "train", one, speed, speed, speed, 1.0, 1.0, speed)
+        for name in ("W1", "lstm")
+        for one in ("plain", "ipufit", "keras")
+    ]
+    paths = tmp_path / "a.svg", tmp_path / "b.svg"
+    for path in paths:
+        pictures.draw_speeds(rows, path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    text = paths[0].read_text("utf-8")
+    assert "MNIST CNN" in text
+    assert "LSTM" in text
