@@ -2881,14 +2881,14 @@ def _epochs(
     check_count("epochs", epochs)
     check_count("initial_epoch", initial_epoch)
     to_come = range(initial_epoch, epochs)
-    is_text = isinstance(validation_freq, (str, bytes))
-    if isinstance(validation_freq, Sequence) and not is_text:
-        for epoch in validation_freq:
-            check_positive("validation_freq", epoch)
-        return to_come, lambda epoch: epoch + 1 in validation_freq
-    check_positive("validation_freq", validation_freq)
-    every: int = validation_freq
-    return to_come, lambda epoch: (epoch + 1) % every == 0
+    freq = validation_freq
+    if isinstance(freq, (int, str, bytes)) or not isinstance(freq, Sequence):
+        check_positive("validation_freq", freq)
+        every = int(freq)
+        return to_come, lambda epoch: (epoch + 1) % every == 0
+    for epoch in freq:
+        check_positive("validation_freq", epoch)
+    return to_come, lambda epoch: epoch + 1 in freq
 
 
 def _calls_between(
