@@ -14,11 +14,9 @@ from ipufit.metrics import (
     Metric,
     StreamedMetric,
     mean_sums,
-    rows_of,
     spread_weights,
 )
-from ipufit.metrics.base import weighed
-from tests.metrics.harness import COUNT, Case, check, figure, scores
+from tests.metrics.harness import COUNT, Case, check, check_device, figure, scores
 
 NAN = float("nan")
 
@@ -42,6 +40,7 @@ def test_a_function_is_averaged_over_samples_and_elements(shape):
         mean_gap,
     )
     check(case)
+    check_device([case])
 
 
 def test_a_mean_of_the_batch_counts_for_its_rows():
@@ -71,22 +70,6 @@ def test_bools_are_shares():
     assert metric.direction == "max"
 
 
-def test_the_sums_carry_no_gradient():
-    assert not mean_sums(torch.ones(3, requires_grad=True)).requires_grad
-    assert not mean_sums(torch.tensor(1.0, requires_grad=True)).requires_grad
-
-
-def test_half_precision_is_added_up_in_single_precision():
-    assert mean_sums(torch.full((9,), 6e4).half()).tolist() == [9 * 6e4, 9]
-
-
-@pytest.mark.parametrize("garbage", [NAN, float("inf"), -float("inf")])
-def test_what_has_the_weight_0_adds_0(garbage):
-    values, weights = torch.tensor([garbage, 2.0]), torch.tensor([0.0, 3.0])
-    assert weighed(values, weights).tolist() == [0.0, 6.0]
-    assert mean_sums(values, weights).tolist() == [6.0, 3.0]
-
-
 def test_nan_that_counts_stays():
     total, count = mean_sums(torch.tensor([NAN, 1.0]), torch.ones(2)).tolist()
     assert total != total
@@ -113,11 +96,6 @@ def test_weights_spread_over_the_axes_behind_theirs(shape, axes, ones):
 def test_weights_of_other_rows_or_positions_are_refused(shape):
     with pytest.raises(DataError, match="don't fit values of shape"):
         spread_weights(torch.ones(shape), torch.zeros(2, 3))
-
-
-def test_rows_are_those_of_the_first_tensor():
-    assert rows_of(torch.zeros(5)) == 5
-    assert rows_of([{"a": (torch.zeros(3, 2), 1)}]) == 3
 
 
 def test_a_metric_is_a_quotient_unless_it_says_otherwise():

@@ -22,6 +22,7 @@ from ipufit.metrics.classification import (
 from tests.metrics.harness import (
     Case,
     check,
+    check_device,
     figure,
     labels,
     one_hot,
@@ -132,23 +133,8 @@ def test_an_accuracy_is_scikit_learns(case):
     check(case)
 
 
-@pytest.mark.parametrize("make", [Accuracy, SparseCategoricalAccuracy, TopKAccuracy])
-def test_a_target_of_minus_100_does_not_count(make):
-    """Torch's losses leave it out too."""
-    outputs, targets = scores(0, 5, 8), labels(1, 5, num_classes=8)
-    targets[:, 2:] = -100
-    expected = figure(make(), outputs[:, :2], targets[:, :2])
-    assert figure(make(), outputs, targets) == expected
-
-
-def test_positions_are_weighted():
-    outputs, targets = scores(0, 3, 4), labels(1, 3)
-    weights = torch.zeros(37, 3)
-    weights[:, 1] = 2.0
-    expected = sparse(outputs[:, 1], targets[:, 1], torch.ones(37))
-    assert figure(Accuracy(), outputs, targets, weights) == pytest.approx(expected)
-    column = figure(Accuracy(), outputs, targets, weights.unsqueeze(-1))
-    assert column == pytest.approx(expected)
+def test_devices_compute_it():
+    check_device(CASES)
 
 
 @pytest.mark.parametrize(("k", "found"), [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
@@ -166,13 +152,18 @@ def test_scores_that_are_no_numbers_are_never_right():
 BAD = {
     "no indices": (Accuracy, scores(0, 4), labels(1, 2)),
     "other rows": (Accuracy, scores(0, 4), LABELS[:3]),
-    "indices for one-hot": (CategoricalAccuracy, scores(0, 4), LABELS),
+    "indices for one-hot": (CategoricalAccuracy, scores(0, 4), LABELS, "sparse_"),
     "one-hot for indices": (SparseCategoricalAccuracy, scores(0, 4), one_hot(LABELS)),
     "indices for one-hot top": (TopKCategoricalAccuracy, scores(0, 4), LABELS),
     "one-hot for top": (SparseTopKCategoricalAccuracy, scores(0, 4), one_hot(LABELS)),
     "other binary": (BinaryAccuracy, scores(0, 2), TRUTHS),
     "one class": (TopKAccuracy, scores(0, 1), TRUTHS),
-    "two axes of classes": (Accuracy, scores(0, 5, 5), POSITIONS),
+    "two axes of classes": (
+        Accuracy,
+        scores(0, 5, 5),
+        POSITIONS,
+        "as many classes as positions",
+    ),
     "several outputs": (Accuracy, [scores(0, 4), scores(1, 4)], LABELS),
     "several targets": (Accuracy, scores(0, 4), {"a": LABELS}),
 }
@@ -180,8 +171,8 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_shapes_that_do_not_fit_are_refused(name):
-    make, outputs, targets = BAD[name]
-    with pytest.raises(DataError):
+    make, outputs, targets, *words = BAD[name]
+    with pytest.raises(DataError, match="".join(words) or None):
         make().sums(outputs, targets)
 
 

@@ -30,6 +30,7 @@ from tests.metrics.harness import (
     COUNT,
     Case,
     check,
+    check_device,
     figure,
     labels,
     one_hot,
@@ -226,6 +227,10 @@ def test_a_score_is_scikit_learns(case):
     check(case)
 
 
+def test_devices_compute_it():
+    check_device(CASES)
+
+
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
 @pytest.mark.parametrize(
     ("make", "score"), [(Precision, precision), (Recall, recall), (F1Score, f1)]
@@ -253,27 +258,6 @@ def test_what_is_divided_by_0_is_0_and_nothing_is_nan(make):
     nothing = make().result(torch.zeros(4, dtype=torch.float64))
     assert nothing != nothing
     assert make().direction == "max"
-
-
-@pytest.mark.parametrize("make", [Precision, Recall, F1Score, MeanIoU])
-def test_a_target_of_minus_100_does_not_count(make):
-    outputs, targets = scores(15, 5, 4), labels(16, 5)
-    targets[:, 2:] = -100
-    expected = figure(make(), outputs[:, :2], targets[:, :2])
-    assert figure(make(), outputs, targets) == expected
-
-
-def test_names_are_those_of_keras():
-    makers = (Precision, Recall, F1Score, TruePositives, FalseNegatives, MeanIoU)
-    assert [make().name for make in makers] == [
-        "precision",
-        "recall",
-        "f1_score",
-        "true_positives",
-        "false_negatives",
-        "mean_iou",
-    ]
-    assert Precision(name="p").name == "p"
 
 
 BAD_SETTINGS = {

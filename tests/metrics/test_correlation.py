@@ -15,10 +15,9 @@ from ipufit.metrics import (
     PearsonCorrelation,
     R2Score,
     SpearmanCorrelation,
-    resolve_metric,
 )
 from tests import strategies
-from tests.metrics.harness import Case, check, figure, labels, scores
+from tests.metrics.harness import Case, check, check_device, figure, labels, scores
 
 
 def columns(values):
@@ -77,6 +76,10 @@ def test_a_share_is_the_references(case):
     check(case)
 
 
+def test_devices_compute_it():
+    check_device(CASES[2::2])
+
+
 @pytest.mark.parametrize("case", RANKED, ids=str)
 def test_a_rank_correlation_is_scipys(case):
     check(case, has_weights=False)
@@ -99,9 +102,9 @@ def added_up(metric, outputs, targets, size):
 )
 def test_numbers_far_from_0_lose_nothing_when_a_device_adds_up(kind, mean, spread):
     noise = torch.Generator().manual_seed(0)
-    targets = mean + spread * torch.randn(4000, generator=noise)
-    outputs = targets + 0.5 * spread * torch.randn(4000, generator=noise)
-    expected = REFERENCES[kind](outputs, targets, torch.ones(4000))
+    targets = mean + spread * torch.randn(1600, generator=noise)
+    outputs = targets + 0.5 * spread * torch.randn(1600, generator=noise)
+    expected = REFERENCES[kind](outputs, targets, torch.ones(1600))
     assert added_up(kind(), outputs, targets, 16) == pytest.approx(expected, rel=1e-4)
 
 
@@ -119,31 +122,9 @@ def test_what_does_not_vary_has_no_correlation(kind):
     constant, varied = torch.full((9,), 0.1), scores(0)[:9]
     assert np.isnan(figure(kind(), constant, varied, None, (4,)))
     assert np.isnan(figure(kind(), varied, constant, None, (4,)))
-
-
-@pytest.mark.parametrize("kind", REFERENCES)
-def test_nothing_is_nan_and_more_is_better(kind):
-    zeros = kind().sums(torch.ones(2), torch.ones(2), torch.zeros(2)).double()
-    assert torch.equal(zeros, torch.zeros_like(zeros))
-    assert np.isnan(kind().result(zeros))
-    assert kind().direction == "max"
-
-
-def test_ranks_of_nothing_and_of_no_numbers_are_nan_and_a_reset_forgets():
-    metric = SpearmanCorrelation()
-    assert np.isnan(metric.result())
-    metric.update(torch.tensor([1.0, float("nan")]), torch.tensor([1, 2]))
-    assert np.isnan(metric.result())
-    metric.reset()
-    metric.update(torch.tensor([1.0, 3.0]), torch.tensor([1, 2]))
-    assert metric.result() == pytest.approx(1.0)
+    assert np.isnan(figure(kind(), varied.where(varied > 0, torch.nan), varied))
 
 
 def test_ranks_have_no_weights_but_0_and_1():
     with pytest.raises(UnsupportedError, match="must be 0 or 1"):
         SpearmanCorrelation().update(torch.ones(2), torch.ones(2), torch.tensor([1, 2]))
-
-
-def test_names():
-    for name in ("r2", "R2Score", "explained_variance", "pearson", "spearman"):
-        assert resolve_metric(name).name == name

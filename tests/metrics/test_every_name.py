@@ -9,8 +9,10 @@ import torch
 from ipufit.errors import DataError, UnsupportedError
 from ipufit.metrics import Metric, metric_names, resolve_metrics
 from tests.metrics.harness import (
+    COUNT,
     Case,
     check,
+    check_device,
     figure,
     labels,
     one_hot,
@@ -51,34 +53,38 @@ def settings(metric):
 
 RANKS = {"spearman", "spearman_correlation"}  # leave rows out, and don't weight them
 NAMES = metric_names()
-NEW = [
-    name
-    for i, name in enumerate(NAMES)
-    if settings(make(name)) not in [settings(make(other)) for other in NAMES[:i]]
-]
+SETTINGS = [settings(make(name)) for name in NAMES]
+NEW = [name for i, name in enumerate(NAMES) if SETTINGS[i] not in SETTINGS[:i]]
 PAIRS = [(name, kind) for name in NEW for kind in DATA if takes(name, kind)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_of_a_metric_that_is_tested_and_its_own_key(name):
-    tested = {name for name, _ in PAIRS}
-    assert settings(make(name)) in [settings(make(other)) for other in tested]
-    assert list(resolve_metrics([name])) == [name]
-    assert list(resolve_metrics([name.upper()])) == [name.upper()]
-    assert make(name).name == name
-    assert make(name).direction in ("max", "min", None)
+def test_every_name_is_of_a_metric_that_is_tested_and_its_own_key():
+    assert {name for name, _ in PAIRS} == set(NEW)
+    assert len({name.replace("_", "") for name in NAMES}) == len(NAMES) > 60
+    for name, known in zip(NAMES, SETTINGS):
+        for word in (name, name.upper(), name.replace("_", "").title()):
+            assert list(resolve_metrics([word])) == [word] == [make(word).name]
+            assert settings(make(word)) == known
+        assert make(name) is not make(name)
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_every_metric(name, kind):
-    """The figure of the whole is that of its batches, of the device, and so on."""
-
+def case_of(name, kind):
     def whole(outputs, targets, weights):
         kept = weights > 0
         return figure(make(name), outputs[kept], targets[kept])
 
-    case = Case(name, lambda: make(name), *DATA[kind], whole)
-    check(case, has_weights=False)
+    return Case(name, lambda: make(name), *DATA[kind], whole)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_every_metric(name, kind):
+    """The figure of the whole is that of its batches, and so on."""
+    check(case_of(name, kind), has_weights=False)
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_every_metric_on_a_device(kind):
+    check_device([case_of(name, one) for name, one in PAIRS if one == kind])
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
@@ -99,10 +105,26 @@ def test_a_weight_of_2_is_a_row_twice(name, kind):
 @pytest.mark.parametrize("name", NEW)
 def test_nothing_comes_to_nan_or_is_counted_as_0(name):
     metric = make(name)
+    outputs, targets = next(DATA[kind] for n, kind in PAIRS if n == name)
     if isinstance(metric, Metric):
-        outputs, targets = next(DATA[kind] for n, kind in PAIRS if n == name)
-        nothing = metric.result(metric.sums(outputs, targets).double() * 0)
+        sums = metric.sums(outputs, targets, torch.zeros(COUNT)).double()
+        nothing = metric.result(sums)
     else:
+        metric.update(outputs, targets)
+        metric.reset()
         nothing = metric.result()
     is_count = metric.direction is None
     assert nothing == 0.0 if is_count else nothing != nothing
+
+
+@pytest.mark.parametrize("name", [name for name, kind in PAIRS if kind == "positions"])
+def test_positions_have_weights_or_are_left_out(name):
+    outputs, targets = DATA["positions"]
+    expected = pytest.approx(figure(make(name), outputs[:, 1], targets[:, 1]), rel=2e-5)
+    weights = torch.zeros(COUNT, 3)
+    weights[:, 1] = 1.0
+    for given in (weights, weights.unsqueeze(-1)):
+        assert figure(make(name), outputs, targets, given, (8, 3)) == expected
+    left_out = targets.clone()
+    left_out[:, ::2] = -100  # torch's losses leave it out too
+    assert figure(make(name), outputs, left_out, None, (8, 3)) == expected

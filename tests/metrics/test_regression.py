@@ -12,7 +12,15 @@ import torch
 
 from ipufit.errors import DataError
 from ipufit.metrics import CosineSimilarity, RootMeanSquaredError, resolve_metric
-from tests.metrics.harness import Case, check, figure, labels, scores, spread
+from tests.metrics.harness import (
+    Case,
+    check,
+    check_device,
+    figure,
+    labels,
+    scores,
+    spread,
+)
 
 
 def scikit(function, factor=1.0, root=False):
@@ -100,6 +108,10 @@ def test_an_error_is_the_references(case):
     check(case)
 
 
+def test_devices_compute_it():
+    check_device(CASES)
+
+
 def test_percentages_divide_by_something_as_in_keras():
     value = figure(resolve_metric("mape"), torch.tensor([1e-6]), torch.tensor([0.0]))
     assert value == pytest.approx(1000.0)
@@ -146,11 +158,3 @@ def test_positions_are_weighted():
     expected = np.average(outputs.square(), weights=weights)
     zeros = torch.zeros_like(outputs)
     assert figure(metric, outputs, zeros, weights, (7,)) == pytest.approx(expected)
-
-
-def test_less_is_better_and_nothing_is_nan():
-    for name in REFERENCES:
-        metric = resolve_metric(name)
-        assert metric.direction == "min"
-        assert np.isnan(metric.result(torch.zeros(2, dtype=torch.float64)))
-    assert CosineSimilarity().direction == "max"

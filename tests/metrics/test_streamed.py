@@ -12,7 +12,7 @@ import sklearn.metrics
 import torch
 
 from ipufit.errors import DataError, UnsupportedError
-from ipufit.metrics.streamed import StreamedFunction, kept_rows, one_number
+from ipufit.metrics.streamed import StreamedFunction
 from tests.metrics.harness import COUNT, figure, labels, scores
 
 
@@ -50,45 +50,11 @@ def test_nested_outputs_stay_nested():
     assert metric.name == "mine"
 
 
-def test_a_reset_forgets_and_nothing_is_nan():
-    metric = StreamedFunction(kappa)
-    figure(metric, scores(0, 4), labels(1))
-    metric.reset()
-    assert np.isnan(metric.result())
-
-
 def test_copies_share_nothing():
     metric = StreamedFunction(kappa)
     twin = copy.deepcopy(metric)
     figure(metric, scores(0, 4), labels(1))
     assert np.isnan(twin.result())
-
-
-def test_other_weights_than_0_and_1_are_refused():
-    with pytest.raises(UnsupportedError, match="must be 0 or 1"):
-        kept_rows("f", scores(0), labels(0), torch.full((COUNT,), 0.5))
-
-
-def test_positions_are_left_out():
-    outputs, targets = scores(0, 3, 4), labels(0, 3)
-    weights = torch.zeros(COUNT, 3, 1)
-    weights[:, 1] = 1.0
-    kept = kept_rows("f", outputs, targets, weights)
-    assert torch.equal(kept[0], outputs[:, 1])
-    assert torch.equal(kept[1], targets[:, 1])
-
-
-@pytest.mark.parametrize("value", [np.float32(0.5), torch.tensor([[0.5]]), 0.5])
-def test_one_number_is_a_float(value):
-    assert one_number("f", value) == 0.5
-
-
-@pytest.mark.parametrize(
-    "value", [torch.zeros(2), {"a": 1}, None, (1.0, 2.0), np.zeros((2, 2))]
-)
-def test_anything_else_is_refused(value):
-    with pytest.raises(DataError, match="isn't one number"):
-        one_number("f", value)
 
 
 def surplus(y_true, y_pred):
@@ -102,3 +68,26 @@ def test_names_of_parameters_say_the_order_in_a_copy_for_another_process_too():
     ):
         metric.update(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 1.0]))
         assert (metric.name, metric.result()) == ("surplus", 3.0)
+
+
+def test_other_weights_than_0_and_1_are_refused():
+    with pytest.raises(UnsupportedError, match="must be 0 or 1"):
+        figure(
+            StreamedFunction(kappa), scores(0, 4), labels(1), torch.full((COUNT,), 2)
+        )
+
+
+def test_positions_are_left_out():
+    outputs, targets = scores(0, 3, 4), labels(0, 3)
+    weights = torch.zeros(COUNT, 3, 1)
+    weights[:, 1] = 1.0
+    actual = figure(StreamedFunction(kappa), outputs, targets, weights, (8,))
+    assert actual == pytest.approx(kappa(outputs[:, 1].numpy(), targets[:, 1].numpy()))
+
+
+@pytest.mark.parametrize(
+    "value", [torch.zeros(2), {"a": 1}, None, (1.0, 2.0), np.zeros((2, 2))]
+)
+def test_what_is_not_one_number_is_refused(value):
+    with pytest.raises(DataError, match="isn't one number"):
+        figure(StreamedFunction(lambda outputs, targets: value), scores(0), labels(0))
