@@ -117,37 +117,22 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_name_is_torchs_loss(name):
+def test_a_name_is_torchs_loss_with_weights_as_keras_has_them(name):
     outputs, targets, expected = EXPECTED[name]
-    terms = resolve_loss(name).terms(outputs, targets, 3)
+    loss = resolve_loss(name)
+    terms = loss.terms(outputs, targets, 3)
     torch.testing.assert_close(terms.value.squeeze(), expected("mean"))
     torch.testing.assert_close(terms.total, 3 * expected("mean"))
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_weights_are_those_of_keras(name):
-    outputs, targets, expected = EXPECTED[name]
     weights = torch.tensor([0.5, 0.0, 3.0])
-    terms = resolve_loss(name).terms(outputs, targets, 3, weights)
+    terms = loss.terms(outputs, targets, 3, weights)
     weighted = expected("none") * weights
     torch.testing.assert_close(terms.value, weighted.sum() / 3)
     torch.testing.assert_close(terms.total, weighted.sum())
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_shares_leave_padding_out(name):
-    outputs, targets, expected = EXPECTED[name]
     share = torch.tensor([1.5, 1.5, 0.0])  # two real rows of three
-    terms = resolve_loss(name).terms(outputs, targets, 3, share=share)
+    terms = loss.terms(outputs, targets, 3, share=share)
     real = expected("none")[:2]
     torch.testing.assert_close(terms.value, real.mean())
     torch.testing.assert_close(terms.total, real.sum())
-
-
-def test_capitals_and_underscores_do_not_matter():
-    for name, same in (("MSE", "mse"), ("MeanSquaredError", "mse"), ("L1", "mae")):
-        expected = resolve_loss(same).terms(NUMBERS, NUMBERS + 1, 3)
-        assert resolve_loss(name).terms(NUMBERS, NUMBERS + 1, 3) == expected
 
 
 SYNONYMS = {
@@ -164,6 +149,7 @@ SYNONYMS = {
     "l1_loss": "mae",
     "mse_loss": "mse",
     "MSELoss": "mse",
+    "MeanSquaredError": "mse",
     "NLLLoss": "nll",
     "poisson_nll_loss": "poisson",
     "PoissonNLLLoss": "poisson",
@@ -253,16 +239,6 @@ def test_what_is_no_loss_is_refused(loss):
 
 
 # Reductions -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_a_module_reduces_as_it_was_told(reduction):
-    loss = resolve_loss(torch.nn.CrossEntropyLoss(reduction=reduction))
-    terms = loss.terms(LOGITS, CLASSES, 3)
-    assert loss.is_sum == (reduction == "sum")
-    expected = _class_indices("sum" if reduction == "sum" else "mean")
-    torch.testing.assert_close(terms.value, expected)
-    torch.testing.assert_close(terms.total, _class_indices("sum"))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -379,7 +355,7 @@ def token_data(rows=24):
     "loss",
     ["cross_entropy", torch.nn.CrossEntropyLoss(), "categorical_crossentropy"],
 )
-@pytest.mark.parametrize("batch_size", [4, 8, 24])
+@pytest.mark.parametrize("batch_size", [4, 24])
 def test_ignored_targets_count_in_no_figure(loss, batch_size):
     x, y = token_data()
     module = network()
@@ -552,36 +528,6 @@ def test_a_function_that_sums_over_samples_is_refused(loss):
     assert "is a sum over the 8" in str(model.check(*data, batch_size=8))
 
 
-class OfEightRows(torch.nn.Linear):
-    """A module that can't be called with another number of samples."""
-
-    def forward(self, x):
-        return super().forward(x.view(8, NUM_FEATURES))
-
-
-@pytest.mark.parametrize(
-    ("loss", "targets"),
-    [
-        (total, torch.randn(8, 3)),
-        (
-            lambda outputs, targets: F.cross_entropy(
-                outputs, targets, reduction="none"
-            ).sum(),
-            torch.randint(0, 3, (8,)),
-        ),
-    ],
-)
-def test_a_sum_is_found_though_the_host_can_not_call_the_module(loss, targets):
-    model, x = IPUModel(OfEightRows(NUM_FEATURES, 3)), torch.randn(8, NUM_FEATURES)
-    model.compile("sgd", loss)
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="is a sum over the 8 samples"):
-            model.fit(x, targets, batch_size=8, shuffle=False, verbose=0)
-    assert "is a sum over the 8" in str(model.check(x, targets, batch_size=8))
-    model.compile("sgd", lambda outputs, targets: loss(outputs, targets) / len(outputs))
-    model.fit(x, targets, batch_size=8, shuffle=False, verbose=0)
-
-
 @functools.lru_cache(maxsize=None)
 def mask(size):
     return torch.triu(torch.ones(size, size, device="ipu"))
@@ -627,8 +573,9 @@ def test_other_losses_are_no_sums(loss):
 # Rows of weight 0 ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by_position", [False, True])
-@pytest.mark.parametrize("loss", ["mse", "huber", F.smooth_l1_loss])
+@pytest.mark.parametrize(
+    ("loss", "by_position"), [("mse", False), ("huber", True), (F.smooth_l1_loss, True)]
+)
 def test_missing_targets_of_weight_0_train_nothing(loss, by_position):
     inputs, targets = torch.randn(8, NUM_FEATURES), torch.randn(8, 3)
     weights = torch.ones(8, 3) if by_position else torch.ones(8)

@@ -6,32 +6,24 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import mse_loss
 
-from ipufit import poptorch
+from ipufit import IPUConfig, IPUModel, poptorch
 from ipufit.errors import SharedRateWarning
-from ipufit.optimizers import (
-    LossScaleRamp,
-    Optimizer,
-    Schedule,
-    hyper_parameters,
-    resolve_optimization,
-)
+from ipufit.optimizers import LossScaleRamp, Optimizer, Schedule
 
 BATCH = 8
 
 
 class Network(nn.Module):
-    """Returns its loss, a mean, as PopTorch wants it."""
-
     def __init__(self):
         super().__init__()
         self.body = nn.Linear(3, 4)
         self.norm = nn.LayerNorm(4)
         self.head = nn.Linear(4, 1, bias=False)
 
-    def forward(self, x, y):
-        outputs = self.head(torch.tanh(self.norm(self.body(x))))
-        return poptorch.identity_loss(((outputs - y) ** 2).mean(), reduction="none")
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.body(x))))
 
 
 def network():
@@ -46,52 +38,24 @@ def data(updates):
     return x, 5.0 * torch.randn(updates * BATCH, 1, generator=generator)
 
 
-def options(optimization, accumulation=1, replicas=1, per_call=1):
-    made = poptorch.Options()
-    made.deviceIterations(per_call)
-    made.replicationFactor(replicas)
-    made.Training.gradientAccumulation(accumulation)
-    if optimization.automatic_loss_scaling:
-        made.Training.setAutomaticLossScaling(True)
-    if optimization.needs_running_mean:
-        made.Training.setMeanAccumulationAndReplicationReductionStrategy(
-            poptorch.MeanReductionStrategy.Running
-        )
-    made.showCompilationProgressBar(False)
-    return made
+def train(module, optimizer, updates, schedule=None, **config):
+    """Train, and give the loss."""
+    model = IPUModel(module, IPUConfig(**config))
+    model.compile(optimizer, "mse", lr_schedule=schedule)
+    history = model.fit(*data(updates), batch_size=BATCH, shuffle=False, verbose=0)
+    model.detach()
+    return history.history["loss"]
 
 
-def train(module, optimization, total, per_call=1, **layout):
-    """Train as the engine does; give the losses, and how often values were sent."""
-    x, y = data(total)
-    executor = poptorch.trainingModel(
-        module,
-        options(optimization, per_call=per_call, **layout),
-        optimization.optimizer,
-    )
-    sent, times, losses = hyper_parameters(optimization.optimizer), 0, []
-    optimization.begin_fit(total, per_call)
-    for rows in torch.arange(len(x)).split(BATCH * per_call):
-        optimization.before_call()
-        values = hyper_parameters(optimization.optimizer)
-        if values != sent:
-            executor.setOptimizer(optimization.optimizer)
-            sent, times = values, times + 1
-        losses.append(float(executor(x[rows], y[rows]).mean()))
-        optimization.after_call(per_call)
-    executor.destroy()
-    return losses, times
-
-
-def train_in_torch(module, optimizer, total, *, clip=None, before=None):
+def train_in_torch(module, optimizer, updates, *, clip=None, before=None):
     """The same with torch's optimizer; gives the norms of the gradients."""
-    x, y = data(total)
+    x, y = data(updates)
     norms = []
     for update, rows in enumerate(torch.arange(len(x)).split(BATCH)):
         if before is not None:
             before(update)
         optimizer.zero_grad()
-        module(x[rows], y[rows]).backward()
+        mse_loss(module(x[rows]), y[rows]).backward()
         if clip is not None:
             norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), clip)))
         optimizer.step()
@@ -104,55 +68,28 @@ def assert_same(module, twin):
 
 
 LAYOUTS = [
-    {},
-    {"accumulation": 2},
-    {"accumulation": 4},
+    {"gradient_accumulation": 4},
     {"replicas": 2},
-    {"accumulation": 2, "replicas": 2},
+    {"gradient_accumulation": 2, "replicas": 2},
 ]
 TORCHS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+CLIPPED = [
+    *((name, {}, None) for name in TORCHS),
+    *((name, layout, 16.0) for name in TORCHS for layout in LAYOUTS),
+    ("adamw", {}, "auto"),
+]
 
 
-@pytest.mark.parametrize("loss_scaling", [None, 16.0])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("name", TORCHS)
+@pytest.mark.parametrize(("name", "layout", "loss_scaling"), CLIPPED, ids=str)
 def test_global_clipnorm_clips_as_torch_does(name, layout, loss_scaling):
     module, twin = network(), network()
     spec = Optimizer(
         name, 0.02, weight_decay=0.0, global_clipnorm=0.5, loss_scaling=loss_scaling
     )
-    train(module, resolve_optimization(spec, None, module), 6, **layout)
+    train(module, spec, 6, **layout)
     made = TORCHS[name](twin.parameters(), lr=0.02, weight_decay=0.0)
     norms = train_in_torch(twin, made, 6, clip=0.5)
     assert max(norms) > 1.0
-    assert_same(module, twin)
-
-
-def test_sgd_and_adamw_decay_outside_the_clipped_norm():
-    for name in ("sgd", "adamw"):
-        module, twin = network(), network()
-        spec = Optimizer(name, 0.02, weight_decay=0.5, global_clipnorm=0.5)
-        train(module, resolve_optimization(spec, None, module), 4)
-        made = TORCHS[name](twin.parameters(), lr=0.02, weight_decay=0.5)
-        train_in_torch(twin, made, 4, clip=0.5)
-        assert_same(module, twin)
-
-
-def test_adams_decay_is_inside_the_clipped_norm():
-    """As documented: PopTorch adds the penalty first, torch afterwards."""
-    module, twin = network(), network()
-    spec = Optimizer("adam", 0.02, weight_decay=0.5, global_clipnorm=0.5, eps=1.0)
-    train(module, resolve_optimization(spec, None, module), 4)
-
-    adam = torch.optim.Adam(twin.parameters(), lr=0.02, eps=1.0)
-    x, y = data(4)
-    for rows in torch.arange(len(x)).split(BATCH):
-        adam.zero_grad()
-        twin(x[rows], y[rows]).backward()
-        for parameter in twin.parameters():
-            parameter.grad += 0.5 * parameter.detach()
-        nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
-        adam.step()
     assert_same(module, twin)
 
 
@@ -162,7 +99,7 @@ def test_adams_decay_is_inside_the_clipped_norm():
 def test_no_decay_is_torchs_second_group(name, cls):
     module, twin = network(), network()
     spec = Optimizer(name, 0.05, weight_decay=0.5, no_decay=("bias", "norm", "head.*"))
-    train(module, resolve_optimization(spec, None, module), 6)
+    train(module, spec, 6)
     groups = [
         {"params": [twin.body.weight]},
         {
@@ -194,7 +131,7 @@ def test_no_decay_is_torchs_second_group(name, cls):
 )
 def test_a_schedule_trains_as_torch_with_the_same_rates(schedule):
     module, twin = network(), network()
-    train(module, resolve_optimization(Optimizer("adam", 0.1), schedule, module), 8)
+    train(module, Optimizer("adam", 0.1), 8, schedule)
     made = torch.optim.Adam(twin.parameters(), lr=0.1)
 
     def set_rate(update):
@@ -219,16 +156,16 @@ def test_a_scheduler_of_torch_trains_as_in_torch(bound_to):
         home = torch.optim if bound_to == "torch" else poptorch.optim
         given = home.SGD(module.parameters(), lr=0.01, momentum=0.9)
     made = schedule if bound_to == "nothing" else schedule(given)
-    train(module, resolve_optimization(given, made, module), 8)
+    train(module, given, 8, made)
     assert_same(module, twin)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_updates_of_a_call_share_the_rate_of_the_first(replicas):
     module, twin = network(), network()
-    optimization = resolve_optimization(Optimizer("adam", 0.1), "linear", module)
-    with pytest.warns(SharedRateWarning):
-        train(module, optimization, 8, per_call=4, replicas=replicas)
+    optimizer = Optimizer("adam", 0.1)
+    with pytest.warns(SharedRateWarning, match=r"makes 4 updates .* share one"):
+        train(module, optimizer, 8, "linear", device_iterations=4, replicas=replicas)
     made = torch.optim.Adam(twin.parameters(), lr=0.1)
 
     def set_rate(update):
@@ -247,11 +184,9 @@ def test_updates_of_a_call_share_the_rate_of_the_first(replicas):
 def test_loss_scaling_changes_neither_the_weights_nor_the_losses(name, loss_scaling):
     module, twin = network(), network()
     spec = Optimizer(name, 0.01, loss_scaling=loss_scaling)
-    losses, times = train(module, resolve_optimization(spec, None, module), 8)
-    plain, _ = train(twin, resolve_optimization(Optimizer(name, 0.01), None, twin), 8)
-    assert losses == pytest.approx(plain, rel=1e-5)
+    losses = train(module, spec, 8)
+    assert losses == pytest.approx(train(twin, Optimizer(name, 0.01), 8), rel=1e-5)
     assert_same(module, twin)
-    assert times == (2 if isinstance(loss_scaling, LossScaleRamp) else 0)
 
 
 def test_torchs_optimizer_without_momentum_trains_as_in_torch():
@@ -260,7 +195,7 @@ def test_torchs_optimizer_without_momentum_trains_as_in_torch():
         lambda p: torch.optim.RMSprop(p, lr=0.01),
     ):
         module, twin = network(), network()
-        train(module, resolve_optimization(make(module.parameters()), None, module), 5)
+        train(module, make(module.parameters()), 5)
         train_in_torch(twin, make(twin.parameters()), 5)
         assert_same(module, twin)
 
@@ -268,7 +203,7 @@ def test_torchs_optimizer_without_momentum_trains_as_in_torch():
 def test_lamb_without_its_trust_ratio_is_adamw():
     module, twin = network(), network()
     spec = Optimizer("lamb", 0.02, weight_decay=0.1, no_trust_ratio="*")
-    train(module, resolve_optimization(spec, None, module), 6)
+    train(module, spec, 6)
     train_in_torch(
         twin, torch.optim.AdamW(twin.parameters(), 0.02, weight_decay=0.1), 6
     )
@@ -279,7 +214,7 @@ def test_a_word_makes_the_three_groups_of_public_bert_training():
     module, twin = network(), network()
     words = {"no_decay": "bias_and_norm", "no_trust_ratio": "bias"}
     spec = Optimizer("lamb", 0.02, weight_decay=0.1, **words)
-    train(module, resolve_optimization(spec, None, module), 6)
+    train(module, spec, 6)
     biases = [twin.body.bias, twin.norm.bias]
     groups = [
         {"params": [twin.body.weight, twin.head.weight], "weight_decay": 0.1},
@@ -287,5 +222,5 @@ def test_a_word_makes_the_three_groups_of_public_bert_training():
         {"params": biases, "weight_decay": 0.0, "max_weight_norm": 0.0},
     ]
     own = poptorch.optim.LAMB(groups, lr=0.02)
-    train(twin, resolve_optimization(own, None, twin), 6)
+    train(twin, own, 6)
     assert_same(module, twin)

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit import ConfigError
-from ipufit.errors import IpufitWarning, SharedRateWarning
 from ipufit.optimizers import LossScaleRamp, Optimizer, Schedule, resolve_optimization
 
 
@@ -45,17 +42,6 @@ def test_a_fixed_loss_scaling_set_by_hand_stays(module):
     optimization.begin_fit(None, 1)
     optimization.before_call()
     assert optimization.optimizer.loss_scaling == 4.0
-
-
-def test_updates_that_share_a_rate_are_warned_of(module):
-    assert issubclass(SharedRateWarning, IpufitWarning)
-    optimization = resolve_optimization("adam", "linear", module)
-    with pytest.warns(SharedRateWarning, match=r"makes 10 updates .* share one"):
-        optimization.begin_fit(100, 10)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimization.begin_fit(100, 1)
-        resolve_optimization("adam", None, module).begin_fit(100, 10)
 
 
 def test_data_of_unknown_length_need_a_total(module):

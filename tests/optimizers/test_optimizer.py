@@ -131,23 +131,6 @@ def test_automatic_loss_scaling_accumulates_in_half_precision_if_weights_are(mod
     assert own.bind(module).accum_type is torch.float32
 
 
-@pytest.mark.parametrize(
-    ("name", "loss_scaling", "expected"),
-    [
-        ("sgd", None, 0.5),
-        ("sgd", 8.0, 4.0),  # PopTorch's SGD clips what is still scaled
-        ("adam", 8.0, 0.5),
-        ("adamw", "auto", 0.5),
-        ("adam", LossScaleRamp(8, 2, 10, 64), 0.5),
-    ],
-)
-def test_global_clipnorm_is_the_norm_of_unscaled_gradients(
-    module, name, loss_scaling, expected
-):
-    spec = Optimizer(name, global_clipnorm=0.5, loss_scaling=loss_scaling)
-    assert spec.bind(module).max_grad_norm == expected
-
-
 def test_it_is_a_value():
     spec = Optimizer("adamw", 0.1, betas=(0.5, 0.6), no_decay="bias")
     assert spec == Optimizer("AdamW", 0.1, betas=[0.5, 0.6], no_decay=["bias"])
@@ -260,21 +243,6 @@ def test_the_rate_may_be_called_as_in_torch():
 # Names and torch's optimisers become PopTorch's -------------------------------------
 
 
-def test_parameter_groups_keep_their_own_settings(module):
-    first, second = module
-    given = torch.optim.AdamW(
-        [
-            {"params": first.parameters(), "lr": 0.5},
-            {"params": second.parameters(), "weight_decay": 0.25},
-        ],
-        lr=0.125,
-    )
-    groups = resolve_optimizer(given, module).param_groups
-    assert [group["lr"] for group in groups] == [0.5, 0.125]
-    assert [group["weight_decay"] for group in groups] == [0.01, 0.25]
-    assert [len(group["params"]) for group in groups] == [2, 2]
-
-
 def test_a_learning_rate_may_be_a_tensor(module):
     given = torch.optim.Adam(module.parameters(), lr=torch.tensor(0.25))
     lr = resolve_optimizer(given, module).param_groups[0]["lr"]
@@ -368,13 +336,6 @@ def test_a_trainable_parameter_that_the_optimizer_lacks_is_refused(module):
         check_covers(optimizer, module)
     first.requires_grad_(False)
     check_covers(optimizer, module)
-
-
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop])
-def test_without_momentum_there_is_no_velocity(module, make):
-    optimizer = resolve_optimizer(make(module.parameters(), lr=0.1), module)
-    assert optimizer.variable_attrs.isConstant("momentum")
-    assert not optimizer.variable_attrs.isConstant("lr")
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop])
