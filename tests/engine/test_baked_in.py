@@ -15,123 +15,17 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import BakedInWarning, Callback, ConfigError, IPUConfig, IPUModel
+from ipufit import BakedInWarning, Callback, ConfigError, IPUModel
 from tests import reference
 from tests.resume import settings_of_another_module as settings
 
 X, Y = reference.samples(32)
 
 
-class Scaled(nn.Module):
-    """Reads its numbers in `forward`, and counts how often Python runs it."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = reference.network()
-        self.scale = 1.0
-        self.kind = "plain"
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        outputs = self.net(x) * self.scale
-        return -outputs if self.kind == "negative" else outputs
-
-
-def compiled(config=None):
-    model = IPUModel(Scaled(), config or IPUConfig())
-    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
-    model.compile(optimizer, "cross_entropy")
-    return model
-
-
-def expected(model):
-    with torch.no_grad():
-        outputs = model.module.net(X) * model.module.scale
-        if model.module.kind == "negative":
-            outputs = -outputs
-        return float(nn.functional.cross_entropy(outputs, Y))
-
-
 def losses(model):
-    """Of a fit with a validation, and of an evaluation."""
+    """Of a fit, and of its validation by the program that evaluates."""
     history = model.fit(X, Y, validation_data=(X, Y), verbose=0).history
-    return [
-        *history["loss"],
-        *history["val_loss"],
-        model.evaluate(X, Y, verbose=0)["loss"],
-    ]
-
-
-class Change(Callback):
-    def __init__(self, hook, name, value):
-        def change(*_):
-            setattr(self.model.module, name, value)
-
-        setattr(self, hook, change)
-
-
-HOOKS = ["on_train_batch_end", "on_epoch_begin", "on_epoch_end"]
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_change_in_mid_fit_is_an_error_that_names_it(hook):
-    model = compiled()
-    message = r"module\.scale was 1\.0.* is 7\.0"
-    with pytest.raises(ConfigError, match=message):
-        model.fit(
-            X,
-            Y,
-            batch_size=8,
-            epochs=2,
-            verbose=0,
-            callbacks=Change(hook, "scale", 7.0),
-        )
-    history = model.fit(X, Y, verbose=0).history  # the new one counts from now on
-    assert history["loss"] == [pytest.approx(expected(model), rel=1e-5)]
-
-
-class Placed(Scaled):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("places", torch.arange(len(X[0])))
-
-    def forward(self, x):
-        return super().forward(x[:, self.places])
-
-
-def test_a_buffer_that_poptorch_has_wrapped_is_no_change():
-    model = IPUModel(Placed(), IPUConfig())
-    model.compile("sgd", "cross_entropy")
-
-    class Anew(Callback):
-        def on_train_batch_end(self, batch, logs):
-            same = "".join(["pl", "ain"])  # another object has all values compared
-            self.model.module.kind = same
-
-    history = model.fit(X, Y, batch_size=8, verbose=0, callbacks=Anew()).history
-    assert len(history["loss"]) == 1
-
-
-@pytest.mark.parametrize("takes_turns", [False, True])
-def test_counters_of_forward_itself_are_no_change(monkeypatch, takes_turns):
-    if takes_turns:
-        monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "1")
-    model = compiled()
-    for _ in range(2):
-        history = model.fit(
-            X,
-            Y,
-            batch_size=8,
-            epochs=3,
-            validation_data=(X, Y),
-            validation_batch_size=8,
-            verbose=0,
-        )
-        assert len(history.epoch) == 3
-        model.predict(X[:5], batch_size=5, verbose=0)
-    assert model.module.calls > 0
-    model.detach()
+    return [*history["loss"], *history["val_loss"]]
 
 
 # Where values are ---------------------------------------------------------------------
@@ -247,7 +141,7 @@ def put(name, key=None):
         owner = getattr(module, name)
         if key is None:
             setattr(module, name, value)
-        elif isinstance(owner, (dict, np.ndarray)):
+        elif isinstance(owner, dict):
             owner[key] = value
         else:
             setattr(owner, key, value)
@@ -266,10 +160,6 @@ def one():
 
 # How the number is read and changed, the attributes, and how a message calls it.
 PLACES = {
-    "a property": (
-        lambda self: self.cfg.k, put("cfg", "_k"),
-        attributes(cfg=Config), r"module\.cfg\._k was 1\.0",
-    ),
     "an unset slot": (
         lambda self: self.cfg.cache if hasattr(self.cfg, "cache") else self.cfg.k,
         put("cfg", "cache"),
@@ -293,10 +183,6 @@ PLACES = {
     "__getattr__": (
         lambda self: self.cfg.k, lambda m, value: m.cfg._fields.update(k=value),
         lambda: {"cfg": Fields(k=1.0)}, r"\bk'?\]? was 1\.0",
-    ),
-    "dicts": (
-        lambda self: self.d["t"]["u"], lambda m, value: m.d["t"].update(u=value),
-        lambda: {"d": {"t": {"u": 1.0}}}, r"module\.d\['t'\]\['u'\] was 1\.0",
     ),
     "a dict with a get of its own": (
         lambda self: self.d.get("t"), put("d", "t"),
@@ -325,10 +211,6 @@ PLACES = {
         lambda: {"told": functools.partial(lambda a, b: a * b, 1.0, b=1.0)},
         r"module\.told\.keywords\['b'\] was 1\.0",
     ),
-    "a name in getattr": (
-        lambda self: getattr(self, "k1", 7.0), put("k1"),
-        attributes(k1=one), r"module\.k1 was 1\.0",
-    ),
     "a computed name": (
         lambda self: getattr(self, f"k{1}"), put("k1"),
         attributes(k1=one), r"module\.k1 was 1\.0",
@@ -347,10 +229,6 @@ PLACES = {
     "set unless it fails": (
         set_unless_it_fails, put("kept"),
         attributes(kept=one, text=str), r"module\.kept was 1\.0",
-    ),
-    "an array": (
-        lambda self: float(self.table[1]), put("table", 1),
-        lambda: {"table": np.ones(3, np.float32)}, r"module\.table was",
     ),
     "forward": (
         Of.read,
@@ -397,7 +275,7 @@ def test_a_change_counts_between_runs_and_is_refused_in_a_run(place, counted):
     # A class of its own, whose code reads the number.
     module = type("Read", (Of,), {"read": read} if read is not Of.read else {})
     model = still(module(**attributes()))
-    assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
+    assert losses(model) == pytest.approx([plain(model.module)] * 2, rel=1e-5)
     before = counted()
     losses(model)
     assert counted() == before  # nothing is compiled again without a change
@@ -406,7 +284,7 @@ def test_a_change_counts_between_runs_and_is_refused_in_a_run(place, counted):
     run = {"batch_size": 8, "verbose": 0}
     with pytest.raises(ConfigError, match=f"{path}.* when the model was compiled"):
         model.fit(X, Y, callbacks=in_run, **run)
-    assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
+    assert losses(model) == pytest.approx([plain(model.module)] * 2, rel=1e-5)
     in_run = Callback()
     in_run.on_test_batch_end = lambda *_: change(model.module, 2.0)
     with pytest.raises(ConfigError, match=r"was .* when the model was compiled"):
@@ -438,7 +316,7 @@ def test_a_large_container_counts_between_runs():
     model = still(OfAVocabulary(numbers={str(i): 1.0 for i in range(1000)}))
     for value in (1.0, 3.0):
         model.module.numbers["999"] = value
-        assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
+        assert losses(model) == pytest.approx([plain(model.module)] * 2, rel=1e-5)
 
 
 def anew():
@@ -505,6 +383,62 @@ def test_what_no_code_reads_may_change_at_any_time():
     change.on_train_batch_end = count
     model.fit(X, Y, batch_size=8, callbacks=change, verbose=0)
     assert model.module.cfg.unread == 4
+
+
+HOOKS = ["on_train_batch_end", "on_epoch_begin", "on_epoch_end"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_change_in_any_hook_of_a_fit_is_refused(hook):
+    model = still(OfAnObject(cfg=Config()))
+    change = Callback()
+    setattr(change, hook, lambda *_: setattr(model.module.cfg, "_k", 7.0))
+    run = {"batch_size": 8, "epochs": 2, "verbose": 0}
+    with pytest.raises(ConfigError, match=r"module\.cfg\._k was 1\.0.* is 7\.0"):
+        model.fit(X, Y, callbacks=change, **run)
+
+
+class Counting(Of):
+    """Counts how often Python runs it, and keeps what it computes."""
+
+    def __init__(self):
+        super().__init__(calls=0, seen={}, kind="plain")
+        self.register_buffer("places", torch.arange(len(X[0])))
+
+    def forward(self, x):
+        self.calls += 1
+        self.hidden = super().forward(x[:, self.places])
+        self.seen["hidden"] = self.hidden
+        return self.hidden * (2 if self.kind == "plain" else 1)
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_what_forward_counts_and_keeps_is_no_change(monkeypatch, takes_turns):
+    if takes_turns:
+        monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "1")
+    model = IPUModel(Counting())
+    model.compile("sgd", "cross_entropy")
+    looked = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            same = "".join(["pl", "ain"])  # another object has all values compared
+            self.model.module.kind = same
+
+        def on_epoch_end(self, epoch, logs=None):
+            module = self.model.module.eval()
+            with torch.no_grad():
+                looked.append(module(X[:5]).mean())
+            module.train()
+
+    fit = {"batch_size": 8, "verbose": 0, "validation_data": (X, Y)}
+    for _ in range(2):
+        model.fit(X, Y, epochs=3, callbacks=Look(), **fit)
+        model.predict(X[:5], batch_size=5, verbose=0)
+    assert len(set(looked)) == 6
+    assert model.module.calls > 6
+    assert model.module.seen["hidden"].shape == (5, 4)
+    model.detach()
 
 
 class Alternating(Of):
@@ -581,7 +515,10 @@ class OfATable(Of):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: [*([1.0] * 150 for _ in range(149)), [np.ones(())] * 150],
+        pytest.param(
+            lambda: [*([1.0] * 150 for _ in range(149)), [np.ones(())] * 150],
+            marks=pytest.mark.thorough,
+        ),
         lambda: np.ones((2049, 2048), np.float32),
         lambda: torch.ones(2049, 2048),
     ],
@@ -594,35 +531,5 @@ def test_beyond_the_bound_compile_makes_it_count(make, counted):
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
     for programs in (4, 6):  # each compile() compiles anew: nothing compares it
         model.compile(optimizer, "cross_entropy")
-        assert losses(model) == pytest.approx([plain(model.module)] * 3, rel=1e-5)
+        assert losses(model) == pytest.approx([plain(model.module)] * 2, rel=1e-5)
         assert counted() == programs
-
-
-class Keeping(Scaled):
-    """Keeps what it computes, for somebody to look at."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = {}
-
-    def forward(self, x):
-        self.hidden = super().forward(x)
-        self.seen["hidden"] = self.hidden
-        return self.hidden * 2
-
-
-def test_the_module_may_run_on_the_host_in_mid_fit_and_keep_what_it_computes():
-    class Look(Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            module = self.model.module.eval()
-            with torch.no_grad():
-                looked.append(module(X[:5]).mean())
-            module.train()
-
-    looked = []
-    model = IPUModel(Keeping())
-    model.compile("sgd", "cross_entropy")
-    fit = {"batch_size": 8, "verbose": 0, "validation_data": (X, Y)}
-    model.fit(X, Y, epochs=3, callbacks=Look(), **fit)
-    assert len(set(looked)) == 3
-    assert model.module.seen["hidden"].shape == (5, 4)

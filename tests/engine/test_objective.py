@@ -112,20 +112,6 @@ def test_the_total_is_the_weighted_sum_and_so_are_gradients(name, is_dict):
     reference.assert_same_weights(module, twin)
 
 
-@pytest.mark.parametrize("loss_weights", [{"a": 3.0}, [1.0, 3.0]])
-def test_one_name_is_taken_for_each_output(loss_weights):
-    targets = {"b": torch.randn(COUNT, 4), "a": NUMBERS}
-    model = IPUModel(Two())
-    model.compile("sgd", "mse", loss_weights=loss_weights)
-    figures = model.evaluate(X, targets, verbose=0)
-    with torch.no_grad():
-        outputs = model.module(X)
-    losses = {n: float(F.mse_loss(outputs[n], targets[n])) for n in "ab"}
-    expected = {"loss": losses["b"] + 3 * losses["a"]}
-    expected.update({f"{n}_loss": loss for n, loss in losses.items()})
-    assert figures == pytest.approx(expected, rel=1e-5)
-
-
 class Median(StreamedMetric):
     def __init__(self):
         super().__init__("median")
@@ -207,80 +193,54 @@ def test_samples_may_weigh_differently_in_each_output(padded):
 
 # Errors -------------------------------------------------------------------------------
 
-BAD = {
-    "a loss of an unknown output": (
-        {"loss": {"c": "mse"}},
-        NAMED,
-        ConfigError,
-        "output 'c'.*returns b, a",
-    ),
-    "more losses than outputs": (
-        {"loss": ["cross_entropy", "mse", "mse"]},
-        NAMED,
-        ConfigError,
-        "returns 2",
-    ),
-    "fewer losses than outputs": (
-        {"loss": ["cross_entropy"]},
-        NAMED,
-        ConfigError,
-        "returns 2",
-    ),
+BAD_SETTINGS = {
+    "a loss of an unknown output": ({"loss": {"c": "mse"}}, "output 'c'.*returns b, a"),
+    "more losses": ({"loss": ["cross_entropy", "mse", "mse"]}, "returns 2"),
+    "fewer losses": ({"loss": ["cross_entropy"]}, "returns 2"),
     "a metric of an unknown output": (
         {"loss": BOTH, "metrics": {"c": ["mae"]}},
-        NAMED,
-        ConfigError,
         "output 'c'",
     ),
-    "one metric for two outputs": (
-        {"loss": BOTH, "metrics": ["mae"]},
-        NAMED,
-        ConfigError,
-        "2 outputs",
-    ),
-    "targets without one": (
-        {"loss": BOTH},
-        {"b": CLASSES},
-        DataError,
-        "no 'a'",
-    ),
+    "one metric for two outputs": ({"loss": BOTH, "metrics": ["mae"]}, "2 outputs"),
     "a weight of an unknown output": (
         {"loss": "mse", "loss_weights": {"b": 1.0, "c": 0.1}},
-        NAMED,
-        ConfigError,
         "returns b, a",
     ),
-    "more weights than outputs": (
+    "more weights": (
         {"loss": "mse", "loss_weights": [1.0, 0.1, 7.0]},
-        NAMED,
-        ConfigError,
         "returns b, a",
     ),
-    "one target for an output with a loss": (
-        {"loss": {"a": "mse"}, "metrics": {"b": ["mae"]}},
-        NUMBERS,
-        DataError,
-        "2 outputs",
-    ),
-    "one target for two": ({"loss": BOTH}, CLASSES, DataError, "one tensor"),
-    "too few targets": ({"loss": BOTH}, [CLASSES], DataError, "1 targets|one"),
+}
+ONE_EACH = {"loss": {"a": "mse"}, "metrics": {"b": ["mae"]}}
+BAD_TARGETS = {
+    "targets without one": (BOTH, {"b": CLASSES}, "no 'a'"),
+    "one target for two": (BOTH, CLASSES, "one tensor"),
+    "too few targets": (BOTH, [CLASSES], "1 targets|one"),
     "targets of other shapes": (
-        {"loss": BOTH},
+        BOTH,
         {"b": X, "a": NUMBERS},
-        DataError,
         "'cross_entropy' can't take outputs of float32",
     ),
 }
+BAD = [
+    *((settings, NAMED, ConfigError, m) for settings, m in BAD_SETTINGS.values()),
+    *(({"loss": loss}, y, DataError, m) for loss, y, m in BAD_TARGETS.values()),
+    # One target for an output with a loss, and one without.
+    (ONE_EACH, NUMBERS, DataError, "2 outputs"),
+]
 
 
-@pytest.mark.parametrize("run", ["fit", "evaluate"])
-@pytest.mark.parametrize("name", BAD)
-def test_what_does_not_fit_the_outputs_is_said(name, run):
-    settings, targets, error, message = BAD[name]
+@pytest.mark.parametrize(
+    ("settings", "targets", "error", "message"),
+    BAD,
+    ids=[*BAD_SETTINGS, *BAD_TARGETS, "one target"],
+)
+def test_what_does_not_fit_the_outputs_is_said(settings, targets, error, message):
     model = IPUModel(Two())
     model.compile("sgd", **settings)
-    with pytest.raises(error, match=message):
-        getattr(model, run)(X, targets, batch_size=12, verbose=0)
+    for run in (model.fit, model.evaluate):
+        with pytest.raises(error, match=message):
+            run(X, targets, batch_size=12, verbose=0)
 
 
 def test_weights_per_output_do_not_fit_a_loss_of_all():
@@ -295,41 +255,26 @@ def test_weights_per_output_do_not_fit_a_loss_of_all():
 
 
 BAD_COMPILES = {
-    "no loss in it": ({"loss": {"a": None}}, ConfigError, "no loss in it"),
-    "an unknown name": ({"loss": {"a": "msee"}}, UnknownNameError, "'mse'"),
+    "no loss in it": (ConfigError, {"a": None}, None, "no loss in it"),
+    "an unknown name": (UnknownNameError, {"a": "msee"}, None, "'mse'"),
     "sums and means": (
-        {"loss": {"a": nn.MSELoss(reduction="sum"), "b": "mse"}},
         UnsupportedError,
+        {"a": nn.MSELoss(reduction="sum"), "b": "mse"},
+        None,
         "one kind",
     ),
-    "a weight of nobody": (
-        {"loss": BOTH, "loss_weights": {"c": 1.0}},
-        ConfigError,
-        "'c'.*for 'b', 'a'",
-    ),
-    "a negative weight": (
-        {"loss": BOTH, "loss_weights": {"a": -1.0}},
-        ConfigError,
-        r"-1\.0 for 'a'",
-    ),
-    "a weight of words": (
-        {"loss": BOTH, "loss_weights": {"a": "1"}},
-        ConfigError,
-        "numbers of 0 or more",
-    ),
-    "an infinite weight": (
-        {"loss": "mse", "loss_weights": float("inf")},
-        ConfigError,
-        "inf",
-    ),
+    "a weight of nobody": (ConfigError, BOTH, {"c": 1.0}, "'c'.*for 'b', 'a'"),
+    "a negative weight": (ConfigError, BOTH, {"a": -1.0}, r"-1\.0 for 'a'"),
+    "a weight of words": (ConfigError, BOTH, {"a": "1"}, "numbers of 0 or more"),
+    "an infinite weight": (ConfigError, "mse", float("inf"), "inf"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_COMPILES)
 def test_what_can_not_be_meant_is_refused(name):
-    settings, error, message = BAD_COMPILES[name]
+    error, loss, weights, message = BAD_COMPILES[name]
     with pytest.raises(error, match=message):
-        IPUModel(Two()).compile("sgd", **settings)
+        IPUModel(Two()).compile("sgd", loss, loss_weights=weights)
 
 
 def test_two_models_may_have_one_metric():

@@ -40,9 +40,14 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("at", [0, 5, ROWS - 1])
+@pytest.mark.parametrize(
+    ("plan", "method", "at"),
+    [
+        *((plan, method, ROWS - 1) for plan in PLANS for method in METHODS),
+        ("accumulated", "fit", 0),
+        ("calls of several", "evaluate", 5),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::ipufit.errors.EmptyUpdatesWarning")
 def test_an_index_out_of_range_is_a_data_error_wherever_it_is(plan, method, at):
     run = METHODS[method]

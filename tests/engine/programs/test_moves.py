@@ -143,23 +143,6 @@ def test_the_page_has_these_rows_and_no_others():
     assert list(documented()) == list(ROWS)
 
 
-def test_a_program_that_is_kept_gives_the_same_as_one_that_is_compiled():
-    """Weights, optimiser and figures: sizes alternate, and compile() is called."""
-    sizes = (4, 8, 4, 16, 8, 4)
-    kept, fresh = make(), make()
-    for index, size in enumerate(sizes):
-        for model in (kept, fresh):
-            if index == 3:
-                model.compile("adam", "cross_entropy", metrics=["accuracy"])
-            history = model.fit(X, Y, **{**FIT, "batch_size": size}).history
-            figures = model.evaluate(X, Y, batch_size=size, verbose=0)
-            if model is kept:
-                expected = history, figures
-        fresh._executors.drop_training()  # compiles the next one anew
-        assert (history, figures) == expected
-    reference.assert_same_weights(kept.module, fresh.module, rtol=0, atol=0)
-
-
 def test_the_programs_used_last_are_kept(moves):
     model = make()
     sizes = [2, 4, 8, 16, 32]  # one more than the programs that are kept

@@ -9,7 +9,7 @@ import logging
 import pytest
 import torch
 
-from ipufit import IPUConfig, IPUModel, Optimizer
+from ipufit import IPUConfig, IPUModel
 from tests import reference
 
 X, Y = reference.samples(24)
@@ -55,13 +55,12 @@ def test_a_layer_that_was_frozen_is_trained_as_in_torch(optimizer, caplog):
     model.detach()
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd", "rmsprop"])
-def test_freezing_and_unfreezing_says_nothing(name, caplog):
+def test_freezing_and_unfreezing_says_nothing(caplog):
     module = reference.network()
     model = IPUModel(module)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):  # the second time with programs that are kept
-            model.compile(Optimizer(name), "cross_entropy")
+            model.compile("lamb", "cross_entropy")
             for frozen in ((0,), (), (2,), (0,), ()):
                 for index in (0, 2):
                     freeze(module[index], index in frozen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is traced: pipelines, nested inputs and outputs, precision."""
+"""What is traced: pipelines, and values of a micro-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from ipufit import (
     ConfigError,
@@ -93,74 +92,7 @@ def test_a_pipeline_learns_what_one_ipu_does(monkeypatch, name):
     model.detach()
 
 
-# Nested inputs, targets, outputs --------------------------------------------------
-
-
-class TwoInTwoOut(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.left = nn.Linear(3, 4)
-        self.right = nn.Linear(2, 1)
-
-    def forward(self, left, right):
-        return self.left(left), self.right(right)
-
-
-class DictInDictOut(TwoInTwoOut):
-    def forward(self, *, right, left):
-        classes, number = super().forward(left, right)
-        return {"classes": classes, "number": [number, None]}
-
-
-def pair_loss(outputs, targets):
-    classes, number = outputs
-    labels, values = targets
-    return nn.functional.cross_entropy(classes, labels) + nn.functional.mse_loss(
-        number, values
-    )
-
-
-def dict_loss(outputs, targets):
-    return pair_loss(
-        (outputs["classes"], outputs["number"][0]),
-        (targets["labels"], targets["values"]),
-    )
-
-
-def right_labels(outputs, targets):
-    return outputs[0].argmax(dim=1).eq(targets[0]).float()
-
-
-RIGHT = torch.randn(48, 2, generator=torch.Generator().manual_seed(1))
 VALUES = torch.randn(48, 1, generator=torch.Generator().manual_seed(2))
-
-
-class Samples(Dataset):
-    """A dataset whose samples nest as a function of the index says."""
-
-    def __init__(self, count, sample):
-        self._count = count
-        self._sample = sample
-
-    def __len__(self):
-        return self._count
-
-    def __getitem__(self, index):
-        return self._sample(index)
-
-
-def train_pairs(twin):
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
-    losses = []
-    for rows in torch.arange(48).split(12):
-        optimizer.zero_grad()
-        loss = pair_loss(
-            TwoInTwoOut.forward(twin, X[rows], RIGHT[rows]), (Y[rows], VALUES[rows])
-        )
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return sum(losses) / len(losses)
 
 
 def own_blocks(**config):
@@ -210,53 +142,6 @@ def test_a_block_for_the_loss_that_nothing_begins_is_an_error():
         own_blocks(loss_block="lat").fit(X, Y, batch_size=12, verbose=0)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "dataset"])
-@pytest.mark.parametrize(
-    ("module_class", "loss", "x", "y"),
-    [
-        (TwoInTwoOut, pair_loss, (X, RIGHT), (Y, VALUES)),
-        (TwoInTwoOut, pair_loss, [X, RIGHT], [Y, VALUES]),
-        (
-            DictInDictOut,
-            dict_loss,
-            {"left": X, "right": RIGHT},
-            {"values": VALUES, "labels": Y},
-        ),
-    ],
-)
-def test_two_inputs_and_two_outputs_nest_as_they_like(module_class, loss, x, y, kind):
-    module = module_class()
-    twin = copy.deepcopy(module)
-    metrics = [right_labels] if loss is pair_loss else []
-    model = IPUModel(module, IPUConfig(replicas=2, device_iterations=2))
-    model.compile("sgd", loss, metrics=metrics)
-
-    def row(index, nested):
-        if isinstance(nested, dict):
-            return {key: value[index] for key, value in nested.items()}
-        return type(nested)(value[index] for value in nested)
-
-    data = (x, y)
-    if kind == "dataset":
-        data = (Samples(48, lambda i: (row(i, x), row(i, y))),)
-    history = model.fit(*data, batch_size=12, shuffle=False, verbose=0)
-    assert history.history["loss"] == [pytest.approx(train_pairs(twin), rel=1e-5)]
-    reference.assert_same_weights(module, twin)
-    predicted = model.predict(data[0], verbose=0)
-    with torch.no_grad():
-        classes, number = TwoInTwoOut.forward(twin, X, RIGHT)
-    if module_class is DictInDictOut:
-        assert list(predicted) == ["classes", "number"]
-        assert type(predicted["number"]) is list
-        assert predicted["number"][1] is None
-        predicted = (predicted["classes"], predicted["number"][0])
-    assert type(predicted) is tuple
-    torch.testing.assert_close(predicted, (classes, number), rtol=1e-4, atol=1e-5)
-    evaluated = model.evaluate(*data, verbose=0)
-    expected = float(pair_loss((classes, number), (Y, VALUES)))
-    assert evaluated["loss"] == pytest.approx(expected, rel=1e-4)
-
-
 class WithPenalty(nn.Linear):
     """Returns a value of the micro-batch beside its rows."""
 
@@ -278,43 +163,6 @@ def test_a_value_of_the_micro_batch_may_train_but_is_not_taken_for_rows():
     for run in (model.predict, lambda x, **k: model.evaluate(x, VALUES, **k)):
         with pytest.raises(UnsupportedError, match="one row per sample"):
             run(X, verbose=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
-def test_class_indices_may_have_any_type_of_whole_numbers(dtype):
-    model = IPUModel(reference.network())
-    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
-    history = model.fit(X, Y.to(dtype), batch_size=24, validation_split=0.5, verbose=0)
-    expected = reference.evaluate(model.module, X[24:], Y[24:])
-    figures = {name: history.history[f"val_{name}"][0] for name in expected}
-    assert figures == pytest.approx(expected, rel=1e-5)
-
-
-# Precision ------------------------------------------------------------------------
-
-
-def test_half_precision_trains_and_reports_in_single():
-    module, twin = reference.network(), reference.network()
-    model = IPUModel(module, IPUConfig(precision="float16", replicas=2))
-    model.compile(
-        torch.optim.SGD(module.parameters(), lr=0.1),
-        "cross_entropy",
-        metrics=["accuracy"],
-    )
-    assert {p.dtype for p in model.module.parameters()} == {torch.float16}
-    x, y = reference.samples(4096)
-    history = model.fit(x, y, batch_size=512, shuffle=False, epochs=2, verbose=0)
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
-    for epoch in range(2):
-        expected = reference.train(twin, optimizer, x, y, 512).figures()
-        for name, value in expected.items():
-            assert history.history[name][epoch] == pytest.approx(value, abs=0.01)
-    assert {p.dtype for p in model.module.parameters()} == {torch.float16}
-    assert {p.dtype for p in module.parameters()} == {torch.float32}
-    assert model.predict(x[:5], verbose=0).dtype == torch.float16
-    # 4096 samples: sums in float16 would be exact to 4 at best.
-    accuracy = model.evaluate(x, y, verbose=0)["accuracy"]
-    assert (accuracy * 4096) == pytest.approx(round(accuracy * 4096), abs=1e-6)
 
 
 class Halves(nn.Module):

@@ -58,14 +58,6 @@ def test_what_a_program_changes_comes_back():
     assert torch.allclose(model.module.count[:2], EXACT[:2] + 4)
 
 
-def test_what_is_set_between_fits_counts():
-    model = make()
-    model.fit(X, Y, **FIT)
-    model.module.scale.copy_(EXACT * 2)
-    model.fit(X, Y, **FIT)
-    assert same(model.module.scale, EXACT * 2)
-
-
 def test_what_a_callback_reads_changes_nothing():
     class Reads(Callback):
         def on_train_batch_end(self, batch, logs=None):
