@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from ipufit import BatchPlan, DataError, IPUConfig
 from ipufit.data.calls import (
-    Division,
     InferenceBatches,
-    Loading,
-    Position,
     TrainingBatches,
 )
 from ipufit.data.sources import as_source
@@ -50,14 +47,6 @@ class Counted(torch.utils.data.Dataset):
         return torch.tensor(index), torch.tensor(-index)
 
 
-class Noisy(torch.utils.data.Dataset):
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        return torch.tensor(index), torch.rand(())
-
-
 def training(plan, data, processes, **settings):
     return TrainingBatches(
         as_source(*data) if isinstance(data, tuple) else as_source(data),
@@ -81,26 +70,6 @@ def by_update(results, plan):
 
 def joined(lists):
     return [number for numbers in lists for number in numbers]
-
-
-@given(COUNTS, plans(), st.integers(0, 40))
-def test_blocks_of_all_processes_are_all_rows(count, plan, num_rows):
-    divisions = [
-        Division(i, count, plan.samples_per_update, plan.samples_per_call)
-        for i in range(count)
-    ]
-    one = divisions[0]
-    rows = torch.arange(one.rows_of_all * 2)
-    own = [division.own(rows) for division in divisions]
-    assert torch.equal(torch.cat(own).sort().values, rows)
-    num_rows = min(num_rows, one.rows_of_all)
-    for division, mine in zip(divisions, own):
-        num_own = one.num_of_each(num_rows)[division.index]
-        assert mine.lt(num_rows).nonzero().flatten().tolist() == list(range(num_own))
-    in_updates = rows[: one.rows_of_all].reshape(one.rows // one.block, -1)
-    expected = in_updates.lt(num_rows).sum(dim=1)
-    assert torch.equal(one.num_in_updates(one.num_of_each(num_rows)), expected)
-    assert sum(one.num_of_each(num_rows)) == num_rows
 
 
 @given(
@@ -153,28 +122,6 @@ def _of(plan, given, processes, settings):
     return calls, figures, batches.position
 
 
-@given(COUNTS, COUNTS, st.integers(0, 3), st.booleans())
-def test_a_run_goes_on_in_another_number_of_processes(before, after, done, pad):
-    plan = {n: BatchPlan(12 // n, device_iterations=2) for n in range(1, 5)}
-    numbers = torch.arange(80)
-
-    def rest(count, start):
-        settings = {"shuffle": True, "seed": 3, "start": start}
-        drop_last = "pad" if pad else True
-        results = together(
-            count,
-            lambda processes: list(
-                training(
-                    plan[count], (numbers,), processes, drop_last=drop_last, **settings
-                )
-            ),
-        )
-        return [joined(parts) for parts in by_update(results, plan[count])]
-
-    whole = rest(before, Position(1, 0))
-    assert rest(after, Position(1, done)) == whole[2 * done :]
-
-
 def test_a_dataset_is_read_where_its_samples_are_used():
     plan = BatchPlan(2, device_iterations=3)
     datasets = {}
@@ -201,29 +148,6 @@ def test_a_seed_that_is_not_given_is_drawn_by_process_0():
 
     alone = together(1, orders)
     assert together(2, orders) == alone * 2
-
-
-@pytest.mark.parametrize("loading", [Loading(), Loading(num_workers=1)])
-def test_random_transforms_are_the_same_in_any_number_of_processes(loading):
-    def pairs(processes):
-        plan = BatchPlan(12 // processes.count)
-        batches = training(plan, Noisy(), processes, seed=2, loading=loading)
-        iterator = iter(batches)
-        calls = [next(iterator)]
-        state = torch.get_rng_state()
-        calls += iterator
-        batches.close()
-        assert torch.equal(torch.get_rng_state(), state)
-        return [pair for call in calls for pair in zip(*map(list, call.batch))]
-
-    def known(results):
-        return {
-            int(number): float(noise) for pairs in results for number, noise in pairs
-        }
-
-    of_three = known(together(3, pairs))
-    assert of_three == known(together(2, pairs))
-    assert len(of_three) == len(set(of_three.values())) == 24
 
 
 def test_too_few_samples_for_a_call_of_all_processes_are_refused():

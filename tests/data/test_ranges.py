@@ -78,22 +78,26 @@ def compiled(**settings):
     return model
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("part", ["inputs", "targets"])
-@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize(
+    ("form", "part", "method"),
+    [
+        *((form, part, "fit") for form in FORMS for part in ("inputs", "targets")),
+        *((form, "inputs", "predict") for form in FORMS),
+        *(("dataset", part, "evaluate") for part in ("inputs", "targets")),
+    ],
+)
 def test_what_does_not_fit_is_refused_with_its_place(form, part, method):
     parts = (ids(), ids(0)) if part == "inputs" else (ids(0), ids(2**32 + 1))
-    given_form = FORMS[form]
-    model = compiled()
+    data, sizes = FORMS[form](*parts), {"batch_size": 4}
     if method == "predict":
-        if part == "targets":
-            model.predict(*given_form(*parts)[:1], verbose=0)  # it takes no targets
-            return
-        data, kwargs = given_form(*parts)[:1], {}
-    else:
-        data, kwargs = given_form(*parts), {"batch_size": 4}
+        data, sizes = data[:1], {}
     with pytest.raises(DataError, match=f"Sample {AT} of `x` has .* in its {part}: "):
-        getattr(model, method)(*data, verbose=0, **kwargs)
+        getattr(compiled(), method)(*data, verbose=0, **sizes)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_targets_that_predict_does_not_take_may_be_anything(form):
+    compiled().predict(*FORMS[form](ids(0), ids())[:1], verbose=0)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "async_rebatched"])

@@ -80,16 +80,21 @@ class Same(OfEpoch):
 NUMBERS = TensorDataset(torch.arange(8.0)[:, None].expand(8, 4), torch.zeros(8, 1))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+def with_sampler(sampler, **options):
+    return DataLoader(NUMBERS, sampler=sampler, **options)
+
+
 @pytest.mark.parametrize(
-    ("data", "load"),
+    ("data", "load", "num_workers"),
     [
-        (OfEpoch, None),
-        (OfEpoch, "async"),
-        (Stream, None),
-        (OfEpoch, DataLoader),
-        (Stream, DataLoader),
-        (Same, lambda data, **options: DataLoader(NUMBERS, sampler=data, **options)),
+        (OfEpoch, None, 0),
+        (OfEpoch, None, 1),
+        (OfEpoch, "async", 0),
+        (OfEpoch, "async", 1),
+        (Stream, None, 1),
+        (OfEpoch, DataLoader, 1),
+        (Stream, DataLoader, 0),
+        (Same, with_sampler, 1),
     ],
 )
 def test_data_see_what_a_callback_sets(data, load, num_workers):

@@ -107,6 +107,16 @@ def training(plan, data, processes, **given):
     )
 
 
+def inference(plan, data, processes, **given):
+    return InferenceBatches(
+        as_source(data, processes=processes),
+        plan,
+        options_for(plan),
+        processes=processes,
+        **given,
+    )
+
+
 def passes(count, plan, make, number=1, **given):
     """For each pass: the calls of each process; and the batches of each process."""
 
@@ -253,19 +263,23 @@ def test_uneven_ends_agree(count, plan, num_samples, extra, drop_last):
         assert all(c.num_real == plan.samples_per_call for own in calls for c in own)
 
 
-@pytest.mark.parametrize("kind", [*WHOLE, "own"])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_every_sample_is_inferred_once(kind, count):
-    make = {**WHOLE, "own": lambda: OwnNumbers(50)}[kind]
+PARTS = {**WHOLE, "own": lambda: OwnNumbers(50)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "most"),
+    [
+        *((kind, 2 + place % 2, None) for place, kind in enumerate(PARTS)),
+        *(("generator", 2, most) for most in (3, 20, 80)),
+        ("loader", 2, 29),
+        *(("own", 2, most) for most in (3, 29)),
+    ],
+)
+def test_every_sample_is_inferred_once(kind, count, most):
     plan = BatchPlan(4, device_iterations=2)
 
     def run(processes):
-        batches = InferenceBatches(
-            as_source(make(), processes=processes),
-            plan,
-            options_for(plan),
-            processes=processes,
-        )
+        batches = inference(plan, PARTS[kind](), processes, max_rows=most)
         batches.has_singles = True
         return list(batches)
 
@@ -279,33 +293,12 @@ def test_every_sample_is_inferred_once(kind, count):
             for call in of_each:  # processes divide each pass
                 rows = slice(first, first + plan.samples_per_update)
                 seen += call.batch[0][: call.num_real][rows].tolist()
-    assert sorted(seen) == list(range(50))
+    expected = min(50, most or 50)
+    assert len(set(seen)) == len(seen) == expected
     if kind in ("generator", "iterable", "samples", "loader of samples"):
-        assert seen == list(range(50))
+        assert seen == list(range(expected))
     if kind != "own":
-        assert num_singles == 50 % 4
-
-
-@pytest.mark.parametrize("most", [3, 20, 29, 80])
-@pytest.mark.parametrize("kind", ["generator", "loader", "own"])
-def test_steps_are_of_all_processes(kind, most):
-    make = {**WHOLE, "own": lambda: OwnNumbers(50)}[kind]
-    plan = BatchPlan(4, device_iterations=2)
-
-    def run(processes):
-        return list(
-            InferenceBatches(
-                as_source(make(), processes=processes),
-                plan,
-                options_for(plan),
-                processes=processes,
-                max_rows=most,
-            )
-        )
-
-    results = together(2, in_turn(run))
-    seen = [c.batch[0][: c.num_real].tolist() for calls in results for c in calls]
-    assert len(set(joined(seen))) == len(joined(seen)) == min(most, 50)
+        assert num_singles == expected % 4
 
 
 # torch's loader draws a seed for persistent workers in its first pass only, which a
@@ -419,17 +412,7 @@ class IterableNumbers(IterableDataset):
         return (torch.tensor(number) for number in self.numbers)
 
 
-def inference(plan, data, processes, **given):
-    return InferenceBatches(
-        as_source(data, processes=processes),
-        plan,
-        options_for(plan),
-        processes=processes,
-        **given,
-    )
-
-
-@pytest.mark.parametrize("extra", range(12))
+@pytest.mark.parametrize("extra", [0, 1, 2, 5, 11])
 def test_a_part_that_ends_earlier_keeps_its_single_rows(extra):
     plan = BatchPlan(2, device_iterations=2)
 

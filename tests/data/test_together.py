@@ -103,20 +103,6 @@ def test_too_few_samples_are_refused():
         model_of().fit(Short(), batch_size=4, verbose=0)
 
 
-@pytest.mark.parametrize("method", ["evaluate", "predict", "fit"])
-def test_a_generator_is_asked_for_each_batch_once(method):
-    drawn = []
-
-    def batches():
-        for number in range(10):
-            drawn.append(number)
-            yield torch.zeros(32, 2), torch.zeros(32, dtype=torch.int64)
-
-    steps = {"steps_per_epoch": 10} if method == "fit" else {}
-    getattr(model_of(), method)(batches(), verbose=0, **steps)
-    assert drawn == list(range(10))
-
-
 @pytest.mark.parametrize("config", [{}, {"num_workers": 1}])
 def test_a_fit_is_the_same_with_getitems_and_without(config):
     losses = []

@@ -75,11 +75,11 @@ def numbers_of(dataset, num_workers):
     return [number for block in source.blocks() for number in block[0].tolist()]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
-@pytest.mark.parametrize("kind", [Numbers, Looking, Asking])
+@pytest.mark.parametrize(
+    ("kind", "num_workers"), [(Numbers, 2), (Looking, 3), (Asking, 1), (Asking, 2)]
+)
 def test_each_sample_comes_once(kind, num_workers):
-    if num_workers or kind is Numbers:
-        assert sorted(numbers_of(kind(), num_workers)) == list(range(23))
+    assert sorted(numbers_of(kind(), num_workers)) == list(range(23))
 
 
 def test_one_process_keeps_the_order():
