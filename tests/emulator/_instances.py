@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
-import os
 import sys
 
 import popdist
@@ -31,34 +29,18 @@ class Network(nn.Module):
         return scores, poptorch.identity_loss(loss, reduction="none")
 
 
-def load_data(options, folder, *, shuffle):
-    """Read the samples from a file, which the first instance to come has made."""
-    handle = os.open(folder, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        path = os.path.join(folder, "samples.pt")
-        if not os.path.exists(path):
-            generator = torch.Generator().manual_seed(5)
-            labels = torch.randint(3, (96,), generator=generator)
-            images = torch.randn(96, 1, 8, 8, generator=generator)
-            torch.save([images + labels.view(-1, 1, 1, 1), labels], path)
-        samples = torch.load(path)
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
+def load_data(options, *, shuffle):
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.randint(3, (96,), generator=generator)
+    images = torch.randn(96, 1, 8, 8, generator=generator) + labels.view(-1, 1, 1, 1)
     return poptorch.DataLoader(
         options,
-        torch.utils.data.TensorDataset(*samples),
+        torch.utils.data.TensorDataset(images, labels),
         batch_size=4,
         num_workers=1,
         shuffle=shuffle,
         auto_distributed_partitioning=True,
     )
-
-
-def say(text):
-    if popdist.getInstanceIndex() == 0:
-        sys.stdout.write(f"{text}\n")
 
 
 def save(path):
@@ -83,16 +65,17 @@ def main():
         model.parameters(), lr=0.05, momentum=0.9, use_combined_accum=True
     )
     training_model = poptorch.trainingModel(model, options, optimizer=optimizer)
-    data = load_data(options, os.getcwd(), shuffle=True)
+    data = load_data(options, shuffle=True)
     for epoch in range(arguments.epochs):
         losses = [training_model(*batch)[1].mean().item() for batch in data]
-        say(f"epoch {epoch}: loss {sum(losses) / len(losses)}")
+        if instance == 0:
+            sys.stdout.write(f"epoch {epoch}: loss {sum(losses) / len(losses)}\n")
         if instance == arguments.fail:
             raise KeyError("this instance fails")
     training_model.destroy()
     torch.save(model.state_dict(), f"instance-{instance}.pt")
     inference_model = poptorch.inferenceModel(model.eval(), options)
-    for images, _ in load_data(options, os.getcwd(), shuffle=False):
+    for images, _ in load_data(options, shuffle=False):
         assert inference_model(images).shape == (4 * local, 3)
     popdist.execute_on_instances({0}, save, "saved-by.txt")
 

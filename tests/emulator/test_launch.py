@@ -20,6 +20,7 @@ from ipufit.emulator._popdist._environment import (
     instance_variables,
     launch_environment,
 )
+from tests.interpreters import run_python
 from tests.processes import printed_lines
 
 ROOT = Path(__file__).parents[2]
@@ -100,16 +101,12 @@ def test_an_instance_of_poprun_starts_no_others():
 # Whole command lines -----------------------------------------------------------------
 
 
-def run(*arguments, folder, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "ipufit.emulator", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=str(folder),
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        check=False,
-        timeout=300,
-    )
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run(*arguments, folder):
+    command = ("-m", "ipufit.emulator", *arguments)
+    return run_python(*command, cwd=folder, env=ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +135,8 @@ def test_torchrun_and_processes_exclude_each_other(monkeypatch, capsys):
 
 
 def test_a_script_of_popdist_trains_on_all_instances(tmp_path):
-    done = run(
-        *("--processes", "2", "--replicas", "4", INSTANCES, "--epochs", "2"),
-        folder=tmp_path,
-        OMP_NUM_THREADS="1",
-    )
+    arguments = ("--processes", 2, "--replicas", 4, INSTANCES, "--epochs", 2)
+    done = run(*arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     # Only the first process is heard, and a function ran on it alone.
     lines = printed_lines(done.stdout)
@@ -160,11 +154,7 @@ def test_a_script_of_popdist_trains_on_all_instances(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("index", [0, 1])
 def test_an_instance_that_fails_ends_all_with_its_own_error_first(tmp_path, index):
-    done = run(
-        *("--processes", "2", INSTANCES, "--fail", index),
-        folder=tmp_path,
-        OMP_NUM_THREADS="1",
-    )
+    done = run("--processes", 2, INSTANCES, "--fail", index, folder=tmp_path)
     assert done.returncode != 0
     first = re.search(r"^(\[rank\d\]: )?(\w+Error): (.*)$", done.stderr, re.MULTILINE)
     assert first.groups()[1:] == ("KeyError", "'this instance fails'")
@@ -182,12 +172,7 @@ def test_torchrun_itself_starts_instances(tmp_path):
         capture_output=True,
         text=True,
         cwd=str(tmp_path),
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "IPUFIT_REPLICAS": "4",
-            "OMP_NUM_THREADS": "1",
-        },
+        env={**ENVIRONMENT, "IPUFIT_REPLICAS": "4"},
         check=False,
         timeout=300,
     )
