@@ -115,9 +115,9 @@ def make_options(D=1, G=1, R=1, *mode):  # noqa: N803 - the letters of the user 
     return options.autoRoundNumIPUs(True)
 
 
-def wrap(model=None, options=None):
+def wrap(model=None, options=None, lr=1.0):
     model = Model() if model is None else model
-    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
+    sgd = poptorch.optim.SGD(model.parameters(), lr=lr)
     return model, poptorch.trainingModel(model, options, sgd)
 
 

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 MODULES = (
     *("args", "losses", "strict", "trace", "control_flow"),
     *("custom_ops", "decoder", "floating_point", "host_calls", "markers", "overlap"),
-    *("points", "slices", "device_numbers", "limits", "liveness", "moving_slices"),
-    *("refusals", "tensor_devices", "visibility"),
+    *("points", "slices", "device_numbers", "limits", "liveness"),
+    *("refusals", "tensor_devices"),
 )
 ONCE = {
     "test_each_micro_batch_calls_the_host",

@@ -8,28 +8,25 @@ so for the reason given in `tests/golden/differences.py`, and in no other way.
 from __future__ import annotations
 
 import enum
-import importlib
 import inspect
 import json
 import pickle
 import re
-from pathlib import Path
+from fnmatch import fnmatchcase
 
 import pytest
+import torch
 
-from ipufit import emulator as poptorch
+import ipufit.emulator as poptorch
+from ipufit.emulator.testing import allclose
 from tests.golden.differences import ADDED, DIFFERENT, FUNCTION_DEFAULTS, MISSING
+from tests.golden.namespace_remarks import LEGEND, REMARKS
+from tests.golden.namespace_table import GOLDEN as FILE
+from tests.golden.namespace_table import PAGE, names, page, sections
+from tests.interpreters import run_python
 
-GOLDEN = json.loads(
-    (Path(__file__).parents[1] / "golden" / "poptorch_signatures.json").read_text(
-        encoding="utf-8"
-    )
-)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _testing_is_imported():
-    importlib.import_module("ipufit.emulator.testing")  # as in PopTorch, not by itself
+GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
+ROWS = names(GOLDEN)
 
 
 def find(name):
@@ -127,3 +124,83 @@ def test_no_name_is_added_but_those_listed():
         for name in GOLDEN[part]
     }
     assert set(poptorch.__all__) - known - {"__version__"} == ADDED
+
+
+# The page of the namespace ----------------------------------------------------------
+
+
+def test_the_page_is_up_to_date():
+    current = PAGE.read_text(encoding="utf-8")
+    assert current == page(GOLDEN), "run python -m tests.golden.namespace_table"
+
+
+def test_every_public_name_has_one_row():
+    expected = {
+        name[: -len(".__init__")] if name.endswith(".__init__") else name
+        for part in ("signatures", "enums", "others")
+        for name in GOLDEN[part]
+    }
+    shown = [row.name for _, inside in sections(ROWS) for row in inside]
+    assert sorted(shown) == sorted(expected)
+    lines = page(GOLDEN).splitlines()
+    for row in ROWS:
+        assert lines.count(f"| `{row.text}` | {row.status} | {row.remark} |") == 1
+
+
+@pytest.mark.parametrize("pattern", REMARKS)
+def test_a_remark_is_about_some_name_that_is_there(pattern):
+    status, _ = REMARKS[pattern]
+    assert status in LEGEND
+    matching = [row for row in ROWS if fnmatchcase(row.name, pattern)]
+    assert any(row.name not in MISSING for row in matching)
+
+
+# Channels that record nothing -------------------------------------------------------
+
+
+def test_instrumented_objects_stay_as_they_are():
+    class Model:
+        def forward(self):
+            return 1
+
+    model = Model()
+    assert poptorch.profiling.Channel("a").instrument(model, "forward") is model
+    assert "forward" not in vars(model)
+    assert model.forward() == 1
+
+
+def test_errors_come_out_of_a_trace_point():
+    channel = poptorch.profiling.Channel("a")
+    with pytest.raises(KeyError), channel.tracepoint("step"):
+        raise KeyError
+
+
+# allclose for structures ------------------------------------------------------------
+
+A = torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ([A, (A, A)], True),
+        ([A + 1e-7, (A, A)], True),
+        ([A, (A, A + 1)], False),
+        ((A, (A, A)), False),
+        ([A, (A,)], False),
+        ([A, [A, A]], False),
+    ],
+)
+def test_types_lengths_and_values_must_agree(other, expected):
+    assert allclose([A, (A, A)], other) is expected
+
+
+def test_anything_else_is_refused():
+    with pytest.raises(AssertionError, match="not float"):
+        allclose([1.0], [1.0])
+
+
+def test_it_needs_an_import_of_its_own():
+    code = "import ipufit.emulator as p; print(hasattr(p, 'testing'))"
+    result = run_python("-c", code)
+    assert result.stdout == "False\n"

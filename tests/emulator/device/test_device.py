@@ -14,7 +14,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import MeanReductionStrategy, ReductionType, optim
-from tests.emulator._models import Function, make_options
+from tests.emulator._models import Function, make_options, wrap
 from tests.strategies import examples
 
 CALLS = 3
@@ -199,8 +199,7 @@ def test_what_training_writes_into_a_parameter_persists():
         return poptorch.identity_loss(self.weight * x, reduction="sum")
 
     model = Function(forward, weight=nn.Parameter(torch.tensor([5.0])))
-    sgd = optim.SGD(model.parameters(), lr=0.25)
-    executor = poptorch.trainingModel(model, optimizer=sgd)
+    _, executor = wrap(model, lr=0.25)
     executor(torch.ones(1))
     assert model.weight.item() == 0.75
 
@@ -301,9 +300,7 @@ def test_a_call_that_failed_midway_leaves_no_gradients_behind():
     )
     options = poptorch.Options()
     options.Training.gradientAccumulation(2)
-    training = poptorch.trainingModel(
-        module, options, optim.SGD(module.parameters(), lr=1.0)
-    )
+    _, training = wrap(module, options)
     training.compile(torch.tensor([0, 0]))
     with pytest.raises(Exception, match="out of range"):
         training(torch.tensor([0, 7]))

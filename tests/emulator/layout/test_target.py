@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -179,3 +182,50 @@ def test_idle_ipus_are_held_all_the_same(monkeypatch):
 def test_only_what_hardware_runs_has_to_be_a_power_of_two(options):
     options.replicationFactor(3)
     assert compiled(options).isCompiled()
+
+
+# The cache of executables, which the emulator hasn't got ----------------------------
+
+
+@pytest.fixture
+def info(caplog):
+    caplog.set_level(logging.INFO, logger="poptorch::python")
+    return caplog
+
+
+def test_nothing_is_cached_and_that_is_said(tmp_path, info):
+    cache = tmp_path / "cache"
+    compiled(poptorch.Options().enableExecutableCaching(str(cache)))
+    assert "writes nothing into the cache" in info.text
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_environment_turns_it_on(tmp_path, info, monkeypatch):
+    monkeypatch.setenv("POPTORCH_CACHE_DIR", str(tmp_path))
+    compiled(poptorch.Options())
+    assert "writes nothing into the cache" in info.text
+
+
+def shared_by_two(path):
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(0, 2)
+    return options if path is None else options.enableExecutableCaching(str(path))
+
+
+def test_processes_without_a_cache_are_warned(info):
+    compiled(shared_by_two(None))
+    assert "each of the 2 processes would compile" in info.text
+
+
+@pytest.mark.parametrize("place", [".", "a", "a/b"])
+def test_processes_share_a_folder_that_exists_or_can_be_made(tmp_path, info, place):
+    compiled(shared_by_two(tmp_path / place))
+    assert "would compile" not in info.text
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["file", "file/cache"])
+def test_processes_need_a_folder_to_write_to(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AssertionError, match="can't be written to"):
+        compiled(shared_by_two(tmp_path / place))

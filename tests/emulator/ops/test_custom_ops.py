@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, X, run
+from tests.emulator._models import Function, X, run, wrap
 
 
 def call(x=X, attributes=None):
@@ -163,8 +163,7 @@ def weight_times(self, x):
 def test_gradients_are_the_functions_own(register, function, gradient):
     register("Doubled", function)
     model = Function(weight_times, weight=nn.Parameter(torch.ones(1)))
-    sgd = poptorch.optim.SGD(model.parameters(), lr=0.5)
-    executor = poptorch.trainingModel(model, None, sgd)
+    _, executor = wrap(model, lr=0.5)
     assert executor(torch.ones(1)).item() == 2
     executor.copyWeightsToHost()
     assert model.weight.item() == 1 - 0.5 * gradient
@@ -257,8 +256,7 @@ def test_gathered_elements_get_their_gradients():
     weights = []
     for gather in (gather_last, lambda data, index: torch.gather(data, -1, index)):
         model = Gathered(gather)
-        sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)
-        executor = poptorch.trainingModel(model, None, sgd)
+        _, executor = wrap(model, lr=0.1)
         executor(torch.tensor([[0, 0, 5], [1, 2, 3], [4, 4, 4], [0, 1, 0]]))
         executor.copyWeightsToHost()
         weights.append(model.weight.detach())
@@ -324,8 +322,7 @@ def embedded(self, index):
 
 def test_padding_gets_no_gradient():
     model = Function(embedded, weight=nn.Parameter(torch.ones(3, 2)))
-    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
-    executor = poptorch.trainingModel(model, None, sgd)
+    _, executor = wrap(model)
     assert executor(torch.tensor([0, 1, 1])).item() == 6
     executor.copyWeightsToHost()
     assert model.weight.tolist() == [[0, 0], [1, 1], [1, 1]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function
+from tests.emulator._models import Function, wrap
 from tests.strategies import examples
 
 SIZE = 8
@@ -128,8 +128,7 @@ def test_any_program_learns_the_same(names):
     def run():
         torch.manual_seed(0)
         module = Trained(names)
-        sgd = poptorch.optim.SGD(module.parameters(), lr=0.1)
-        executor = poptorch.trainingModel(module, None, sgd)
+        _, executor = wrap(module, lr=0.1)
         try:
             executor(image)
         except RuntimeError as error:  # a value that autograd needs was written to

@@ -9,6 +9,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import identity_loss
+from tests.emulator._models import wrap
 
 F = nn.functional
 
@@ -28,8 +29,7 @@ class Model(nn.Module):
 def train(make_loss, x=None):
     """The result of one call, and the gradient that it applied."""
     model = Model(make_loss)
-    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
-    executor = poptorch.trainingModel(model, optimizer=sgd)
+    _, executor = wrap(model)
     out = executor(torch.ones(2, 3) if x is None else x)
     return out, 2.0 - model.weight.detach()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, run
+from tests.emulator._models import Function, run, wrap
 
 WHOLE = torch.tensor([1, 3, 5])
 FLOATS = torch.tensor([1.0, 3.0, 5.0])
@@ -104,8 +104,7 @@ def test_gradients_pass_by_fractions_as_in_torch():
         return poptorch.identity_loss(y, "sum")
 
     model = Function(forward, weight=torch.nn.Parameter(torch.tensor([2.5])))
-    sgd = poptorch.optim.SGD(model.parameters(), lr=1.0)
-    executor = poptorch.trainingModel(model, optimizer=sgd)
+    _, executor = wrap(model)
     executor(torch.ones(1))
     assert model.weight.item() == 1.5
 

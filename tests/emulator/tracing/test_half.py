@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, run
+from tests.emulator._models import Function, run, wrap
 from tests.strategies import examples
 
 HALF, SINGLE = torch.float16, torch.float32
@@ -132,12 +132,8 @@ class Regression(nn.Module):
 def test_training_in_half_follows_training_in_single(of_weights):
     x, y = torch.randn(8, 3), torch.randn(8, 2)
     single, mixed = Regression(), Regression().to(of_weights)
-    reference = poptorch.trainingModel(
-        single, optimizer=poptorch.optim.SGD(single.parameters(), lr=0.05)
-    )
-    half = poptorch.trainingModel(
-        mixed, optimizer=poptorch.optim.SGD(mixed.parameters(), lr=0.05)
-    )
+    _, reference = wrap(single, lr=0.05)
+    _, half = wrap(mixed, lr=0.05)
     for _ in range(10):
         expected = reference(x, y)
         loss = half(x.half(), y.half())
@@ -285,8 +281,7 @@ def test_gradients_are_rounded_at_random(size):
     options.Precision.enableStochasticRounding(True)
     options.anchorTensor("gradient", "Gradient___weight")
     line = Line(size)
-    sgd = poptorch.optim.SGD(line.parameters(), lr=0.0)
-    training = poptorch.trainingModel(line, options, sgd)
+    _, training = wrap(line, options, lr=0.0)
     training(torch.full((size,), 1.0001))
     gradient = training.getAnchoredTensor("gradient").float()
     assert set(gradient.tolist()) == {1.0, 1.0009765625}

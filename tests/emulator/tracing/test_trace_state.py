@@ -93,3 +93,49 @@ def test_indexing_is_seen_through_a_mode_of_the_users():
     assert rows.tolist() == x[[2, 0, 1]].tolist()
     assert first.tolist() == [0.0, 1.0]
     assert mode.names.count("__getitem__") == 2
+
+
+# Numbers of tensors -----------------------------------------------------------------
+
+Y = torch.ones(2)
+
+
+def traced(function, **attributes):
+    result = []
+    module = Function(lambda self, x: result.append(function(self, x)) or x * 1)
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    poptorch.inferenceModel(module).compile(Y)
+    return result[0]
+
+
+def test_every_tensor_has_a_number_of_its_own():
+    def numbers(self, x):
+        tensors = [x, self.weight, x + 1, x + 1]
+        return [poptorch.getIpuTensorId(tensor) for tensor in tensors]
+
+    found = traced(numbers, weight=torch.nn.Parameter(torch.ones(2)))
+    assert all(type(number) is int for number in found)
+    assert len(set(found)) == 4
+
+
+def test_a_tensor_keeps_its_number():
+    def numbers(self, x):
+        y = x + 1
+        before = poptorch.getIpuTensorId(y)
+        z = y.add_(1)
+        return before, poptorch.getIpuTensorId(y), poptorch.getIpuTensorId(z)
+
+    assert len(set(traced(numbers))) == 1
+
+
+def test_tensors_of_the_host_have_none():
+    with pytest.raises(poptorch.Error, match="Only tensors on the IPU have an id"):
+        poptorch.getIpuTensorId(Y)
+    with pytest.raises(poptorch.Error, match="Only tensors on the IPU have an id"):
+        traced(lambda self, x: poptorch.getIpuTensorId(Y))
+
+
+def test_other_things_are_no_tensors():
+    with pytest.raises(poptorch.Error, match=r"takes a tensor\. Got int"):
+        poptorch.getIpuTensorId(3)

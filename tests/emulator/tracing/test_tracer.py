@@ -20,6 +20,7 @@ from tests.emulator._models import (
     X,
     assert_device_equals_host,
     assert_same,
+    wrap,
 )
 
 F = nn.functional
@@ -249,9 +250,7 @@ def test_gradients_are_those_of_the_host(name):
     by_hand = Linear(GRADIENTS[name])
     sgd = torch.optim.SGD(by_hand.parameters(), lr=0.1)
     model = Marked(GRADIENTS[name])
-    executor = poptorch.trainingModel(
-        model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.1)
-    )
+    _, executor = wrap(model, lr=0.1)
     for factor in (1, 2):
         sgd.zero_grad()
         by_hand(X * factor).backward()
