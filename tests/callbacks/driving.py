@@ -8,10 +8,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 
+from ipufit import IPUConfig, IPUModel
 from ipufit.callbacks import CallbackList
 from ipufit.checkpoint import Checkpoint
 from ipufit.state import RunState
+
+
+def linear(inputs=1, **config):
+    """A compiled model of one layer with one output."""
+    model = IPUModel(torch.nn.Linear(inputs, 1), IPUConfig(**config))
+    model.compile("sgd", "mse")
+    return model
 
 
 class ScriptedModel:

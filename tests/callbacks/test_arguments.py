@@ -9,6 +9,7 @@ import torch
 
 import ipufit
 from ipufit import ConfigError, IPUModel
+from tests.callbacks.driving import linear
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -39,14 +40,17 @@ REFUSED = [
     ("BackupAndRestore", "save_freq", [0, -1, 1.5, True, "batch", None], "neither"),
     ("BackupAndRestore", "keep_last", ["2", 0, True], "would keep no checkpoint"),
     ("CSVLogger", "filename", [b"log.csv", None], "is no path"),
+    ("CSVLogger", "separator", ["", ", ", None, 3], "is not one character"),
     ("Profiler", "directory", [b"profile"], "is no path"),
-    ("Profiler", "calls", ["3", 0], "whole number of 1 or more"),
+    ("Profiler", "calls", ["3", 0, 1.5], "whole number of 1 or more"),
+    ("Profiler", "skip", [-1], "is not a whole number"),
     ("GradientMonitor", "parameters", [3, [None]], "names of parameters"),
     ("Throughput", "verbose", ["yes", 2], "Throughput prints a line"),
 ]
 FIRST = {
     "ModelCheckpoint": {"filepath": "run"},
     "BackupAndRestore": {"backup_dir": "r"},
+    "CSVLogger": {"filename": "log.csv"},
 }
 
 
@@ -82,8 +86,7 @@ def test_numbers_of_numpy_and_infinity_are_numbers():
 
 @pytest.mark.parametrize("rate", [-1.0, NAN, INFINITY])
 def test_a_schedule_of_rates_below_zero_is_refused_at_its_epoch(rate):
-    model = IPUModel(torch.nn.Linear(1, 1))
-    model.compile("sgd", "mse")
+    model = linear()
     schedule = ipufit.LearningRateScheduler(lambda epoch: (0.1, rate)[epoch])
     with pytest.raises(ConfigError, match=r"schedule\(1, \.\.\.\)="):
         model.fit(
@@ -104,8 +107,7 @@ def test_a_scheduler_of_torch_that_goes_below_zero_is_refused():
 
 @pytest.mark.parametrize("method", ["save", "load", "save_weights", "load_weights"])
 def test_paths_of_bytes_are_refused(method):
-    model = IPUModel(torch.nn.Linear(1, 1))
-    model.compile("sgd", "mse")
+    model = linear()
     with pytest.raises(ConfigError, match="is no path"):
         getattr(model, method)(b"weights.safetensors")
     with pytest.raises(ConfigError, match="resume=b'run' is no path"):

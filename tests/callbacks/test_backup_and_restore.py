@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -13,12 +14,12 @@ import torch
 from ipufit import (
     BackupAndRestore,
     Callback,
-    IPUConfig,
     IPUModel,
     UnsupportedError,
 )
 from ipufit.checkpoint import read_manifest
 from ipufit.errors import CheckpointWarning
+from tests.callbacks.driving import linear
 from tests.reference import AtEpochEnd
 
 
@@ -28,8 +29,7 @@ def _unsynced(monkeypatch):
 
 
 def fit(*callbacks, epochs=2, count=16, **config):
-    model = IPUModel(torch.nn.Linear(2, 1), IPUConfig(**config))
-    model.compile("sgd", "mse")
+    model = linear(2, **config)
     x, y = torch.rand(count, 2), torch.rand(count, 1)
     return model.fit(
         x, y, batch_size=2, epochs=epochs, verbose=0, callbacks=list(callbacks)
@@ -79,35 +79,6 @@ def test_updates_are_counted_on_in_a_resumed_run(tmp_path):
     again = backup()
     fit(again)
     assert [update for _, update in places(again)] == [5, 10, 15]
-
-
-def test_the_backup_of_a_complete_run_goes(tmp_path):
-    fit(BackupAndRestore(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_backup_of_a_complete_run_stays_if_asked_to(tmp_path):
-    backup = BackupAndRestore(tmp_path / "run", delete_checkpoint=False)
-    fit(backup)
-    assert places(backup) == [(1, 8), (2, 16)]
-
-
-def test_the_backup_of_a_run_that_was_stopped_goes(tmp_path):
-    # It ended in order, as EarlyStopping ends it: nothing is left to do.
-    stop = AtEpochEnd(lambda callback, logs: callback.run.stop("enough"))
-    fit(BackupAndRestore(tmp_path / "run"), stop)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_the_backup_of_a_run_that_was_cut_short_stays(tmp_path, error):
-    def fail(callback, logs):
-        raise error
-
-    backup = BackupAndRestore(tmp_path / "run")
-    with pytest.raises(error):
-        fit(backup, AtEpochEnd(fail, 1))
-    assert places(backup) == [(1, 8)]
 
 
 # SIGTERM ------------------------------------------------------------------------
@@ -198,19 +169,16 @@ def test_the_handler_of_the_signal_comes_back(tmp_path, outcome):
     def mine(number, frame):
         raise AssertionError("nobody sent a signal")
 
-    def fail(callback, logs):
+    def look(callback, logs):
         inside.append(signal.getsignal(signal.SIGTERM))
         if outcome == "fails":
-            raise ValueError
+            raise KeyError
 
     inside = []
     before = signal.signal(signal.SIGTERM, mine)
     try:
-        if outcome == "fails":
-            with pytest.raises(ValueError):  # noqa: PT011
-                fit(BackupAndRestore(tmp_path), AtEpochEnd(fail, 0))
-        else:
-            fit(BackupAndRestore(tmp_path), AtEpochEnd(fail, 0))
+        with contextlib.suppress(KeyError):
+            fit(BackupAndRestore(tmp_path), AtEpochEnd(look, 0))
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import signal
-import sys
 
 import pytest
 import torch
@@ -16,31 +14,14 @@ from ipufit import (
     BackupAndRestore,
     Callback,
     ConfigError,
-    History,
-    IPUConfig,
-    IPUModel,
 )
 from ipufit.callbacks import (
     CallbackList,
-    CSVLogger,
-    EarlyStopping,
     LambdaCallback,
-    LearningRateScheduler,
-    MLflowLogger,
-    ModelCheckpoint,
-    ProgressBar,
-    ReduceLROnPlateau,
-    SwapEMAWeights,
-    TensorBoard,
-    TerminateOnNaN,
-    Throughput,
-    WandbLogger,
-    make_progress,
 )
 from ipufit.errors import IpufitWarning
 from ipufit.state import RunState
-from tests.callbacks.driving import ScriptedModel
-from tests.callbacks.trackers import MLflowDouble, TensorBoardDouble, WandbDouble
+from tests.callbacks.driving import linear
 from tests.reference import HOOKS
 
 
@@ -64,48 +45,6 @@ def test_every_callback_is_called_with_one_shared_dict_in_order(name):
     everybody = CallbackList([Adds("a"), [Adds("b"), (Adds("c"),)]])
     getattr(everybody, name)(*arguments_of(name))
     assert order == [("a", []), ("b", ["a"]), ("c", ["a", "b"])]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        Callback,
-        History,
-        *(lambda v=v: make_progress(v) for v in (0, 1, 2)),
-        lambda: EarlyStopping("q"),
-        lambda: ReduceLROnPlateau("q"),
-        lambda: LearningRateScheduler(lambda epoch: 0.1),
-        lambda: ModelCheckpoint("x.safetensors", save_freq=100),
-        lambda: CSVLogger("x.csv"),
-        LambdaCallback,
-        ProgressBar,
-        SwapEMAWeights,
-        TerminateOnNaN,
-        Throughput,
-        lambda: WandbLogger(100),
-        lambda: MLflowLogger(100),
-        lambda: TensorBoard(update_freq=100),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*is not available")  # an epoch without figures
-def test_every_callback_takes_every_hook(make, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", TensorBoardDouble())
-    monkeypatch.setitem(sys.modules, "wandb", WandbDouble())
-    monkeypatch.setitem(sys.modules, "mlflow", MLflowDouble())
-    for name in HOOKS:
-        callback = make()
-        run = RunState(params={"epochs": 1, "calls": 2, "verbose": 0})
-        callback.set_run(run)
-        callback.set_model(ScriptedModel())
-        hook = getattr(callback, name)
-        try:
-            if name == "on_epoch_end":
-                callback.on_epoch_begin(3, {})
-            hook(*arguments_of(name))
-        finally:
-            callback.close()
-        assert inspect.signature(hook) == inspect.signature(getattr(Callback(), name))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +72,17 @@ def test_all_are_closed_in_order_though_two_fail(first, second, raised):
     assert order == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+KINDS = {"fit": "train", "evaluate": "test", "predict": "predict"}
+"""What hooks of a method have in their names."""
+
+
+def run(model, method, *callbacks):
+    x = torch.ones(4, 1)
+    data = (x, 4) if method == "predict" else (x, x, 4)
+    getattr(model, method)(*data, callbacks=list(callbacks), verbose=0)
+
+
+@pytest.mark.parametrize("method", KINDS)
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_what_fails_first_is_raised_and_not_what_fails_in_closing(method, error):
     class Closes(Callback):
@@ -143,16 +92,11 @@ def test_what_fails_first_is_raised_and_not_what_fails_in_closing(method, error)
     def fail(*arguments):
         raise error("the first")
 
-    hook = {"fit": "train", "evaluate": "test", "predict": "predict"}[method]
-    model = IPUModel(torch.nn.Linear(1, 1))
-    model.compile("sgd", "mse")
-    x = torch.ones(4, 1)
-    data = (x, 4) if method == "predict" else (x, x, 4)
-    callbacks = [Closes(), LambdaCallback(**{f"on_{hook}_begin": fail})]
+    failing = LambdaCallback(**{f"on_{KINDS[method]}_begin": fail})
     with pytest.warns(IpufitWarning, match="OSError: by close"), pytest.raises(
         error, match="the first"
     ):
-        getattr(model, method)(*data, callbacks=callbacks, verbose=0)
+        run(linear(), method, Closes(), failing)
 
 
 def test_all_hear_the_end_though_one_fails():
@@ -174,7 +118,7 @@ def test_all_hear_the_end_though_one_fails():
     assert heard == ["a", "b"]
 
 
-@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("method", KINDS)
 @pytest.mark.parametrize("fails", [False, True])
 def test_all_are_closed_after_every_run(method, fails):
     closed = []
@@ -187,15 +131,10 @@ def test_all_are_closed_after_every_run(method, fails):
         if fails:
             raise ValueError("by a hook")
 
-    hook = {"fit": "train", "evaluate": "test", "predict": "predict"}[method]
-    model = IPUModel(torch.nn.Linear(1, 1))
-    model.compile("sgd", "mse")
-    x = torch.ones(4, 1)
-    data = (x, 4) if method == "predict" else (x, x, 4)
-    callbacks = [Closes(), LambdaCallback(**{f"on_{hook}_end": fail})]
+    model, failing = linear(), LambdaCallback(**{f"on_{KINDS[method]}_end": fail})
     expected = pytest.raises(ValueError, match="by a hook")
     with expected if fails else contextlib.nullcontext():
-        getattr(model, method)(*data, callbacks=callbacks, verbose=0)
+        run(model, method, Closes(), failing)
     assert closed == [model]
 
 
@@ -244,8 +183,7 @@ def test_a_callback_of_a_run_inside_a_run_goes_on_with_the_outer_one():
 
     both, other = Both(), Both()
     x = torch.zeros(4, 1)
-    model = IPUModel(torch.nn.Linear(1, 1))
-    model.compile("sgd", "mse")
+    model = linear()
     model.fit(x, x, 2, epochs=5, verbose=0, callbacks=both)
     assert both.epochs == [0, 1]
     assert both.closed == 1
@@ -260,8 +198,7 @@ def test_sigterm_is_heard_after_an_evaluation_with_the_same_callback(tmp_path):
     x = torch.zeros(4, 1)
     before = signal.getsignal(signal.SIGTERM)
     backup = BackupAndRestore(tmp_path / "run")
-    model = IPUModel(torch.nn.Linear(1, 1), IPUConfig(device_iterations=1))
-    model.compile("sgd", "mse")
+    model = linear(device_iterations=1)
     model.fit(x, x, 2, epochs=5, verbose=0, callbacks=[backup, Evaluate()])
     assert model.num_updates == 1
     assert signal.getsignal(signal.SIGTERM) is before

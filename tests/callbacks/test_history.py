@@ -8,17 +8,9 @@ import sys
 import pytest
 import torch
 
-from ipufit import ConfigError, History, IPUModel, UnknownNameError
+from ipufit import ConfigError, History, UnknownNameError
 from ipufit.state import RunState
-
-
-def test_figures_are_kept_by_name_in_the_order_they_came():
-    history = History()
-    history.on_epoch_end(0, {"loss": 2.0})
-    history.on_epoch_end(1, {"loss": 1.0, "val_loss": 3.0})
-    assert history.history == {"loss": [2.0, 1.0], "val_loss": [3.0]}
-    assert list(history.history) == ["loss", "val_loss"]
-    assert history.epoch == [0, 1]
+from tests.callbacks.driving import linear
 
 
 def test_a_new_run_counts_epochs_anew_and_keeps_what_there_was():
@@ -101,8 +93,7 @@ def test_it_draws_in_the_user_s_axes(pyplot):
 
 def test_a_fit_draws_itself_into_a_file(pyplot, tmp_path):
     x, y = torch.rand(16, 3), torch.rand(16, 1)
-    model = IPUModel(torch.nn.Linear(3, 1))
-    model.compile("sgd", "mse")
+    model = linear(3)
     history = model.fit(
         x, y, 4, epochs=4, validation_data=(x, y), validation_freq=2, verbose=0
     )

@@ -179,12 +179,6 @@ def test_it_prints_a_table_and_the_path(tmp_path, capsys):
     assert lines[-1] == f"  {tmp_path / 'fit-001.trace.json'}"
 
 
-@pytest.mark.parametrize("arguments", [{"calls": 0}, {"skip": -1}, {"calls": 1.5}])
-def test_odd_numbers_are_refused(arguments):
-    with pytest.raises(ConfigError, match="is not a whole number"):
-        Profiler(**arguments)
-
-
 def test_a_directory_that_cannot_be_made_is_refused_before_the_first_call(tmp_path):
     (tmp_path / "profile").touch()
     profiler = profiler_in(tmp_path, skip=3)

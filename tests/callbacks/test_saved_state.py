@@ -41,21 +41,6 @@ SERIES = st.lists(
 )
 
 
-class SeededNoise(Callback):
-    """A callback of a user: it counts, and keeps a tensor."""
-
-    saved_attributes = ("seen", "mean")
-
-    def __init__(self):
-        self.seen = 0
-        self.mean = torch.zeros(2)
-
-    def on_epoch_end(self, epoch, logs):
-        self.seen += 1
-        self.mean = self.mean + logs["q"]
-        logs["seen"] = self.seen
-
-
 def plain(value):
     """What is comparable: arrays as lists, NaN as text."""
     if isinstance(value, dict):
@@ -157,24 +142,6 @@ def test_model_checkpoint_goes_on(series, save_freq, best_only, batches):
         batches=batches,
     )
     assert len(whole.states) == len(series)
-
-
-@given(SERIES)
-def test_history_and_a_callback_of_one_s_own_go_on(series):
-    assert_goes_on(lambda: [SeededNoise(), History()], series)
-
-
-@given(SERIES)
-def test_several_go_on_together(series):
-    def make():
-        return [
-            [EarlyStopping("q", mode="min", patience=2, restore_best_weights=True)],
-            ReduceLROnPlateau("q", mode="min", factor=0.1, patience=1),
-            History(),
-            make_progress(0),
-        ]
-
-    assert_goes_on(make, series)
 
 
 def test_throughput_goes_on_inside_an_epoch():

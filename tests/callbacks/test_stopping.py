@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit import Callback, ConfigError, IPUConfig, IPUModel
+from ipufit import Callback, ConfigError, IPUModel
 from ipufit.callbacks import (
     EarlyStopping,
     ModelCheckpoint,
@@ -19,8 +19,8 @@ from ipufit.callbacks import (
 )
 from ipufit.errors import NonFiniteLossWarning
 from ipufit.metrics import StreamedMetric
-from tests.callbacks.driving import play
-from tests.reference import AtEpochEnd, Recorder
+from tests.callbacks.driving import linear, play
+from tests.reference import Recorder
 
 NAN, INF = float("nan"), float("inf")
 DIRECTIONS = {"loss": "min", "accuracy": "max", "left_mae": "min", "val_x": "max"}
@@ -54,20 +54,14 @@ def improves(value, reference, mode, min_delta=0.0):
 @pytest.mark.parametrize(
     ("value", "reference", "direction", "min_delta", "expected"),
     [
-        (2.0, 3.0, "min", 0.0, True),
-        (2.5, 3.0, "min", 0.5, False),  # strict
-        (2.4, 3.0, "min", 0.5, True),
         (0.7, 0.8, "min", 0.1, False),  # float64 leaves 0.7999999999999999
-        (3.0, 2.0, "max", 0.5, True),
-        (2.5, 2.0, "max", 0.5, False),
-        (INF, NAN, "min", 0.0, True),
-        (1.0, INF, "min", 0.0, True),
-        (NAN, 1.0, "max", 0.0, False),
         (1e39, 1e38, "max", 0.0, True),
         (-1e39, 1e39, "min", 0.0, True),
     ],
 )
-def test_what_is_an_improvement(value, reference, direction, min_delta, expected):
+def test_what_is_an_improvement_in_float32_and_beyond(
+    value, reference, direction, min_delta, expected
+):
     assert improves(value, reference, direction, min_delta) is expected
 
 
@@ -163,10 +157,7 @@ def test_an_unknown_mode_is_taken_as_auto(name):
         assert make(name, monitor="q", mode="less").mode == "auto"
 
 
-# `EarlyStopping`, driven by scripted figures; the series are Keras's answers --------
-
-
-NAN = float("nan")
+# `EarlyStopping`: what Keras has none of; tests/keras has the rest -------------------
 
 
 def test_the_run_hears_why():
@@ -174,46 +165,9 @@ def test_the_run_hears_why():
     assert played.run.stop_reason == ("q hasn't improved for 2 epochs (EarlyStopping)")
 
 
-def test_a_figure_that_is_missing_warns_and_counts_nothing():
-    stopping = EarlyStopping("q", mode="min", patience=1)
-    with pytest.warns(UserWarning, match="Available metrics are: loss,mae$"):
-        played = play(stopping, [1, {"loss": 1.0, "mae": 2.0}, 0.5])
-    assert len(played.epochs) == 3
-    assert stopping.wait == 0
-
-
 def test_later_epochs_count_from_where_fit_began():
     assert len(play(EarlyStopping("q", mode="min"), [NAN, 1], begin=7).epochs) == 1
     assert len(play(EarlyStopping("q", mode="min"), [NAN, 1], begin=0).epochs) == 2
-
-
-def test_a_fit_stops_and_ends_with_its_best_weights():
-    model = IPUModel(torch.nn.Linear(2, 1))
-    model.compile("sgd", "mse")
-    x, y = torch.randn(8, 2), torch.randn(8, 1)
-    seen = []
-
-    def script(callback, logs):
-        logs["q"] = [3.0, 1.0, 2.0, 2.0, 0.0][len(seen)]
-        seen.append([weight.copy() for weight in callback.model.get_weights()])
-
-    stopping = EarlyStopping("q", mode="min", patience=2, restore_best_weights=True)
-    history = model.fit(
-        x,
-        y,
-        batch_size=4,
-        epochs=9,
-        callbacks=[AtEpochEnd(script), stopping],
-        verbose=0,
-    )
-    assert history.history["q"] == [3.0, 1.0, 2.0, 2.0]
-    assert (seen[1][0] != seen[3][0]).any()
-    for mine, best in zip(model.get_weights(), seen[1]):
-        assert (mine == best).all()
-    expected = torch.nn.functional.linear(
-        x, *(torch.from_numpy(weight) for weight in seen[1])
-    )
-    torch.testing.assert_close(model.predict(x, verbose=0), expected)
 
 
 class Largest(StreamedMetric):
@@ -252,9 +206,6 @@ def test_streamed_metrics_say_which_way_is_better(prefix):
 # `TerminateOnNaN`: which losses end a run, and how ----------------------------------
 
 
-NAN, INF = float("nan"), float("inf")
-
-
 @pytest.mark.parametrize("loss", [NAN, INF, -INF])
 def test_a_loss_that_is_no_number_ends_the_run(loss, capsys):
     series = [{"loss": 1.0}, {"loss": loss}, {"loss": 1.0}]
@@ -272,8 +223,7 @@ def test_other_losses_and_none_end_nothing(capsys):
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_fit_ends_after_the_call(raises, capsys):
-    model = IPUModel(torch.nn.Linear(1, 1), IPUConfig(device_iterations=2))
-    model.compile("sgd", "mse")
+    model = linear(device_iterations=2)
     x = torch.ones(12, 1)
     x[8] = NAN  # in the third update, the first of the second call
     recorder = Recorder()

@@ -9,6 +9,7 @@ import torch
 from ipufit import Checkpoint, ConfigError, IPUModel, Optimizer, load_checkpoint
 from ipufit.callbacks import LambdaCallback, SwapEMAWeights
 from ipufit.checkpoint import write_checkpoint
+from tests.callbacks.driving import linear
 
 X = torch.arange(8.0).reshape(8, 1) / 8
 Y = 1 - 2 * X
@@ -68,32 +69,6 @@ def test_validations_see_the_averages_and_training_the_weights(waits, monkeypatc
     assert history["val_loss"] == pytest.approx(expected, rel=1e-4)
     assert abs(expected[0] - loss_of(ends[0][0])) > 1e-2
     assert weight(model) == pytest.approx(ends[-1][1], rel=1e-5)
-
-
-def test_callbacks_after_it_see_the_averages_if_asked_to():
-    model, before, after = model_of(), [], []
-    hooks = [
-        LambdaCallback(on_epoch_end=lambda *_: before.append(weight(model))),
-        SwapEMAWeights(swap_on_epoch=True),
-        LambdaCallback(on_epoch_end=lambda *_: after.append(weight(model))),
-    ]
-    fit(model, hooks)
-    ends = trained()
-    assert before == pytest.approx([value for value, _ in ends], rel=1e-5)
-    assert after == pytest.approx([average for _, average in ends], rel=1e-5)
-    assert weight(model) == pytest.approx(ends[-1][1], rel=1e-5)
-
-
-@pytest.mark.parametrize("swap_on_epoch", [False, True])
-def test_a_fit_ends_with_the_same_weights_as_without_it(swap_on_epoch):
-    one, other = model_of(), model_of()
-    fit(one, SwapEMAWeights(swap_on_epoch))
-    fit(other, None)
-    assert weight(one) == weight(other)
-    assert not one.weight_average.is_swapped
-    for model in (one, other):
-        fit(model, None, epochs=1)
-    assert weight(one) == weight(other)
 
 
 def left_in_the_middle():
@@ -163,8 +138,7 @@ def test_the_weights_are_back_after_a_fit_that_was_ended(error, hook):
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_it_needs_an_average(method):
-    model = IPUModel(torch.nn.Linear(1, 1))
-    model.compile("sgd", "mse")
+    model = linear()
     arguments = (X, Y, 4) if method != "predict" else (X, 4)
     with pytest.raises(ConfigError, match="no running average"):
         getattr(model, method)(*arguments, callbacks=SwapEMAWeights(), verbose=0)

@@ -44,29 +44,6 @@ def written(double, folder):
     return [(tag, step) for where, tag, _, step in double.scalars if where == folder]
 
 
-def test_figures_of_epochs(double):
-    x = torch.ones(4, 1)
-    history = fit(model_of(), TensorBoard(), validation_data=(x, x)).history
-    assert written(double, TRAIN) == [
-        ("epoch_loss", 0),
-        ("epoch_learning_rate", 0),
-        ("epoch_loss", 1),
-        ("epoch_learning_rate", 1),
-    ]
-    assert written(double, VALIDATION) == [
-        ("evaluation_loss_vs_iterations", 4),
-        ("epoch_loss", 0),
-        ("evaluation_loss_vs_iterations", 8),
-        ("epoch_loss", 1),
-    ]
-    values = {(*one[:2], one[3]): one[2] for one in double.scalars}
-    for epoch in (0, 1):
-        assert values[TRAIN, "epoch_loss", epoch] == history["loss"][epoch]
-        assert values[TRAIN, "epoch_learning_rate", epoch] == 0.5
-        assert values[VALIDATION, "epoch_loss", epoch] == history["val_loss"][epoch]
-    assert double.open == []
-
-
 def test_an_evaluation_is_written_at_the_updates_made_so_far(double):
     model = model_of()
     x = torch.ones(4, 1)

@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
-from ipufit import ConfigError, IPUConfig, IPUModel
 from ipufit.callbacks import CallbackList, LambdaCallback, Throughput
 from ipufit.state import RunState
+from tests.callbacks.driving import linear
 
 
 class Clock:
@@ -63,8 +63,7 @@ def test_validations_within_an_epoch_do_not_count():
         clock.now += 0.5
 
     hooks = LambdaCallback(on_test_begin=wait, on_train_batch_begin=call)
-    model = IPUModel(torch.nn.Linear(2, 1), IPUConfig(micro_batch_size=2))
-    model.compile("sgd", "mse")
+    model = linear(2, micro_batch_size=2)
     x, y = torch.randn(8, 2), torch.randn(8, 1)
     throughput = Throughput(clock, verbose=0)
     history = model.fit(
@@ -95,8 +94,7 @@ def test_a_fit_an_evaluation_and_a_prediction_are_timed():
         on_test_batch_end=wait(0.5),
         on_predict_batch_end=wait(0.25),
     )
-    model = IPUModel(torch.nn.Linear(1, 1), IPUConfig(device_iterations=2))
-    model.compile("sgd", "mse")
+    model = linear(device_iterations=2)
     x = torch.ones(24, 1)
     callbacks = [before, throughput]
     history = model.fit(
@@ -127,8 +125,7 @@ def test_a_fit_an_evaluation_and_a_prediction_are_timed():
 def test_each_epoch_prints_a_line_that_benchmark_files_find(
     verbose, of_fit, lines, capsys
 ):
-    model = IPUModel(torch.nn.Linear(2, 1))
-    model.compile("sgd", "mse")
+    model = linear(2)
     history = model.fit(
         torch.zeros(8, 2),
         torch.zeros(8, 1),
@@ -142,8 +139,3 @@ def test_each_epoch_prints_a_line_that_benchmark_files_find(
     assert len(found) == lines
     rates = history.history["samples_per_second"][:lines]
     assert [float(rate) for rate in found] == pytest.approx(rates, rel=1e-3)
-
-
-def test_a_way_to_print_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="verbose=2: Throughput prints a line"):
-        Throughput(verbose=2)

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.interpreters import run_python
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent.parent
 PROGRAM = HERE / "program.py"
@@ -36,16 +38,10 @@ def as_in_notebook():
 
 
 def _printed(arguments, **variables):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=_environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
+    done = run_python(*arguments, env=_environment(**variables))
     if done.returncode:
-        raise RuntimeError(done.stdout.decode())
-    return done.stdout.decode()
+        raise RuntimeError(done.stderr)
+    return done.stdout + done.stderr
 
 
 def sent_to_terminal(columns, **variables):
