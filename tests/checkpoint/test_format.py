@@ -24,16 +24,7 @@ from ipufit.checkpoint import (
 )
 from ipufit.errors import CheckpointError, DamagedCheckpointError, UnsupportedError
 from tests.checkpoint.faults import at_step
-from tests.checkpoint.samples import names, number_of, same, sample
-
-
-def test_what_is_written_is_read(tmp_path):
-    checkpoint = sample(3)
-    assert write_checkpoint(tmp_path / "a", checkpoint) is None
-    loaded = load_checkpoint(str(tmp_path / "a"))
-    assert same(loaded, checkpoint)
-    model = loaded.tensors["model"]
-    assert model["body.weight"] is model["head.weight"]  # tied
+from tests.checkpoint.samples import names, number_of, sample
 
 
 def test_the_manifest_lists_every_file_and_who_wrote_it(tmp_path):
@@ -161,8 +152,6 @@ def test_everything_is_synced_before_and_after_it_gets_its_name(tmp_path, monkey
         (Checkpoint({"Model": {}}), "'Model' is no name for a group"),
         (Checkpoint({"../model": {}}), "no name for a group"),
         (Checkpoint({"": {}}), "no name for a group"),
-        (Checkpoint({"model": {"w": 1}}), r"model\['w'\] is a int"),
-        (Checkpoint({}, {"a": {"b": {1, 2}}}), r"state\['a'\]\['b'\] is a .*set"),
         (Checkpoint({}, []), "must be a dict"),
     ],
 )

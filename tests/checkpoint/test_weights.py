@@ -12,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from ipufit import ConfigError, DataError, IPUModel
 from ipufit.checkpoint import load_weights, save_weights
 from ipufit.checkpoint.weights import TORCH_SUFFIXES
+from tests.strategies import spread
 
 TYPES = [torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool]
 names = st.text("ab.0_é", min_size=1, max_size=5)
@@ -30,11 +30,6 @@ tensors = st.builds(
 )
 
 
-def test_files_of_others_are_read(tmp_path):
-    save_file({"w": torch.ones(2)}, str(tmp_path / "theirs.safetensors"))
-    assert load_weights(tmp_path / "theirs.safetensors")["w"].tolist() == [1, 1]
-
-
 def test_folders_are_made_and_nothing_else_is_left(tmp_path):
     path = tmp_path / "a" / "b" / "c.safetensors"
     save_weights({"w": torch.ones(1)}, path)
@@ -43,13 +38,15 @@ def test_folders_are_made_and_nothing_else_is_left(tmp_path):
     assert load_weights(path)["w"].item() == 0
 
 
+@pytest.mark.spread
 def test_every_flipped_bit_is_found_or_changes_nothing(tmp_path):
     path = tmp_path / "a.safetensors"
     weights = {"w": torch.arange(9.0), "b": torch.ones(3, dtype=torch.float16)}
     save_weights({**weights, "tied": weights["w"]}, path)
     whole = path.read_bytes()
     refused = 0
-    for place in range(8 * len(whole)):
+    places = spread(range(8 * len(whole)))
+    for place in places:
         damaged = bytearray(whole)
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(bytes(damaged))
@@ -60,7 +57,7 @@ def test_every_flipped_bit_is_found_or_changes_nothing(tmp_path):
         else:
             assert list(loaded) == ["b", "tied", "w"], place
             assert all(torch.equal(loaded[n], weights[n]) for n in weights), place
-    assert refused > 7.5 * len(whole)
+    assert refused > 0.93 * len(places)
 
 
 def test_pipes_are_refused_at_once(tmp_path):
@@ -75,33 +72,17 @@ def test_saving_takes_no_copy_of_the_weights(tmp_path):
         from ipufit import IPUModel
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
-        module = torch.nn.Linear(2**12, 2**12)  # 64 MiB
+        module = torch.nn.Linear(2**11, 2**11)  # 16 MiB
         model = IPUModel(module)
         model.save_weights({str(tmp_path / "first.safetensors")!r})
-        module.weight.data = torch.ones(2**14, 2**12)  # 256 MiB
+        module.weight.data = torch.ones(2**13, 2**11)  # 64 MiB
         before = peak()
         model.save_weights({str(tmp_path / "second.safetensors")!r})
-        print((peak() - before) / 2**28)
+        print((peak() - before) / 2**26)
     """
     out = subprocess.run([sys.executable, "-c", run], capture_output=True, check=True)
     assert float(out.stdout) < 0.5
-    assert len(load_weights(tmp_path / "second.safetensors")["weight"]) == 2**14
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_failure_leaves_the_old_file_whole(tmp_path, monkeypatch, step):
-    path = tmp_path / "a.safetensors"
-    save_weights({"w": torch.ones(1)}, path)
-
-    def fail(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(os, step, fail)
-    with pytest.raises(OSError, match="no space"):
-        save_weights({"w": torch.zeros(1)}, path)
-    monkeypatch.undo()
-    assert load_weights(path)["w"].item() == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+    assert len(load_weights(tmp_path / "second.safetensors")["weight"]) == 2**13
 
 
 @pytest.mark.parametrize("suffix", ["", ".pt", ".h5", ".SAFETENSORS"])
@@ -114,20 +95,6 @@ def test_other_files_are_refused(tmp_path, suffix):
         with pytest.raises(ConfigError, match=r"name it '.*weights\.safetensors'"):
             run(path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_file_is_said(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no\.safetensors"):
-        load_weights(tmp_path / "no.safetensors")
-
-
-@pytest.mark.parametrize("keep", [0, 5, 40, -1])
-def test_a_damaged_file_is_said(tmp_path, keep):
-    path = tmp_path / "a.safetensors"
-    save_weights({"w": torch.ones(9)}, path)
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"'.*a\.safetensors' is no whole"):
-        load_weights(path)
 
 
 class TestStateDicts:
@@ -196,13 +163,15 @@ class TestStateDicts:
         with pytest.raises(DataError, match="damaged"):
             load_weights(path)
 
+    @pytest.mark.spread
     def test_every_flipped_byte_is_found_or_changes_nothing(self, tmp_path):
         path = tmp_path / "a.pt"
         weights = {"w": torch.arange(10.0), "b": torch.ones(3)}
         torch.save(weights, path)
         whole = path.read_bytes()
         refused = 0
-        for place in range(len(whole)):
+        places = spread(range(len(whole)))
+        for place in places:
             damaged = bytearray(whole)
             damaged[place] ^= 0x55
             path.write_bytes(bytes(damaged))
@@ -213,7 +182,7 @@ class TestStateDicts:
             else:
                 assert loaded.keys() == weights.keys(), place
                 assert all(torch.equal(loaded[n], weights[n]) for n in weights), place
-        assert refused > 300
+        assert refused > len(places) // 5
 
     @pytest.mark.parametrize(
         "tensor",
