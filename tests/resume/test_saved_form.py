@@ -45,6 +45,7 @@ NOTED = (
     *("history", "epoch", "epochs_of", "sums", "calls"),
     *("latencies_ms", "best", "group_ratios"),
 )
+WAYS = ("load", "resume")
 OPTIONAL = ("best_weights",)  # None if they aren't kept, or there are none yet
 
 pytestmark = pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
@@ -223,15 +224,6 @@ class Watched:
         }
 
 
-def saved(scenario, path):
-    """A checkpoint in the middle of an epoch, and what becomes of it."""
-    scenario.fit(scenario.model(), [*scenario.callbacks(), Saver(path)])
-    expected = {
-        way: getattr(Watched(scenario), way)(path) for way in ("load", "resume")
-    }
-    return load_checkpoint(path), expected
-
-
 def is_harmless(way, at):
     """Whether a run or a model gets the same weights whatever is there.
 
@@ -247,41 +239,61 @@ def is_harmless(way, at):
     return is_noted or at == ("tensors", "callbacks")  # a group without tensors
 
 
-def outcome(watched, way, path, expected, at):
-    """In a word what came of a confused checkpoint."""
-    try:
-        weights, history = getattr(watched, way)(path)
-    except (DamagedCheckpointError, ConfigError):
-        return "refused" if watched.is_unchanged() else "refused, and changed"
-    except Exception as error:  # noqa: BLE001 - that is what must not happen
-        watched.__init__(watched.scenario)
-        return f"{type(error).__name__}: {error}"
-    watched.settle()
-    is_as_expected = same(weights, expected[way][0]) and (
-        history == expected[way][1] or is_harmless(way, at)
-    )
-    return "the same" if is_as_expected else "other numbers"
+class Trial:
+    """A checkpoint in the middle of an epoch, and what becomes of it when changed."""
+
+    def __init__(self, scenario, path, known=WAYS):
+        self.path = path
+        scenario.fit(scenario.model(), [*scenario.callbacks(), Saver(path)])
+        self.checkpoint = load_checkpoint(path)
+        self.expected = {way: getattr(Watched(scenario), way)(path) for way in known}
+        self.watched = Watched(scenario)
+
+    def outcomes(self, at, tensors=None, state=None, ways=WAYS):
+        """In a word what comes of it, by each way, with other tensors or state."""
+        tensors, state = tensors or self.checkpoint.tensors, state or self.state
+        write_checkpoint(self.path, Checkpoint(tensors, state))
+        return [self._outcome(way, at) for way in ways]
+
+    @property
+    def state(self):
+        return self.checkpoint.state
+
+    def _outcome(self, way, at):
+        watched = self.watched
+        try:
+            weights, history = getattr(watched, way)(self.path)
+        except (DamagedCheckpointError, ConfigError):
+            return "refused" if watched.is_unchanged() else "refused, and changed"
+        except Exception as error:  # noqa: BLE001 - that is what must not happen
+            watched.__init__(watched.scenario)
+            return f"{type(error).__name__}: {error}"
+        watched.settle()
+        expected = self.expected.get(way)
+        is_same = expected and same(weights, expected[0])
+        is_known = is_same and (history == expected[1] or is_harmless(way, at))
+        return "the same" if is_known else "other numbers"
 
 
-def confused(scenario, path):
-    """The outcomes that there must not be, and how many of the others there were."""
-    checkpoint, expected = saved(scenario, path)
-    watched, faults, counts = Watched(scenario), [], Counter()
-    for at, value, state in islice(confusions(checkpoint.state), 0, None, EVERY):
-        write_checkpoint(path, Checkpoint(checkpoint.tensors, state))
-        for way in ("load", "resume"):
-            seen = outcome(watched, way, path, expected, at)
-            counts[way, seen] += 1
-            if seen != "refused" and not (seen == "the same" and is_harmless(way, at)):
-                faults.append((way, at, value, seen))
-    return faults, counts
+@pytest.fixture(scope="module", params=SCENARIOS)
+def _trial(request, tmp_path_factory):
+    return Trial(SCENARIOS[request.param], tmp_path_factory.mktemp("trial") / "saved")
+
+
+@pytest.fixture
+def trial(_trial):
+    _trial.watched.settle()  # random numbers begin anew in each test
+    return _trial
 
 
 @pytest.mark.spread
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_state_of_other_types_is_refused_and_nothing_of_it_is_loaded(tmp_path, name):
-    faults, counts = confused(SCENARIOS[name], tmp_path / "saved")
-    assert faults == []
+def test_a_state_of_other_types_is_refused_and_nothing_of_it_is_loaded(trial):
+    counts = Counter()
+    for at, value, state in islice(confusions(trial.state), 0, None, EVERY):
+        for way, seen in zip(WAYS, trial.outcomes(at, state=state)):
+            counts[way, seen] += 1
+            is_fine = seen == "the same" and is_harmless(way, at)
+            assert seen == "refused" or is_fine, (way, at, value, seen)
     assert counts["load", "refused"] > 240 // EVERY
     assert counts["resume", "refused"] > 840 // EVERY
 
@@ -309,15 +321,10 @@ def other_tensors(tensors):
 
 
 @pytest.mark.spread
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_other_tensors_than_the_state_names_are_refused(tmp_path, name):
-    path = tmp_path / "saved"
-    checkpoint, expected = saved(SCENARIOS[name], path)
-    watched, seen = Watched(SCENARIOS[name]), Counter()
-    for group, tensors in spread(list(other_tensors(checkpoint.tensors))):
-        write_checkpoint(path, Checkpoint(tensors, checkpoint.state))
-        for way in ("load", "resume"):
-            seen[outcome(watched, way, path, expected, (group,))] += 1
+def test_other_tensors_than_the_state_names_are_refused(trial):
+    seen = Counter()
+    for group, tensors in spread(list(other_tensors(trial.checkpoint.tensors))):
+        seen.update(trial.outcomes((group,), tensors))
     assert set(seen) == {"refused"}
     assert seen["refused"] > 2 * settings().max_examples
 
@@ -339,43 +346,32 @@ def is_older(tensors, others):
     return {*mine} - {*theirs} == {"shift"} and {*theirs} < {*mine}
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_tensors_of_another_module_are_refused_though_the_state_names_them(
-    tmp_path, name
-):
-    path = tmp_path / "saved"
-    checkpoint, expected = saved(SCENARIOS[name], path)
-    watched, seen = Watched(SCENARIOS[name]), Counter()
-    for group, tensors in other_tensors(checkpoint.tensors):
+def test_tensors_of_another_module_are_refused_though_the_state_names_them(trial):
+    before, seen = trial.checkpoint.tensors, Counter()
+    for group, tensors in other_tensors(before):
         is_of_module = group in ("model", "buffers", "average")
-        if is_of_module and not is_older(checkpoint.tensors, tensors):
-            state = {**checkpoint.state, "tensors": in_words(tensors)}
-            write_checkpoint(path, Checkpoint(tensors, state))
-            for way in ("load", "resume"):
-                seen[outcome(watched, way, path, expected, (group,))] += 1
+        if is_of_module and not is_older(before, tensors):
+            state = {**trial.state, "tensors": in_words(tensors)}
+            seen.update(trial.outcomes((group,), tensors, state))
     assert set(seen) == {"refused"}
     assert seen["refused"] > 50
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_an_optimizer_s_state_of_another_shape_is_refused(tmp_path, name):
-    path = tmp_path / "saved"
-    checkpoint, expected = saved(SCENARIOS[name], path)
-    watched, seen = Watched(SCENARIOS[name]), Counter()
-    state = checkpoint.state
-    for key, tensor in checkpoint.tensors["optimizer"].items():
+def test_an_optimizer_s_state_of_another_shape_is_refused(trial):
+    state, optimizer = trial.state, trial.checkpoint.tensors["optimizer"]
+    forged = {**state, "optimizer": {**state["optimizer"], "loss_scaling": 1e308}}
+    seen = Counter(trial.outcomes(("optimizer",), state=forged, ways=["resume"]))
+    for key, tensor in optimizer.items():
         for other in (tensor.reshape(-1)[:0], tensor.reshape(1, 1, 1, -1)):
             if other.numel() != 1:
-                named = {**checkpoint.tensors["optimizer"], key: other}
-                tensors = {**checkpoint.tensors, "optimizer": named}
+                named = {**optimizer, key: other}
+                tensors = {**trial.checkpoint.tensors, "optimizer": named}
                 forged = {**state, "tensors": in_words(tensors)}
-                write_checkpoint(path, Checkpoint(tensors, forged))
-                seen[outcome(watched, "resume", path, expected, ("optimizer",))] += 1
-    forged = {**state, "optimizer": {**state["optimizer"], "loss_scaling": 1e308}}
-    write_checkpoint(path, Checkpoint(checkpoint.tensors, forged))
-    seen[outcome(watched, "resume", path, expected, ("optimizer",))] += 1
+                seen.update(
+                    trial.outcomes(("optimizer",), tensors, forged, ways=["resume"])
+                )
     assert set(seen) <= {"refused", "the same"}
-    assert seen["refused"] > len(named) // 3
+    assert seen["refused"] > len(optimizer) // 3
 
 
 @pytest.mark.parametrize(
@@ -401,14 +397,11 @@ def test_an_optimizer_s_state_of_another_shape_is_refused(tmp_path, name):
 def test_a_setting_that_torch_s_scheduler_fails_with_is_refused(
     tmp_path, schedule, setting, value
 ):
-    path, scenario = tmp_path / "saved", Scenario(Optimizer("sgd", 0.1), schedule)
-    checkpoint, expected = saved(scenario, path)
+    scenario = Scenario(Optimizer("sgd", 0.1), schedule)
+    trial = Trial(scenario, tmp_path / "saved", known=())
     at = ("updates", "rates", "scheduler", *setting)
-    forged = changed(checkpoint.state, at, value)
-    write_checkpoint(path, Checkpoint(checkpoint.tensors, forged))
-    watched = Watched(scenario)
-    for way in ("load", "resume"):
-        assert outcome(watched, way, path, expected, at) == "refused"
+    found = trial.outcomes(at, state=changed(trial.state, at, value))
+    assert found == ["refused"] * 2
 
 
 class OfMomentum(lr_scheduler.LRScheduler):

@@ -9,12 +9,11 @@ import torch
 import ipufit
 from ipufit import (
     ConfigError,
-    DamagedCheckpointError,
     IPUConfig,
     IPUModel,
     Optimizer,
 )
-from ipufit.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
+from ipufit.checkpoint import write_checkpoint
 from tests.checkpoint.samples import same
 from tests.reference import network, samples
 
@@ -63,14 +62,6 @@ def test_a_checkpoint_says_where_the_run_is():
     assert list(between.state["callbacks"]) == ["0:History"]
 
 
-def test_a_checkpoint_of_a_run_survives_writing(tmp_path):
-    stopping = ipufit.EarlyStopping("loss", restore_best_weights=True)
-    optimizer = Optimizer("adam", 0.1, ema_momentum=0.9)
-    for number, checkpoint in enumerate(taken(make(optimizer), callbacks=[stopping])):
-        write_checkpoint(tmp_path / str(number), checkpoint)
-        assert same(load_checkpoint(tmp_path / str(number)), checkpoint)
-
-
 def resumed(model, checkpoint, path):
     write_checkpoint(path, checkpoint)
     x, y = samples(12)
@@ -98,10 +89,6 @@ def test_a_checkpoint_that_is_refused_changes_nothing(tmp_path):
     other.save(tmp_path / "a")
     with pytest.raises(ConfigError, match=r"of SGD.*got Adam"):
         model.load(tmp_path / "a")
-    assert same(model.checkpoint(), before)
-    write_checkpoint(tmp_path / "b", Checkpoint({"model": {}}, before.state))
-    with pytest.raises(DamagedCheckpointError, match=r"bias of model is missing"):
-        model.load(tmp_path / "b")
     assert same(model.checkpoint(), before)
 
 

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch.utils.data import Dataset, IterableDataset
 
 from ipufit import DamagedCheckpointError, DataError, load_checkpoint
@@ -80,7 +81,10 @@ def test_the_resumed_run_is_the_unbroken_one(name, tmp_path):
     expected, seen = unbroken(scenario, saver)
     drawn = scenario.data.loaders[-1].drawn
     assert len(saver.saved) > 5
-    for path, at in spread(saver.saved):
+    # Scenarios begin with different calls, so that each call is tried in some.
+    every = max(1, 200 // settings().max_examples - 1)
+    first = list(SCENARIOS).index(name) % every
+    for path, at in saver.saved[first::every]:
         result, rest = resumed(scenario, path)
         assert_same(result, expected)
         assert repr(rest) == repr(seen[len(seen) - len(rest) :])
