@@ -16,7 +16,6 @@ from ipufit.planning.choices import (
     MOST_UPDATES,
     chosen_device_iterations,
     chosen_inference_iterations,
-    divisors,
     nearest_batch_sizes,
 )
 
@@ -58,11 +57,6 @@ def test_the_reason_names_what_binds(updates, most, expected, reason):
     chosen = chosen_device_iterations(given_, most)
     assert chosen.value == expected
     assert reason in chosen.reason
-
-
-@given(st.integers(0, 400))
-def test_divisors_are_those_that_leave_no_rest(number):
-    assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
 
 
 def test_epochs_of_billions_of_samples_have_nearest_batch_sizes():

@@ -17,7 +17,6 @@ from ipufit.planning.memory import (
     device_named,
     held_micro_batches,
     memory_by_ipu,
-    state_bytes,
 )
 from ipufit.planning.schedule import PipelineSchedule
 
@@ -115,39 +114,6 @@ def test_held_micro_batches_are_those_between_forward_and_backward(stages, more)
             for cycle in range(schedule.num_cycles)
         ]
         assert max(held) == held_micro_batches(stage, stages)
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 30_000), st.sampled_from([2, 4])), max_size=5),
-    st.integers(1, 8),
-)
-def test_a_shared_state_is_divided_among_replicas(sizes, shards):
-    tensors = [StateCost(count, count * width) for count, width in sizes]
-    whole = state_bytes(tensors, MemorySettings())
-    assert whole == sum(tensor.num_bytes for tensor in tensors)
-    shared = state_bytes(tensors, MemorySettings(num_shards=shards))
-    small = sum(t.num_bytes for t in tensors if t.num_elements < 8192)
-    large = whole - small
-    rounding = 4 * len(tensors)  # each replica's share is whole numbers
-    assert small + large / shards <= shared <= small + large / shards + rounding
-
-
-def test_off_the_chip_only_single_numbers_stay():
-    tensors = [StateCost(1000, 4000), StateCost(1, 4)]
-    assert state_bytes(tensors, MemorySettings(is_off_chip=True)) == 4
-    own = MemorySettings(is_off_chip=True, least_off_chip=5000)
-    assert state_bytes(tensors, own) == 4004
-
-
-def test_accumulators_are_there_only_if_updates_have_several_micro_batches():
-    stage = StageCost(0, 0, weights=(half(100), half(50)))
-    one, several = (
-        memory_by_ipu([stage], MemorySettings(count), MK2)[0] for count in (1, 2)
-    )
-    assert (one.accumulators, several.accumulators) == (0, 300)
-    # Without sums all gradients may be there at once, with them the largest at least.
-    assert one.gradients == (300, 200, 300)
-    assert several.gradients == (200, 200, 300)
 
 
 def an_activity(stage, ipu=0, **changes):

@@ -109,18 +109,6 @@ def test_a_large_model_is_split_over_many_ipus():
     assert split.imbalance < 1.1
 
 
-def test_more_stages_than_blocks_are_refused():
-    costs = [BlockCost("a", 1, ("w",)), BlockCost("b", 1), BlockCost("c", 1, ("w",))]
-    with pytest.raises(ConfigError, match=r"ipus=2, .* more stages than 1"):
-        best_split(costs, 2)
-
-
-def test_blocks_that_fit_nowhere_are_refused_with_their_bytes():
-    costs = [BlockCost("a", 1, held_bytes=3000), BlockCost("b", 1)]
-    with pytest.raises(TooFullError, match=r"3,000 bytes .* An IPU has 2,000"):
-        best_split(costs, 2, capacity=2000)
-
-
 # Weights that several blocks use ------------------------------------------------------
 
 
