@@ -168,36 +168,3 @@ def test_torchrun_begins_again_up_to_the_uninterrupted_end(tmp_path):
     living, dying = found
     assert same_tensors(dying["model"], living["model"])
     assert same_tensors(dying["optimizer"], living["optimizer"])
-
-
-ENDING = """
-import torch, ipufit
-
-network = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4))
-model = ipufit.IPUModel(network)
-model.compile("sgd", "mse")
-x = torch.randn(16, 2)
-y = torch.randn(16, 4)
-model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y), verbose=0)
-print("done", flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    "number", [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, 6))]
-)
-def test_processes_end_well_with_models_that_live_to_the_end(tmp_path, number):
-    script = tmp_path / "ending.py"
-    script.write_text(ENDING, encoding="utf-8")
-    launch = [sys.executable, "-m", "ipufit", "launch", "--processes", "2"]
-    done = subprocess.run(
-        [*launch, "--all-output", str(script)],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("done") == 2

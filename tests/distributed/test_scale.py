@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.distributed.runs import fitted
+from tests.distributed.runs import fitted, left_open
 from tests.strategies import examples
 
 LAYOUTS = [(1, 16), (2, 8), (4, 4), (4, 1), (2, 1)]
@@ -53,6 +53,19 @@ def test_the_curve_is_the_same_on_any_layout(pool, processes, replicas):
     runs = pool.run(fitted, count=processes, replicas=replicas)
     require_equal_everywhere(runs)
     require_same(runs[0], in_one_process())
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"), [("arrays", 6), ("loader", 5), ("heard by one", 1)]
+)
+def test_processes_choose_the_same_updates_of_a_call(pool, form, expected):
+    chosen = pool.run(left_open, None, form)
+    told = pool.run(left_open, 1, form)
+    assert [run["iterations"] for run in chosen] == [expected] * 2
+    for one, other in zip(chosen, told):
+        assert one["history"] == other["history"]
+        for mine, theirs in zip(one["weights"], other["weights"]):
+            assert np.array_equal(mine, theirs)
 
 
 @given(

@@ -20,7 +20,7 @@ from ipufit.distributed import (
     configure,
     get_process_info,
 )
-from tests.distributed.asking import Answers
+from tests.distributed.runs import Answers
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 MPI = {
@@ -119,8 +119,15 @@ def test_the_replicas_of_a_launch_are_shared_equally(count, each):
 # Processes that load --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("variables", [{}, FIRST_OF_TWO, {"RANK": "0"}])
+@pytest.mark.parametrize(
+    ("start", "variables"),
+    [
+        ("fork", {}),
+        ("fork", FIRST_OF_TWO),
+        ("fork", {"RANK": "0"}),
+        ("spawn", FIRST_OF_TWO),
+    ],
+)
 def test_processes_that_load_hear_the_number_of_a_config(monkeypatch, start, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

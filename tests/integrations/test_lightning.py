@@ -108,12 +108,6 @@ def test_a_module_of_lightning_trains_as_with_its_trainer(name, tmp_path):
     assert ours._trainer is None
 
 
-def test_figures_of_validations_have_the_names_that_lightning_shows():
-    _, history = fit(Net(), 1, validation_data=(X, Y))
-    names = {"loss", "train_acc", "train_loss", "val_acc", "val_loss"}
-    assert set(history) == names
-
-
 @pytest.mark.parametrize("name", ["val/loss", "valid_loss", "loss", "validation/loss"])
 def test_other_names_of_a_validations_loss_are_val_loss(name):
     class Other(Net):
