@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmarks.kill`: nothing is lost when a training process is killed."""
+"""`benchmarks.kill` and `kill_processes`: nothing is lost or hangs after kills."""
 
 from __future__ import annotations
 
@@ -17,31 +17,55 @@ from ipufit import Checkpoint, CheckpointStore
 ROOT = Path(__file__).parent.parent
 
 
-def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not():
+def numbers_of(pattern, program, times, *options, timeout):
+    """The numbers in what a program of `benchmarks` prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kill", "--times", "10"],
+        [sys.executable, "-m", f"benchmarks.{program}", "--times", times, *options],
         cwd=ROOT,
         env={**os.environ, "IPUFIT_BACKEND": "emulator", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said = re.search(
+    said = re.search(pattern, done.stdout, re.MULTILINE)
+    assert said is not None, done.stdout
+    return map(int, said.groups())
+
+
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not():
+    during, others, starts, resumed, updates, runs = numbers_of(
         r"^10 kills in \d+ s: (\d+) during a write, (\d+) not .*\n"
         r"(\d+) starts, (\d+) of them with a checkpoint; they went on at (\d+) .*\n"
         r"(\d+) runs ended, each equal to the uninterrupted one byte by byte; no start "
         r"was without a usable checkpoint$",
-        done.stdout,
-        re.MULTILINE,
+        *("kill", "10"),
+        timeout=300,
     )
-    assert said is not None, done.stdout
-    during, others, starts, resumed, updates, runs = map(int, said.groups())
     assert during + others == 10
     assert starts == 10 + runs
     assert resumed > 2  # and not only runs that began anew
     assert updates > 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", [[], ["--fresh"]])
+def test_processes_that_are_killed_end_and_go_on(how):
+    times = "3" if how else "10"
+    starts, _, runs = numbers_of(
+        rf"^{times} processes killed in \d+ s: .*\n"
+        r"the others ended .*; none hung\n"
+        r"(\d+) starts of 4 processes, (\d+) of them with a checkpoint; .*\n"
+        r"(\d+) runs ended, each equal to the uninterrupted one byte by byte; no "
+        r"checkpoint was broken$",
+        *("kill_processes", times, *how),
+        timeout=900,
+    )
+    assert starts > runs > 0
+
+
+# A loss is noticed --------------------------------------------------------------------
 
 
 def store(folder, *updates):
