@@ -118,23 +118,28 @@ def test_offline_models_only_compile():
 # Attach and detach ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "attachToDevice",
-        "detachFromDevice",
-        "copyWeightsToHost",
-        "copyWeightsToDevice",
-    ],
-)
-def test_nothing_moves_before_compiling_or_after_destroying(method):
-    model, executor = wrap()
+NEEDS_A_PROGRAM = {
+    "attach": lambda executor: executor.attachToDevice(),
+    "detach": lambda executor: executor.detachFromDevice(),
+    "copy to the host": lambda executor: executor.copyWeightsToHost(),
+    "copy to the device": lambda executor: executor.copyWeightsToDevice(),
+    "copy buffers": lambda executor: executor.copyNamedBuffersToDevice(),
+    "save": lambda executor: executor.save("/no/such/folder"),
+    "random state": lambda executor: executor.rng_state,
+    "set random state": lambda executor: setattr(executor, "rng_state", [1]),
+}
+
+
+@pytest.mark.parametrize("use", NEEDS_A_PROGRAM.values(), ids=NEEDS_A_PROGRAM)
+def test_nothing_moves_before_compiling_or_after_destroying(use):
+    options = poptorch.Options().updatableNamedBuffers(["calls"])
+    model, executor = wrap(options=options)
     with pytest.raises(poptorch.Error, match=NOT_COMPILED):
-        getattr(executor, method)()
+        use(executor)
     executor(ONE)
     executor.destroy()
     with pytest.raises(poptorch.Error, match=NOT_COMPILED):
-        getattr(executor, method)()
+        use(executor)
     assert model.weight.item() == -1
 
 

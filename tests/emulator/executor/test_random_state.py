@@ -101,18 +101,6 @@ def test_destroying_forgets_what_the_host_has_not_seen():
     assert draws(executor, 1) == expected[1:]
 
 
-@pytest.mark.parametrize("is_destroyed", [False, True])
-def test_only_a_compiled_model_has_one(is_destroyed):
-    executor = infer()
-    if is_destroyed:
-        executor.compile(X)
-        executor.destroy()
-    with pytest.raises(poptorch.Error, match="has not been compiled"):
-        executor.rng_state  # noqa: B018 - a property that raises
-    with pytest.raises(poptorch.Error, match="has not been compiled"):
-        executor.rng_state = [1]
-
-
 @pytest.mark.parametrize("state", [None, [], [1, 2], range(5000)])
 def test_what_is_no_state_is_refused_and_changes_nothing(state):
     executor = infer()

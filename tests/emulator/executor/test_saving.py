@@ -288,12 +288,6 @@ def metadata(path):
     return json.loads(poptorch.importPoptorchMetadataFromFile(path))
 
 
-def test_only_a_compiled_model_can_be_saved(path):
-    with pytest.raises(poptorch.Error, match="has not been compiled"):
-        train().save(path)
-    assert not path.exists()
-
-
 def test_a_model_that_runs_nothing_can_not_be_saved(path):
     class Host(nn.Module):
         def forward(self, x):

@@ -282,11 +282,6 @@ def test_an_optimizer_keeps_its_state():
     assert model.weight.item() == 1 - (1 + 2 + 3)
 
 
-def test_an_uncompiled_model_has_no_buffers_on_the_device():
-    with pytest.raises(poptorch.Error, match="has not been compiled"):
-        infer("first").copyNamedBuffersToDevice()
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -8,88 +8,71 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
+from tests.emulator._models import ONE, Function
 
-ONE = torch.ones(1)
 
-
-@pytest.fixture(autouse=True)
-def _no_hooks_left(monkeypatch):
-    """Remove all hooks that a test registers."""
+@pytest.fixture
+def register():
+    """Registers hooks for the time of a test."""
     handles = []
-    for name in ("registerPreCompileHook", "registerPostCompileHook"):
-        register = getattr(poptorch, name)
 
-        def noted(hook, register=register):
-            handles.append(register(hook))
-            return handles[-1]
+    def register_one(when, hook):
+        handles.append(getattr(poptorch, f"register{when}CompileHook")(hook))
+        return handles[-1]
 
-        monkeypatch.setattr(poptorch, name, noted)
-    yield
+    yield register_one
     for handle in handles:
         handle.remove()
 
 
-class Noting(nn.Module):
-    def __init__(self, events, fails=False):
-        super().__init__()
-        self.events = events
-        self.fails = fails
-
-    def forward(self, x):
-        self.events.append("forward")
-        if self.fails:
-            raise poptorch.createPoptorchError("on purpose")
-        return x + 1
-
-
-def note(events, word):
-    return lambda: events.append(word)
-
-
-def test_a_hook_may_remove_itself():
+def test_a_hook_may_remove_itself(register):
     events = []
 
     def once():
         events.append("once")
         handle.remove()
 
-    handle = poptorch.registerPreCompileHook(once)
-    poptorch.registerPreCompileHook(note(events, "always"))
+    handle = register("Pre", once)
+    register("Pre", lambda: events.append("always"))
     for _ in range(2):
         poptorch.inferenceModel(nn.Identity()).compile(ONE)
     assert events == ["once", "always", "always"]
 
 
-def test_post_compile_hooks_run_after_a_failed_trace_too():
+def test_post_compile_hooks_run_after_a_failed_trace_too(register):
+    def forward(m, x):
+        events.append("forward")
+        raise poptorch.createPoptorchError("on purpose")
+
     events = []
-    poptorch.registerPostCompileHook(note(events, "post"))
+    register("Post", lambda: events.append("post"))
     with pytest.raises(poptorch.Error, match="on purpose"):
-        poptorch.inferenceModel(Noting(events, fails=True)).compile(ONE)
+        poptorch.inferenceModel(Function(forward)).compile(ONE)
     assert events == ["forward", "post"]
 
 
-def test_post_compile_hooks_run_before_a_program_is_refused():
+def test_post_compile_hooks_run_before_a_program_is_refused(register):
     events = []
-    poptorch.registerPostCompileHook(note(events, "post"))
+    register("Post", lambda: events.append("post"))
     executor = poptorch.trainingModel(nn.Linear(1, 1))
     with pytest.raises(poptorch.Error, match="Couldn't find a loss"):
         executor.compile(torch.ones(1, 1))
     assert events == ["post"]
 
 
-def test_hooks_are_called_while_the_model_counts_as_running_on_ipus():
+def test_hooks_are_called_while_the_model_counts_as_running_on_ipus(register):
     seen = []
-    poptorch.registerPreCompileHook(lambda: seen.append(poptorch.isRunningOnIpu()))
-    poptorch.registerPostCompileHook(lambda: seen.append(poptorch.isRunningOnIpu()))
+    register("Pre", lambda: seen.append(poptorch.isRunningOnIpu()))
+    register("Post", lambda: seen.append(poptorch.isRunningOnIpu()))
     poptorch.inferenceModel(nn.Identity()).compile(ONE)
     assert seen == [True, True]
 
 
-def test_an_error_in_a_hook_is_the_users():
+def test_an_error_in_a_hook_is_the_users(register):
     def fail():
         raise KeyError("mine")
 
-    handle = poptorch.registerPreCompileHook(fail)
+    handle = register("Pre", fail)
     executor = poptorch.inferenceModel(nn.Identity())
     with pytest.raises(KeyError, match="mine"):
         executor(ONE)
