@@ -24,28 +24,16 @@ def popart():
 MEMBERS = {
     # graphcore/popart, `willow/include/popart/sessionoptions.hpp`, as named in
     # `python/popart/popart_core/popart.cpp`.
-    "AccumulateOuterFragmentSchedule": [
-        "Scheduler",
-        "Serial",
-        "OverlapCycleOptimized",
-        "OverlapMemoryOptimized",
-    ],
-    "BatchSerializationBatchSchedule": [
-        "Scheduler",
-        "Isomorphic",
-        "OverlapOnIo",
-        "OverlapOnCompute",
-    ],
-    "RecomputationType": [
-        "NoRecompute",
-        "Standard",
-        "NormOnly",
-        "Pipeline",
-        "RecomputeAll",
-    ],
-    "SubgraphCopyingStrategy": ["OnEnterAndExit", "JustInTime"],
-    "SyntheticDataMode": ["Off", "Zeros", "RandomNormal", "RandomUniform"],
-    "VirtualGraphMode": ["Off", "Manual", "Auto", "ExecutionPhases"],
+    "AccumulateOuterFragmentSchedule": (
+        "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized"
+    ),
+    "BatchSerializationBatchSchedule": (
+        "Scheduler Isomorphic OverlapOnIo OverlapOnCompute"
+    ),
+    "RecomputationType": "NoRecompute Standard NormOnly Pipeline RecomputeAll",
+    "SubgraphCopyingStrategy": "OnEnterAndExit JustInTime",
+    "SyntheticDataMode": "Off Zeros RandomNormal RandomUniform",
+    "VirtualGraphMode": "Off Manual Auto ExecutionPhases",
 }
 """What Graphcore's public programs use beside PopTorch."""
 
@@ -53,25 +41,21 @@ MEMBERS = {
 @pytest.mark.parametrize("name", MEMBERS)
 def test_enumerations_have_popart_members_and_values(popart, name):
     enumeration = getattr(popart, name)
-    assert [member.name for member in enumeration] == MEMBERS[name]
-    assert [int(member) for member in enumeration] == list(range(len(MEMBERS[name])))
+    assert [member.name for member in enumeration] == MEMBERS[name].split()
+    assert [int(member) for member in enumeration] == list(range(len(enumeration)))
 
 
 def test_a_program_with_such_options_runs(popart):
     """The settings of BERT, CLIP and the CNNs of graphcore/examples."""
     options = poptorch.Options()
+    schedules = popart.AccumulateOuterFragmentSchedule
+    batches = popart.BatchSerializationBatchSchedule
     for key, value in (
-        (
-            "accumulateOuterFragmentSettings.schedule",
-            popart.AccumulateOuterFragmentSchedule.OverlapMemoryOptimized,
-        ),
+        ("accumulateOuterFragmentSettings.schedule", schedules.OverlapMemoryOptimized),
         ("subgraphCopyingStrategy", popart.SubgraphCopyingStrategy.JustInTime),
         ("autoRecomputation", popart.RecomputationType.Pipeline),
         ("virtualGraphMode", popart.VirtualGraphMode.Manual),
-        (
-            "batchSerializationSettings.batchSchedule",
-            popart.BatchSerializationBatchSchedule.Isomorphic,
-        ),
+        ("batchSerializationSettings.batchSchedule", batches.Isomorphic),
     ):
         options._Popart.set(key, int(value))
     executor = poptorch.inferenceModel(Function(lambda _, x: x * 2), options)
