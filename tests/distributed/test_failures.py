@@ -61,20 +61,30 @@ def check(case, result):
     assert "Something else failed" not in said, (case, said)
 
 
-FEW = ["raise,training,1", "kill,checkpoint,0"]
+def check_saved(case, result, folder):
+    """Whether all have ended in order, and with a checkpoint if it was too early."""
+    assert result["codes"] == [0] * len(result["codes"]), (case, result["output"])
+    kept = CheckpointStore(folder / "backup").latest()
+    assert (kept is None) == (case == ending.NOBODY), case
+    if kept is not None:
+        run = load_checkpoint(kept).state["run"]
+        early = {"training": (5, 7), "validation": (4, 5)}
+        low, high = early.get(case.split(",")[1], (12, 12))
+        assert low <= run["updates"] <= high, case
+
+
+def terminated(index):
+    phases = "training", "validation", "last epoch"
+    return [f"terminate,{phase},{index}" for phase in phases]
+
+
+FEW = ["raise,training,1", "kill,checkpoint,0", ending.NOBODY, *terminated(1)]
 MANY = [
     f"{what},{phase},{index}"
     for what, phases in {
         "raise": [
-            "on_train_begin",
-            "first batch",
-            "checkpoint",
-            "validation",
-            "dataset",
-            "forward",
-            "on_train_end",
-            "close",
-            "after",
+            *("on_train_begin", "first batch", "checkpoint", "validation", "dataset"),
+            *("forward", "on_train_end", "close", "after"),
         ],
         "kill": ["forward", "first batch", "training", "validation", "after"],
         "die": ["training", "on_train_end"],
@@ -86,35 +96,25 @@ MANY = [
 ]
 
 
-def test_a_process_that_fails_ends_all(tmp_path):
-    for case, result in run_all(tmp_path, FEW).items():
-        check(case, result)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("part", range(4))
-def test_a_process_that_fails_in_any_way_and_phase_ends_all(tmp_path, part):
-    cases = MANY[part::4]
-    for case, result in run_all(tmp_path, cases, count=2 + part % 2 * 2).items():
-        check(case, result)
-
-
-@pytest.mark.parametrize("index", [1, pytest.param(0, marks=pytest.mark.thorough)])
-def test_sigterm_in_one_process_saves_and_ends_all(tmp_path, index):
-    cases = [
-        f"terminate,{phase},{index}"
-        for phase in ("training", "validation", "last epoch")
-    ]
-    results = run_all(tmp_path, [ending.NOBODY, *cases])
-    for number, (case, result) in enumerate(results.items()):
-        assert result["codes"] == [0, 0], (case, result["output"])
-        kept = CheckpointStore(tmp_path / str(number) / "backup").latest()
-        assert (kept is None) == (case == ending.NOBODY), case
-        if kept is not None:
-            run = load_checkpoint(kept).state["run"]
-            early = {"training": (5, 7), "validation": (4, 5)}
-            low, high = early.get(case.split(",")[1], (12, 12))
-            assert low <= run["updates"] <= high, case
+@pytest.mark.parametrize(
+    ("cases", "count"),
+    [
+        (FEW, 2),
+        *(
+            pytest.param(cases, count, marks=pytest.mark.thorough)
+            for cases, count in [
+                (terminated(0), 2),
+                *((MANY[part::4], 2 + part % 2 * 2) for part in range(4)),
+            ]
+        ),
+    ],
+)
+def test_a_process_that_fails_ends_all_and_sigterm_saves_first(tmp_path, cases, count):
+    for number, (case, result) in enumerate(run_all(tmp_path, cases, count).items()):
+        if case == ending.NOBODY or case.startswith("terminate"):
+            check_saved(case, result, tmp_path / str(number))
+        else:
+            check(case, result)
 
 
 SCRIPT = """

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.distributed.runs import fitted, left_open
 from tests.strategies import examples
 
-LAYOUTS = [(1, 16), (2, 8), (4, 4), (4, 1), (2, 1)]
+LAYOUTS = [(1, 16), (2, 8), (4, 1)]
 
 
 @functools.lru_cache(maxsize=None)

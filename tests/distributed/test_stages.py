@@ -39,7 +39,7 @@ def small_fitted(capacity, **arguments):
         return fitted(network=Deep, pipeline="auto", **arguments)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [2, pytest.param(1, marks=pytest.mark.thorough)])
 def test_processes_cut_alike_and_train_as_one(pool, replicas):
     automatic = {"network": Deep, "pipeline": "auto", "ipus": 2}
     runs = pool.run(fitted, replicas=replicas, **automatic)
@@ -51,7 +51,10 @@ def test_processes_cut_alike_and_train_as_one(pool, replicas):
     require_equal_everywhere([runs[0], *by_hand])
 
 
-@pytest.mark.parametrize(("capacity", "names"), [(15_000, NAMES), (30_000, None)])
+@pytest.mark.parametrize(
+    ("capacity", "names"),
+    [(15_000, NAMES), pytest.param(30_000, None, marks=pytest.mark.thorough)],
+)
 def test_processes_take_as_many_ipus_as_one(pool, capacity, names):
     runs = pool.run(small_fitted, capacity, ipus="auto")
     require_equal_everywhere(runs)
