@@ -8,7 +8,7 @@ from collections import namedtuple
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from ipufit import BatchPlan
+from ipufit import BatchPlan, IPUConfig, poptorch
 
 
 def examples(of_hundred):
@@ -67,6 +67,25 @@ def plans(most=3):
         replicas=factor,
         device_iterations=factor,
     )
+
+
+def config_for(plan, mode=None, period=1):
+    """Lay a model out as a plan says; its training may have an output mode."""
+    if mode is None:
+        return IPUConfig(
+            micro_batch_size=plan.micro_batch_size,
+            gradient_accumulation=plan.gradient_accumulation,
+            replicas=plan.replicas,
+            device_iterations=plan.device_iterations,
+        )
+    own = poptorch.Options()
+    own.deviceIterations(plan.device_iterations).replicationFactor(plan.replicas)
+    own.Training.gradientAccumulation(plan.gradient_accumulation)
+    if mode == "EveryN":
+        own.outputMode(poptorch.OutputMode.EveryN, output_return_period=period)
+    else:
+        own.outputMode(poptorch.OutputMode[mode])
+    return IPUConfig(micro_batch_size=plan.micro_batch_size, training_options=own)
 
 
 @st.composite

@@ -34,6 +34,7 @@ from ipufit.data.sources import as_source
 from tests import reference
 from tests.checkpoint.samples import same_tensors
 from tests.emulator._datasets import preload_fork_server
+from tests.reference import Items
 from tests.strategies import nestings
 
 preload_fork_server()
@@ -42,19 +43,6 @@ preload_fork_server()
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore::ipufit.errors.IpufitWarning"
 )
-
-
-class Items(Dataset):
-    """The items of a list."""
-
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        return self.items[index]
 
 
 def pairs(count, seed=0):
@@ -126,10 +114,11 @@ def test_samples_are_copies():
 
 
 def test_the_dataset_itself_is_not_kept():
-    items = pairs(5)
+    samples = [pairs(5)[index] for index in range(5)]
+    items = Items(samples)
     cached = CachedDataset(items)
     expected = [leaf.clone() for leaf in cached.stacked]
-    for x, _ in items.items:
+    for x, _ in samples:
         x.zero_()
     assert all(map(torch.equal, cached.stacked, expected))
     assert items not in vars(cached).values()

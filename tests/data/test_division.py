@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit import BatchPlan, DataError, IPUConfig
+from ipufit import BatchPlan, DataError
 from ipufit.data.calls import (
     InferenceBatches,
     TrainingBatches,
@@ -18,19 +18,13 @@ from ipufit.data.calls import (
 from ipufit.data.sources import as_source
 from tests import reference
 from tests.data._together import together
-from tests.strategies import plans
+from tests.strategies import config_for, plans
 
 COUNTS = st.integers(1, 4)
 
 
 def options_for(plan):
-    config = IPUConfig(
-        micro_batch_size=plan.micro_batch_size,
-        gradient_accumulation=plan.gradient_accumulation,
-        replicas=plan.replicas,
-        device_iterations=plan.device_iterations,
-    )
-    return config.build_training_options(replace(plan, processes=1))
+    return config_for(plan).build_training_options(replace(plan, processes=1))
 
 
 class Counted(torch.utils.data.Dataset):

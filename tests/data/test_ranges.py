@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from ipufit import CachedDataset, DataError, IPUConfig, IPUModel
+from tests import reference
 from tests.strategies import examples
 
 LARGE = 1_700_000_000_123
@@ -24,38 +25,19 @@ def ids(value=LARGE, at=AT):
     return numbers.reshape(ROWS, 1)
 
 
-class Items(Dataset):
-    def __init__(self, *tensors):
-        self.tensors = tensors
-
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, index):
-        return tuple(tensor[index] for tensor in self.tensors)
-
-
-class Numbers(Items):
+class Numbers(reference.Recorded):
     def __getitem__(self, index):
         return tuple(tensor[index].item() for tensor in self.tensors)
-
-
-class Stream(IterableDataset):
-    def __init__(self, *tensors):
-        self.tensors = tensors
-
-    def __iter__(self):
-        return iter(zip(*self.tensors))
 
 
 FORMS = {
     "tensors": lambda *parts: parts,
     "arrays": lambda *parts: tuple(part.numpy() for part in parts),
     "tensor dataset": lambda *parts: (TensorDataset(*parts),),
-    "cached": lambda *parts: (CachedDataset(Items(*parts)),),
-    "dataset": lambda *parts: (Items(*parts),),
+    "cached": lambda *parts: (CachedDataset(reference.Recorded(*parts)),),
+    "dataset": lambda *parts: (reference.Recorded(*parts),),
     "numbers": lambda *parts: (Numbers(*parts),),
-    "stream": lambda *parts: (Stream(*parts),),
+    "stream": lambda *parts: (reference.Stream(list(zip(*parts))),),
     "loader": lambda *parts: (DataLoader(TensorDataset(*parts), batch_size=4),),
     "generator": lambda *parts: (zip(*(part.split(3) for part in parts)),),
 }
@@ -105,14 +87,17 @@ def test_a_shuffled_sample_is_named_by_its_index(mode):
     model = compiled(loader_mode=mode)
     match = f"Sample {AT} of `x` has {LARGE} in its inputs: .* take -807049093 for it"
     with pytest.raises(DataError, match=match):
-        model.fit(Items(ids(), ids(0)), batch_size=4, epochs=2, verbose=0)
+        model.fit(reference.Recorded(ids(), ids(0)), batch_size=4, epochs=2, verbose=0)
 
 
 def test_validation_data_is_named():
-    data = Items(ids(0), ids(0))
+    data = reference.Recorded(ids(0), ids(0))
     with pytest.raises(DataError, match=f"Sample {AT} of `validation_data` has"):
         compiled().fit(
-            data, validation_data=Items(ids(0), ids()), batch_size=4, verbose=0
+            data,
+            validation_data=reference.Recorded(ids(0), ids()),
+            batch_size=4,
+            verbose=0,
         )
 
 
@@ -144,12 +129,12 @@ def test_floats_that_would_become_infinite_are_refused(form):
 
 @pytest.mark.parametrize("value", [2**63, -(2**70)])
 def test_a_number_beyond_int64_is_refused(value):
-    class Huge(Items):
+    class Huge(reference.Recorded):
         def __getitem__(self, index):
             return value, 0.0
 
     with pytest.raises(DataError, match=f"has {value}: an IPU has integers of 32"):
-        compiled().fit(Huge(), batch_size=4, verbose=0)
+        compiled().fit(Huge(ids()), batch_size=4, verbose=0)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])

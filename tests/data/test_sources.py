@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
-    IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -24,6 +22,7 @@ from ipufit import Callback, DataError, IPUConfig, IPUModel, Optimizer, poptorch
 from ipufit._tree import Structure, tree_map
 from tests import reference
 from tests.emulator._datasets import preload_fork_server
+from tests.reference import Items, Restartable, Stream
 from tests.strategies import Pair, examples, nestings
 
 preload_fork_server()
@@ -34,29 +33,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 X, Y = reference.samples(10)
-
-
-class Items(Dataset):
-    """A dataset of the items of a list."""
-
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        return self.items[index]
-
-
-class Stream(IterableDataset):
-    """A stream of the items of a list."""
-
-    def __init__(self, items):
-        self.items = items
-
-    def __iter__(self):
-        return iter(self.items)
 
 
 class Echo(torch.nn.Module):
@@ -317,7 +293,7 @@ ODD = {
 
 class Together(Items):
     def __getitems__(self, indices):
-        return [self.items[index] for index in indices]
+        return [self[index] for index in indices]
 
 
 @pytest.mark.parametrize("kind", [Items, Together])
@@ -396,7 +372,7 @@ def test_the_batch_size_and_number_of_samples_are_the_loaders_own(name):
         lambda dataset: poptorch.DataLoader(
             poptorch.Options(), dataset, 2, mode=poptorch.DataLoaderMode.Async
         ),
-        lambda dataset: Batches(dataset.tensors[0].split(4)),
+        lambda dataset: Restartable(lambda: iter(dataset.tensors[0].split(4))),
     ],
 )
 def test_every_pass_over_a_loader_gives_each_batch_once(make):
@@ -410,16 +386,6 @@ def test_every_pass_over_a_loader_gives_each_batch_once(make):
     finally:
         if hasattr(loader, "terminate"):
             loader.terminate()
-
-
-class Batches:
-    """Batches that can be begun anew."""
-
-    def __init__(self, parts):
-        self.parts = parts
-
-    def __iter__(self):
-        return iter(self.parts)
 
 
 def test_the_first_batch_of_a_generator_is_drawn_once():

@@ -12,19 +12,9 @@ from hypothesis import strategies as st
 
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel
 from tests import reference
-from tests.strategies import examples, plans
+from tests.strategies import config_for, examples, plans
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
-
-
-class Batches:
-    """Can be begun anew."""
-
-    def __init__(self, *tensors):
-        self.tensors = tensors
-
-    def __iter__(self):
-        return zip(*self.tensors)
 
 
 @settings(max_examples=examples(20))
@@ -36,14 +26,11 @@ def test_streams_are_padded_dropped_and_covered_as_indexed_samples_are(
     assume(drop_last == "pad" or count >= plan.samples_per_call)
     x, y = reference.samples(count)
     found = []
-    for data in ((x, y), (Batches(x.split(sizes), y.split(sizes)),)):
-        config = IPUConfig(
-            micro_batch_size=plan.micro_batch_size,
-            gradient_accumulation=plan.gradient_accumulation,
-            replicas=plan.replicas,
-            device_iterations=plan.device_iterations,
-        )
-        model = IPUModel(reference.network(), config)
+    for data in (
+        (x, y),
+        (reference.Restartable(lambda: zip(x.split(sizes), y.split(sizes))),),
+    ):
+        model = IPUModel(reference.network(), config_for(plan))
         model.compile("sgd", "cross_entropy", metrics=["accuracy"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

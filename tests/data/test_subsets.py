@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
-from ipufit import CachedDataset, DataError, IPUConfig, IPUModel
+from ipufit import CachedDataset, DataError, IPUModel
 from ipufit.data.datasets import ArrayDataset, arrays_behind
 from ipufit.data.sources import as_source
-from tests.strategies import examples, plans
+from tests.strategies import config_for, examples, plans
 
 
 class Single(Dataset):
@@ -49,13 +49,7 @@ def run(dataset, plan, **arguments):
     torch.manual_seed(4)
     random.seed(4)
     np.random.seed(4)
-    config = IPUConfig(
-        micro_batch_size=plan.micro_batch_size,
-        gradient_accumulation=plan.gradient_accumulation,
-        replicas=plan.replicas,
-        device_iterations=plan.device_iterations,
-    )
-    model = IPUModel(torch.nn.Linear(3, 3), config)
+    model = IPUModel(torch.nn.Linear(3, 3), config_for(plan))
     model.compile("sgd", "cross_entropy")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

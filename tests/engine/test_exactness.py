@@ -20,31 +20,13 @@ from ipufit import (
     poptorch,
 )
 from tests import reference
-from tests.strategies import examples, output_modes, plans, sample_counts
+from tests.strategies import config_for, examples, output_modes, plans, sample_counts
 
 OPTIMIZERS = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
 }
-
-
-def config_for(plan, mode=None, period=1):
-    if mode is None:
-        return IPUConfig(
-            micro_batch_size=plan.micro_batch_size,
-            gradient_accumulation=plan.gradient_accumulation,
-            replicas=plan.replicas,
-            device_iterations=plan.device_iterations,
-        )
-    own = poptorch.Options()
-    own.deviceIterations(plan.device_iterations).replicationFactor(plan.replicas)
-    own.Training.gradientAccumulation(plan.gradient_accumulation)
-    if mode == "EveryN":
-        own.outputMode(poptorch.OutputMode.EveryN, output_return_period=period)
-    else:
-        own.outputMode(poptorch.OutputMode[mode])
-    return IPUConfig(micro_batch_size=plan.micro_batch_size, training_options=own)
 
 
 @contextlib.contextmanager

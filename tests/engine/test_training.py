@@ -13,7 +13,7 @@ from torch import nn
 
 from ipufit import Callback, ConfigError, IPUConfig, IPUModel, StreamedMetric, poptorch
 from tests import reference
-from tests.strategies import examples, plans
+from tests.strategies import config_for, examples, plans
 
 
 class Seen(StreamedMetric):
@@ -50,17 +50,6 @@ def numbers(count):
     """Samples that are their own index; targets are the same."""
     x = torch.arange(count, dtype=torch.float32)[:, None]
     return x, x.clone(), torch.arange(count, dtype=torch.float32) / 8
-
-
-def config_for(plan, mode, period):
-    own = poptorch.Options().deviceIterations(plan.device_iterations)
-    own.replicationFactor(plan.replicas)
-    own.Training.gradientAccumulation(plan.gradient_accumulation)
-    if mode == "EveryN":
-        own.outputMode(poptorch.OutputMode.EveryN, output_return_period=period)
-    elif mode is not None:
-        own.outputMode(poptorch.OutputMode[mode])
-    return IPUConfig(micro_batch_size=plan.micro_batch_size, training_options=own)
 
 
 def fitted(metric, config, data, **settings):
