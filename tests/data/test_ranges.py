@@ -82,7 +82,7 @@ def test_targets_that_predict_does_not_take_may_be_anything(form):
     compiled().predict(*FORMS[form](ids(0), ids())[:1], verbose=0)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "async_rebatched"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_shuffled_sample_is_named_by_its_index(mode):
     model = compiled(loader_mode=mode)
     match = f"Sample {AT} of `x` has {LARGE} in its inputs: .* take -807049093 for it"

@@ -11,6 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ipufit import IPUConfig, IPUModel, LambdaCallback
+from tests.emulator._datasets import preload_fork_server
+
+preload_fork_server()
 
 
 class Drawing(Dataset):
@@ -89,7 +92,6 @@ def with_sampler(sampler, **options):
     [
         (OfEpoch, None, 0),
         (OfEpoch, None, 1),
-        (OfEpoch, "async", 0),
         (OfEpoch, "async", 1),
         (Stream, None, 1),
         (OfEpoch, DataLoader, 1),

@@ -270,15 +270,15 @@ def still(module, loss="cross_entropy"):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_change_counts_between_runs_and_is_refused_in_a_run(place, counted):
+def test_a_change_counts_between_runs_and_is_refused_in_a_run(place, moves):
     read, change, attributes, path = PLACES[place]
     # A class of its own, whose code reads the number.
     module = type("Read", (Of,), {"read": read} if read is not Of.read else {})
     model = still(module(**attributes()))
     assert losses(model) == pytest.approx([plain(model.module)] * 2, rel=1e-5)
-    before = counted()
+    before = moves["compiled"]
     losses(model)
-    assert counted() == before  # nothing is compiled again without a change
+    assert moves["compiled"] == before  # nothing is compiled again without a change
     in_run = Callback()
     in_run.on_train_batch_end = lambda *_: change(model.module, 3.0)
     run = {"batch_size": 8, "verbose": 0}
@@ -289,22 +289,6 @@ def test_a_change_counts_between_runs_and_is_refused_in_a_run(place, counted):
     in_run.on_test_batch_end = lambda *_: change(model.module, 2.0)
     with pytest.raises(ConfigError, match=r"was .* when the model was compiled"):
         model.evaluate(X, Y, callbacks=in_run, **run)
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    """How many programs were compiled."""
-    from ipufit._poptorch import poptorch
-
-    made = []
-    compile_ = poptorch.PoplarExecutor.compile
-
-    def compiling(self, *args, **kwargs):
-        made.append(self)
-        return compile_(self, *args, **kwargs)
-
-    monkeypatch.setattr(poptorch.PoplarExecutor, "compile", compiling)
-    return lambda: len(made)
 
 
 class OfAVocabulary(Of):
@@ -345,7 +329,7 @@ class Loose(Of):
         return super().forward(x)
 
 
-def test_what_is_no_value_may_change_at_any_time(counted):
+def test_what_is_no_value_may_change_at_any_time(moves):
     model = still(Loose())
     model.module.owner = model
     own = Callback()
@@ -353,7 +337,7 @@ def test_what_is_no_value_may_change_at_any_time(counted):
     own.on_train_batch_end = lambda *_: setattr(own, "seen", model.module.random)
     for _ in range(2):
         model.fit(X, Y, batch_size=8, validation_data=(X, Y), callbacks=own, verbose=0)
-    assert counted() == 2
+    assert moves["compiled"] == 2
 
 
 def test_a_submodule_replaced_in_mid_fit_is_refused():
@@ -524,7 +508,7 @@ class OfATable(Of):
     ],
     ids=["objects", "array", "tensor"],
 )
-def test_beyond_the_bound_compile_makes_it_count(make, counted):
+def test_beyond_the_bound_compile_makes_it_count(make, moves):
     model = still(OfATable(table=make()))
     losses(model)
     model.module.table[149][149] = 3.0
@@ -532,4 +516,4 @@ def test_beyond_the_bound_compile_makes_it_count(make, counted):
     for programs in (4, 6):  # each compile() compiles anew: nothing compares it
         model.compile(optimizer, "cross_entropy")
         assert losses(model) == pytest.approx([plain(model.module)] * 2, rel=1e-5)
-        assert counted() == programs
+        assert moves["compiled"] == programs

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from ipufit import (
     ConfigError,
@@ -21,12 +22,19 @@ from ipufit import (
     IPUConfig,
     IPUModel,
     NonFiniteLossWarning,
+    Optimizer,
     UnknownNameError,
     UnsupportedError,
     log,
 )
-from ipufit.losses import resolve_loss
-from tests.reference import NUM_CLASSES, NUM_FEATURES, network
+from ipufit.losses import resolve_loss, smoothed
+from tests.reference import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    assert_same_weights,
+    network,
+    samples,
+)
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.1, 0.2, -3.0], [1.0, 1.0, 1.0]])
 CLASSES = torch.tensor([0, 1, 2])
@@ -721,3 +729,111 @@ def test_whole_numbers_have_no_gradient(reduce):
 
     with pytest.raises(ConfigError, match="'wrong' gives whole numbers"):
         fitted(wrong, torch.zeros(4, dtype=torch.int64))
+
+
+# Label smoothing, against torch's own -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "loss", ["cross_entropy", torch.nn.CrossEntropyLoss(), "CrossEntropyLoss"]
+)
+@pytest.mark.parametrize("pads", [False, True])
+def test_smoothing_is_that_of_torch(loss, pads):
+    x, y = samples(22 if pads else 24)
+    y[3] = -100  # ignored
+    model = IPUModel(network(), IPUConfig(micro_batch_size=8))
+    drop_last = "pad" if pads else True
+    with torch.no_grad():
+        expected = F.cross_entropy(network()(x), y, label_smoothing=0.2)
+    model.compile(Optimizer("sgd", lr=0.0), loss, label_smoothing=0.2)
+    history = model.fit(x, y, 8, verbose=0, drop_last=drop_last)
+    assert history.history["loss"] == pytest.approx([float(expected)])
+
+
+def test_smoothed_gradients_are_those_of_torch():
+    x, y = samples(8)
+    model, other = IPUModel(network()), network()
+    model.compile(Optimizer("sgd", lr=0.1), "cross_entropy", label_smoothing=0.2)
+    model.fit(x, y, 8, verbose=0)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    F.cross_entropy(other(x), y, label_smoothing=0.2).backward()
+    optimizer.step()
+    assert_same_weights(model.module, other)
+
+
+@pytest.mark.parametrize(
+    ("loss", "of_log_probabilities"),
+    [("nll", True), (torch.nn.NLLLoss(), True), ("sparse_categorical_crossentropy", 0)],
+)
+def test_other_losses_of_classes_are_smoothed(loss, of_log_probabilities):
+    outputs, targets = torch.randn(4, NUM_CLASSES), torch.tensor([0, 2, 1, 1])
+    expected = F.cross_entropy(outputs, targets, label_smoothing=0.1)
+    if of_log_probabilities:
+        outputs = outputs.log_softmax(1)
+    terms = smoothed(resolve_loss(loss), 0.1).terms(outputs, targets, 4)
+    torch.testing.assert_close(terms.value, expected)
+
+
+def test_binary_targets_are_smoothed_towards_a_half():
+    outputs, targets = torch.randn(4, 2), torch.tensor([[0.0, 1.0]] * 4)
+    expected = F.binary_cross_entropy_with_logits(outputs, targets * 0.9 + 0.05)
+    terms = smoothed(resolve_loss("bce"), 0.1).terms(outputs, targets, 4)
+    torch.testing.assert_close(terms.value, expected)
+
+
+def test_a_sum_stays_a_sum():
+    outputs, targets = torch.randn(4, NUM_CLASSES), torch.tensor([0, 2, 1, 1])
+    loss = torch.nn.CrossEntropyLoss(reduction="sum")
+    terms = smoothed(resolve_loss(loss), 0.1).terms(outputs, targets, 4)
+    given = {"label_smoothing": 0.1, "reduction": "sum"}
+    torch.testing.assert_close(terms.value, F.cross_entropy(outputs, targets, **given))
+
+
+# Modules of the user's: modes and buffers ---------------------------------------------
+
+
+class Counting(nn.Module):
+    """Drops terms and counts calls in train mode, as batch norm does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.inner = nn.Dropout(0.5)
+
+    def forward(self, outputs, targets):
+        if self.training:
+            self.calls.add_(1.0)
+        return (self.inner(outputs) - targets).square().mean(1)
+
+
+@pytest.fixture
+def data():
+    torch.manual_seed(0)
+    return torch.randn(16, 3), torch.randn(16, 1)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_evaluation_runs_a_loss_in_eval_mode(data, is_training):
+    loss = Counting().train(is_training)
+    model = IPUModel(nn.Linear(3, 1))
+    model.compile(Optimizer("sgd", learning_rate=0.0), loss)
+    figure = model.evaluate(*data, verbose=0)["loss"]
+    expected = (model.predict(data[0]) - data[1]).square().mean()
+    assert figure == pytest.approx(float(expected))
+    history = model.fit(
+        *data, batch_size=4, epochs=2, validation_data=data, verbose=0
+    ).history
+    assert history["val_loss"] == pytest.approx([figure, figure])
+    assert (history["loss"] == pytest.approx([figure, figure])) is not is_training
+    assert float(loss.calls) == (8 if is_training else 0)
+    assert loss.training is loss.inner.training is is_training
+
+
+def test_a_loss_may_change_its_mode_between_fits(data):
+    loss = Counting()
+    model = IPUModel(nn.Linear(3, 1))
+    model.compile("sgd", loss)
+    for is_training, calls in ((True, 4), (False, 4), (True, 8)):
+        loss.train(is_training)
+        model.fit(*data, batch_size=4, verbose=0)
+        assert float(loss.calls) == calls

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of torchmetrics, and what has their methods."""
+"""Objects and collections of torchmetrics, and what has their methods."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import sklearn.metrics
 import torch
 
+from ipufit import ConfigError, IPUConfig, IPUModel
 from ipufit.errors import DataError, UnsupportedError
 from ipufit.metrics import TorchMetric, resolve_metric, resolve_metrics
 from tests.metrics.harness import COUNT, figure, labels, scores
@@ -116,6 +117,11 @@ def test_names_are_in_snake_case(kind, name):
 # torchmetrics itself ------------------------------------------------------------------
 
 
+@pytest.fixture
+def tm():
+    return pytest.importorskip("torchmetrics")
+
+
 TRUTHS, LABELS = labels(0, num_classes=2).int(), labels(1).int()
 REAL = {
     "binary_auroc": (
@@ -141,15 +147,10 @@ REAL = {
 }
 
 
-@pytest.fixture
-def torchmetrics():
-    return pytest.importorskip("torchmetrics")
-
-
 @pytest.mark.parametrize("name", REAL)
-def test_torchmetrics_own_are_scikit_learns(torchmetrics, name):
+def test_torchmetrics_own_are_scikit_learns(tm, name):
     make, (outputs, targets), reference = REAL[name]
-    (metric,) = resolve_metrics([make(torchmetrics)]).values()
+    (metric,) = resolve_metrics([make(tm)]).values()
     assert metric.name == name
     assert metric.direction == ("min" if name == "mean_squared_error" else "max")
     weights = torch.ones(COUNT)
@@ -164,7 +165,173 @@ def test_torchmetrics_own_are_scikit_learns(torchmetrics, name):
     assert metric.result() != copied.result()
 
 
-def test_torchmetrics_figures_per_class_are_refused(torchmetrics):
-    recall = torchmetrics.Recall(task="multiclass", num_classes=4, average="none")
+def test_torchmetrics_figures_per_class_are_refused(tm):
+    recall = tm.Recall(task="multiclass", num_classes=4, average="none")
     with pytest.raises(DataError, match=r"'multiclass_recall'.*one number"):
         figure(resolve_metric(recall), scores(0, 4), LABELS)
+
+
+# Collections --------------------------------------------------------------------------
+
+
+NUM_CLASSES = 3
+
+
+class Counting(torch.nn.Module):
+    """A metric with the methods of torchmetrics: a sum, plus a number of its own."""
+
+    higher_is_better = True
+
+    def __init__(self, plus=0.0):
+        super().__init__()
+        self.plus, self.total = plus, 0.0
+
+    def update(self, outputs, targets):
+        self.total += float(outputs.sum())
+
+    def compute(self):
+        return torch.tensor(self.total + self.plus)
+
+    def reset(self):
+        self.total = 0.0
+
+
+class Collection(torch.nn.ModuleDict):
+    """What ipufit touches of a `MetricCollection`."""
+
+    compute_groups = update = compute = reset = lambda self, *given: None
+    prefix = ""
+
+    def items(self, keep_base=False, copy_state=True):
+        assert not keep_base
+        return {self.prefix + n: one for n, one in self._modules.items()}.items()
+
+
+def doubles(*pluses):
+    collection = Collection()
+    for plus in pluses:
+        collection[f"m{plus}"] = Counting(plus)
+    return collection
+
+
+def test_each_member_is_a_metric_under_its_own_name():
+    collection = doubles(0, 10)
+    collection.prefix = "my_"
+    metrics = resolve_metrics(["mae", collection, "mse"])
+    assert list(metrics) == ["mae", "my_m0", "my_m10", "mse"]
+    assert [metrics[name].direction for name in ("my_m0", "my_m10")] == ["max", "max"]
+    for name, plus in (("my_m0", 0), ("my_m10", 10)):
+        outputs = torch.arange(7.0)
+        assert figure(metrics[name], outputs, outputs, None, (3,)) == 21.0 + plus
+    assert list(resolve_metrics(doubles(1, 2))) == ["m1", "m2"]
+    assert list(resolve_metrics([doubles(1), doubles(1)])) == ["m1", "m1_1"]
+
+
+def test_a_metric_is_in_one_place_only():
+    collection = doubles(0)
+    with pytest.raises(ConfigError, match="'m0' twice, as one object"):
+        resolve_metrics([collection, collection])
+    with pytest.raises(ConfigError, match="'counting' twice, as one object"):
+        resolve_metrics([collection, collection["m0"]])
+    with pytest.raises(UnsupportedError, match="has several metrics"):
+        resolve_metric(collection)
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = self.body(x)
+        return {"a": x, "b": x * 2}
+
+
+def test_members_are_figures_of_one_output():
+    x, y = torch.rand(8, 2), torch.rand(8, 2)
+    model = IPUModel(TwoHeads(), IPUConfig(micro_batch_size=2, device_iterations=2))
+    targets = {"a": y, "b": y}
+
+    def evaluated(metrics):
+        model.compile("sgd", "mse", metrics=metrics)
+        return model.evaluate(x, targets, verbose=0)
+
+    by_name = evaluated({"b": ["mae", doubles(0, 1)]})
+    total = model.predict(x, verbose=0)["b"].sum().item()
+    assert by_name["b_m0"] == pytest.approx(total, abs=1e-5)
+    assert by_name["b_m1"] == pytest.approx(total + 1, abs=1e-5)
+    assert "a_m0" not in by_name
+    by_place = evaluated(["mae", doubles(0, 1)])  # one for each output, as in Keras
+    assert sorted(set(by_place) - {"loss", "a_loss", "b_loss"}) == [
+        "a_mae",
+        "b_m0",
+        "b_m1",
+    ]
+    assert by_place["b_m1"] == by_name["b_m1"]
+    with pytest.raises(ConfigError, match="metrics are a list of 1: give one for each"):
+        evaluated(doubles(0, 1))  # its members aren't one for each output
+
+
+# torchmetrics itself ------------------------------------------------------------------
+
+
+def collection_of(tm, **settings):
+    own = {"num_classes": NUM_CLASSES, "average": "macro"}
+    return tm.MetricCollection(
+        {
+            "f1": tm.classification.MulticlassF1Score(**own),
+            "precision": tm.classification.MulticlassPrecision(**own),
+            "auroc": tm.classification.MulticlassAUROC(NUM_CLASSES),
+        },
+        **settings,
+    )
+
+
+def trained_and_evaluated(metrics, x, y, **config):
+    torch.manual_seed(0)
+    model = IPUModel(torch.nn.Linear(4, NUM_CLASSES), IPUConfig(**config))
+    model.compile("sgd", "cross_entropy", metrics=metrics)
+    history = model.fit(x, y, 8, epochs=2, shuffle=False, verbose=0)
+    return history.history, model.evaluate(x, y, verbose=0), model.predict(x, verbose=0)
+
+
+@pytest.mark.parametrize("groups", [True, False, [["f1", "precision"], ["auroc"]]])
+def test_figures_are_torchmetrics_own_of_all_samples(tm, groups):
+    torch.manual_seed(1)
+    x, y = torch.randn(48, 4), torch.randint(0, NUM_CLASSES, (48,))
+    given = collection_of(tm, prefix="p/", postfix="_q", compute_groups=groups)
+    layout = {"micro_batch_size": 2, "replicas": 2, "device_iterations": 3}
+    history, figures, outputs = trained_and_evaluated(
+        ["accuracy", given], x, y, **layout
+    )
+    reference = collection_of(tm, prefix="p/", postfix="_q", compute_groups=False)
+    reference.update(outputs, y)
+    expected = {name: value.item() for name, value in reference.compute().items()}
+    assert set(expected) == {"p/f1_q", "p/precision_q", "p/auroc_q"}
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    assert set(history) == {"loss", "accuracy", *expected}
+    alone, _, _ = trained_and_evaluated(
+        [given["p/f1_q"], given["p/precision_q"], given["p/auroc_q"]], x, y, **layout
+    )
+    assert alone["multiclass_f1_score"] == history["p/f1_q"]
+    assert alone["multiclass_precision"] == history["p/precision_q"]
+    assert alone["multiclass_auroc"] == history["p/auroc_q"]
+
+
+def test_members_that_agree_at_first_keep_their_own_figures(tm):
+    """torchmetrics makes one group of them after the first batch."""
+    outputs = torch.tensor([0.1, 0.9, 0.9, 0.1, 0.6, 0.6])
+    targets = torch.tensor([0, 1, 1, 0, 1, 1])
+    accuracy = tm.classification.BinaryAccuracy
+    used = tm.MetricCollection({"low": accuracy(0.5), "strict": accuracy(0.8)})
+    metrics = resolve_metrics([copy.deepcopy(used)])
+    values = [figure(one, outputs, targets, None, (2,)) for one in metrics.values()]
+    assert values == pytest.approx([1.0, 4 / 6])
+    for rows in (slice(0, 2), slice(2, 6)):
+        used.update(outputs[rows], targets[rows])
+    assert used.compute()["strict"] == 1.0  # what is avoided
+    metrics = resolve_metrics([used])  # its groups share their states by now
+    for metric in metrics.values():
+        metric.reset()
+    values = [figure(one, outputs, targets, None, (2,)) for one in metrics.values()]
+    assert values == pytest.approx([1.0, 4 / 6])

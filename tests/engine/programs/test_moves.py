@@ -11,7 +11,6 @@ import torch
 
 from ipufit import IPUConfig, IPUModel, Optimizer, SwapEMAWeights, poptorch
 from tests import reference
-from tests.engine.counting import Moves
 
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "calls.md"
 X, Y = reference.samples(32)
@@ -29,13 +28,6 @@ def make(optimizer="adam"):
     model = IPUModel(network(), IPUConfig(seed=1))
     model.compile(optimizer, "cross_entropy", metrics=["accuracy"])
     return model
-
-
-@pytest.fixture
-def moves(monkeypatch):
-    watching = Moves().watch(monkeypatch)
-    yield watching
-    watching.stop()
 
 
 def averaging():
