@@ -11,6 +11,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator._layout.pod import held_ipus
+from tests.emulator._models import Function
 
 
 @pytest.fixture
@@ -97,16 +98,11 @@ def test_two_models_pinned_to_one_ipu_exclude_each_other():
 
 
 def test_an_attachment_that_fails_half_way_holds_nothing(two_ipus):
-    class Model(nn.Module):
-        def __init__(self, size):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(size))
-
-        def forward(self, x):
-            return poptorch.identity_loss(self.weight.sum() * x, "sum")
-
     def make(size):
-        model = Model(size)
+        model = Function(
+            lambda m, x: poptorch.identity_loss(m.weight.sum() * x, "sum"),
+            weight=nn.Parameter(torch.ones(size)),
+        )
         sgd = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
         return sgd, poptorch.trainingModel(model, optimizer=sgd)
 

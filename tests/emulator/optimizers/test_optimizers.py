@@ -27,42 +27,18 @@ ADAM_TYPES = {
     "first_order_momentum_accum_type": F32,
     "second_order_momentum_accum_type": F32,
 }
+ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, **ADAM_TYPES}
+RMSPROP = {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "momentum": 0, **ADAM_TYPES}
+SGD = {"lr": 0.1, "momentum": 0, "dampening": 0, "nesterov": False, "accum_type": F32}
 DEFAULTS = {
-    "SGD": {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
-    "Adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False},
-    "AdamW": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
-    "RMSprop": {"alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0},
-    "LAMB": {
-        "betas": (0.9, 0.999),
-        "eps": 1e-8,
-        "weight_decay": 1e-2,
-        "max_weight_norm": 65500.0,
-    },
+    "Adam": {**ADAM, "weight_decay": 0, "amsgrad": False, "max_grad_norm": math.inf},
+    "AdamW": {**ADAM, "weight_decay": 1e-2, "max_grad_norm": math.inf},
+    "LAMB": {**ADAM, "weight_decay": 1e-2, "max_weight_norm": 65500.0},
+    "RMSprop": {**RMSPROP, "weight_decay": 0, "use_tf_variant": False},
+    "SGD": {**SGD, "weight_decay": 0, "max_grad_norm": math.inf},
 }
-ATTRIBUTES = {
-    "SGD": {
-        "loss_scaling": 1.0,
-        "use_combined_accum": False,
-        "accum_type": F32,
-        "velocity_accum_type": F32,
-        "max_grad_norm": math.inf,
-    },
-    "Adam": {"loss_scaling": 1.0, "max_grad_norm": math.inf, **ADAM_TYPES},
-    "AdamW": {
-        "loss_scaling": 1.0,
-        "bias_correction": True,
-        "max_grad_norm": math.inf,
-        **ADAM_TYPES,
-    },
-    "RMSprop": {"loss_scaling": 1.0, "use_tf_variant": False, **ADAM_TYPES},
-    "LAMB": {
-        "loss_scaling": 1.0,
-        "bias_correction": True,
-        "max_weight_norm": 65500.0,
-        **ADAM_TYPES,
-    },
-}
-LEARNING_RATES = {"Adam": 1e-3, "AdamW": 1e-3, "RMSprop": 1e-2, "LAMB": 1e-3}
+DEFAULTS["AdamW"]["bias_correction"] = DEFAULTS["LAMB"]["bias_correction"] = True
+DEFAULTS["SGD"].update(velocity_accum_type=F32, use_combined_accum=False)
 
 
 def parameter(*values):
@@ -79,12 +55,12 @@ def build(name, params=None, **arguments):
 def test_arguments_left_out_take_poptorchs_defaults(name):
     optimizer = build(name)
     group = optimizer.param_groups[0]
-    for variable, value in DEFAULTS[name].items():
-        assert optimizer.defaults[variable] == value
-        assert group[variable] == value
-    for attribute, value in ATTRIBUTES[name].items():
-        assert getattr(optimizer, attribute) == value
-    assert group["lr"] == LEARNING_RATES.get(name, 0.1)
+    for variable, value in {**DEFAULTS[name], "loss_scaling": 1.0}.items():
+        is_attribute = variable not in optimizer.defaults
+        if is_attribute or variable == "max_weight_norm":
+            assert getattr(optimizer, variable) == value
+        if not is_attribute:
+            assert optimizer.defaults[variable] == group[variable] == value
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -242,7 +218,7 @@ def test_lamb_refuses_senseless_values(arguments):
 def test_copies_keep_poptorchs_attributes(name, duplicate):
     optimizer = build(name, weight_decay=0.5, loss_scaling=8.0, accum_type=F16)
     twin = duplicate(optimizer)
-    for attribute in ATTRIBUTES[name]:
+    for attribute in ("loss_scaling", *DEFAULTS[name].keys() - optimizer.defaults):
         assert getattr(twin, attribute) == getattr(optimizer, attribute)
     assert not constant(twin, "weight_decay")
     assert constant(twin, "eps")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ipufit.emulator import enums
+from ipufit.emulator import enums, poptorch_core
 from ipufit.emulator.enums import (
     AutoStage,
     CommGroupType,
@@ -214,6 +214,19 @@ def test_frozen_options_refuse_changes(frozen, call):
     with pytest.raises(AttributeError, match=FROZEN):
         run(call, frozen)
     assert _settings(frozen) == before
+
+
+UNKNOWN = """
+    deviceIterations(True) Precision.enableStochasticRounding('x')
+    _Popart.set('whatever', object)
+"""
+
+
+@pytest.mark.parametrize("call", [call for call, _ in STORED if call not in UNKNOWN])
+def test_what_setters_store_is_known_when_a_model_is_compiled(call):
+    options = Options().outputMode(OutputMode.All)
+    run(call.replace("'any'", "1"), options)
+    poptorch_core._validateOptions(options.toDict())
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from ipufit.emulator.enums import MeanReductionStrategy, OutputMode
 from ipufit.emulator.errors import Error
 from ipufit.emulator.options import (
     Options,
-    ParallelPhasedExecution,
-    TensorLocationSettings,
 )
 
 EXAMPLES = {
@@ -33,37 +31,6 @@ EXAMPLES = {
 
 def _options():
     return Options().outputMode(OutputMode.All)
-
-
-def test_everything_that_a_setter_stores_is_known():
-    options = (
-        _options()
-        .setExecutionStrategy(ParallelPhasedExecution("a"))
-        .autoRoundNumIPUs()
-        .setAvailableMemoryProportion({"IPU0": 0.5, "IPU1": 1})
-        .useIpuId(1)
-        .useIpuModel(False)
-        .useOfflineIpuTarget()
-        .maxRepeatLogs(None)
-        .modelName("net")
-        .enableExecutableCaching("cache")
-        .enableSyntheticData(True)
-        .enableStableNorm(True)
-        .enableProfiling()
-        .logCycleCount(True)
-        .updatableNamedBuffers(["b"])
-    )
-    options.anchorTensor("a", "b", OutputMode.All)
-    options.Training.setAutomaticLossScaling(True).setConvolutionDithering(True)
-    options.Precision.enableFloatingPointExceptions(True).enableStochasticRounding(True)
-    location = TensorLocationSettings().useOnChipStorage(False)
-    options.TensorLocations.numIOTiles(32).setWeightLocation(location)
-    options._Popart.setPatterns({"Foo": False})
-    settings = options.toDict()
-    # Without reseeding torch, which `randomSeed` does.
-    settings["random_seed"] = -1
-
-    validate_popart_options(settings)
 
 
 @given(st.sampled_from(sorted(EXAMPLES)), st.sampled_from(sorted(EXAMPLES)))
