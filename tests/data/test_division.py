@@ -84,14 +84,14 @@ def test_an_update_has_the_same_samples_in_any_number_of_processes(
     given = (numbers,) if fast else reference.Recorded(numbers, -numbers)
     settings = {"shuffle": shuffle, "drop_last": drop_last, "seed": 5}
 
-    def two_passes(processes):
+    def two_passes(processes, plan=plan):
         batches = training(plan, given, processes, **settings)
         calls = [list(batches) for _ in range(2)]
         figures = batches.num_calls, batches.num_dropped, batches.num_empty_updates
         return calls, figures, batches.position
 
     alone_plan = replace(plan, replicas=plan.replicas * count)
-    [(whole, *figures)] = together(1, lambda p: _of(alone_plan, given, p, settings))
+    [(whole, *figures)] = together(1, lambda one: two_passes(one, alone_plan))
     results = together(count, two_passes)
     for calls_of_each, alone in zip(zip(*[r[0] for r in results]), whole):
         updates = by_update(calls_of_each, plan)
@@ -107,13 +107,6 @@ def test_an_update_has_the_same_samples_in_any_number_of_processes(
                     torch.cat(own, dim=1), one.batch[-1].reshape(shape)
                 )
     assert [r[1:] for r in results] == [tuple(figures)] * count
-
-
-def _of(plan, given, processes, settings):
-    batches = training(plan, given, processes, **settings)
-    calls = [list(batches) for _ in range(2)]
-    figures = batches.num_calls, batches.num_dropped, batches.num_empty_updates
-    return calls, figures, batches.position
 
 
 def test_a_dataset_is_read_where_its_samples_are_used():

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import types
 from collections import OrderedDict
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -75,7 +74,7 @@ class OwnLoss(nn.Module):
             "no loss": {"loss": None, "logits": logits},
             "two scalars": (loss, logits, loss * 2),
             "two elements": {"loss": torch.stack([loss, loss]), "logits": logits},
-            "namespace": SimpleNamespace(loss=loss, logits=logits),
+            "namespace": types.SimpleNamespace(loss=loss, logits=logits),
             "data class": Returned(logits, loss),
             "named tuple": Named(logits, loss, logits),
             "model output": ModelOutput(loss=loss, logits=logits),
@@ -288,13 +287,6 @@ def test_metrics_of_a_module_with_its_own_loss_need_targets():
 # Outputs in objects -------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Data:
-    logits: Any
-    note: str = "a"
-    count: int = 3
-
-
 class Returning(nn.Module):
     def __init__(self, wrap):
         super().__init__()
@@ -345,7 +337,7 @@ def test_training_on_such_an_object_is_right():
 
 
 def test_names_take_the_only_tensor_of_an_object():
-    module = Returning(Data)
+    module = Returning(Returned)
     model = IPUModel(module)
     model.compile(
         torch.optim.SGD(module.parameters(), lr=0.0),
@@ -383,7 +375,7 @@ def test_the_tensors_of_an_object_are_outputs_by_their_names():
 
 
 def test_a_name_that_an_object_does_not_have_is_refused():
-    model = IPUModel(Returning(Data))
+    model = IPUModel(Returning(Returned))
     model.compile("sgd", {"logit": "cross_entropy"})
     with pytest.raises(ConfigError, match=r"output 'logit', and the model returns"):
         model.fit(X, Y, batch_size=8, verbose=0)

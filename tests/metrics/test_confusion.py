@@ -164,7 +164,13 @@ CASES = [
             (scores(5, 2), labels(6, num_classes=2).unsqueeze(1)),
         )
     ),
-    Case("F2", partial(FBetaScore, beta=2.0), scores(6, 4), LABELS, None),
+    Case(
+        "F2",
+        partial(FBetaScore, beta=2.0),
+        scores(6, 4),
+        LABELS,
+        by(sklearn.metrics.fbeta_score, beta=2.0),
+    ),
     Case(
         "precision of class 2",
         partial(Precision, class_id=2),
@@ -213,12 +219,6 @@ CASES = [
         for make, score in ((Precision, precision), (Recall, recall), (F1Score, f1))
         for average in ("macro", "micro", "weighted")
     ),
-]
-CASES = [
-    case._replace(reference=by(partial(sklearn.metrics.fbeta_score, beta=2.0)))
-    if case.label == "F2"
-    else case
-    for case in CASES
 ]
 
 

@@ -106,6 +106,7 @@ def test_a_backward_hook_of_all_modules_is_refused():
 
 
 @pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
+@pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
 def test_a_loss_without_gradient_is_refused():
     with pytest.raises(ConfigError, match="the loss depends on no weight"):
         fit(Network(torch.Tensor.detach))
@@ -130,16 +131,50 @@ def test_a_fit_without_gradients_around_it_trains():
     assert not torch.equal(module.layer.weight, before)
 
 
-@pytest.mark.parametrize("use", ["fit", "evaluate", "predict"])
-def test_autocast_in_forward_is_refused_with_its_line(use):
-    def narrow(hidden):
-        with torch.autocast("cpu"):
-            return hidden @ torch.eye(2).to(hidden.device)
+def narrow(hidden):
+    with torch.autocast("cpu"):
+        return hidden @ torch.eye(2).to(hidden.device)
 
-    model = IPUModel(Network(narrow), IPUConfig(micro_batch_size=2))
+
+def penalised(hidden):
+    gradient = torch.autograd.grad(hidden.sum(), hidden, create_graph=True)[0]
+    return hidden + gradient.norm()
+
+
+class InferenceMode(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            second = torch.relu(self.second(x))
+        return self.first(x) - second
+
+
+@pytest.mark.parametrize("use", ["fit", "evaluate"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Network(narrow), r"autocast.*\(test_refusals.py:\d+: "),
+        (
+            lambda: Network(penalised),
+            r"torch\.autograd\.grad\(\) was called \(test_refusals\.py:\d+: grad",
+        ),
+        (InferenceMode, r"inference_mode\(\) .*second\(x\)"),
+    ],
+    ids=["autocast", "gradients", "inference mode"],
+)
+def test_what_forward_can_not_do_is_refused_with_its_line(make, message, use):
+    model = IPUModel(make(), IPUConfig(micro_batch_size=2))
     model.compile("sgd", "mse")
-    with pytest.raises(UnsupportedError, match=r"autocast.*\(test_refusals.py:\d+: "):
-        getattr(model, use)(*(X, Y)[: 1 if use == "predict" else 2], verbose=0)
+    with pytest.raises(UnsupportedError, match=message):
+        getattr(model, use)(X, Y, verbose=0)
+
+
+def test_autocast_is_refused_in_predict_too():
+    with pytest.raises(UnsupportedError, match="autocast"):
+        IPUModel(Network(narrow)).predict(X, verbose=0)
 
 
 def test_autocast_that_is_off_is_fine():
@@ -163,39 +198,6 @@ def test_a_frozen_synchronised_norm_needs_no_statistics():
     module = synchronised()
     module[1].eval()
     fit(module, replicas=2)
-
-
-def penalised(hidden):
-    gradient = torch.autograd.grad(hidden.sum(), hidden, create_graph=True)[0]
-    return hidden + gradient.norm()
-
-
-@pytest.mark.parametrize("use", ["fit", "evaluate"])
-def test_gradients_in_forward_are_refused_with_their_line(use):
-    model = IPUModel(Network(penalised), IPUConfig(micro_batch_size=2))
-    model.compile("sgd", "mse")
-    message = r"torch\.autograd\.grad\(\) was called \(test_refusals\.py:\d+: grad"
-    with pytest.raises(UnsupportedError, match=message):
-        getattr(model, use)(X, Y, verbose=0)
-
-
-class InferenceMode(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-
-    def forward(self, x):
-        with torch.inference_mode():
-            second = torch.relu(self.second(x))
-        return self.first(x) - second
-
-
-@pytest.mark.parametrize("use", ["fit", "evaluate"])
-def test_inference_mode_in_forward_is_refused_with_its_line(use):
-    model = IPUModel(InferenceMode(), IPUConfig(micro_batch_size=2))
-    model.compile("sgd", "mse")
-    with pytest.raises(UnsupportedError, match=r"inference_mode\(\) .*second\(x\)"):
-        getattr(model, use)(X, Y, verbose=0)
 
 
 @pytest.mark.skipif(not IS_EMULATED, reason="the core's stand-in can't trace in it")
