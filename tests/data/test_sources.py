@@ -60,9 +60,7 @@ def predicted(data, **config):
 
 
 def compiled(module=None, loss="mse"):
-    model = IPUModel(module or Summed())
-    model.compile("sgd", loss)
-    return model
+    return reference.compiled(module or Summed(), loss=loss)
 
 
 def classifier():

@@ -30,8 +30,7 @@ def test_streams_are_padded_dropped_and_covered_as_indexed_samples_are(
         (x, y),
         (reference.Restartable(lambda: zip(x.split(sizes), y.split(sizes))),),
     ):
-        model = IPUModel(reference.network(), config_for(plan))
-        model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+        model = reference.compiled(config=config_for(plan), metrics=["accuracy"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             history = model.fit(
@@ -72,8 +71,7 @@ def test_too_few_samples_for_a_call_show_every_factor():
     config = IPUConfig(
         micro_batch_size=2, gradient_accumulation=3, replicas=4, device_iterations=5
     )
-    model = IPUModel(reference.network(), config)
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(config=config)
     words = r"119.*120 =.*micro-batch 2.*accumulation 3.*replicas 4.*iterations 5"
     with pytest.raises(DataError, match=words):
         model.fit(*reference.samples(119), verbose=0)
@@ -88,7 +86,6 @@ def test_too_few_samples_for_a_call_show_every_factor():
     ],
 )
 def test_steps_are_whole_numbers_of_updates_that_calls_make(steps, words):
-    model = IPUModel(reference.network(), IPUConfig(device_iterations=3))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(config=IPUConfig(device_iterations=3))
     with pytest.raises(ConfigError, match=words):
         model.fit(*reference.samples(32), 2, steps_per_epoch=steps, verbose=0)

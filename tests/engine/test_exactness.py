@@ -204,8 +204,7 @@ LOOKS = [
 def test_evaluate_and_predict_cover_every_sample_once_whatever_their_number(config):
     batch_size = 4
     rows = config.inference_plan(batch_size).samples_per_call
-    model = IPUModel(reference.network(), config)
-    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+    model = reference.compiled(config=config, metrics=["accuracy"])
     for count in range(1, 3 * rows + 1):
         x, y = reference.samples(count, seed=count)
         figures = model.evaluate(x, y, batch_size=batch_size, verbose=0)

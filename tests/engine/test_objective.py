@@ -247,8 +247,7 @@ def test_weights_per_output_do_not_fit_a_loss_of_all():
     def both(outputs, targets):
         return F.mse_loss(outputs["a"], targets["a"], reduction="none")
 
-    model = IPUModel(Two())
-    model.compile("sgd", both)
+    model = reference.compiled(Two(), loss=both)
     weights = {"a": torch.ones(COUNT), "b": torch.ones(COUNT)}
     with pytest.raises(UnsupportedError, match="per output"):
         model.fit(X, NAMED, batch_size=12, sample_weight=weights, verbose=0)
@@ -280,8 +279,7 @@ def test_what_can_not_be_meant_is_refused(name):
 def test_two_models_may_have_one_metric():
     median, figures = Median(), []
     for _ in range(2):
-        model = IPUModel(reference.network())
-        model.compile("sgd", "cross_entropy", metrics=[median])
+        model = reference.compiled(metrics=[median])
         figures.append(model.evaluate(X, CLASSES, verbose=0))
     assert figures[0] == figures[1]
     assert not hasattr(median, "seen")
@@ -294,7 +292,6 @@ def test_two_figures_of_one_name_are_refused(name):
             log(name, x.mean())
             return super().forward(x)
 
-    model = IPUModel(Logging(3, 1))
-    model.compile("sgd", "mse", metrics=["mse", "mae"])
+    model = reference.compiled(Logging(3, 1), loss="mse", metrics=["mse", "mae"])
     with pytest.raises(ConfigError, match=f"Two metrics are called '{name}'"):
         model.fit(X, NUMBERS, batch_size=12, verbose=0)

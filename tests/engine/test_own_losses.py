@@ -375,7 +375,6 @@ def test_the_tensors_of_an_object_are_outputs_by_their_names():
 
 
 def test_a_name_that_an_object_does_not_have_is_refused():
-    model = IPUModel(Returning(Returned))
-    model.compile("sgd", {"logit": "cross_entropy"})
+    model = reference.compiled(Returning(Returned), loss={"logit": "cross_entropy"})
     with pytest.raises(ConfigError, match=r"output 'logit', and the model returns"):
         model.fit(X, Y, batch_size=8, verbose=0)

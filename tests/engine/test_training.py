@@ -167,8 +167,7 @@ def test_each_sample_that_comes_back_is_seen_once(name, count):
     config, mode, period = LOOKS[name]
     x, y, weights = numbers(count)
     metric = Seen()
-    model = IPUModel(Echo(), config)
-    model.compile("sgd", "mse", weighted_metrics=[metric])
+    model = reference.compiled(Echo(), config, loss="mse", weighted_metrics=[metric])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figures = model.evaluate(x, y, 4, sample_weight=weights, verbose=0)
@@ -183,8 +182,7 @@ def test_each_sample_that_comes_back_is_seen_once(name, count):
 
 def test_running_figures_are_those_of_the_samples_so_far():
     x, y = reference.samples(10)
-    model = IPUModel(reference.network())
-    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+    model = reference.compiled(metrics=["accuracy"])
     recorder = reference.Recorder()
     model.evaluate(x, y, batch_size=4, callbacks=recorder, verbose=0)
     ends = [a for name, a in recorder.calls if name == "on_test_batch_end"]
@@ -200,8 +198,7 @@ def test_an_evaluation_that_is_stopped_reports_what_it_saw():
             self.model.stop_evaluating = batch == 1
 
     x, y = reference.samples(20)
-    model = IPUModel(reference.network())
-    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+    model = reference.compiled(metrics=["accuracy"])
     figures = model.evaluate(x, y, batch_size=4, callbacks=Stop(), verbose=0)
     expected = reference.evaluate(model.module, x[:8], y[:8])
     assert figures == pytest.approx(expected, rel=1e-5)

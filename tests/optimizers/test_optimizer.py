@@ -442,8 +442,7 @@ def test_it_is_the_optimizer_that_was_given(name, caplog):
     kinds = {"rmsprop": "RMSprop", "adamw": "AdamW", "adam": "Adam"}
     plain = getattr(poptorch.optim, kinds.get(name, name.upper()))
     own = plain(module.parameters(), lr=0.1)
-    model = IPUModel(module)
-    model.compile(own, "cross_entropy")
+    model = reference.compiled(module, optimizer=own)
     assert model.optimizer is own
     assert isinstance(own, plain)
     assert type(own).__name__ == plain.__name__
@@ -471,8 +470,7 @@ def test_the_user_s_own_optimizer_is_followed():
     module = reference.network()
     twin = copy.deepcopy(module)
     given = torch.optim.SGD(module.parameters(), lr=0.4)
-    model = IPUModel(module, IPUConfig())
-    model.compile(given, "cross_entropy")
+    model = reference.compiled(module, optimizer=given)
     scheduler = torch.optim.lr_scheduler.StepLR(given, 1, gamma=0.5)
     model.fit(X, Y, epochs=3, callbacks=Stepping(scheduler), **FIT)
     assert model.optimizer.learning_rate == 0.1
@@ -489,8 +487,7 @@ def test_the_user_s_own_optimizer_is_followed():
 def test_what_the_program_has_as_a_constant_cannot_be_followed():
     module = reference.network()
     given = torch.optim.SGD(module.parameters(), lr=0.4)
-    model = IPUModel(module, IPUConfig())
-    model.compile(given, "cross_entropy")
+    model = reference.compiled(module, optimizer=given)
     given.param_groups[0]["momentum"] = 0.9
     with pytest.raises(ConfigError, match="done to the SGD changes momentum"):
         model.fit(X, Y, **FIT)
@@ -499,8 +496,7 @@ def test_what_the_program_has_as_a_constant_cannot_be_followed():
 def test_the_newest_of_both_counts():
     module = reference.network()
     given = torch.optim.SGD(module.parameters(), lr=0.4)
-    model = IPUModel(module, IPUConfig())
-    model.compile(given, "cross_entropy")
+    model = reference.compiled(module, optimizer=given)
     given.param_groups[0]["lr"] = 0.2
     model.fit(X, Y, **FIT)
     model.optimizer.lr = 0.1

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
-from ipufit import ConfigError, IPUConfig, IPUModel
+from ipufit import ConfigError
 from tests import reference
 
 X, Y = reference.samples(16)
@@ -33,9 +33,7 @@ class Net(torch.nn.Module):
 
 
 def model_of(end, loss, width=4):
-    model = IPUModel(Net(end, width), IPUConfig())
-    model.compile("sgd", loss)
-    return model
+    return reference.compiled(Net(end, width), loss=loss)
 
 
 SOFTMAXES = [
@@ -77,8 +75,7 @@ def test_what_is_written_instead_is_right(run):
     squashed.load_state_dict(logits.state_dict())
     losses = []
     for module, loss in ((logits, "bce"), (squashed, torch.nn.BCELoss())):
-        model = IPUModel(module)
-        model.compile("sgd", loss)
+        model = reference.compiled(module, loss=loss)
         RUNS[run](model, LABELS[:, None])
         losses.append(model.evaluate(X, LABELS[:, None], verbose=0)["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -118,8 +118,7 @@ def test_models_that_are_gone_hold_no_ipus(monkeypatch):
     gc.disable()
     try:
         for _ in range(6 if is_emulated else 70):
-            model = IPUModel(reference.network())
-            model.compile("sgd", "cross_entropy")
+            model = reference.compiled()
             fit(model, X, Y)
     finally:
         gc.enable()
@@ -384,8 +383,7 @@ def test_weights_of_one_element_are_no_counters():
     """Their states have shapes, as those of large ones; counts of steps have none."""
     module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 3))
     freeze(module[1], True)
-    model = IPUModel(module)
-    model.compile(OPTIMIZERS["adam"](module), "mse")
+    model = reference.compiled(module, optimizer=OPTIMIZERS["adam"](module), loss="mse")
     data = torch.randn(8, 1), torch.randn(8, 3)
     model.fit(*data, batch_size=4, verbose=0)
     freeze(module[1], False)

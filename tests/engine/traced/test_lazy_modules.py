@@ -121,8 +121,7 @@ def test_half_precision_gets_shapes_in_full():
 
 def test_only_lazy_modules_are_run_and_once():
     counting = Counting()
-    model = IPUModel(nn.Sequential(counting, nn.LazyLinear(4)))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(nn.Sequential(counting, nn.LazyLinear(4)))
     model.fit(X, Y, batch_size=8, verbose=0)
     model.evaluate(X, Y, batch_size=8, verbose=0)
     assert counting.rows.count((1, 3)) == 1
@@ -166,20 +165,17 @@ WITHOUT_DATA = {
 
 @pytest.mark.parametrize("what", WITHOUT_DATA)
 def test_what_needs_weights_asks_for_a_sample_first(what, tmp_path):
-    model = IPUModel(lazy_network())
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(lazy_network())
     path = tmp_path / "weights.safetensors"
     with pytest.raises(ConfigError, match=r"0, 1, 3 have no shapes yet.*summary\(x\)"):
         WITHOUT_DATA[what](model, path)
 
 
 def test_a_run_is_resumed_into_a_lazy_network(tmp_path):
-    first = IPUModel(lazy_network())
-    first.compile("sgd", "cross_entropy")
+    first = reference.compiled(lazy_network())
     first.fit(X, Y, batch_size=8, verbose=0)
     first.save(tmp_path / "saved")
-    second = IPUModel(lazy_network())
-    second.compile("sgd", "cross_entropy")
+    second = reference.compiled(lazy_network())
     second.summary(X)
     second.load(tmp_path / "saved")
     assert_same(second.module, copy.deepcopy(first.module))

@@ -199,8 +199,7 @@ def cut_off(outputs, targets):
 
 
 def test_a_metric_that_divides_whole_numbers_is_refused_when_it_is_traced():
-    model = IPUModel(Net())
-    model.compile("sgd", "cross_entropy", metrics=[cut_off])
+    model = reference.compiled(Net(), metrics=[cut_off])
     before = reference.weights(model.module)
     with pytest.raises(ConfigError, match=r"'cut_off' divides.*float\(\)\.mean"):
         model.fit(X, Y, batch_size=ROWS, verbose=0)
@@ -273,8 +272,7 @@ def test_casts_before_the_first_block_are_inside_it(monkeypatch):
     monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
     stages = [poptorch.Stage("0").ipu(1), poptorch.Stage("2").ipu(2)]
     config = IPUConfig(precision="float16", pipeline=stages, device_iterations=2)
-    model = IPUModel(reference.network(), config)
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(config=config)
     history = model.fit(X, Y, batch_size=12, verbose=0)
     assert history.history["loss"][0] > 0
 
@@ -303,7 +301,6 @@ def test_nothing_that_ipufit_traces_is_warned_of(caplog):
 def test_own_options_with_three_replicas_take_four_ipus():
     options = poptorch.Options().replicationFactor(3).showCompilationProgressBar(False)
     config = IPUConfig(training_options=options, inference_options=options.clone())
-    model = IPUModel(Net(), config)
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Net(), config)
     model.fit(X, Y, batch_size=12, verbose=0)
     assert len(model.predict(X, verbose=0)) == ROWS

@@ -96,9 +96,7 @@ VALUES = torch.randn(48, 1, generator=torch.Generator().manual_seed(2))
 
 
 def own_blocks(**config):
-    model = IPUModel(OwnBlocks(), IPUConfig(micro_batch_size=4, **config))
-    model.compile("sgd", "cross_entropy")
-    return model
+    return reference.compiled(OwnBlocks(), IPUConfig(micro_batch_size=4, **config))
 
 
 @pytest.mark.parametrize(
@@ -155,8 +153,7 @@ def test_a_value_of_the_micro_batch_may_train_but_is_not_taken_for_rows():
 
     module = WithPenalty(3, 1)
     twin = copy.deepcopy(module)
-    model = IPUModel(module, IPUConfig(replicas=2))
-    model.compile("sgd", loss)
+    model = reference.compiled(module, IPUConfig(replicas=2), loss=loss)
     history = model.fit(X, VALUES, batch_size=48, verbose=0)
     expected = loss(twin(X), VALUES)
     assert history.history["loss"] == [pytest.approx(expected.item(), rel=1e-5)]
@@ -222,8 +219,7 @@ UNBEGUN = {
 @pytest.mark.parametrize("case", UNBEGUN)
 def test_a_stage_that_nothing_begins_is_refused_when_it_is_traced(case):
     make, pipeline, error, message = UNBEGUN[case]
-    model = IPUModel(make(), IPUConfig(pipeline=pipeline))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(make(), IPUConfig(pipeline=pipeline))
     with pytest.raises(error, match=message):
         model.fit(X, Y, batch_size=24, verbose=0)
     if case == "no submodules":
@@ -232,8 +228,7 @@ def test_a_stage_that_nothing_begins_is_refused_when_it_is_traced(case):
 
 
 def test_a_program_that_looks_may_leave_a_stage_out():
-    model = IPUModel(HalfOwnBlocks(), IPUConfig(pipeline=("early", "late")))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(HalfOwnBlocks(), IPUConfig(pipeline=("early", "late")))
     model.fit(X, Y, batch_size=24, verbose=0)
     with torch.no_grad():
         expected = HalfOwnBlocks.forward(model.module.eval(), X)

@@ -96,8 +96,7 @@ def test_a_value_counts_from_the_next_call_on(how, settings, moves):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int32, torch.bool])
 def test_evaluate_and_predict_have_the_value_of_now(dtype, moves):
-    model = IPUModel(Annealed(1, dtype))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Annealed(1, dtype))
     for value in (1, 0, 1):
         model.module.scale.fill_(value)
         with torch.no_grad():
@@ -115,8 +114,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_value_of_another_kind_is_compiled_anew(kind):
-    model = IPUModel(Annealed())
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Annealed())
     for value in (KINDS[kind](), torch.tensor(2.0)):
         model.fit(X, Y, batch_size=8, verbose=0)
         model.module.scale = value
@@ -132,8 +130,7 @@ def test_a_value_of_another_kind_is_refused_in_mid_fit(kind):
         def on_train_batch_end(self, batch, logs=None):
             self.model.module.scale = KINDS[kind]()
 
-    model = IPUModel(Annealed())
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Annealed())
     with pytest.raises(ConfigError, match=r"module\.scale was 0-d buffer of .*float32"):
         model.fit(X, Y, batch_size=8, callbacks=Change(), verbose=0)
 
@@ -143,8 +140,7 @@ def test_a_value_that_32_bits_cannot_hold_is_refused():
         def on_train_batch_end(self, batch, logs=None):
             self.model.module.scale.fill_(2**40)
 
-    model = IPUModel(Annealed(1, torch.int64))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Annealed(1, torch.int64))
     match = f"^The buffer scale has {2**40}:"
     with pytest.raises(UnsupportedError, match=match):
         model.fit(X, Y, batch_size=8, callbacks=Change(), verbose=0)
@@ -155,8 +151,7 @@ def test_a_value_that_is_gone_is_the_error_that_is_raised():
         def on_train_batch_end(self, batch, logs=None):
             self.model.module.scale = None
 
-    model = IPUModel(Annealed())
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Annealed())
     with pytest.warns(IpufitWarning, match="Something else failed"), pytest.raises(
         ConfigError, match=r"module\.scale was .* is None now"
     ):
@@ -172,8 +167,7 @@ class Moving(Annealed):
 
 
 def test_a_value_that_forward_changes_stays_on_the_device(moves):
-    model = IPUModel(Moving(), IPUConfig())
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Moving())
     model.fit(X, Y, batch_size=8, verbose=0)
     assert float(model.module.scale) == 16.0
     moves.taken()
@@ -205,9 +199,7 @@ class Net(torch.nn.Module):
 
 
 def make(config=None):
-    model = IPUModel(Net(), config or IPUConfig())
-    model.compile("sgd", "cross_entropy")
-    return model
+    return reference.compiled(Net(), config or IPUConfig())
 
 
 def same(one, other):
@@ -281,8 +273,7 @@ def test_complex_weights_are_refused(kind, run):
         module.register_parameter("phase", torch.nn.Parameter(weight))
     else:
         module.register_buffer("phase", weight)
-    model = IPUModel(module)
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(module)
     match = f"The {kind} phase is of torch.complex64, .*torch.view_as_real"
     with pytest.raises(UnsupportedError, match=match):
         run(model)

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 
-from ipufit import Callback, IPUConfig, IPUModel, poptorch
+from ipufit import Callback, IPUModel, poptorch
 from tests import reference
 
 X, Y = reference.samples(16)
@@ -24,9 +24,7 @@ def network():
 
 
 def make(module=None, optimizer="sgd"):
-    model = IPUModel(module or network(), IPUConfig())
-    model.compile(optimizer, "cross_entropy")
-    return model
+    return reference.compiled(module or network(), optimizer=optimizer)
 
 
 def classes(module):
