@@ -214,40 +214,33 @@ def test_closing_what_is_not_open_is_refused():
 
 
 def test_name_scopes_show_in_the_names_of_tensors():
-    def forward(self, x):
+    def forward(m, x):
         with poptorch.NameScope("outer"):
-            x = x + 1
+            x = m.adds(x)
             with poptorch.NameScope("inner"):
-                x = x + 1
+                x = m.adds(x)
         return x * 2
 
-    executor = poptorch.inferenceModel(nn.Sequential(Function(forward)))
-    executor.compile(torch.ones(1))
-    assert executor.getTensorNames() == [
+    assert names(forward, X, adds=Adds()) == [
         "input",
-        "0/outer/Add:0",
-        "0/outer/inner/Add:0",
-        "0/Mul:0",
+        "outer/adds/Add:0",
+        "outer/inner/adds/Add:0",
+        "Mul:0",
     ]
 
 
 def test_one_name_scope_may_be_entered_again_inside_itself():
     scope = poptorch.NameScope("again")
 
-    def forward(self, x):
+    def forward(m, x):
         with scope, scope:
             x = x + 1
         with scope:
             x = x + 1
         return x + 1
 
-    executor = poptorch.inferenceModel(Function(forward))
-    executor.compile(torch.ones(1))
-    assert executor.getTensorNames()[1:] == [
-        "again/again/Add:0",
-        "again/Add:0",
-        "Add:0",
-    ]
+    found = names(forward, X)
+    assert found == ["input", "again/again/Add:0", "again/Add:0", "Add:0"]
 
 
 def test_module_scopes_can_be_switched_off():
