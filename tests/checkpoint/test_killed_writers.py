@@ -4,28 +4,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.killing import ENOUGH
+from tests.interpreters import run_python
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    command = [sys.executable, "-m", "tests.checkpoint.killing"]
-    done = subprocess.run(
-        [*command, str(tmp_path_factory.mktemp("killed")), "15"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    folder = tmp_path_factory.mktemp("killed")
+    done = run_python("-m", "tests.checkpoint.killing", folder, "15", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,10 @@ from hypothesis import strategies as st
 from ipufit import ConfigError, DataError, IPUModel
 from ipufit.checkpoint import load_weights, save_weights
 from ipufit.checkpoint.weights import TORCH_SUFFIXES
+from tests.interpreters import run_python
 from tests.strategies import spread
+
+ROOT = Path(__file__).parents[2]
 
 TYPES = [torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool]
 names = st.text("ab.0_é", min_size=1, max_size=5)
@@ -80,8 +82,9 @@ def test_saving_takes_no_copy_of_the_weights(tmp_path):
         model.save_weights({str(tmp_path / "second.safetensors")!r})
         print((peak() - before) / 2**26)
     """
-    out = subprocess.run([sys.executable, "-c", run], capture_output=True, check=True)
-    assert float(out.stdout) < 0.5
+    done = run_python("-c", run, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.5
     assert len(load_weights(tmp_path / "second.safetensors")["weight"]) == 2**13
 
 
