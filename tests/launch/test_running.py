@@ -58,16 +58,6 @@ pathlib.Path(f"there-{os.environ['RANK']}").touch()
 time.sleep(240)
 """
 
-# The second process fails at the first attempt.
-FAILING_ONCE = """
-import os
-
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-if (os.environ["RANK"], attempt) == ("1", "0"):
-    raise ValueError("the first attempt fails")
-print("attempt", attempt)
-"""
-
 
 @pytest.fixture
 def start(tmp_path):
@@ -136,18 +126,6 @@ def test_a_signal_reaches_all_processes(number, start, tmp_path):
     assert process.returncode != 0
     for index in range(2):
         assert (tmp_path / f"ended-{index}").read_text() == str(int(number))
-
-
-@pytest.mark.thorough
-def test_options_have_torchrun_start_again(start, tmp_path):
-    options = ["--options", f"--max-restarts 2 --log-dir '{tmp_path / 'a log'}'"]
-    process = start(FAILING_ONCE, options=options)
-    out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, err
-    assert out.splitlines()[-1] == "attempt 1"
-    assert err.count("ValueError: the first attempt fails") == 1
-    [log] = (tmp_path / "a log").glob("*/attempt_1/1/stdout.log")
-    assert log.read_text() == "attempt 1\n"
 
 
 def test_poprun_takes_the_place_of_the_command(tmp_path):
