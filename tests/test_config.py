@@ -498,6 +498,13 @@ def test_own_options_are_taken_whole():
     assert built(config, 30)[0].device_iterations == 4  # as they were when given
 
 
+@pytest.mark.parametrize("mode", ["All", "Final", "Sum"])
+def test_an_output_mode_of_ones_own_is_kept(mode):
+    own = poptorch.Options().outputMode(poptorch.OutputMode[mode])
+    options = built(IPUConfig(training_options=own, inference_options=own), 4)
+    assert {one.output_mode for one in options} == {poptorch.OutputMode[mode].value}
+
+
 OF_TRAINING = {
     "gradient_accumulation": 4,
     "device_iterations": 3,
