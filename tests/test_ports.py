@@ -89,7 +89,15 @@ def shares_that_a_run_draws(seed, micro_batches, rows, alpha=0.2):
 
 
 @pytest.mark.filterwarnings("ignore::ipufit.DroppedRowsWarning")
-@pytest.mark.parametrize("name", TEN_UPDATES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cnn_training",
+        "bert_finetuning",
+        # By far the slowest; the one before has a pipeline, too.
+        pytest.param("gpt2_pretraining", marks=[pytest.mark.thorough]),
+    ],
+)
 def test_a_port_trains_as_its_original(name, monkeypatch, tmp_path):
     arguments = [*TEN_UPDATES[name].split(), "--in-order"]
     extra = []
