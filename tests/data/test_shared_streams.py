@@ -25,6 +25,7 @@ from ipufit.data.sources import as_source
 from ipufit.distributed import configure, get_process_info
 from tests.data._together import together
 from tests.data.test_division import Counted, by_update, joined, options_for
+from tests.reference import Stream
 from tests.strategies import examples, plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::ipufit.errors.WholeStreamWarning")
@@ -402,16 +403,6 @@ def test_rows_that_a_collate_function_makes_are_divided():
     assert sorted(seen) == [*range(24), *range(100, 124)]
 
 
-class IterableNumbers(IterableDataset):
-    """Samples one by one, from a list of numbers."""
-
-    def __init__(self, numbers):
-        self.numbers = numbers
-
-    def __iter__(self):
-        return (torch.tensor(number) for number in self.numbers)
-
-
 @pytest.mark.parametrize("extra", [0, 1, 2, 5, 11])
 def test_a_part_that_ends_earlier_keeps_its_single_rows(extra):
     plan = BatchPlan(2, device_iterations=2)
@@ -465,7 +456,7 @@ def test_a_loader_of_poptorch_without_parts_is_divided(dataset):
 def test_a_dataset_in_a_loader_of_poptorch_divides_itself(num_workers):
     def run(processes):
         # A thread can't be told its number in a process that loads.
-        own = IterableNumbers(range(processes.index, 32, processes.count))
+        own = Stream([*torch.arange(processes.index, 32, processes.count)])
         own.is_divided = True
         dataset = own if num_workers else OwnNumbers(32)
         loader = unpartitioned(processes, dataset, num_workers=num_workers)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from ipufit import CachedDataset, DataError, IPUConfig, IPUModel
+from ipufit import CachedDataset, DataError, IPUConfig
+from tests import reference
 
 
 class Squares(Dataset):
@@ -65,9 +66,7 @@ FEW = 3  # samples that shapes are known from
 
 def model_of(**config):
     torch.manual_seed(2)
-    model = IPUModel(torch.nn.Linear(2, 3), IPUConfig(seed=4, **config))
-    model.compile("sgd", "cross_entropy")
-    return model
+    return reference.compiled(torch.nn.Linear(2, 3), IPUConfig(seed=4, **config))
 
 
 @pytest.mark.parametrize("method", ["evaluate", "predict", "fit"])

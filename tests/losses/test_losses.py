@@ -28,6 +28,7 @@ from ipufit import (
     log,
 )
 from ipufit.losses import resolve_loss, smoothed
+from tests import reference
 from tests.reference import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -367,8 +368,7 @@ def token_data(rows=24):
 def test_ignored_targets_count_in_no_figure(loss, batch_size):
     x, y = token_data()
     module = network()
-    model = IPUModel(module, IPUConfig(micro_batch_size=4))
-    model.compile("sgd", loss)
+    model = reference.compiled(module, IPUConfig(micro_batch_size=4), loss=loss)
     expected = float(F.cross_entropy(module(x), y).detach())
     figures = model.evaluate(x, y, batch_size=batch_size, verbose=0)
     assert figures["loss"] == pytest.approx(expected, rel=1e-5)
@@ -381,8 +381,7 @@ def test_a_micro_batch_of_ignored_targets_alone_trains_nothing():
     x, y = token_data(4)
     module = network()
     before = [p.detach().clone() for p in module.parameters()]
-    model = IPUModel(module)
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(module)
     with pytest.warns(NonFiniteLossWarning):  # the mean over nothing
         model.fit(x, y, batch_size=4, verbose=0)
     assert all(map(torch.equal, before, module.parameters()))
@@ -573,8 +572,7 @@ def log_ratio(outputs, targets):
     ],
 )
 def test_other_losses_are_no_sums(loss):
-    model = IPUModel(torch.nn.Linear(NUM_FEATURES, 1))
-    model.compile("sgd", loss)
+    model = reference.compiled(torch.nn.Linear(NUM_FEATURES, 1), loss=loss)
     model.fit(torch.randn(8, NUM_FEATURES), torch.randn(8, 1), batch_size=4, verbose=0)
 
 
@@ -703,8 +701,7 @@ def test_the_fields_of_a_named_tuple_are_names_of_outputs():
 
 def fitted(loss, targets, outputs=2):
     torch.manual_seed(0)
-    model = IPUModel(torch.nn.Linear(NUM_FEATURES, outputs))
-    model.compile("sgd", loss)
+    model = reference.compiled(torch.nn.Linear(NUM_FEATURES, outputs), loss=loss)
     inputs = torch.ones(*targets.shape, NUM_FEATURES)
     return model.fit(inputs, targets, batch_size=4, verbose=0).history["loss"]
 
@@ -831,8 +828,7 @@ def test_evaluation_runs_a_loss_in_eval_mode(data, is_training):
 
 def test_a_loss_may_change_its_mode_between_fits(data):
     loss = Counting()
-    model = IPUModel(nn.Linear(3, 1))
-    model.compile("sgd", loss)
+    model = reference.compiled(nn.Linear(3, 1), loss=loss)
     for is_training, calls in ((True, 4), (False, 4), (True, 8)):
         loss.train(is_training)
         model.fit(*data, batch_size=4, verbose=0)

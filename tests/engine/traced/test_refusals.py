@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ipufit import ConfigError, IPUConfig, IPUModel, UnsupportedError, poptorch
+from tests import reference
 
 X, Y = torch.randn(8, 3), torch.randn(8, 2)
 IS_EMULATED = poptorch.__name__ == "ipufit.emulator"
@@ -166,8 +167,7 @@ class InferenceMode(torch.nn.Module):
     ids=["autocast", "gradients", "inference mode"],
 )
 def test_what_forward_can_not_do_is_refused_with_its_line(make, message, use):
-    model = IPUModel(make(), IPUConfig(micro_batch_size=2))
-    model.compile("sgd", "mse")
+    model = reference.compiled(make(), IPUConfig(micro_batch_size=2), loss="mse")
     with pytest.raises(UnsupportedError, match=message):
         getattr(model, use)(X, Y, verbose=0)
 
@@ -243,7 +243,6 @@ def tied_where_no_state_shows_it():
     ],
 )
 def test_a_buffer_under_two_names_is_refused(make, names, use):
-    model = IPUModel(make(), IPUConfig(micro_batch_size=2))
-    model.compile("sgd", "mse")
+    model = reference.compiled(make(), IPUConfig(micro_batch_size=2), loss="mse")
     with pytest.raises(UnsupportedError, match=f"^{names} are one buffer"):
         getattr(model, use)(*(X, Y)[: 1 if use == "predict" else 2], verbose=0)

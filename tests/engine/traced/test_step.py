@@ -44,13 +44,8 @@ def strategy(*stages, kind=poptorch.PipelinedExecution):
 
 PIPELINES = {
     "submodules": (reference.network, {"pipeline": ("0", "2")}),
-    "three stages": (reference.network, {"pipeline": ["0", "1", "2"]}),
     "several names a stage": (reference.network, {"pipeline": [("0", "1"), "2"]}),
     "own blocks": (OwnBlocks, {"pipeline": ("early", "late")}),
-    "stages": (
-        OwnBlocks,
-        {"pipeline": [poptorch.Stage("early").ipu(0), poptorch.Stage("late").ipu(1)]},
-    ),
     "stages and names": (
         reference.network,
         {"pipeline": [poptorch.Stage("0").ipu(0), "2"]},
