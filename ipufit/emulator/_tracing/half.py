@@ -161,10 +161,11 @@ def _round_at_random(tensor: Tensor) -> Tensor:
     rounded = torch.empty_like(tensor, dtype=torch.float16)
     if rounded.stride() != tensor.stride():  # else its elements lie without gaps
         tensor = torch.empty_like(tensor).copy_(tensor)
-    numbers = tensor.as_strided((tensor.numel(),), (1,)).split(_CHUNK)
-    results = rounded.as_strided((tensor.numel(),), (1,)).split(_CHUNK)
-    for chunk, result in zip(numbers, results):
-        result.copy_(_on_half_lattice(chunk))
+    count = tensor.numel()
+    numbers, results = (t.as_strided((count,), (1,)) for t in (tensor, rounded))
+    for first in range(0, count, _CHUNK):
+        last = first + _CHUNK
+        results[first:last] = _on_half_lattice(numbers[first:last])
     return rounded
 
 
