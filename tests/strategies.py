@@ -21,6 +21,11 @@ def examples(of_hundred):
     return -(-of_hundred * settings().max_examples // 100)
 
 
+def is_thorough():
+    """Whether the thorough profile was asked for."""
+    return settings().max_examples >= 50
+
+
 def spread(cases):
     """All cases in the thorough profile, else a share that is spread evenly.
 
@@ -30,8 +35,7 @@ def spread(cases):
     Args:
         cases: A list, of which the first and the last are always kept.
     """
-    each = settings().max_examples
-    step = 1 if each >= 50 else 100 // each
+    step = 1 if is_thorough() else 100 // settings().max_examples
     return [*cases[:-1:step], *cases[-1:]]
 
 

@@ -30,6 +30,7 @@ from ipufit import (
     Optimizer,
 )
 from tests.reference import Last
+from tests.strategies import is_thorough
 
 # On a machine with one processor.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -732,7 +733,7 @@ def differences(drawn):
     return wrong
 
 
-@settings(max_examples=60 if settings().max_examples >= 100 else 6)
+@settings(max_examples=20 if is_thorough() else 6)
 @given(st.randoms(use_true_random=False))
 def test_a_random_program_gives_what_a_plain_loop_gives(random):
     drawn = draw(random)

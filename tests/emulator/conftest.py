@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 
 from ipufit.emulator import Error
 from ipufit.emulator._executor import executor
 from ipufit.emulator._executor.survey import survey
 from ipufit.emulator._executor.wrapping import unwrapped
 from ipufit.emulator._layout.layout import Layout
+from tests.strategies import is_thorough
 
 ROOT = Path(__file__).parents[1]
 MODULES = (
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _surveyed(request, monkeypatch):
-    if settings().max_examples >= 100 and is_surveyed(request.node):
+    if is_thorough() and is_surveyed(request.node):
         original = executor.compile_model
         monkeypatch.setattr(
             executor, "compile_model", lambda *given: surveyed(original, *given)
