@@ -84,6 +84,7 @@ def test_the_resumed_run_is_the_unbroken_one(name, tmp_path):
     # Scenarios begin with different calls, so that each call is tried in some.
     every = max(1, 200 // settings().max_examples - 1)
     first = list(SCENARIOS).index(name) % every
+    assert saver.saved[first::every]
     for path, at in saver.saved[first::every]:
         result, rest = resumed(scenario, path)
         assert_same(result, expected)

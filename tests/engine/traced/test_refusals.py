@@ -107,7 +107,6 @@ def test_a_backward_hook_of_all_modules_is_refused():
 
 
 @pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
-@pytest.mark.skipif(not IS_EMULATED, reason="this trace doesn't note dependencies")
 def test_a_loss_without_gradient_is_refused():
     with pytest.raises(ConfigError, match="the loss depends on no weight"):
         fit(Network(torch.Tensor.detach))
