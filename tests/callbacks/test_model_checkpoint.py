@@ -233,6 +233,8 @@ def run_of(values, directions, **arguments):
 def test_a_run_that_begins_anew_knows_which_is_best_before_the_figure_comes():
     more = {"q": "max"}
     assert run_of([0.9, 0.5], more) == [0.9, 0.5]
+    # While nobody knows whether more is better, no rated one is deleted.
+    assert run_of([None, None], {}) == [0.9, 0.5, None]
     assert run_of([None], more) == [0.9, None]
 
 

@@ -160,6 +160,14 @@ def test_an_unknown_mode_is_taken_as_auto(name):
 # `EarlyStopping`: what Keras has none of; tests/keras has the rest -------------------
 
 
+def test_a_figure_that_is_missing_is_said_with_those_there_are():
+    stopping = EarlyStopping("q", mode="min", patience=1)
+    message = "stopping conditioned on metric `q` .* metrics are: loss,mae$"
+    with pytest.warns(UserWarning, match=message):
+        played = play(stopping, [1.0, {"loss": 1.0, "mae": 2.0}, 0.5])
+    assert (len(played.epochs), stopping.wait) == (3, 0)
+
+
 def test_the_run_hears_why():
     played = play(EarlyStopping("q", mode="min", patience=2), [1, 2, 3])
     assert played.run.stop_reason == ("q hasn't improved for 2 epochs (EarlyStopping)")

@@ -517,6 +517,19 @@ def test_what_is_no_table_of_weights_is_refused(y, given_weights, message):
         )
 
 
+@pytest.mark.parametrize(
+    "targets", [Y, Y.int(), torch.nn.functional.one_hot(Y, 4).float()]
+)
+def test_each_sample_has_the_weight_of_its_class_and_others_one(targets):
+    given = {"batch_size": 5, "shuffle": False, "verbose": 0}
+    weights = torch.tensor([{1: 3.0, 2: 0.5}.get(index, 1.0) for index in Y.tolist()])
+    one, other = classifier(), classifier()
+    expected = one.fit(X, Y, sample_weight=weights, **given).history
+    history = other.fit(X, targets, class_weight={1: 3.0, 2: 0.5}, **given).history
+    assert history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    reference.assert_same_weights(other.module, one.module)
+
+
 def test_sample_weights_exclude_class_weights():
     with pytest.raises(DataError, match="multiply them"):
         classifier().fit(X, Y, sample_weight=torch.ones(10), class_weight={1: 3})

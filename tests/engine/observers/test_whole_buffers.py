@@ -117,6 +117,13 @@ def test_a_changed_buffer_that_is_returned_is_refused():
         model.predict(X, verbose=0)
 
 
+def test_what_a_prediction_would_count_is_said():
+    model = IPUModel(Counting(add), IPUConfig(micro_batch_size=2))
+    with pytest.warns(ConstantBuffersWarning, match="forward changes count"):
+        model.predict(X, verbose=0)
+    assert model.module.count == 0
+
+
 def accumulate(module, hidden):
     module.count += (hidden > 0).sum()
 
