@@ -89,3 +89,21 @@ def test_steps_are_whole_numbers_of_updates_that_calls_make(steps, words):
     model = reference.compiled(config=IPUConfig(device_iterations=3))
     with pytest.raises(ConfigError, match=words):
         model.fit(*reference.samples(32), 2, steps_per_epoch=steps, verbose=0)
+
+
+def orders(seed, of_torch=0):
+    """The samples of two epochs, in the order in which a model with a seed has them."""
+    data = reference.Recorded(*reference.samples(32))
+    torch.manual_seed(of_torch)
+    model = reference.compiled(config=IPUConfig(seed=seed))
+    torch.manual_seed(of_torch)
+    model.fit(data, batch_size=8, epochs=2, verbose=0)
+    return data.asked[-64:-32], data.asked[-32:]
+
+
+def test_orders_differ_from_epoch_to_epoch_and_come_again_with_a_seed():
+    first, second = orders(1)
+    assert sorted(first) == sorted(second) == list(range(32))
+    assert len({tuple(one) for one in (first, second, *orders(2))}) == 4
+    assert orders(1, of_torch=5) == (first, second)
+    assert orders(None) == orders(None) != orders(None, of_torch=5)
