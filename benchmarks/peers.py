@@ -45,7 +45,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--operations", nargs="+", default=list(OPERATIONS), choices=OPERATIONS)
     add("--baseline", default=PLAIN, choices=list(CONTESTANTS), metavar="NAME",
         help="whom the others are compared with")  # fmt: skip
-    add("--repeats", type=int, default=5, help="turns of each contestant")
+    add("--repeats", type=int, default=3, help="turns of each contestant")
     add("--threads", type=int, default=1, help="of torch")
     add("--data-dir", default="data", help="where MNIST may be")
     add("--journal", type=Path, help="keep results here; go on if some are there")

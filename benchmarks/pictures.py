@@ -82,8 +82,8 @@ def draw_speeds(rows: Sequence[Row], path: Path) -> None:
             axes.set_ylim(len(shown) - 0.4, -0.6)
             axes.tick_params(axis="y", length=0)
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-    lines_ = path.read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line.rstrip() for line in lines_)
+    written = path.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line.rstrip() for line in written)
     path.write_text(f"{text}\n", encoding="utf-8")
 
 

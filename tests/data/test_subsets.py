@@ -11,25 +11,13 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import Subset, TensorDataset, random_split
 
 from ipufit import CachedDataset, DataError, IPUModel
 from ipufit.data.datasets import ArrayDataset, arrays_behind
 from ipufit.data.sources import as_source
+from tests.reference import Items
 from tests.strategies import config_for, examples, plans
-
-
-class Single(Dataset):
-    """The samples of a dataset, which can only be read one by one."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, index):
-        return self.dataset[index]
 
 
 class Own(TensorDataset):
@@ -75,7 +63,7 @@ def test_runs_and_random_states_are_those_of_single_samples(
         Subset(whole, chosen),
         Subset(Subset(CachedDataset(whole), range(1, 20)), [i % 19 for i in chosen]),
     ):
-        expected = run(Single(subset), plan, **arguments)
+        expected = run(Items(subset), plan, **arguments)
         assert run(subset, plan, **arguments) == expected
 
 
@@ -96,7 +84,7 @@ def test_other_datasets_are_read_sample_by_sample():
     for dataset in (
         Subset(Own(x, y), range(4)),
         OwnSubset(TensorDataset(x, y), range(4)),
-        Subset(Single(TensorDataset(x, y)), range(4)),
+        Subset(Items(TensorDataset(x, y)), range(4)),
         Subset(TensorDataset(x.double(), y), range(4)),
         Own(x, y),
     ):
