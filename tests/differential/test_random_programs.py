@@ -9,6 +9,7 @@ import multiprocessing
 import pickle
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import resource_sharer
 from types import SimpleNamespace
 
 import numpy as np
@@ -697,6 +698,7 @@ class Ours(Run):
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, mp_context=context) as pool:
                 run = pool.submit(fitted, self, place).result()
+            resource_sharer.stop()  # the thread that gave tensors to the process
         run.modules = [model.module for model in run.models]
         return run
 
