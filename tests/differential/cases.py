@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ipufit import IPUConfig, Optimizer
 
-from .kinds import Kind, Program
+from .kinds import MID_FIT, Kind, Program
 
 MICRO_BATCH = 4
-EPOCHS = 2  # of the first fit; the second has one
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,11 @@ class Case:
     @property
     def outcome(self):
         return self.kind.outcomes[self.when]
+
+    @property
+    def epochs(self):
+        """Those of the first fit; the second has one."""
+        return 2 if self.when == MID_FIT else 1
 
     def __str__(self):
         return f"{self.kind.name}, {self.when}, {self.layout}, {self.rule}"

@@ -20,13 +20,15 @@ BEFORE_LOOKING = "changed before evaluate"
 MID_FIT = "changed in mid-fit"
 
 BAKED_IN = {
-    STEADY: RIGHT,
     BETWEEN: RIGHT,
     COMPILED_AGAIN: RIGHT,
     BEFORE_LOOKING: RIGHT,
     MID_FIT: REFUSED,
 }
-"""For what Python computes with when a program is traced."""
+"""For what Python computes with when a program is traced.
+
+Numbers are compared before the change, too.
+"""
 
 ON_DEVICE = {**BAKED_IN, MID_FIT: RIGHT}
 """For what reaches the device whenever it changes."""

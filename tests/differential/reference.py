@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from .cases import EPOCHS, LAYOUTS, MICRO_BATCH, RULES, Case, Outcome, made, state_of
+from .cases import LAYOUTS, MICRO_BATCH, RULES, Case, Outcome, made, state_of
 from .kinds import BEFORE_LOOKING, BETWEEN, COMPILED_AGAIN, MID_FIT, SAMPLES
 
 
@@ -65,7 +65,7 @@ def run_plainly(case: Case) -> Outcome:
         with torch.no_grad():
             program.change(module, optimizer)
 
-    for number in range(EPOCHS):
+    for number in range(case.epochs):
         epoch()
         if case.when == MID_FIT and number == 0:
             change()

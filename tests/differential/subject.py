@@ -7,7 +7,7 @@ import torch
 
 from ipufit import IPUModel, LambdaCallback
 
-from .cases import EPOCHS, LAYOUTS, RULES, Case, Outcome, made, state_of
+from .cases import LAYOUTS, RULES, Case, Outcome, made, state_of
 from .kinds import BEFORE_LOOKING, BETWEEN, COMPILED_AGAIN, MID_FIT
 
 
@@ -45,7 +45,7 @@ def run(case: Case) -> Outcome:
 
     compile_model()
     first = [LambdaCallback(on_epoch_end=change_once)] if case.when == MID_FIT else []
-    fit(EPOCHS, *first)
+    fit(case.epochs, *first)
     if case.when in (BETWEEN, COMPILED_AGAIN):
         change()
     if case.when == COMPILED_AGAIN:

@@ -735,8 +735,8 @@ def differences(drawn):
     return wrong
 
 
-@settings(max_examples=20 if is_thorough() else 6)
-@given(st.randoms(use_true_random=False))
+@settings(max_examples=20 if is_thorough() else 4)
+@given(st.randoms(use_true_random=True))
 def test_a_random_program_gives_what_a_plain_loop_gives(random):
     drawn = draw(random)
     note(str(drawn))

@@ -15,7 +15,6 @@ from .kinds import (
     ON_DEVICE,
     REFUSED,
     RIGHT,
-    STEADY,
     Program,
     kind,
 )
@@ -82,7 +81,7 @@ def _():
     return Program(module)
 
 
-@kind("a frozen bias", {STEADY: RIGHT, BETWEEN: RIGHT, COMPILED_AGAIN: RIGHT})
+@kind("a frozen bias", {BETWEEN: RIGHT, COMPILED_AGAIN: RIGHT})
 def _():
     module = deep()
     module[2].bias.requires_grad_(False)
