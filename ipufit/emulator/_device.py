@@ -191,7 +191,7 @@ class Gradients:
         self._factors = weights.groups_of_elements if is_running else {}
         self._trained = weights.trained
         self._halves = {n for n, t in self._trained.items() if t.dtype == torch.float16}
-        self._is_checked = Settings.of(options).stops_at_exceptions
+        self._is_checked = Settings(options).stops_at_exceptions
         self._sums = sums
         self._scale = 1.0
         self._accum_type = torch.float32
@@ -528,7 +528,7 @@ class Device:
         processes: Processes | None = None,
     ) -> None:
         self._executable = executable
-        self._settings = settings = Settings.of(options)
+        self._settings = settings = Settings(options)
         self._lease = lease
         self._rng = rng
         self._optimizer = optimizer

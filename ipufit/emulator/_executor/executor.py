@@ -549,7 +549,7 @@ class PoplarExecutor:
             tensor([3.])
         """
         self._require_compiled()
-        names = list(Settings.of(self._options).updatable_buffers)
+        names = list(Settings(self._options).updatable_buffers)
         if not names:
             raise createPoptorchError(
                 "No named buffers marked as updatable via updatableNamedBuffers "
@@ -816,7 +816,7 @@ class PoplarExecutor:
             >>> inference.cycleCount() > 0
             True
         """
-        if not Settings.of(self._options).counts_cycles:
+        if not Settings(self._options).counts_cycles:
             raise createPoptorchError(
                 "Cycle count logging is disabled. Please set option logCycleCount to "
                 "True to enable."
@@ -866,7 +866,7 @@ class PoplarExecutor:
             [collected[index] for index in sent],
             [complete[index] for index in sent],
         ]
-        if Settings.of(self._options).is_synthetic:  # nothing was transferred
+        if Settings(self._options).is_synthetic:  # nothing was transferred
             times = [[] for _ in times]
         num_inputs = executable.program.num_inputs
         num_outputs = executable.program.num_results + executable.anchors.num_watched
@@ -1391,7 +1391,7 @@ def compile_model(
         AssertionError: A batch dimension is not a multiple of `D * G * R`.
         Error: The module or its options ask for something that no device does.
     """
-    is_training, settings = optimizer is not None, Settings.of(options)
+    is_training, settings = optimizer is not None, Settings(options)
     _check_executable_cache(options, settings.cache_dir)
     check_inputs(arguments.tensors())
     layout = Layout.from_options(options)
@@ -1540,7 +1540,7 @@ def check_updatable_buffers(model: torch.nn.Module, options: Options) -> None:
         Error: The model has no such buffer, or it is compiled in.
     """
     buffers = dict(model.named_buffers())
-    for name in Settings.of(options).updatable_buffers:
+    for name in Settings(options).updatable_buffers:
         if name not in buffers:
             raise createPoptorchError(
                 f"Options.updatableNamedBuffers names {name!r}, but the model's "

@@ -134,7 +134,7 @@ class Target:
             )
         is_model = uses_ipu_model(options)
         is_offline = options.connection_type == ConnectionType.Never.value
-        settings = Settings.of(options)
+        settings = Settings(options)
         if is_model:
             version = os.environ.get(_VERSION_VARIABLE, "ipu2")
             if version not in _VERSIONS:

@@ -934,7 +934,7 @@ class OptimizerSync:
 
     def __init__(self, executor: Executor, optimizer: torch.optim.Optimizer) -> None:
         self._executor = executor
-        self._options = Settings.of(executor.options)
+        self._options = Settings(executor.options)
         self._reader = OptimizerReader(
             relax_attribute_checks=executor.options._relax_optimizer_checks,
             automatic_loss_scaling=self._options.scales_loss,

@@ -11,7 +11,6 @@ import copy
 import enum
 import json
 import os
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar
 
@@ -1473,9 +1472,11 @@ def _as_enum_member(value: Any) -> Any:
 _LOSS_SCALING = "automaticLossScalingSettings."
 
 
-@dataclass(frozen=True)
 class Settings:
     """Settings of `Options._Popart` by plain names, read when a model is wrapped.
+
+    Args:
+        options: The options to read.
 
     Attributes:
         cache_dir: Folder for compiled executables; None without a cache.
@@ -1492,39 +1493,26 @@ class Settings:
         loss_scaling_period: Number of updates between two changes of the loss scaling.
 
     Example:
-        >>> Settings.of(Options().enableExecutableCaching("cache")).cache_dir
+        >>> Settings(Options().enableExecutableCaching("cache")).cache_dir
         'cache'
-        >>> Settings.of(Options().enableSyntheticData(True)).is_synthetic
+        >>> Settings(Options().enableSyntheticData(True)).is_synthetic
         True
     """
 
-    cache_dir: str | None
-    counts_cycles: bool
-    is_synthetic: bool
-    rounds_at_random: bool
-    stops_at_exceptions: bool
-    updatable_buffers: Sequence[str]
-    scales_loss: bool
-    loss_scaling_bin_edge: float
-    loss_scaling_proportion: float
-    loss_scaling_period: int
-
-    @classmethod
-    def of(cls, options: Options) -> Settings:
-        """Read the settings from options."""
+    def __init__(self, options: Options) -> None:
         popart = options._Popart.options
         folder = popart.get("cachePath") if popart.get("enableEngineCaching") else None
-        return cls(
-            cache_dir=None if folder is None else str(folder),
-            counts_cycles=bool(popart["instrumentWithHardwareCycleCounter"]),
-            is_synthetic=bool(popart.get("syntheticDataMode")),
-            rounds_at_random=bool(popart.get("enableStochasticRounding")),
-            stops_at_exceptions=bool(popart.get("enableFloatingPointChecks")),
-            updatable_buffers=popart.get("updatableNamedBuffers", ()),
-            scales_loss=bool(popart.get(f"{_LOSS_SCALING}enabled")),
-            loss_scaling_bin_edge=popart.get(f"{_LOSS_SCALING}binEdgeLocation", 0.125),
-            loss_scaling_proportion=popart.get(
-                f"{_LOSS_SCALING}thresholdUpperCountProportion", 1e-7
-            ),
-            loss_scaling_period=popart.get(f"{_LOSS_SCALING}updatePeriod", 1),
+        self.cache_dir = None if folder is None else str(folder)
+        self.counts_cycles = bool(popart["instrumentWithHardwareCycleCounter"])
+        self.is_synthetic = bool(popart.get("syntheticDataMode"))
+        self.rounds_at_random = bool(popart.get("enableStochasticRounding"))
+        self.stops_at_exceptions = bool(popart.get("enableFloatingPointChecks"))
+        self.updatable_buffers: Sequence[str] = popart.get("updatableNamedBuffers", ())
+        self.scales_loss = bool(popart.get(f"{_LOSS_SCALING}enabled"))
+        self.loss_scaling_bin_edge: float = popart.get(
+            f"{_LOSS_SCALING}binEdgeLocation", 0.125
         )
+        self.loss_scaling_proportion: float = popart.get(
+            f"{_LOSS_SCALING}thresholdUpperCountProportion", 1e-7
+        )
+        self.loss_scaling_period: int = popart.get(f"{_LOSS_SCALING}updatePeriod", 1)
