@@ -102,13 +102,11 @@ class Target:
     """The device that one program is compiled for.
 
     Attributes:
-        is_model: Whether it is the IPU Model.
         is_offline: Whether there is no device to run on: `ConnectionType.Never`.
         num_ipus: Number of IPUs that the pod reserves; 0 for the IPU Model.
         first_ipu: Number of the first of these IPUs; None takes any.
     """
 
-    is_model: bool
     is_offline: bool
     num_ipus: int
     first_ipu: int | None
@@ -124,8 +122,8 @@ class Target:
         Example:
             >>> Target.of(Options().autoRoundNumIPUs(True), num_ipus=3).num_ipus
             4
-            >>> Target.of(Options().useIpuModel(True), num_ipus=3).is_model
-            True
+            >>> Target.of(Options().useIpuModel(True), num_ipus=3).num_ipus
+            0
         """
         if num_ipus > MAX_IPUS_PER_PROCESS:
             raise createPoptorchError(
@@ -162,7 +160,7 @@ class Target:
                 "Options.logCycleCount(False)."
             )
         if is_model:
-            return cls(is_model, is_offline, num_ipus=0, first_ipu=None)
+            return cls(is_offline, num_ipus=0, first_ipu=None)
         # Hardware has groups of powers of two only.
         power = 1 << (num_ipus - 1).bit_length()
         if power != num_ipus and not is_offline:
@@ -184,7 +182,7 @@ class Target:
             )
             num_ipus = power
         first_ipu = options.ipu_id if options.exists("ipu_id") else None
-        return cls(is_model, is_offline, num_ipus, first_ipu)
+        return cls(is_offline, num_ipus, first_ipu)
 
 
 def uses_ipu_model(options: Options) -> bool:
