@@ -258,16 +258,6 @@ def synthetic_inputs(tensors: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def unwritten_outputs(tensors: list[Tensor]) -> list[Tensor]:
-    """Return zeros, where PopTorch returns uninitialised outputs.
-
-    Example:
-        >>> unwritten_outputs([torch.ones(2)])
-        [tensor([0., 0.])]
-    """
-    return [torch.zeros_like(tensor) for tensor in tensors]
-
-
 Tensors = Dict[str, Tensor]
 """Tensors by name."""
 
