@@ -31,6 +31,7 @@ from ipufit.emulator._optimizers.settings import (
     OptimizerSettings,
     Variable,
     Variables,
+    camel_case,
     check_replaceable,
     optimizer_log,
 )
@@ -59,7 +60,6 @@ STEP = "Step"
 """The state tensor that counts the updates of a weight."""
 
 _NO_MOMENTUM = Variable(0.0, is_const=True)
-
 
 Fused = Tuple[Callable[..., Any], Tuple[Tensors, ...], Dict[str, float]]
 """A kernel of torch, called as `kernel(weights, directions, *state, **numbers)`."""
@@ -220,9 +220,9 @@ class Rule(ABC):
         self.n = {name: variable.value for name, variable in self.scalars.items()}
         self.n["lossScaling"] = settings.loss_scaling.value
 
-    @abstractmethod
     def derive(self, given: Variables, scaling: Variable) -> Variables:
         """Compute the device's hyper-parameters from the optimizer's."""
+        return {camel_case(name): variable for name, variable in given.items()}
 
     def initial_state(self, weight: Tensor) -> State:
         """Create the state of a weight before its first update."""
@@ -415,15 +415,6 @@ class Adam(Rule):
         w <- w - lr * (m/(1-b1^t)) / (sqrt(v/(1-b2^t)) + eps)    AdamW: - lr*wd*w
     """
 
-    def derive(self, given: Variables, scaling: Variable) -> Variables:
-        return {
-            "learningRate": given["lr"],
-            "weightDecay": given["weight_decay"],
-            "beta1": given["beta1"],
-            "beta2": given["beta2"],
-            "eps": given["eps"],
-        }
-
     def initial_state(self, weight: Tensor) -> State:
         first = self._compiled.first_order_momentum_accum_type
         second = self._compiled.second_order_momentum_accum_type
@@ -517,10 +508,6 @@ class Lamb(Adam):
     The ratio is 1 where the weight's norm, the direction's or the largest norm is 0.
     """
 
-    def derive(self, given: Variables, scaling: Variable) -> Variables:
-        values = super().derive(given, scaling)
-        return {**values, "maxWeightNorm": given["max_weight_norm"]}
-
     def update(self, group: WeightGroup, directions: Tensors) -> None:
         n = self.n
         first, second = self._update_means(group, directions)
@@ -563,15 +550,6 @@ class RMSprop(Rule):
     Without momentum, a constant zero, there is no `v3`: `w <- w - lr*x`. `v3` is always
     float32.
     """
-
-    def derive(self, given: Variables, scaling: Variable) -> Variables:
-        return {
-            "learningRate": given["lr"],
-            "weightDecay": given["weight_decay"],
-            "alpha": given["alpha"],
-            "momentum": given["momentum"],
-            "eps": given["eps"],
-        }
 
     def initial_state(self, weight: Tensor) -> State:
         compiled = self._compiled

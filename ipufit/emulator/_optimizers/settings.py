@@ -425,7 +425,7 @@ def optimizer_log(settings: OptimizerSettings) -> Iterator[str]:
         [
             f"Updating graph optimizer with {family}",
             *_logged_variables(settings, settings.defaults, prefix="default_"),
-            *(f"{_camel_case(n)}={str(t).split('.')[1]}" for n, t in types.items()),
+            *(f"{camel_case(n)}={str(t).split('.')[1]}" for n, t in types.items()),
         ]
     )
     for index, group in enumerate(settings.groups):
@@ -436,16 +436,21 @@ def optimizer_log(settings: OptimizerSettings) -> Iterator[str]:
 def _logged_variables(
     settings: OptimizerSettings, group: Variables, prefix: str
 ) -> Iterator[str]:
-    names = {"lr": "learning_rate"}
-    logged = {prefix + names.get(name, name): group[name] for name in group}
+    logged = {prefix + name: variable for name, variable in group.items()}
     if settings.kind.mode == "separate":  # its velocity is scaled as the loss is
         logged[f"{prefix}velocity_scaling"] = settings.loss_scaling
     logged["loss_scaling"] = settings.loss_scaling
     for name, variable in logged.items():
         suffix = " (const)" if variable.is_const else ""
-        yield f"{_camel_case(name)}={variable.value:g}{suffix}"
+        yield f"{camel_case(name)}={variable.value:g}{suffix}"
 
 
-def _camel_case(name: str) -> str:
-    first, *others = name.split("_")
+def camel_case(name: str) -> str:
+    """Return PopART's name of a hyper-parameter.
+
+    Example:
+        >>> camel_case("lr"), camel_case("weight_decay")
+        ('learningRate', 'weightDecay')
+    """
+    first, *others = name.replace("lr", "learning_rate").split("_")
     return first + "".join(word.capitalize() for word in others)
