@@ -759,17 +759,25 @@ class DeviceOptimizer:
         elif factor * self.settings.loss_scaling.value * 2 <= _LARGEST_SCALE:
             self.loss_scale_factor *= 2.0
 
-    def _state_of(self, name: str) -> State:
-        """Return a weight's state by tensor names, such as `Accl1___<weight>`."""
-        return {f"{slot}___{name}": t for slot, t in self._states[name].items()}
-
-    def _values_of(self, name: str, *, with_constants: bool) -> State:
-        """Return a weight's hyper-parameters by PopART's names."""
-        rule = self._rules[name]
-        end = "default___FLOAT" if rule.index is None else f"specific___{name}"
+    def _state(self) -> State:
+        """Return the weights' state by tensor names, such as `Accl1___<weight>`."""
+        self._forget_groups()
         return {
-            f"{scalar}___{end}": _as_tensor(variable.value)
-            for scalar, variable in rule.scalars.items()
+            f"{slot}___{name}": tensor
+            for name, state in self._states.items()
+            for slot, tensor in state.items()
+        }
+
+    def _values(self, *, with_constants: bool) -> State:
+        """Return the hyper-parameters by PopART's names."""
+        found: Variables = {}
+        for name, rule in self._rules.items():
+            end = "default___FLOAT" if rule.index is None else f"specific___{name}"
+            found.update({f"{n}___{end}": one for n, one in rule.scalars.items()})
+        found[_LOSS_SCALING] = self.settings.loss_scaling
+        return {
+            name: _as_tensor(variable.value)
+            for name, variable in found.items()
             if with_constants or not variable.is_const
         }
 
@@ -781,31 +789,19 @@ class DeviceOptimizer:
             variable hyper-parameters, such as `learningRate___specific___<name>` and
             `lossScaling_FLOAT`.
         """
-        self._forget_groups()
-        state: State = {}
-        values: State = {}
-        for name in self._weights:
-            state.update({n: t.clone() for n, t in self._state_of(name).items()})
-            values.update(self._values_of(name, with_constants=False))
-        if not self.settings.loss_scaling.is_const:
-            values[_LOSS_SCALING] = _as_tensor(self.settings.loss_scaling.value)
+        state = {name: tensor.clone() for name, tensor in self._state().items()}
         if self._options.scales_loss:
             state[_UPDATE_FACTOR] = _as_tensor(self.loss_scale_factor)
-        return {"ipu_state": state, "ipu_param": values}
+        return {"ipu_state": state, "ipu_param": self._values(with_constants=False)}
 
     def tensors(self) -> State:
         """Return all tensors of the device's optimizer, by PopART's names.
 
         Constant hyper-parameters are included. State tensors aren't copies.
         """
-        self._forget_groups()
-        tensors: State = {}
-        for name in self._weights:
-            tensors.update(self._state_of(name))
-            tensors.update(self._values_of(name, with_constants=True))
-        scaling = self.settings.loss_scaling.value
-        tensors[_LOSS_SCALING] = _as_tensor(scaling)
+        tensors = {**self._state(), **self._values(with_constants=True)}
         if self._options.scales_loss:
+            scaling = self.settings.loss_scaling.value
             tensors[_UPDATE_FACTOR] = _as_tensor(self.loss_scale_factor)
             tensors[_FINAL_LOSS_SCALE] = _as_tensor(scaling * self._last_factor)
         return tensors
@@ -828,27 +824,22 @@ class DeviceOptimizer:
         Raises:
             Error: If a state tensor has another shape than the device's.
         """
-        self._forget_groups()
         state, values = ipu_state or {}, ipu_param or {}
-        for name in self._weights:
-            for key, tensor in self._state_of(name).items():
-                if _is_missing("state", key, state):
-                    continue
-                if state[key].shape != tensor.shape:
-                    raise Error(
-                        f"The optimizer state {key} has shape "
-                        f"{tuple(state[key].shape)}, the device's "
-                        f"{tuple(tensor.shape)}. Was it saved from another model?",
-                        type="poptorch_cpp_error",
-                    )
-                tensor.copy_(state[key])
-            for key in self._values_of(name, with_constants=False):
-                _is_missing("parameter", key, values)
-        if not self.settings.loss_scaling.is_const:
-            _is_missing("parameter", _LOSS_SCALING, values)
-        if not self._options.scales_loss:
-            return
-        if not _is_missing("parameter", _UPDATE_FACTOR, state):
+        for key, tensor in self._state().items():
+            if _is_missing("state", key, state):
+                continue
+            if state[key].shape != tensor.shape:
+                raise Error(
+                    f"The optimizer state {key} has shape {tuple(state[key].shape)}, "
+                    f"the device's {tuple(tensor.shape)}. Was it saved from another "
+                    "model?",
+                    type="poptorch_cpp_error",
+                )
+            tensor.copy_(state[key])
+        for key in self._values(with_constants=False):
+            _is_missing("parameter", key, values)
+        scales_loss = self._options.scales_loss
+        if scales_loss and not _is_missing("parameter", _UPDATE_FACTOR, state):
             self.loss_scale_factor = float(state[_UPDATE_FACTOR])
 
 
