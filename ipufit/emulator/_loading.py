@@ -107,6 +107,8 @@ class AsynchronousDataAccessor:
         >>> accessor.terminate()
     """
 
+    _process: Any = None  # also if the accessor was refused
+
     def __init__(
         self,
         dataset: Any,
@@ -117,7 +119,6 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        self._process: Any = None
         if isinstance(dataset, DataLoader) and dataset._accessor is not None:
             raise createPoptorchError(
                 "An AsynchronousDataAccessor needs a DataLoader with "
@@ -732,6 +733,9 @@ class DataLoader(TorchDataLoader[Any]):
         [[0, 1, 2, 3], [4, 5, 6, 7]]
     """
 
+    # Also if the loader was refused, or is being unpickled.
+    _accessor: AsynchronousDataAccessor | None = None
+
     def __init__(
         self,
         options: Options,
@@ -748,7 +752,6 @@ class DataLoader(TorchDataLoader[Any]):
         batch_sampler: Any = None,
         **kwargs: Any,
     ) -> None:
-        self._accessor: AsynchronousDataAccessor | None = None
         self._shuffled_partition: Partition | None = None
         if batch_sampler is not None:
             if batch_size != 1 or shuffle:
@@ -922,10 +925,7 @@ class DataLoader(TorchDataLoader[Any]):
             self._accessor.terminate()
 
     def __del__(self) -> None:
-        # Absent if the loader was refused or is being unpickled.
-        accessor = self.__dict__.get("_accessor")
-        if accessor is not None:
-            accessor.terminate()
+        self.terminate()
 
     def __len__(self) -> int:
         """Return the number of batches.
