@@ -529,7 +529,7 @@ class Device:
         self._executable = executable
         self._settings = settings = Settings(options)
         self._lease = lease
-        self._rng = rng
+        self.rng = rng
         self._optimizer = optimizer
         self.layout = layout = Layout.from_options(options)
         self.mode = OutputMode(options.output_mode)
@@ -621,7 +621,7 @@ class Device:
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:
         """Draw torch's random numbers from the device's random state."""
-        with self._rng, rounding(is_stochastic=self._settings.rounds_at_random):
+        with self.rng, rounding(is_stochastic=self._settings.rounds_at_random):
             yield
 
 

@@ -136,7 +136,6 @@ class PoplarExecutor:
         self._joined: Executable | None = None  # other processes have it, too
         self._last_call: CallResults | None = None
         self._compilation_time = datetime.timedelta()
-        self._rng: DeviceRng | None = None
         self._rng_state: list[int] | None = None
         if self._options.exists("random_seed"):
             self._rng_state = [self._options.random_seed]
@@ -349,16 +348,15 @@ class PoplarExecutor:
         with self._host_weights():
             processes = self._join_processes(executable)
             distributed = self._options.Distributed
-            is_one_of_many = distributed.numProcesses > 1
-            index = distributed.processId if is_one_of_many else 0
-            self._rng = DeviceRng(torch.initial_seed(), index)
+            index = distributed.processId if distributed.numProcesses > 1 else 0
+            rng = DeviceRng(torch.initial_seed(), index)
             if self._rng_state is not None:
-                self._rng.restore(self._rng_state)
+                rng.restore(self._rng_state)
             self._device = Device(
                 executable,
                 self._options,
                 lease(self, target.num_ipus, target.first_ipu),
-                self._rng,
+                rng,
                 self._optimizer,
                 processes,
             )
@@ -380,8 +378,22 @@ class PoplarExecutor:
             return None
         processes = join_processes(distributed.processId, distributed.numProcesses)
         if executable is not self._joined:
-            check_agreement(processes, _common_facts(executable, self._options))
-            broadcast_weights(processes, executable.host_weights)
+            training, weights = self._options.Training, executable.host_weights
+            facts = {
+                "the number of device iterations": self._options.device_iterations,
+                "the gradient accumulation": training.gradient_accumulation,
+                "the number of replicas": self._options.replication_factor,
+                "the reduction of gradients": (
+                    training.accumulation_and_replication_reduction_type,
+                    training.meanAccumulationAndReplicationReductionStrategy,
+                ),
+                "the weights": [
+                    (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+                    for name, tensor in weights.items()
+                ],
+            }
+            check_agreement(processes, facts)
+            broadcast_weights(processes, weights)
             self._joined = executable
         return processes
 
@@ -443,7 +455,7 @@ class PoplarExecutor:
             self._device.release()
             self._device = None
             logger.debug("Detached from device")
-        self._rng, self._is_rng_state_old = None, False
+        self._is_rng_state_old = False
 
     def _forget_program(self) -> None:
         self._executable = None
@@ -699,12 +711,12 @@ class PoplarExecutor:
         self._require_compiled()
         self._rng_state = check_rng_state(state or [])
         self._is_rng_state_old = False
-        if self._rng is not None:
-            self._rng.restore(self._rng_state)
+        if self._device is not None:
+            self._device.rng.restore(self._rng_state)
 
     def _read_rng_state(self) -> list[int] | None:
-        if self._is_rng_state_old and self._rng is not None:
-            self._rng_state = self._rng.save()
+        if self._is_rng_state_old and self._device is not None:
+            self._rng_state = self._device.rng.save()
             self._is_rng_state_old = False
         return self._rng_state
 
@@ -1213,24 +1225,6 @@ def _own_options(options: Options | None, *, is_training: bool) -> Options:
         )
     own._freeze()
     return own
-
-
-def _common_facts(executable: Executable, options: Options) -> dict[str, object]:
-    """List the facts that must be equal in all processes that train the model."""
-    training = options.Training
-    return {
-        "the number of device iterations": options.device_iterations,
-        "the gradient accumulation": training.gradient_accumulation,
-        "the number of replicas": options.replication_factor,
-        "the reduction of gradients": (
-            training.accumulation_and_replication_reduction_type,
-            training.meanAccumulationAndReplicationReductionStrategy,
-        ),
-        "the weights": [
-            (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-            for name, tensor in executable.host_weights.items()
-        ],
-    }
 
 
 def trainingModel(
