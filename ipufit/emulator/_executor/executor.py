@@ -1187,7 +1187,10 @@ class ParameterView:
                 "replicaGrouping() has no effect on an executable that is already "
                 "compiled: it counts for the next compilation, after destroy()"
             )
-        grouping = Grouping(comm_group_type, shards, variable_retrieval_mode).check()
+        grouping = Grouping(comm_group_type, shards, variable_retrieval_mode)
+        kinds = CommGroupType, int, VariableRetrievalMode
+        for name, value, kind in zip(grouping._fields, grouping, kinds):
+            require(isinstance(value, kind), f"{name}={value!r}: use {kind.__name__}.")
         for name, weight in named_weights(self._executor.model).items():
             if weight is self._parameter:
                 self._executor._groupings[name] = grouping

@@ -26,7 +26,7 @@ from torch import Tensor
 from ipufit.emulator._ground.torch_extras import device_tensor, host_tensor
 from ipufit.emulator._tracing.recording import named_weights
 from ipufit.emulator.enums import CommGroupType, OutputMode, VariableRetrievalMode
-from ipufit.emulator.errors import Error, createPoptorchError, require
+from ipufit.emulator.errors import Error, createPoptorchError
 
 if TYPE_CHECKING:
     from ipufit.emulator._options.options import Options
@@ -261,7 +261,8 @@ def synthetic_inputs(tensors: list[Tensor]) -> list[Tensor]:
 Tensors = Dict[str, Tensor]
 """Tensors by name."""
 
-_SLOT = re.compile("[A-Za-z0-9]+___(specific___)?")
+_SLOT = re.compile("^[A-Za-z0-9]+___(specific___)?")
+"""What precedes the name of a parameter in keys of a state, such as `Accl1___`."""
 
 
 class Grouping(NamedTuple):
@@ -270,17 +271,6 @@ class Grouping(NamedTuple):
     comm_group_type: CommGroupType
     shards: int
     variable_retrieval_mode: VariableRetrievalMode
-
-    def check(self) -> Grouping:
-        """Check the types of the arguments, and return the grouping.
-
-        Raises:
-            AssertionError: An argument has another type.
-        """
-        kinds = CommGroupType, int, VariableRetrievalMode
-        for name, value, kind in zip(self._fields, self, kinds):
-            require(isinstance(value, kind), f"{name}={value!r}: use {kind.__name__}.")
-        return self
 
 
 @dataclass(frozen=True)
@@ -448,17 +438,17 @@ class GroupedState:
 
         Hyper-parameters get no leading dimension: all groups share them.
         """
-        tensors, values = dict(state["ipu_state"]), dict(state["ipu_param"])
-        for name, groups in self._groups.items():
-            keys = [element_name(name, group) for group in range(groups.count)]
-            for slot in _slots(tensors, keys[0]):
-                elements = [tensors.pop(slot + key) for key in keys]
-                tensors[slot + name] = torch.stack(
-                    [elements[groups.members[replica]] for replica in groups.returned]
-                )
-            for slot in _slots(values, keys[0]):
-                values[slot + name], *_ = [values.pop(slot + key) for key in keys]
-        return {"ipu_state": tensors, "ipu_param": values}
+        joined: dict[str, Tensors] = {"ipu_state": {}, "ipu_param": {}}
+        for part, of_host in joined.items():
+            of_device = state[part]
+            for key, tensor in of_device.items():
+                name = key.partition("..")[0]
+                groups = self._of(name)
+                if groups is not None and part == "ipu_state":
+                    keys = [element_name(name, group) for group in groups.members]
+                    tensor = torch.stack([of_device[keys[r]] for r in groups.returned])
+                of_host[name] = tensor
+        return joined
 
     def split(self, state: Mapping[str, Tensors]) -> dict[str, Tensors]:
         """Translate a state of the host to the device's.
@@ -466,29 +456,26 @@ class GroupedState:
         Raises:
             Error: A tensor has no value for each group.
         """
-        tensors, values = dict(state["ipu_state"]), dict(state["ipu_param"])
-        for name, groups in self._groups.items():
-            for slot in _slots(tensors, name):
-                tensor = tensors.pop(slot + name)
-                rows = len(groups.returned)
-                if tensor.dim() == 0 or tensor.shape[0] != rows:
+        split: dict[str, Tensors] = {"ipu_state": {}, "ipu_param": {}}
+        for part, of_device in split.items():
+            for key, tensor in state[part].items():
+                groups = self._of(key)
+                if groups is None:
+                    of_device[key] = tensor
+                    continue
+                rows, has_rows = len(groups.returned), part == "ipu_state"
+                if has_rows and (tensor.dim() == 0 or tensor.shape[0] != rows):
                     raise Error(
-                        f"The optimizer state {slot + name} is of shape "
-                        f"{tuple(tensor.shape)}, but its first dimension must be "
-                        f"{rows}, that of the parameter.",
+                        f"The optimizer state {key} is of shape {tuple(tensor.shape)}, "
+                        f"but its first dimension must be {rows}, that of the "
+                        "parameter.",
                         type="poptorch_cpp_error",
                     )
                 for group in range(groups.count):
-                    key = element_name(slot + name, group)
-                    tensors[key] = tensor[groups.row(group)]
-            for slot in _slots(values, name):
-                value = values.pop(slot + name)
-                for group in range(groups.count):
-                    values[element_name(slot + name, group)] = value
-        return {"ipu_state": tensors, "ipu_param": values}
+                    element = tensor[groups.row(group)] if has_rows else tensor
+                    of_device[element_name(key, group)] = element
+        return split
 
-
-def _slots(tensors: Tensors, name: str) -> list[str]:
-    """List the prefixes of keys that end with `name`, such as `Accl1___`."""
-    slots = [key[: -len(name)] for key in tensors if key.endswith(name)]
-    return [slot for slot in slots if _SLOT.fullmatch(slot)]
+    def _of(self, key: str) -> ReplicaGroups | None:
+        """Return the groups of the parameter whose state has this key, if any."""
+        return self._groups.get(_SLOT.sub("", key, 1))
