@@ -111,10 +111,12 @@ class Layout:
     @cached_property
     def groups(self) -> list[int]:
         """The input group of each replica."""
-        if self.is_orthogonal:
-            return [replica % self.input_groups for replica in range(self.replicas)]
-        size = self.replicas // self.input_groups
-        return [replica // size for replica in range(self.replicas)]
+        return _group_of_each(self.replicas, self.input_groups, self.is_orthogonal)
+
+
+def _group_of_each(replicas: int, count: int, is_orthogonal: bool) -> list[int]:
+    size = replicas // count
+    return [r % count if is_orthogonal else r // size for r in range(replicas)]
 
 
 class Inputs:
@@ -313,10 +315,7 @@ class ReplicaGroups:
             )
         count = replicas // size
         is_orthogonal = kind is CommGroupType.Orthogonal
-        members = tuple(
-            replica % count if is_orthogonal else replica // size
-            for replica in range(replicas)
-        )
+        members = tuple(_group_of_each(replicas, count, is_orthogonal))
         one_per_group = tuple(members.index(group) for group in range(count))
         is_all = mode is VariableRetrievalMode.AllReplicas
         return cls(members, tuple(range(replicas)) if is_all else one_per_group)
