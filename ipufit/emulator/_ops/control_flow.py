@@ -226,7 +226,7 @@ def _record_body(
     graph.output([copy_of[node] for node in results])
     for node in reversed(cut):
         trace.graph.erase_node(node)
-    trace.rebind(before)
+    trace.nodes = before
     tensor_of = {before[id(t)]: t for t in reversed(trace.tensors()) if id(t) in before}
     around = [tensor_of[node] for node in captured]
     body = Body(GraphModule(trace.root, graph), around, outputs)

@@ -31,7 +31,6 @@ from ipufit.emulator._options.strategies import (
 from ipufit.emulator._tracing.operation import (
     DeviceFunction,
     Effects,
-    NodesById,
     Operation,
     effects_of,
     storage_of,
@@ -140,6 +139,7 @@ class Recording:
             `NameScope`.
         constructs: Names of the loops, branches and the like that are open, innermost
             last.
+        nodes: The node of each tensor at this moment, by the tensor's `id`.
         begun: The blocks that have begun, in order.
         block: The active block, if any.
         results: Value of each node while tracing.
@@ -173,7 +173,7 @@ class Recording:
         self._host_of = {id(copy): host for host, copy in pairs}
         self._addresses = {name: _address(c) for name, c in self.copies.items()}
         self._inputs = inputs
-        self._nodes: dict[int, Node] = {}
+        self.nodes: dict[int, Node] = {}
         self._kept_alive: list[Tensor] = []
         self._num_constants = 0
         self._was_grad_enabled = torch.is_grad_enabled()
@@ -186,18 +186,9 @@ class Recording:
 
     # Tensors ----------------------------------------------------------------
 
-    @property
-    def nodes(self) -> NodesById:
-        """The node of each tensor at this moment."""
-        return self._nodes
-
-    def rebind(self, nodes: NodesById) -> None:
-        """Restore the tensors' nodes from an earlier copy of `nodes`."""
-        self._nodes = dict(nodes)
-
     def is_on_device(self, tensor: Tensor) -> bool:
         """Return whether `tensor` is a weight, an input, or computed from them."""
-        return id(tensor) in self._nodes
+        return id(tensor) in self.nodes
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """Return the copy of a weight; another tensor itself."""
@@ -374,7 +365,7 @@ class Recording:
         nodes = []
         for tensor in outputs:
             refuse_custom_backward(tensor)
-            node = self._nodes[id(tensor)]
+            node = self.nodes[id(tensor)]
             on_device = self.on_device(tensor)
             storage = storage_of(on_device)
             is_input = node.op == "placeholder"
@@ -417,15 +408,15 @@ class Recording:
                     self._bind_result(element, item)
 
     def _bind(self, tensor: Tensor, node: Node) -> None:
-        self._nodes[id(tensor)] = node
+        self.nodes[id(tensor)] = node
         # The weight of a copy that changed in place: later uses depend on the change.
-        self._nodes[id(self.on_host(tensor))] = node
+        self.nodes[id(self.on_host(tensor))] = node
         self.results[node] = tensor
         self._kept_alive.append(tensor)  # an id is only unique while it lives
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self._nodes.get(id(value)) or self._constant(value)
+            return self.nodes.get(id(value)) or self._constant(value)
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, _LITERALS):
