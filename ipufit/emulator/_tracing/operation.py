@@ -149,11 +149,6 @@ class DeviceFunction:
         return handle_torch_function(self, tensors_in((args, kwargs)), *args, **kwargs)
 
 
-def recorded(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that a tracer records for `func`."""
-    return func.function if isinstance(func, DeviceFunction) else func
-
-
 FACTORIES = frozenset(
     getattr(torch, name)
     for name in """

@@ -26,12 +26,12 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from ipufit.emulator._ground.torch_extras import DispatchMode, is_importing_compiler
 from ipufit.emulator._tracing.half import in_float32
 from ipufit.emulator._tracing.operation import (
+    DeviceFunction,
     NodesById,
     Operation,
     creates_on_device,
     map_tensors,
     observed,
-    recorded,
     tensors_in,
 )
 from ipufit.emulator._tracing.recording import Recording
@@ -175,7 +175,7 @@ class Tracer(TorchFunctionMode):
         """Run `func`, on copies of the weights, and record it."""
         if is_importing_compiler():
             return func(*args, **(kwargs or {}))
-        func = recorded(func)
+        func = func.function if isinstance(func, DeviceFunction) else func
         name = getattr(func, "__name__", str(func))
         kwargs = kwargs or {}
         if name == "to":
