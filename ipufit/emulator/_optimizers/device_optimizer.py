@@ -76,8 +76,7 @@ class WeightGroup:
         is_clipped: Whether the norm of the gradients is clipped.
 
     Attributes:
-        state: The tensors of each slot. `write_step` writes the number of updates into
-            `Step`.
+        state: The tensors of each slot. `Step` is written when the groups are dropped.
         step: Number of updates so far.
         counter: The number of the update that runs, as fused kernels take it.
     """
@@ -124,11 +123,6 @@ class WeightGroup:
         kernel(weights, values, *state, **numbers)
         if not self.is_wide:
             store(weights, self.weights)
-
-    def write_step(self) -> None:
-        """Write the number of updates into the state."""
-        for tensor in self.state.get(STEP, ()):
-            tensor.fill_(self.step)
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -729,7 +723,8 @@ class DeviceOptimizer:
 
     def _forget_groups(self) -> None:
         for group in self._groups:
-            group.write_step()
+            for tensor in group.state.get(STEP, ()):
+                tensor.fill_(group.step)
         self._groups, self._grouped_names = [], []
 
     def _adapt_loss_scale(self, gradients: Mapping[str, Tensor | None]) -> None:
@@ -987,12 +982,8 @@ class OptimizerSync:
         self._indices = _group_indices(self.optimizer, weights)
         # On the device "meta", torch would import its compiler for zeros.
         empty = {name: torch.empty(0, dtype=weights[name].dtype) for name in trained}
-        return list(self._make(empty, self._indices).tensors())
-
-    def _make(
-        self, weights: dict[str, Tensor], indices: dict[str, int | None]
-    ) -> DeviceOptimizer:
-        return DeviceOptimizer(self.settings, weights, indices, self._options)
+        made = DeviceOptimizer(self.settings, empty, self._indices, self._options)
+        return list(made.tensors())
 
     def attach(
         self, trained: dict[str, Tensor], groups: Mapping[str, ReplicaGroups]
@@ -1004,7 +995,8 @@ class OptimizerSync:
             groups: Weights, by name, whose values differ between groups of replicas.
         """
         self._grouped = GroupedState(groups)
-        self._device = self._make(trained, self._grouped.group_index(self._indices))
+        indices = self._grouped.group_index(self._indices)
+        self._device = DeviceOptimizer(self.settings, trained, indices, self._options)
         self._log_settings()
         if self._kept_state is not None:
             self._load(self._kept_state)
