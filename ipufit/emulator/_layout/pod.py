@@ -130,7 +130,14 @@ class Target:
                 f"Too many IPUs requested ({num_ipus}). Experiments that need more "
                 f"than {MAX_IPUS_PER_PROCESS} IPUs require distributed execution."
             )
-        is_model = uses_ipu_model(options)
+        if options.exists("use_model"):  # else the environment decides
+            is_model = bool(options.use_model)
+            logger.info(
+                "From the user configuration: Ipu model: %s",
+                "Enabled" if is_model else "Disabled",
+            )
+        else:
+            is_model = ipu_model_is_on()
         is_offline = options.connection_type == ConnectionType.Never.value
         settings = Settings(options)
         if is_model:
@@ -183,25 +190,6 @@ class Target:
             num_ipus = power
         first_ipu = options.ipu_id if options.exists("ipu_id") else None
         return cls(is_offline, num_ipus, first_ipu)
-
-
-def uses_ipu_model(options: Options) -> bool:
-    """Return whether a program with these options runs on the IPU Model.
-
-    `Options.useIpuModel` decides if it was called, else the environment does.
-
-    Example:
-        >>> uses_ipu_model(Options().useIpuModel(True))
-        True
-    """
-    if options.exists("use_model"):
-        asked = bool(options.use_model)
-        logger.info(
-            "From the user configuration: Ipu model: %s",
-            "Enabled" if asked else "Disabled",
-        )
-        return asked
-    return ipu_model_is_on()
 
 
 def ipu_model_is_on() -> bool:
