@@ -15,7 +15,6 @@ from time import perf_counter
 from typing import (
     Any,
     Callable,
-    Iterator,
     Mapping,
     NamedTuple,
     Sequence,
@@ -598,7 +597,10 @@ class Device:
             tensors = synthetic_inputs(tensors)
         call = Call(self, tensors)
         nothing = contextlib.nullcontext()
-        with self._drawing() if self._draws else nothing, call.watch or nothing:
+        is_stochastic = self._settings.rounds_at_random
+        numbers = self.rng if self._draws else nothing
+        rounds = rounding(is_stochastic=True) if is_stochastic else nothing
+        with numbers, rounds, call.watch or nothing:
             self._executable.runner.run(call)
         ran = perf_counter()
         results = call.outputs.tensors()
@@ -617,12 +619,6 @@ class Device:
         if self._settings.counts_cycles:
             logger.debug("Total number of IPU cycles: %d", done.cycles())
         return done
-
-    @contextlib.contextmanager
-    def _drawing(self) -> Iterator[None]:
-        """Draw torch's random numbers from the device's random state."""
-        with self.rng, rounding(is_stochastic=self._settings.rounds_at_random):
-            yield
 
 
 # Random state ----------------------------------------------------------------------
