@@ -90,6 +90,15 @@ def pytest_collection_finish():
     hypothesis.given(hypothesis.strategies.none())(lambda _: None)()
     gc.collect()
     gc.freeze()
+    # What test files import is imported once by the fork server, not in each process.
+    multiprocessing.set_forkserver_preload(
+        [
+            "ipufit.emulator._loading",
+            "pytest",
+            "hypothesis.strategies",
+            "tests.reference",
+        ]
+    )
 
 
 def is_thorough(config):
