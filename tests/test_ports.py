@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 import torch
 
 import ipufit
+import ipufit.emulator
 from ipufit.data.datasets import mixed
 from tests.interpreters import run_python
 
@@ -22,7 +26,7 @@ PORTS = ROOT / "examples" / "ports"
 # Port -> arguments that make ten updates quick, for it and for its original.
 TEN_UPDATES = {
     "cnn_training": (
-        "--epochs 5 --steps-per-epoch 2 --micro-batch-size 8 "
+        "--epochs 5 --steps-per-epoch 2 --micro-batch-size 4 "
         "--gradient-accumulation 3 --fine-tune-epochs 2"
     ),
     "bert_finetuning": (
@@ -65,21 +69,34 @@ def run(*command):
     return done.stdout
 
 
-def losses_by_hand(name, arguments):
-    script = PORTS / f"{name}_by_hand.py"
-    printed = run("-m", "ipufit.emulator", script, *arguments)
-    return [
-        float(loss) for loss in re.findall(r"^update \d+: loss (\S+)", printed, re.M)
-    ]
+def losses_by_hand(name, arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    ipufit.emulator.install()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(str(PORTS / f"{name}_by_hand.py"), run_name="__main__")
+    finally:
+        ipufit.emulator.uninstall()
+    found = re.findall(r"^update \d+: loss (\S+)", printed.getvalue(), re.M)
+    return [float(loss) for loss in found]
 
 
-def losses_of_port(name, arguments, monkeypatch):
-    monkeypatch.syspath_prepend(str(PORTS))
-    for module in ("networks", "samples"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+def losses_of_port(name, arguments):
     heard = UpdateLosses()
     importlib.import_module(name).main(arguments, [heard])
     return heard.losses
+
+
+def few_digits(side):
+    """Images and classes as `samples.digits` has them, without scikit-learn."""
+    labels = torch.arange(210) % 10
+    noise = torch.rand(210, 1, side, side, generator=torch.Generator().manual_seed(0))
+    images = (noise * 100 + 15 * labels.reshape(-1, 1, 1, 1)).to(torch.uint8)
+    rows = torch.utils.data.TensorDataset(images, labels)
+    return tuple(
+        torch.utils.data.TensorDataset(*rows[part])
+        for part in (slice(200), slice(200, None))
+    )
 
 
 def shares_that_a_run_draws(seed, micro_batches, rows, alpha=0.2):
@@ -99,14 +116,18 @@ def shares_that_a_run_draws(seed, micro_batches, rows, alpha=0.2):
     ],
 )
 def test_a_port_trains_as_its_original(name, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(PORTS))
+    for module in ("networks", "samples"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(importlib.import_module("samples"), "digits", few_digits)
     arguments = [*TEN_UPDATES[name].split(), "--in-order"]
     extra = []
     if name == "cnn_training":
         path = tmp_path / "shares.pt"
-        torch.save(shares_that_a_run_draws(42, 30, 8), path)
+        torch.save(shares_that_a_run_draws(42, 30, 4), path)
         extra = ["--mixup-shares", path]
-    expected = losses_by_hand(name, [*arguments, *extra])
-    losses = losses_of_port(name, arguments, monkeypatch)
+    expected = losses_by_hand(name, [*arguments, *extra], monkeypatch)
+    losses = losses_of_port(name, arguments)
     assert len(losses) >= 10
     assert losses[:10] == pytest.approx(expected[:10], abs=1e-4)
     # Fine-tuning goes on from float16 weights that were rounded another way here and
