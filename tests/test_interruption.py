@@ -99,9 +99,12 @@ def small():
     return unbroken(SMALL)
 
 
-@pytest.mark.parametrize("update", [2, 5, 6, 7, 12, 17, 18])
 @pytest.mark.parametrize(
-    ("what", "error"), [(fail, FaultError), (interrupt, KeyboardInterrupt)]
+    ("what", "error", "update"),
+    [
+        *((fail, FaultError, update) for update in (2, 6, 7, 18)),
+        *((interrupt, KeyboardInterrupt, update) for update in (5, 12, 17)),
+    ],
 )
 def test_a_run_that_was_ended_goes_on_when_begun_again(tmp_path, what, error, update):
     expected, seen = small()
@@ -455,14 +458,13 @@ def test_weights_are_saved_and_not_the_averages_that_are_looked_at(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "resume"),
+    ("make", "resume", "update"),
     [
-        (lambda: ModelCheckpoint("run", keep=2), "auto"),
-        (lambda: ModelCheckpoint("run", keep=2, is_background=True), "auto"),
-        (lambda: ModelCheckpoint("run"), "run"),
+        *((lambda: ModelCheckpoint("run", keep=2), "auto", at) for at in (3, 6, 10)),
+        (lambda: ModelCheckpoint("run", keep=2, is_background=True), "auto", 10),
+        (lambda: ModelCheckpoint("run"), "run", 3),
     ],
 )
-@pytest.mark.parametrize("update", [3, 6, 10])
 def test_a_whole_model_checkpoint_is_saved_too(
     tmp_path, monkeypatch, make, resume, update
 ):
@@ -529,9 +531,14 @@ class EvictInValidation(ipufit.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:The data ran out")
-@pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize(
-    "more", [{}, {"steps_per_epoch": 4}, {"validation_updates": 2}]
+    ("epoch", "more"),
+    [
+        (0, {}),
+        (1, {}),
+        (1, {"steps_per_epoch": 4}),
+        (0, {"validation_updates": 2}),
+    ],
 )
 def test_an_eviction_in_a_validation_does_not_wait_for_its_end(tmp_path, epoch, more):
     scenario = Scenario(

@@ -173,7 +173,7 @@ def updates_of(model):
     return model._executors._training.executor.options.device_iterations
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(28), deadline=None)
 @given(st.data())
 def test_nothing_set_is_one_update_per_call_bit_by_bit(data):
     draw = lambda choices: data.draw(st.sampled_from(list(choices)))  # noqa: E731
@@ -185,7 +185,7 @@ def test_nothing_set_is_one_update_per_call_bit_by_bit(data):
     size = 1
     for factor in factors.values():
         size *= factor
-    count = data.draw(st.integers(1, 12)) * size + data.draw(st.integers(0, size - 1))
+    count = data.draw(st.integers(1, 8)) * size + data.draw(st.integers(0, size - 1))
     x, y = reference.samples(count)
     optimizer, schedule, callbacks = map(draw, (OPTIMIZERS, SCHEDULES, CALLBACKS))
     form = draw(FORMS)
@@ -202,7 +202,7 @@ def test_nothing_set_is_one_update_per_call_bit_by_bit(data):
         given_, sized = FORMS[form](x, y, size)
         fitted = {
             **sized,
-            "epochs": 3,
+            "epochs": 2,
             "drop_last": drop_last,
             "steps_per_epoch": steps,
             "class_weight": weights,
@@ -289,17 +289,17 @@ def no_sample_left_out(samples):
     ("data", "expected"),
     [
         (lambda: DataLoader(TensorDataset(X, Y), 4), 1),
-        (lambda: DataLoader(TensorDataset(X.repeat(20, 1), Y.repeat(20)), 4), 15),
+        (lambda: DataLoader(TensorDataset(X.repeat(5, 1), Y.repeat(5)), 4), 3),
         (
             lambda: DataLoader(
-                TensorDataset(X.repeat(20, 1), Y.repeat(20)),
+                TensorDataset(X.repeat(5, 1), Y.repeat(5)),
                 4,
                 collate_fn=no_sample_left_out,
             ),
             1,
         ),
         (lambda: batches(X, Y, 4), 1),
-        (lambda: reference.Recorded(X.repeat(20, 1), Y.repeat(20)), 15),
+        (lambda: reference.Recorded(X.repeat(5, 1), Y.repeat(5)), 3),
     ],
 )
 def test_only_a_number_of_samples_that_is_certain_counts(data, expected):
