@@ -15,6 +15,7 @@ from ipufit import load_checkpoint
 from ipufit.checkpoint import CheckpointStore
 from tests.checkpoint.samples import same_tensors
 from tests.distributed import ending
+from tests.interpreters import run_python
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
@@ -28,15 +29,8 @@ ENVIRONMENT = {
 
 
 def run_all(folder, cases, count=2):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.ending", folder, str(count), *cases],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=30 + 110 * len(cases),
-        check=False,
-    )
+    program = "-m", "tests.distributed.ending"
+    done = run_python(*program, folder, count, *cases, cwd=ROOT, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return dict(zip(cases, map(json.loads, done.stdout.splitlines())))
 

@@ -137,7 +137,7 @@ def train(
         Optimizer("adam", 0.05, ema_momentum=0.9),
         "cross_entropy",
         metrics=["accuracy", *metrics],
-        lr_schedule=Schedule("cosine", total_updates=18),
+        lr_schedule=Schedule("cosine", total_updates=12),
     )
     stopping = EarlyStopping("loss", patience=9, restore_best_weights=True)
     callbacks = [stopping, Draws()]
@@ -152,7 +152,7 @@ def train(
         history = model.fit(
             **data(of),
             batch_size=8,
-            epochs=3,
+            epochs=2,
             verbose=0,
             drop_last="pad",
             validation_data=samples(10, seed=4),
@@ -184,7 +184,7 @@ def assert_same(results, expected):
 
 def saved_in(folder):
     paths = sorted(Path(folder).iterdir())
-    assert len(paths) > 12
+    assert len(paths) > 9
     return paths
 
 
@@ -202,9 +202,7 @@ def saved_in(folder):
 )
 def test_as_many_processes_go_on_bit_by_bit(pool, tmp_path, of, replicas):
     config = {"replicas": replicas, "of": of}
-    expected = pool.run(train, None, **config)
-    as_well = pool.run(train, tmp_path / "run", is_saving=True, **config)
-    assert_same(as_well, expected)  # saving changes nothing
+    expected = pool.run(train, tmp_path / "run", is_saving=True, **config)
     assert expected[0]["device"] != expected[1]["device"]
     paths = saved_in(tmp_path / "run")
     saved = load_checkpoint(paths[2]).tensors
@@ -212,8 +210,9 @@ def test_as_many_processes_go_on_bit_by_bit(pool, tmp_path, of, replicas):
     assert not torch.equal(
         saved["processes"][f"1/model/{moved}"], saved["model"][moved]
     )
-    for path in (paths[0], paths[7], paths[-2]):
-        assert_same(pool.run(train, None, path, **config), expected)
+    for path in (None, paths[2], paths[8]):  # saving changes nothing either
+        resume = {"resume": path} if path else {}
+        assert_same(pool.run(train, None, **resume, **config), expected)
 
 
 LAYOUTS = {
@@ -239,12 +238,9 @@ def run(pool, layout, *args, of="arrays", **kwargs):
         *(
             pytest.param(*case, marks=pytest.mark.thorough)
             for case in [
-                ("two processes", "replicas of one process", "arrays"),
                 ("two processes", "other micro-batches", "arrays"),
-                ("two processes", "four processes", "arrays"),
                 ("four processes", "replicas of one process", "arrays"),
-                ("one process", "two processes", "loader"),
-                ("two processes", "one process", "loader"),
+                ("two processes", "four processes", "loader"),
                 ("two processes", "one process", "stream"),
             ]
         ),
@@ -254,7 +250,7 @@ def test_another_layout_goes_on_with_data_optimizer_and_figures(
     pool, tmp_path, before, after, of
 ):
     expected = run(pool, before, tmp_path / "run", is_saving=True, of=of)[0]
-    for path in (saved_in(tmp_path / "run")[i] for i in (1, 5, 9)):
+    for path in (saved_in(tmp_path / "run")[i] for i in (1, 8)):
         results = run(pool, after, None, path, of=of)
         for result in results:
             history = result["history"]
@@ -275,21 +271,15 @@ def test_another_layout_goes_on_with_data_optimizer_and_figures(
 
 
 @pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
-def test_the_warning_says_what_differs(pool, tmp_path):
+def test_what_differs_is_said_or_refused(pool, tmp_path):
     run(pool, "two processes", tmp_path / "run", is_saving=True)
-    path = saved_in(tmp_path / "run")[4]
-    (said,) = run(pool, "one process", None, path)[0]["warnings"]
+    first, *_, last = saved_in(tmp_path / "run")
+    (said,) = run(pool, "one process", None, last)[0]["warnings"]
     assert "processes was 2 and is 1" in said
     assert "dropout masks; running statistics" in said
     with pytest.raises(ConfigError, match="device_iterations was 1 and is 2"):
-        run(pool, "two processes", None, path, device_iterations=2)
-
-
-@pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
-def test_processes_that_find_other_checkpoints_refuse_to_begin(pool, tmp_path):
-    run(pool, "two processes", tmp_path / "run", is_saving=True)
-    first, last = saved_in(tmp_path / "run")[::12][:2]
-    with pytest.raises(ConfigError, match="update 1, and process 1 from update 13"):
+        run(pool, "two processes", None, last, device_iterations=2)
+    with pytest.raises(ConfigError, match="update 1, and process 1 from update 12"):
         pool.run(resume_own, str(first), str(last))
 
 

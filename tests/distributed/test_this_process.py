@@ -124,8 +124,7 @@ def test_the_replicas_of_a_launch_are_shared_equally(count, each):
     [
         ("fork", {}),
         ("fork", FIRST_OF_TWO),
-        ("fork", {"RANK": "0"}),
-        ("spawn", FIRST_OF_TWO),
+        pytest.param("spawn", FIRST_OF_TWO, marks=pytest.mark.thorough),
     ],
 )
 def test_processes_that_load_hear_the_number_of_a_config(monkeypatch, start, variables):
