@@ -107,7 +107,7 @@ def fitted(kind, drop_last="pad"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         history = model.fit(
-            batch_size=BATCH, epochs=3, verbose=0, drop_last=drop_last, **given
+            batch_size=BATCH, epochs=2, verbose=0, drop_last=drop_last, **given
         )
     return history.history, [w.tolist() for w in network.parameters()]
 

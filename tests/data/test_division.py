@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from ipufit import BatchPlan, DataError
 from ipufit.data.calls import (
@@ -43,7 +44,9 @@ class Counted(torch.utils.data.Dataset):
 
 def training(plan, data, processes, **settings):
     return TrainingBatches(
-        as_source(*data) if isinstance(data, tuple) else as_source(data),
+        as_source(*data)
+        if isinstance(data, tuple)
+        else as_source(data, processes=processes),
         plan,
         options_for(plan),
         processes=processes,
@@ -109,13 +112,13 @@ def test_an_update_has_the_same_samples_in_any_number_of_processes(
     assert [r[1:] for r in results] == [tuple(figures)] * count
 
 
-def test_a_dataset_is_read_where_its_samples_are_used():
-    plan = BatchPlan(2, device_iterations=3)
-    datasets = {}
-
+@pytest.mark.parametrize("as_loader", [False, True])
+def test_a_dataset_is_read_where_its_samples_are_used(as_loader):
     def use(processes):
-        dataset = datasets[processes.index] = Counted(48)
-        batches = training(plan, dataset, processes, shuffle=True, seed=1)
+        dataset = Counted(48)
+        data = DataLoader(dataset, 24, shuffle=True) if as_loader else dataset
+        given = {} if as_loader else {"shuffle": True, "seed": 1}
+        batches = training(BatchPlan(6), data, processes, **given)
         dataset.read.clear()
         used = {number for call in batches for number in call.batch[0].tolist()}
         assert dataset.read == used
@@ -124,17 +127,6 @@ def test_a_dataset_is_read_where_its_samples_are_used():
     used = together(4, use)
     assert all(len(some) == 12 for some in used)
     assert set().union(*used) == set(range(48))
-
-
-def test_a_seed_that_is_not_given_is_drawn_by_process_0():
-    plan = BatchPlan(4)
-
-    def orders(processes):
-        batches = training(plan, (torch.arange(16),), processes, shuffle=True)
-        return batches.seed
-
-    alone = together(1, orders)
-    assert together(2, orders) == alone * 2
 
 
 def test_too_few_samples_for_a_call_of_all_processes_are_refused():

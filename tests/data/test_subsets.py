@@ -52,7 +52,7 @@ indices = st.lists(st.integers(-20, 19), min_size=4, max_size=30)
 
 
 @given(plans(most=2), indices, st.booleans(), st.sampled_from(["pad", True]))
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(10))
 def test_runs_and_random_states_are_those_of_single_samples(
     plan, chosen, shuffle, drop_last
 ):

@@ -69,14 +69,14 @@ def model_of(**config):
     return reference.compiled(torch.nn.Linear(2, 3), IPUConfig(seed=4, **config))
 
 
-@pytest.mark.parametrize("method", ["evaluate", "predict", "fit"])
+@pytest.mark.parametrize("method", ["predict", "fit"])
 def test_samples_are_read_together_and_once(method):
     run = getattr(model_of(), method)
-    together, single = Squares(320), Single(320)
-    run(together, batch_size=32, verbose=0)
-    run(single, batch_size=32, verbose=0)
-    assert (together.num_together, together.num_single <= FEW) == (320, True)
-    assert 320 <= single.num_single <= 320 + FEW
+    together, single = Squares(64), Single(64)
+    run(together, batch_size=8, verbose=0)
+    run(single, batch_size=8, verbose=0)
+    assert (together.num_together, together.num_single <= FEW) == (64, True)
+    assert 64 <= single.num_single <= 64 + FEW
 
 
 @pytest.mark.parametrize("kind", [Doubled, lambda: OwnSubset(Squares(), range(8))])
