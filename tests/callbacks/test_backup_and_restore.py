@@ -46,10 +46,8 @@ def places(backup):
     [
         ("epoch", {}, [(1, 8), (2, 16)]),
         (3, {}, [(0, 3), (0, 6), (1, 9), (1, 12), (1, 15)]),
-        (8, {}, [(0, 8), (1, 16)]),
         (20, {}, []),
         # After the call in which the number is reached.
-        (3, {"device_iterations": 4}, [(0, 4), (0, 8), (1, 12), (1, 16)]),
         (5, {"device_iterations": 4}, [(0, 8), (1, 16)]),
     ],
 )
@@ -59,12 +57,6 @@ def test_it_saves_as_often_as_asked(tmp_path, save_freq, config, expected):
     )
     fit(backup, **config)
     assert places(backup) == expected
-
-
-def test_it_keeps_the_last_ones(tmp_path):
-    backup = BackupAndRestore(tmp_path, 1, delete_checkpoint=False)
-    fit(backup)
-    assert [update for _, update in places(backup)] == [15, 16]
 
 
 def test_updates_are_counted_on_in_a_resumed_run(tmp_path):
@@ -113,8 +105,7 @@ def test_an_evicted_run_saves_the_call_under_way(tmp_path, is_before, save_freq)
     assert history.epoch == []  # it isn't over
 
 
-@pytest.mark.parametrize("update", [8, 16])
-@pytest.mark.parametrize("save_freq", ["epoch", 4])
+@pytest.mark.parametrize(("update", "save_freq"), [(8, "epoch"), (16, 4)])
 def test_an_eviction_in_the_last_call_of_an_epoch(tmp_path, update, save_freq):
     def backup():
         return BackupAndRestore(tmp_path / "run", save_freq)
@@ -203,9 +194,3 @@ def test_in_another_thread_it_saves_and_leaves_signals_alone(tmp_path):
     thread.join()
     assert places(backup) == [(1, 8), (2, 16)]
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_it_can_be_used_for_several_fits(tmp_path):
-    backup = BackupAndRestore(tmp_path / "run", 1)
-    assert fit(backup).epoch == [0, 1]
-    assert fit(backup, epochs=1).epoch == [0]

@@ -204,12 +204,3 @@ def test_gradients_are_for_callbacks():
     model, _ = fit(GradientMonitor())
     with pytest.raises(ConfigError, match="for callbacks while fit"):
         model.gradients()
-
-
-def test_there_are_none_before_the_first_call():
-    class TooEarly(GradientMonitor):
-        def on_epoch_begin(self, epoch, logs):
-            self.model.gradients()
-
-    with pytest.raises(ConfigError, match="before the first call"):
-        fit(TooEarly())

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ipufit import ConfigError, IPUModel, poptorch
+from ipufit import ConfigError
 from ipufit.callbacks import (
-    LambdaCallback,
     ProgressBar,
     TerminateOnNaN,
     make_progress,
@@ -113,7 +112,7 @@ FIGURES = "accuracy: 0.9877 - loss: 0.2500 - val_loss: 1.0000e-04"
 
 @pytest.mark.parametrize(
     ("verbose", "is_terminal", "width"),
-    [(2, True, 120), (2, False, 24), (1, False, 120), (1, False, 24)],
+    [(2, True, 120), (1, False, 24)],
 )
 def test_lines_are_one_per_compilation_and_epoch(
     console, clock, verbose, is_terminal, width
@@ -128,14 +127,8 @@ def test_lines_are_one_per_compilation_and_epoch(
     )
 
 
-def test_an_epoch_cut_short_counts_what_was_done(console, clock):
-    screen = console(is_terminal=False)
-    play_fit(make_progress(2, screen, clock), clock, epochs=1, calls=12, steps=12)
-    assert "\n 2/12 - 2s - 1s/step - " in screen.file.getvalue()
-
-
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
-@pytest.mark.parametrize("params", [{"calls": 4}, {"steps": 4}, {"steps": None}, {}])
+@pytest.mark.parametrize("params", [{"calls": 4}, {"steps": None}])
 def test_evaluate_and_predict_have_a_line_of_their_own(console, clock, method, params):
     screen = console(is_terminal=False)
     display = make_progress(2, screen, clock)
@@ -205,7 +198,7 @@ def test_in_a_notebook_bars_need_widgets(monkeypatch, has_widgets):
     assert progress.can_redraw(notebook) is has_widgets
 
 
-@pytest.mark.parametrize("term", ["dumb", "unknown", "xterm"])
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
 def test_a_dumb_terminal_redraws_nothing(term):
     screen = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": term})
     assert progress.can_redraw(screen) is (term == "xterm")
@@ -263,7 +256,7 @@ def test_auto_is_bars_on_a_terminal_and_lines_elsewhere(
     assert type(make_progress(verbose, console(is_terminal=is_terminal))) is expected
 
 
-@pytest.mark.parametrize("verbose", [3, -1, "1", "loud", None, [1], 1.5])
+@pytest.mark.parametrize("verbose", [3, "1", None])
 def test_an_unknown_verbosity_is_refused(verbose):
     with pytest.raises(ConfigError, match="none of 0, 1, 2 and 'auto'"):
         make_progress(verbose)
@@ -275,11 +268,9 @@ def test_an_unknown_verbosity_is_refused(verbose):
         (0.5, "0.5000"),
         (-0.5, "-0.5000"),  # unlike Keras's verbose=2, which writes -5.0000e-01
         (12345.6, "12345.6000"),
-        (0.0011, "0.0011"),
         (0.001, "1.0000e-03"),
         (0.0, "0.0000e+00"),
         (float("nan"), "nan"),
-        (float("inf"), "inf"),
     ],
 )
 def test_numbers_are_kerass(value, expected):
@@ -338,18 +329,6 @@ def test_an_error_within_a_bar_leaves_the_terminal_usable(monkeypatch, capsys, v
     model.fit(*DATA, batch_size=4, verbose=verbose)  # a bar of its own starts
 
 
-def test_a_failed_compilation_leaves_nothing_on_the_screen_but_its_phase(capsys):
-    class Broken(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(x) * x.sum().item()
-
-    model = IPUModel(Broken(2, 1))
-    model.compile("sgd", "mse")
-    with pytest.raises(poptorch.Error):
-        model.fit(*DATA, batch_size=4, verbose=2)
-    assert capsys.readouterr().out == ""
-
-
 def test_what_callbacks_say_goes_above_the_bar(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stdout", screen)
@@ -398,16 +377,3 @@ def test_it_can_be_used_again_for_other_runs():
     model.predict(x, callbacks=bar, verbose=0)
     assert "Evaluating" in text.getvalue()
     assert "Predicting" in text.getvalue()
-
-
-def test_it_leaves_the_terminal_after_an_error():
-    """A bar that were still there would be a thread that outlives the test."""
-    bar, _ = bar_and_text()
-    failing = LambdaCallback(on_train_batch_end=lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        fitted([bar, failing], 0)
-
-
-def test_standard_output_is_its_default(capsys):
-    fitted(ProgressBar(), 0)
-    assert "2/2 - " in capsys.readouterr().out  # lines, where no bar can be redrawn

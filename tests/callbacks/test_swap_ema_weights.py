@@ -100,7 +100,7 @@ def failing(*_):
     raise ValueError("by the test")
 
 
-@pytest.mark.parametrize("hook", ["on_test_begin", "on_test_batch_end", "on_test_end"])
+@pytest.mark.parametrize("hook", ["on_test_begin", "on_test_end"])
 def test_the_weights_are_back_after_an_error_in_an_evaluation(hook):
     model = left_in_the_middle()
     value = weight(model)
@@ -122,16 +122,15 @@ def test_the_weights_are_back_after_a_prediction_that_nobody_finished():
     assert weight(model) == value
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("hook", ["on_epoch_end", "on_test_batch_begin"])
-def test_the_weights_are_back_after_a_fit_that_was_ended(error, hook):
+def test_the_weights_are_back_after_a_fit_that_was_ended(hook):
     model = model_of()
 
     def end(*_):
         assert model.weight_average.is_swapped
-        raise error
+        raise KeyboardInterrupt
 
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         fit(model, [SwapEMAWeights(swap_on_epoch=True), LambdaCallback(**{hook: end})])
     assert weight(model) == pytest.approx(trained()[0][0], rel=1e-5)
 
