@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import os
-import weakref
 
 import pytest
-import torch
 
 from ipufit.checkpoint import (
     Checkpoint,
@@ -186,15 +183,6 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path):
             break
         step += 1
     assert step > 20
-
-
-def test_nothing_of_the_callers_is_kept(tmp_path):
-    tensor = torch.ones(3)
-    alive = weakref.ref(tensor)
-    write_checkpoint(tmp_path / "a", Checkpoint({"model": {"w": tensor}}))
-    del tensor
-    gc.collect()
-    assert alive() is None
 
 
 def test_there_is_none(tmp_path):

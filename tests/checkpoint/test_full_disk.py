@@ -110,6 +110,7 @@ def test_each_step_of_a_save_may_fail(tmp_path):
     assert warned > 3  # what couldn't be deleted
 
 
+@pytest.mark.thorough
 def test_a_file_system_that_is_really_full(tmp_path):
     if shutil.which("unshare") is None:
         pytest.skip("no unshare")

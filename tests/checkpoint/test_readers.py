@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import subprocess
-import sys
+import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -28,26 +27,9 @@ from ipufit.errors import (
 )
 from tests.checkpoint.samples import number_of, sample
 
-ROOT = Path(__file__).parent.parent.parent
 STARTS = 100
 GENERATIONS = 30
 SECONDS = 60
-WRITER = """
-import itertools, os, sys
-from ipufit.checkpoint import CheckpointStore, write_checkpoint
-from tests.checkpoint.samples import sample
-
-os.fsync = lambda descriptor: None
-target, kind = sys.argv[1:]
-store = CheckpointStore(target, keep_last=1)
-for number in itertools.count():
-    if kind == "store":
-        store.save(sample(number), epoch=0, update=number)
-    else:
-        write_checkpoint(target, sample(number))
-    if number == 0:
-        print("begun", flush=True)
-"""
 READS = ("open", "readv", "listdir", "lstat", "stat", "fstat")
 WRITES = ("mkdir", "open", "rename", "unlink", "rmdir")
 
@@ -190,14 +172,28 @@ def of_store(path):
 )
 def test_a_reader_beside_a_writer_in_another_process(tmp_path, kind, load):
     target = tmp_path / kind
-    command = [sys.executable, "-c", WRITER, str(target), kind]
+    store = CheckpointStore(target, keep_last=1)
+
+    def write(number):
+        if kind == "store":
+            store.save(sample(number), epoch=0, update=number)
+        else:
+            write_checkpoint(target, sample(number))
+
+    write(0)
     numbers, until = [], time.monotonic() + SECONDS
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as writer:
+    writer = os.fork()
+    if writer == 0:
         try:
-            assert writer.stdout.readline() == b"begun\n"
-            while len(numbers) < STARTS or len(set(numbers)) < GENERATIONS:
-                assert time.monotonic() < until, "the writer is too slow"
-                numbers.append(number_of(load(target)))
+            for number in itertools.count(1):
+                write(number)
         finally:
-            writer.kill()
+            os._exit(1)
+    try:
+        while len(numbers) < STARTS or len(set(numbers)) < GENERATIONS:
+            assert time.monotonic() < until, "the writer is too slow"
+            numbers.append(number_of(load(target)))
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
     assert numbers == sorted(numbers)

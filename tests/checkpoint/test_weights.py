@@ -32,14 +32,6 @@ tensors = st.builds(
 )
 
 
-def test_folders_are_made_and_nothing_else_is_left(tmp_path):
-    path = tmp_path / "a" / "b" / "c.safetensors"
-    save_weights({"w": torch.ones(1)}, path)
-    save_weights({"w": torch.zeros(1)}, path)  # over the old one
-    assert [p.name for p in path.parent.iterdir()] == ["c.safetensors"]
-    assert load_weights(path)["w"].item() == 0
-
-
 @pytest.mark.spread
 def test_every_flipped_bit_is_found_or_changes_nothing(tmp_path):
     path = tmp_path / "a.safetensors"
@@ -112,16 +104,6 @@ class TestStateDicts:
         for name, tensor in weights.items():
             assert loaded[name].dtype == tensor.dtype
             assert torch.equal(loaded[name], tensor)
-
-    def test_a_module_s_state_dict_is_loaded_into_a_model(self, tmp_path):
-        module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-        torch.save(module.state_dict(), tmp_path / "a.pt")
-        model = IPUModel(
-            torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-        )
-        model.load_weights(tmp_path / "a.pt")
-        for name, tensor in module.state_dict().items():
-            assert torch.equal(model.module.state_dict()[name], tensor)
 
     def test_nothing_is_executed(self, tmp_path):
         class Evil:
