@@ -75,7 +75,7 @@ LAYOUTS = [
 TORCHS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 CLIPPED = [
     *((name, {}, None) for name in TORCHS),
-    *((name, layout, 16.0) for name in TORCHS for layout in LAYOUTS),
+    *((name, layout, 16.0) for name, layout in zip(TORCHS, LAYOUTS)),
     ("adamw", {}, "auto"),
 ]
 
@@ -175,11 +175,13 @@ def test_updates_of_a_call_share_the_rate_of_the_first(replicas):
     assert_same(module, twin)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop", "lamb"])
+RAMP = LossScaleRamp(1, factor=4, every_updates=2, maximum=16)
+
+
 @pytest.mark.parametrize(
-    "loss_scaling",
-    [4.0, "auto", LossScaleRamp(1, factor=4, every_updates=2, maximum=16)],
-    ids=["fixed", "automatic", "ramp"],
+    ("name", "loss_scaling"),
+    [("sgd", "auto"), ("adam", RAMP), ("rmsprop", 4.0), ("rmsprop", RAMP), ("lamb", 4)],
+    ids=str,
 )
 def test_loss_scaling_changes_neither_the_weights_nor_the_losses(name, loss_scaling):
     module, twin = network(), network()

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ipufit import ConfigError, IPUConfig, IPUModel, Optimizer, UnknownNameError, freeze
-from ipufit.optimizers import resolve_optimization
 
 
 class ScaleNorm(nn.Module):
@@ -113,38 +112,12 @@ def test_a_pattern_that_matches_nothing_is_refused(module, pattern, word):
         groups_of(module, **{word: ("bias", pattern)})
 
 
-def test_a_kind_may_match_nothing(module):
-    assert spared(module["head"], ("bias", "norm")) == set()
-
-
-@pytest.mark.parametrize(("no_decay", "zeros"), [((), set()), ("*", {"weight_decay"})])
-def test_no_group_is_empty(module, no_decay, zeros):
-    ((names, own_zeros),) = groups_of(module, no_decay=no_decay)
-    assert (len(names), own_zeros) == (6, zeros)
-
-
-def test_words_are_spelled_out_once():
-    def words(given):
-        return Optimizer("adamw", no_decay=given).no_decay
-
-    assert words(["norm", "bias_and_norm", "embed*"]) == ("norm", "bias", "embed*")
-    assert words(()) == ()
-
-
 def test_decay_and_trust_ratio_make_up_to_four_groups(module):
     assert groups_of(module, no_decay="norm", no_trust_ratio="bias") == [
         ({"embed.weight", "body.0.weight", "head.weight"}, set()),
         ({"body.1.weight"}, {"weight_decay"}),
         ({"body.1.bias"}, {"weight_decay", "max_weight_norm"}),
         ({"body.0.bias"}, {"max_weight_norm"}),
-    ]
-
-
-def test_groups_are_told_apart_by_what_differs(module):
-    spec = Optimizer("adamw", weight_decay=0.25, no_decay="bias_and_norm")
-    assert resolve_optimization(spec, None, module).news() == [
-        "Optimizer groups: weight_decay 0.25: 3 parameters (36 values); "
-        "weight_decay 0: 3 parameters (12 values)"
     ]
 
 
@@ -197,13 +170,6 @@ def test_own_parameters_of_what_contains_the_layer_are_frozen():
     assert not module.body.scale.requires_grad
     assert not module.late.requires_grad
     assert module.body[2].weight.requires_grad
-
-
-def test_a_parameter_that_a_later_layer_shares_is_frozen():
-    module = network()
-    module.body[2].weight = module.body[0].weight = nn.Parameter(torch.ones(5, 5))
-    freeze(module, before="body.1")
-    assert not module.body[2].weight.requires_grad
 
 
 @pytest.mark.parametrize(
