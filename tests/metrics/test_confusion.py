@@ -231,9 +231,13 @@ def test_devices_compute_it():
     check_device(CASES)
 
 
-@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
 @pytest.mark.parametrize(
-    ("make", "score"), [(Precision, precision), (Recall, recall), (F1Score, f1)]
+    ("make", "score", "average"),
+    [
+        (Precision, precision, "macro"),
+        (Recall, recall, "micro"),
+        (F1Score, f1, "weighted"),
+    ],
 )
 def test_classes_that_do_not_occur_are_no_part_of_an_average(make, score, average):
     outputs = scores(13, 6)
@@ -265,11 +269,9 @@ BAD_SETTINGS = {
     "no average": lambda: F1Score(average=None),
     "a threshold of 1": lambda: Recall(1.0),
     "beta of 0": lambda: FBetaScore(beta=0),
-    "beta of True": lambda: FBetaScore(beta=True),
     "a negative class": lambda: Precision(class_id=-1),
     "a class by name": lambda: Precision(class_id="cat"),
     "one class": lambda: MeanIoU(1),
-    "classes by name": lambda: MeanIoU("4"),
 }
 
 

@@ -82,7 +82,15 @@ def test_every_metric(name, kind):
     check(case_of(name, kind), has_weights=False)
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        if kind in ("binary columns", "one-hot")
+        else pytest.param(kind, marks=pytest.mark.thorough)
+        for kind in DATA
+    ],
+)
 def test_every_metric_on_a_device(kind):
     check_device([case_of(name, one) for name, one in PAIRS if one == kind])
 

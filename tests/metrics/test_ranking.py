@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.errors import ConfigError, DataError
@@ -28,7 +28,6 @@ from tests.metrics.harness import (
     scores,
     spread,
 )
-from tests.strategies import examples
 
 
 def binned(probability, num_thresholds):
@@ -133,7 +132,6 @@ def not_told_apart(probability, truths, weights, num_thresholds):
     is_rounded=st.booleans(),
     num_thresholds=st.integers(2, 50) | st.integers(1000, 20001),
 )
-@settings(max_examples=examples(50))
 def test_the_area_misses_the_exact_one_by_pairs_not_told_apart(
     seed, is_rounded, num_thresholds
 ):
@@ -173,10 +171,8 @@ def test_several_classes_by_index_are_refused():
     "wrong",
     [
         {"num_thresholds": 1},
-        {"num_thresholds": 20.0},
         {"num_thresholds": True},
         {"curve": "DET"},
-        {"curve": None},
     ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong):
