@@ -28,30 +28,3 @@ def simulated(stages, micro_batches, *, trains):
         if place + 1 < len(slots):
             waiting[number, place + 1] = at + 1
     return slots, started
-
-
-def passes_in_steps(stages, micro_batches):
-    """What each IPU computes in each step, where a step is a forward or a backward.
-
-    In each cycle all IPUs do their forward passes, and then all do their backward
-    passes. A step in which no IPU has anything to do isn't taken.
-
-    Returns:
-        A list of steps, each with the (micro-batch, "F" or "B") of each IPU, or None.
-    """
-    inputs = [list(range(micro_batches)), *([] for _ in range(stages - 1))]
-    gradients = [[] for _ in range(stages)]
-    steps = []
-    while any(inputs) or any(gradients):
-        for queues, letter, to in ((inputs, "F", 1), (gradients, "B", -1)):
-            step = [(queue.pop(0), letter) if queue else None for queue in queues]
-            if any(step):
-                steps.append(step)
-            for ipu, done in enumerate(step):
-                if done is None:
-                    continue
-                if letter == "F" and ipu == stages - 1:  # its backward comes at once
-                    gradients[ipu].append(done[0])
-                elif 0 <= ipu + to < stages:
-                    queues[ipu + to].append(done[0])
-    return steps

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from ipufit.planning.schedule import PipelineSchedule
-from tests.planning.simulated_pipeline import passes_in_steps, simulated
+from tests.planning.simulated_pipeline import simulated
 
 COUNTS = [*range(1, 20), 33, 64]
 """Numbers of micro-batches."""
@@ -63,44 +63,3 @@ def test_the_bubbles_of_public_layouts_come_out(name):
 
 
 # Steps: a forward or a backward pass on each IPU -----------------------------------
-
-
-def steps_of(schedule):
-    """The schedule's cycles as steps: all forward passes, then all backward passes."""
-    steps = []
-    for cycle in range(schedule.num_cycles):
-        for letter, slots in (
-            ("F", range(schedule.stages)),
-            ("B", range(schedule.stages - 1, schedule.num_slots)),
-        ):
-            step = [None] * schedule.stages
-            for slot in slots:
-                number = schedule.micro_batch_in(slot, cycle)
-                if number is not None:
-                    step[schedule.stage_of(slot)] = (number, letter)
-            if any(step):
-                steps.append(step)
-    return steps
-
-
-@pytest.mark.parametrize("stages", range(1, 9))
-def test_the_passes_of_each_ipu_are_those_of_a_simulation(stages):
-    for micro_batches in COUNTS:
-        schedule = PipelineSchedule(stages, micro_batches, trains=True)
-        assert steps_of(schedule) == passes_in_steps(stages, micro_batches)
-
-
-def test_all_ipus_work_after_as_many_steps_as_the_walkthrough_says():
-    """Graphcore's tutorial on pipelining: four IPUs are all used after nine steps.
-
-    It goes on that this is 2 N + 1 for N IPUs. With the last forward and its backward
-    in one cycle, as PopTorch has them, it is 3 N - 3: the same for its four IPUs.
-    """
-    steps = steps_of(PipelineSchedule(4, 10, trains=True))
-    first_full = 2 * 4 + 1
-    assert not all(steps[first_full - 1])
-    assert all(map(all, steps[first_full : first_full + 8]))
-    assert [step[0] for step in steps[first_full : first_full + 2]] == [
-        (6, "F"),
-        (0, "B"),
-    ]
