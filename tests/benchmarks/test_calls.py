@@ -7,12 +7,12 @@ import torch
 
 from benchmarks.calls import SETTINGS, count
 
-UPDATES, BATCH = 20, 10  # micro-batches of one image
+UPDATES, BATCH, TESTED = 10, 10, 320  # micro-batches of one image
 
 
 def test_each_setting_makes_as_many_calls_as_the_page_says():
     train = torch.randn(UPDATES * BATCH, 1, 28, 28)
-    test = torch.randn(512, 1, 28, 28)
+    test = torch.randn(TESTED, 1, 28, 28)
     counted = {
         name: count(setting, train, test, micro_batch=1)
         for name, setting in SETTINGS.items()
@@ -22,8 +22,8 @@ def test_each_setting_makes_as_many_calls_as_the_page_says():
         for name in ("one update per call", "10 updates per call", "nothing set")
     )
     assert (one["train"], ten["train"]) == (UPDATES, UPDATES // 10)
-    # 512 images in batches of 8; a pipeline of four has four of them in a call.
-    assert one["evaluate"] == one["predict"] == 512 // 8 // 4
+    # Batches of 8; a pipeline of four has four of them in a call.
+    assert one["evaluate"] == one["predict"] == TESTED // 8 // 4
     for operation, calls in free.items():
         assert 1 <= calls <= one[operation] / 10
     for each in counted.values():

@@ -25,7 +25,7 @@ def test_an_epoch_is_whole_calls(name):
     assert len(workload.train_data().x) == workload.num_train
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["W1", "lstm", "resnet18"])
 def test_weights_and_data_are_the_same_every_time(name):
     workload = workloads.find(name)
     first, second = (workload.make_network().state_dict() for _ in range(2))

@@ -110,13 +110,6 @@ def test_it_names_its_commands_and_its_version(run):
     assert "models:make" in run("plan", "--help")[1]
 
 
-def test_a_command_gets_its_arguments(monkeypatch, capsys):
-    line = "ipufit launch --launcher poprun --processes 2 --dry-run train.py --version"
-    monkeypatch.setattr(sys, "argv", line.split())
-    cli.main()
-    assert capsys.readouterr().out.endswith("train.py --version\n")
-
-
 def test_starting_it_waits_for_no_torch():
     code = "import sys, ipufit.__main__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
@@ -153,21 +146,6 @@ def test_a_function_gives_model_and_data(as_json, written, data):
     assert plan["epoch"]["num_samples"] == 100
 
 
-def test_temporary_files_are_still_there(run, written):
-    script = f"""
-import os, tempfile
-{PLANNED}
-class Looks(torch.nn.Linear):
-    def forward(self, x):
-        assert os.path.isdir(folder)
-        return super().forward(x)
-with tempfile.TemporaryDirectory() as folder:
-    layers[0] = Looks(4, 8)
-    {CALL}"""
-    status, _, err = run("plan", f"{written(script)}.py")
-    assert status == 0, err
-
-
 @pytest.mark.parametrize("size", [20, 21])
 def test_a_script_that_catches_everything_has_called_fit(run, written, size):
     caught = f"try:\n    {CALL.replace('20', str(size))}except:\n    pass\n"
@@ -183,11 +161,6 @@ def other():
     return 3
 def many():
     return 1, 'x', 3, 4
-def empty():
-    return ()
-def module():
-    import torch
-    return torch.nn.Linear(1, 1), 3
 """
 MAKE = PLANNED + "def make():\n    return model\n"
 BARE = PLANNED.replace("model.compile", "#") + "def make():\n    return model, x, y\n"
@@ -200,27 +173,20 @@ WITHOUT = "ended with {} before it called fit"
         ("", "absent.py", r"There is no script 'absent\.py'"),
         ("", "absent:make --fast", r"without arguments\. Got --fast"),
         ("", "absent:make", "There is no module 'absent', neither"),
-        ("", "json.absent:make", "There is no module 'json.absent'"),
-        ("", "absent.absent:make", "There is no module 'absent.absent'"),
-        ("", "-m absent", "There is no module 'absent'"),
         ("", "-m json.absent", "There is no module 'json.absent'"),
         ("", "code/absent.py:make", "'code/absent.py' is a file.*give absent:make."),
         (PLANNED, "{}.py", "ended before it called fit"),
         ("raise SystemExit(3)", "{}.py", WITHOUT.format(3)),
         ("1 / 0", "{}.py", WITHOUT.format(1)),
         (MADE, "{}:nothing", "has no function 'nothing'"),
-        (MADE, "{}:", "has no function ''"),
         (MADE, "{}:broken", "line 3, in broken.*ZeroDivisionError"),
         (MADE, "{}:other", "a compiled IPUModel with its data: .* It has returned int"),
         (MADE, "{}:many", r"It has returned \(int, str, int, int\)\."),
-        (MADE, "{}:module", r"It has returned \(Linear, int\)\."),
-        (MADE, "{}:empty", "It has returned tuple"),
         (MAKE, "{}:make", "gives a model and no data"),
         (BARE, "{}:make", r"You must call compile\(\)"),
         (FIT.replace("(8, 3)", "(7, 3)"), "{}.py", r"inputs of float32 \[4, 4\]"),
         (FIT, "--device mk9 {}.py", "Unknown kind of IPU 'mk9'"),
         (FIT, "--save plan.gif {}.py", r"or \.html"),
-        (FIT, "", "arguments are required"),
     ],
 )
 def test_what_cannot_be_planned_ends_with_2(run, written, source, line, message):
@@ -231,8 +197,10 @@ def test_what_cannot_be_planned_ends_with_2(run, written, source, line, message)
     assert ("Traceback" in err) == (source == "1 / 0" or "broken" in line)
 
 
-@pytest.mark.parametrize("form", ["{}.train:make", "-m {}.train"])
-@pytest.mark.parametrize("source", ["import absent_one", "1 / 0"])
+@pytest.mark.parametrize(
+    ("form", "source"),
+    [("{}.train:make", "import absent_one"), ("-m {}.train", "1 / 0")],
+)
 def test_a_module_that_fails_is_told_from_none(tmp_path, run, source, form):
     """Where its import ends with an error, the traceback leads to the line."""
     folder = tmp_path / f"package_{next(_number)}"
@@ -302,7 +270,6 @@ def test_numbers_come_as_json(as_json, written):
     ("arguments", "told"),
     [
         ("batch_size=20, validation_split=0.2", "An epoch of 80 samples is"),
-        ("batch_size=20, steps_per_epoch=3", "60 samples is .* 3 updates.\n"),
         ("batch_size=20, steps_per_epoch=12", "240 samples is .* 12 updates.\n"),
         ("batch_size=200, steps_per_epoch=3", "fit will refuse this data"),
     ],

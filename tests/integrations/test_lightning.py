@@ -108,7 +108,7 @@ def test_a_module_of_lightning_trains_as_with_its_trainer(name, tmp_path):
     assert ours._trainer is None
 
 
-@pytest.mark.parametrize("name", ["val/loss", "valid_loss", "loss", "validation/loss"])
+@pytest.mark.parametrize("name", ["val/loss", "valid_loss"])
 def test_other_names_of_a_validations_loss_are_val_loss(name):
     class Other(Net):
         def validation_step(self, batch, batch_idx):
@@ -144,16 +144,6 @@ def test_dicts_with_loss_and_steps_without_an_index_are_taken():
 
     _, history = fit(Dicts(), 1, validation_data=(X, Y))
     assert set(history) == {"loss", "val_loss"}
-
-
-def test_a_loss_that_is_logged_as_loss_is_the_loss():
-    class Logged(Net):
-        def training_step(self, batch, batch_idx):
-            loss, _ = self._measured(batch)
-            self.log("loss", loss)
-            return loss
-
-    assert set(fit(Logged(), 1)[1]) == {"loss"}
 
 
 def test_outputs_of_a_step_are_for_metrics():

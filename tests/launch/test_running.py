@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ipufit launch` starts processes, and is their launcher from then on.
 
-What torchrun does with processes that fail or get signals isn't tried every day.
+torchrun itself isn't started every day.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def wait_for(paths):
         time.sleep(0.05)
 
 
+@pytest.mark.thorough
 def test_two_processes_sum_and_print_once(start):
     process = start(SUMMING, "a b", "--", "--replicas", options=["--replicas", "4"])
     out, err = process.communicate(timeout=SECONDS)
