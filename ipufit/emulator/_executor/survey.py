@@ -22,10 +22,6 @@ import torch
 from torch import Tensor
 from torch.fx.graph import Graph
 from torch.fx.node import Node
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
 from ipufit.emulator._executor.executor import PROGRAM_CHECKS, check_updatable_buffers
 from ipufit.emulator._ground.custom_args import flattenTensorStructure
@@ -192,7 +188,7 @@ def survey(
         try:
             with unchanged(module) as rebound, tracing(
                 recording
-            ), recording.module_scopes(module), notes.following(module), guarded(
+            ), recording.module_scopes(module), notes.following_assignments(), guarded(
                 tracer
             ):
                 outputs = module(*inputs)
@@ -293,12 +289,13 @@ class Notes:
     Attributes:
         remarks: The remarks, in the order in which they were found.
         assigned: Places where tensors were assigned to modules, by module and name.
+        running: As in `Recording`.
     """
 
     def __init__(self) -> None:
         self.remarks: dict[Remark, None] = {}
         self.assigned: dict[tuple[int, str], Place] = {}
-        self._modules: list[str] = [""]
+        self.running = [""]
 
     def add(
         self,
@@ -340,33 +337,20 @@ class Notes:
             return None
 
     @contextlib.contextmanager
-    def following(self, root: torch.nn.Module) -> Iterator[None]:
-        """Track the module inside `root` that runs, and assignments to modules."""
-        paths = {id(module): path for path, module in root.named_modules() if path}
+    def following_assignments(self) -> Iterator[None]:
+        """Record the places of assignments of tensors to modules."""
         set_attribute: Any = torch.nn.Module.__setattr__
-
-        def enter(module: torch.nn.Module, args: Any) -> None:
-            if id(module) in paths:
-                self._modules.append(paths[id(module)])
-
-        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-            path = paths.get(id(module))
-            if path in self._modules:  # what an error has left in between goes too
-                while self._modules.pop() != path:
-                    pass
 
         def assign(module: torch.nn.Module, name: str, value: Any) -> None:
             if isinstance(value, Tensor):
                 self.assigned[id(module), name] = self.here()
             set_attribute(module, name, value)
 
-        before, after = register_module_forward_pre_hook, register_module_forward_hook
-        with before(enter), after(leave):
-            torch.nn.Module.__setattr__ = assign  # type: ignore[method-assign,assignment]
-            try:
-                yield
-            finally:
-                torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
+        torch.nn.Module.__setattr__ = assign  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            torch.nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign]
 
     def here(self) -> Place:
         """Return the place being traced."""
@@ -374,7 +358,7 @@ class Notes:
 
     def of_error(self, error: BaseException) -> Place:
         """Return the place where an error was raised, or where its cause was."""
-        found = Place(module=self._modules[-1])
+        found = Place(module=self.running[-1])
         cause: BaseException | None = error
         while cause is not None:
             frames = list(traceback.walk_tb(cause.__traceback__))
@@ -395,7 +379,7 @@ class Notes:
         nothing = "", 0
         found = min(_inner(frames), key=lambda one: _kind(one[0]), default=nothing)
         path, line = nothing if _kind(found[0]) == _SKIPPED else found
-        return Place(path, line, self._modules[-1])
+        return Place(path, line, self.running[-1])
 
 
 def _inner(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[str, int]]:
@@ -427,6 +411,7 @@ class SurveyTracer(StrictTracer):
     def __init__(self, recording: Recording, notes: Notes) -> None:
         super().__init__(recording)
         self.notes = notes
+        notes.running = recording.running
         self._own_backward: set[type] = set()
         self._asked: Counter[Place] = Counter()
         self._refused = ""

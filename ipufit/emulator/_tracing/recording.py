@@ -11,6 +11,7 @@ import contextlib
 import operator
 import threading
 from collections import OrderedDict
+from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, TypeVar
 
 import numpy as np
@@ -137,6 +138,7 @@ class Recording:
         copies: Copy of each weight by name, in the type that a device stores.
         scopes: Names of the open scopes, outermost first: running sub-modules, and
             `NameScope`.
+        running: Paths of the sub-modules that run, outermost first; "" is the whole.
         constructs: Names of the loops, branches and the like that are open, innermost
             last.
         nodes: The node of each tensor at this moment, by the tensor's `id`.
@@ -162,6 +164,7 @@ class Recording:
         self.root = torch.nn.Module()
         self.copies = {name: _copy(weight) for name, weight in weights.items()}
         self.scopes: list[str] = []
+        self.running = [""]
         self.constructs: list[str] = []
         self.begun: list[BlockPlacement] = []
         self.block: BlockPlacement | None = BEFORE_BLOCKS
@@ -297,18 +300,21 @@ class Recording:
         (PopTorch, `NameScopeHook` in `_impl.py`).
         """
 
-        def opening(name: str) -> Callable[..., None]:
-            return lambda module, args: self.scopes.append(name)
+        def enter(path: str, module: torch.nn.Module, args: Any) -> None:
+            self.scopes.append(path.rpartition(".")[2])
+            self.running.append(path)
 
-        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+        def leave(path: str, module: torch.nn.Module, args: Any, output: Any) -> None:
             self.pop_scope()
+            while self.running.pop() != path:
+                pass
 
         handles = []
         for path, module in root.named_modules():
             if path:
-                enter = opening(path.rpartition(".")[2])
-                handles.append(module.register_forward_pre_hook(enter))
-                handles.append(module.register_forward_hook(leave))
+                before, after = partial(enter, path), partial(leave, path)
+                handles.append(module.register_forward_pre_hook(before))
+                handles.append(module.register_forward_hook(after))
         try:
             yield
         finally:
