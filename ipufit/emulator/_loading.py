@@ -497,7 +497,7 @@ class _Worker:
         self._rebatched_size = rebatched_size
         self._load_indefinitely = load_indefinitely
         self._is_held = not early_preload
-        self._rng_state = torch.get_rng_state().numpy().tobytes()
+        self._rng_state = torch.get_rng_state().numpy()
         self._parsers = pickled_parsers()
         self._slot = 0
         self._generation = 0
@@ -541,8 +541,7 @@ class _Worker:
     def _run(self, dataset: Any) -> None:
         """Read until `_Stopped`, or an exception of the dataset."""
         register_pickled_parsers(self._parsers)
-        state = torch.frombuffer(bytearray(self._rng_state), dtype=torch.uint8)
-        torch.set_rng_state(state)
+        torch.set_rng_state(torch.from_numpy(self._rng_state))
         if isinstance(dataset, bytes):
             dataset = pickle.loads(dataset)
         elements = self._begin(iter(dataset))
