@@ -57,17 +57,14 @@ class Freezable:
                 "Change a copy instead: `options.clone()`."
             )
 
-    def _freeze(self) -> None:
-        self._set_frozen(True)
-
-    def _unfreeze(self) -> None:
-        self._set_frozen(False)
-
-    def _set_frozen(self, frozen: bool) -> None:
-        self.__dict__["_is_frozen"] = frozen
+    def _freeze(self, is_frozen: bool = True) -> None:
+        self.__dict__["_is_frozen"] = is_frozen
         for part in self.__dict__.values():
             if isinstance(part, Freezable):
-                part._set_frozen(frozen)
+                part._freeze(is_frozen)
+
+    def _unfreeze(self) -> None:
+        self._freeze(False)
 
     def __deepcopy__(self: _FreezableT, memo: dict[int, Any]) -> _FreezableT:
         duplicate = self.__class__.__new__(self.__class__)
