@@ -456,7 +456,8 @@ class Executable:
     Attributes:
         target: The kind and number of IPUs that the program needs.
         arguments: The arguments of a call, as tensors with shapes but no data.
-        first_micro_batch: The arguments of the first micro-batch it was compiled with.
+        first_micro_batch: The arguments of the first micro-batch it was compiled with,
+            in the types that were passed.
         host_weights: The module's parameters and buffers by name. Integers are
             copies: they are constants of the program.
         replica_groups: The groups of replicas, by the name of the parameter that

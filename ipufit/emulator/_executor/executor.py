@@ -228,10 +228,9 @@ class PoplarExecutor:
             is_compiling = executable is None
             arguments = self._parser.parse(args, kwargs, is_compiling=is_compiling)
             executable = executable or self._compile(arguments)
-        device = self._device
-        if device is None:
+        if self._device is None:
             self.attachToDevice()
-            device = self._require_device("__call__")
+        device = self._require_device("__call__")
         if not self._training:
             self._follow_training()
         if arguments is not None:
@@ -1017,11 +1016,8 @@ class PoplarExecutor:
             "weights": {name: describe(weight) for name, weight in weights},
             "rng_state": self._read_rng_state() if save_rng_state else None,
         }
-        rows, pairs = executable.first_micro_batch, executable.arguments.tensors()
-        given = rows.with_tensors(  # in the types that were passed
-            row.to(like.dtype) for row, like in zip(rows.tensors(), pairs)
-        )
-        members: dict[str, Any] = {ARGUMENTS: (given.args, given.kwargs)}
+        first = executable.first_micro_batch
+        members: dict[str, Any] = {ARGUMENTS: (first.args, first.kwargs)}
         if export_model:
             self.copyWeightsToHostIfNeeded()
             if self._optimizer is not None:
@@ -1394,7 +1390,10 @@ def compile_model(
     layout = Layout.from_options(options)
     with torch.inference_mode(False):
         example = micro_batch(arguments, layout.input_blocks, layout.describe())
-        kept = example.with_tensors(tensor.clone() for tensor in example.tensors())
+        pairs = zip(example.tensors(), arguments.tensors())
+        kept = example.with_tensors(  # in the types that were passed
+            row.to(given.dtype, copy=True) for row, given in pairs
+        )
     with unwrapped(model):
         refuse_scripted(model)
         refuse_tied_buffers(model)
