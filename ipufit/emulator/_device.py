@@ -139,15 +139,13 @@ class DeviceWeights:
     @torch.no_grad()
     def download(self, host: dict[str, Tensor]) -> None:
         """Copy the weights to the host: the first replica's, or one of each group."""
-        for name, tensor in self._replicas[0].items():
+        for name in self._used:
             target = host[name].detach()
-            if name not in self._used:
-                continue
             if name in self.groups:
                 for row, replica in enumerate(self.groups[name].returned):
                     target[row].copy_(self._replicas[replica][name])
             else:
-                target.copy_(tensor)
+                target.copy_(self._replicas[0][name])
 
 
 class Gradients:
@@ -310,8 +308,8 @@ class Watch:
     def __init__(self, device: Device) -> None:
         self._anchors = device.anchors
         self._weights = device.weights
-        self._gradients = Outputs(device.mode, device.returned)
-        self._updates = Outputs(device.mode, device.returned)
+        self._gradients = Outputs(device.mode, device.layout.returned_steps)
+        self._updates = Outputs(device.mode, device.layout.returned_steps)
         # By which the gradients are multiplied again.
         self._share = device.gradients.share if device.gradients is not None else 1
         self._latest: dict[str, Tensor] = {}
@@ -385,7 +383,7 @@ class Call:
     def __init__(self, device: Device, tensors: list[Tensor]) -> None:
         self.device = device
         self.inputs = Inputs(device.layout, tensors, device.program.written_inputs)
-        self.outputs = Outputs(device.mode, device.returned)
+        self.outputs = Outputs(device.mode, device.layout.returned_steps)
         self.watch = Watch(device) if device.anchors.num_watched else None
 
     def collect(self, index: int, results: Results) -> None:
@@ -531,9 +529,8 @@ class Device:
         self._lease = lease
         self.rng = rng
         self._optimizer = optimizer
-        self.layout = layout = Layout.from_options(options)
+        self.layout = layout = Layout(options)
         self.mode = OutputMode(options.output_mode)
-        self.returned = layout.returned_steps(options)
         self.program, self.anchors = executable.program, executable.anchors
         self._draws = self.program.is_random or settings.rounds_at_random
         self.gradients: Gradients | None = None

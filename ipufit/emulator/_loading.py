@@ -770,7 +770,7 @@ class DataLoader(TorchDataLoader[Any]):
             f"options must be poptorch.Options, not {type(options).__name__}.",
         )
         options._freeze()
-        self._num_combined = Layout.from_options(options).input_blocks
+        self._num_combined = Layout(options).input_blocks
         self._combined_batch_size: int | None = None
         if batch_size is not None:
             # As in PopTorch, there are no `options` without a batch size.

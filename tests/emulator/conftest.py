@@ -65,7 +65,7 @@ def surveyed(original, model, options, arguments, groupings, link):
         error = raised
     tensors = list(arguments.args)
     if not arguments.kwargs and all(type(one) is torch.Tensor for one in tensors):
-        blocks = Layout.from_options(options).input_blocks
+        blocks = Layout(options).input_blocks
         rows = [t.detach()[: len(t) // blocks] if t.dim() else t for t in tensors]
         with unwrapped(model):
             found = survey(model, rows, options, is_training=link is not None)

@@ -861,10 +861,10 @@ class PoplarExecutor:
         executable, last = self._executable, self._last_call
         if executable is None or last is None:
             return {name: [[]] for name in _COUNTERS}
-        layout = Layout.from_options(self._options)
+        layout = Layout(self._options)
         sent = [
             step * layout.replicas + replica
-            for step in layout.returned_steps(self._options)
+            for step in layout.returned_steps
             for replica in range(layout.replicas)
         ]
         # Host and device share memory: a micro-batch is handed over when it is taken.
@@ -1011,7 +1011,7 @@ class PoplarExecutor:
         weights = named_weights(self._model).items()
         metadata = {
             "is_training": self._training,
-            "micro_batches": Layout.from_options(self._options).input_blocks,
+            "micro_batches": Layout(self._options).input_blocks,
             "arguments": list(map(describe, executable.arguments.tensors())),
             "weights": {name: describe(weight) for name, weight in weights},
             "rng_state": self._read_rng_state() if save_rng_state else None,
@@ -1107,7 +1107,7 @@ class PoplarExecutor:
         file.check(named_weights(self._model), is_training=self._training)
         saved = CallArguments(*file.load(ARGUMENTS))
         # These options may take more micro-batches than those of the saved model.
-        count = Layout.from_options(self._options).input_blocks
+        count = Layout(self._options).input_blocks
         self._compile(
             saved.with_tensors(
                 torch.cat([rows] * count) if count > 1 else rows  # 0-d if count is 1
@@ -1387,7 +1387,7 @@ def compile_model(
     is_training, settings = optimizer is not None, Settings(options)
     _check_executable_cache(options, settings.cache_dir)
     check_inputs(arguments.tensors())
-    layout = Layout.from_options(options)
+    layout = Layout(options)
     with torch.inference_mode(False):
         example = micro_batch(arguments, layout.input_blocks, layout.describe())
         pairs = zip(example.tensors(), arguments.tensors())
@@ -1489,7 +1489,7 @@ def _check_overlap(program: Program, options: Options, *, is_training: bool) -> 
 
 
 def _check_broadcast(program: Program, options: Options, *, is_training: bool) -> None:
-    layout = Layout.from_options(options)
+    layout = Layout(options)
     needs_broadcast = program.unsynchronised_weights and layout.input_groups > 1
     if needs_broadcast and options.broadcast_buffers:
         raise createPoptorchError(
@@ -1572,7 +1572,7 @@ def _check_placement(program: Program, options: Options, *, is_training: bool) -
 def _check_stages(program: Program, options: Options, *, is_training: bool) -> None:
     if not is_pipelined(options._execution_strategy):
         return
-    layout, forward = Layout.from_options(options), program.num_forward_stages
+    layout, forward = Layout(options), program.num_forward_stages
     stages = 2 * forward - 1
     if is_training and layout.gradient_accumulation < stages:
         raise createPoptorchError(

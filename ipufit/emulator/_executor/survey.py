@@ -226,7 +226,7 @@ def survey(
                 notes.attempt("loss", add_final_loss, graph, recording.results)
             has_loss = is_training and len(notes.remarks) == before
             program = as_program(recording, graphs, ipus, has_loss=has_loss)
-            layout = Layout.from_options(options)
+            layout = Layout(options)
             for check_options in PROGRAM_CHECKS:
                 check = functools.partial(check_options, is_training=is_training)
                 notes.attempt("options", check, program, options)

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from ipufit.emulator._options.options import Options
 
 
-@dataclass(frozen=True)
 class Layout:
     """The factors D, G and R of a call.
+
+    Args:
+        options: The options to read them from.
 
     Attributes:
         device_iterations: D.
@@ -42,30 +44,20 @@ class Layout:
         replicas: R.
         input_groups: Number of groups of replicas that share rows; R without
             `inputReplicaGrouping`.
-        is_orthogonal: Whether replica r is in group `r % groups`; else the members of a
-            group are adjacent.
 
     Example:
-        >>> Layout(1, 1, replicas=4, input_groups=2, is_orthogonal=True).groups
+        >>> from ipufit.emulator import Options
+        >>> options = Options().replicationFactor(4)
+        >>> Layout(options.inputReplicaGrouping(2, CommGroupType.Orthogonal)).groups
         [0, 1, 0, 1]
     """
 
-    device_iterations: int
-    gradient_accumulation: int
-    replicas: int
-    input_groups: int
-    is_orthogonal: bool = False
-
-    @classmethod
-    def from_options(cls, options: Options) -> Layout:
-        """Read D, G, R and the input groups from options."""
-        return cls(
-            device_iterations=options.device_iterations,
-            gradient_accumulation=options.Training.gradient_accumulation,
-            replicas=options.replication_factor,
-            input_groups=options.replication_factor // options.input_group_size,
-            is_orthogonal=options.input_cgt == CommGroupType.Orthogonal,
-        )
+    def __init__(self, options: Options) -> None:
+        self.device_iterations = options.device_iterations
+        self.gradient_accumulation = options.Training.gradient_accumulation
+        self.replicas = options.replication_factor
+        self.input_groups = self.replicas // options.input_group_size
+        self._options = options
 
     @cached_property
     def steps(self) -> int:
@@ -87,11 +79,13 @@ class Layout:
         """Number of micro-batches of one update, `G * R`."""
         return self.gradient_accumulation * self.replicas
 
-    def returned_steps(self, options: Options) -> range:
-        """Return the steps whose outputs come back, from 0 in a call.
+    @cached_property
+    def returned_steps(self) -> range:
+        """The steps whose outputs come back, from 0 in a call.
 
         With `Sum` this is the last step, whose outputs are the sums over all steps.
         """
+        options = self._options
         if options.output_mode == OutputMode.EveryN:
             # Counts micro-batches, not device iterations, once G > 1 (PopART,
             # `anchorreturntype_test.py`, against the words of its header).
@@ -111,7 +105,8 @@ class Layout:
     @cached_property
     def groups(self) -> list[int]:
         """The input group of each replica."""
-        return _group_of_each(self.replicas, self.input_groups, self.is_orthogonal)
+        is_orthogonal = self._options.input_cgt == CommGroupType.Orthogonal
+        return _group_of_each(self.replicas, self.input_groups, is_orthogonal)
 
 
 def _group_of_each(replicas: int, count: int, is_orthogonal: bool) -> list[int]:
