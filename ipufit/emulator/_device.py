@@ -36,7 +36,6 @@ from ipufit.emulator._layout.layout import (
     element_name,
     synthetic_inputs,
 )
-from ipufit.emulator._layout.pod import Target
 from ipufit.emulator._optimizers.device_optimizer import DeviceOptimizer, OptimizerSync
 from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._processes import GradientSums, Processes
@@ -452,7 +451,7 @@ class Executable:
     """A compiled model: its program, and everything it was compiled with.
 
     Attributes:
-        target: The kind and number of IPUs that the program needs.
+        num_ipus: Number of IPUs that the pod reserves for it.
         arguments: The arguments of a call, as tensors with shapes but no data.
         first_micro_batch: The arguments of the first micro-batch it was compiled with,
             in the types that were passed.
@@ -466,7 +465,7 @@ class Executable:
     """
 
     program: Program
-    target: Target
+    num_ipus: int
     arguments: CallArguments
     first_micro_batch: CallArguments
     host_weights: dict[str, Tensor]

@@ -40,7 +40,7 @@ from ipufit.emulator._layout.layout import (
     hold_one_element,
     resolve_groupings,
 )
-from ipufit.emulator._layout.pod import Target, lease
+from ipufit.emulator._layout.pod import lease, reserved_ipus
 from ipufit.emulator._ops.markers import (
     module_repr,
     overlapped_input,
@@ -337,8 +337,8 @@ class PoplarExecutor:
             True
         """
         executable = self._require_compiled()
-        target = executable.target
-        if target.is_offline:
+        options = self._options
+        if options.connection_type == ConnectionType.Never:
             raise AssertionError(
                 "Trying to attach to an offline device (ConnectionType.Never)"
             )
@@ -346,15 +346,16 @@ class PoplarExecutor:
             raise createPoptorchError("Device is already attached")
         with self._host_weights():
             processes = self._join_processes(executable)
-            distributed = self._options.Distributed
+            distributed = options.Distributed
             index = distributed.processId if distributed.numProcesses > 1 else 0
             rng = DeviceRng(torch.initial_seed(), index)
             if self._rng_state is not None:
                 rng.restore(self._rng_state)
+            first_ipu = options.ipu_id if options.exists("ipu_id") else None
             self._device = Device(
                 executable,
-                self._options,
-                lease(self, target.num_ipus, target.first_ipu),
+                options,
+                lease(self, executable.num_ipus, first_ipu),
                 rng,
                 self._optimizer,
                 processes,
@@ -1411,7 +1412,7 @@ def compile_model(
         validate_popart_options(options.toDict())
         for check in PROGRAM_CHECKS:
             check(program, options, is_training=is_training)
-        target = Target.of(options, program.num_ipus * layout.replicas)
+        num_ipus = reserved_ipus(options, program.num_ipus * layout.replicas)
         check_updatable_buffers(model, options)
         weights = {
             # Integer weights are compiled in: changes neither arrive nor come back.
@@ -1432,7 +1433,7 @@ def compile_model(
         runner = choose_runner(program, layout, settings, groups)
     like = arguments.like_meta()
     return Executable(
-        program, target, like, kept, weights, groups, names, anchors, runner
+        program, num_ipus, like, kept, weights, groups, names, anchors, runner
     )
 
 

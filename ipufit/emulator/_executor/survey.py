@@ -28,12 +28,12 @@ from ipufit.emulator._ground.custom_args import flattenTensorStructure
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.torch_extras import device_tensor
 from ipufit.emulator._layout.layout import Layout
-from ipufit.emulator._layout.pod import Target
+from ipufit.emulator._layout.pod import reserved_ipus
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.args import check_inputs
 from ipufit.emulator._program.program import (
+    Program,
     add_final_loss,
-    as_program,
     check_node,
     check_numbers,
     eliminate,
@@ -225,13 +225,13 @@ def survey(
             if is_training:
                 notes.attempt("loss", add_final_loss, graph, recording.results)
             has_loss = is_training and len(notes.remarks) == before
-            program = as_program(recording, graphs, ipus, has_loss=has_loss)
+            program = Program(recording, graphs, ipus, has_loss=has_loss)
             layout = Layout(options)
             for check_options in PROGRAM_CHECKS:
                 check = functools.partial(check_options, is_training=is_training)
                 notes.attempt("options", check, program, options)
             num_ipus = program.num_ipus * layout.replicas
-            notes.attempt("options", Target.of, options, num_ipus)
+            notes.attempt("options", reserved_ipus, options, num_ipus)
     notes.attempt("options", check_updatable_buffers, module, options)
     norms: dict[str, Place] = {}
     for graph in graphs:

@@ -53,9 +53,9 @@ class Layout:
     """
 
     def __init__(self, options: Options) -> None:
-        self.device_iterations = options.device_iterations
-        self.gradient_accumulation = options.Training.gradient_accumulation
-        self.replicas = options.replication_factor
+        self.device_iterations: int = options.device_iterations
+        self.gradient_accumulation: int = options.Training.gradient_accumulation
+        self.replicas: int = options.replication_factor
         self.input_groups = self.replicas // options.input_group_size
         self._options = options
 

@@ -14,7 +14,6 @@ import gc
 import os
 import time
 import weakref
-from dataclasses import dataclass
 from typing import Any, Callable
 
 from ipufit.emulator._ground.logging import logger
@@ -97,99 +96,86 @@ def lease(owner: object, count: int, first: int | None = None) -> Callable[[], A
     )
 
 
-@dataclass(frozen=True)
-class Target:
-    """The device that one program is compiled for.
+def reserved_ipus(options: Options, num_ipus: int) -> int:
+    """Return how many IPUs the pod reserves for a program that uses `num_ipus`.
 
-    Attributes:
-        is_offline: Whether there is no device to run on: `ConnectionType.Never`.
-        num_ipus: Number of IPUs that the pod reserves; 0 for the IPU Model.
-        first_ipu: Number of the first of these IPUs; None takes any.
+    Returns:
+        A power of two, unless there is no device; 0 for the IPU Model.
+
+    Raises:
+        Error: There are too many IPUs, hardware has no group of that size, or
+            PopTorch can't combine the options.
+
+    Example:
+        >>> reserved_ipus(Options().autoRoundNumIPUs(True), num_ipus=3)
+        4
+        >>> reserved_ipus(Options().useIpuModel(True), num_ipus=3)
+        0
     """
-
-    is_offline: bool
-    num_ipus: int
-    first_ipu: int | None
-
-    @classmethod
-    def of(cls, options: Options, num_ipus: int) -> Target:
-        """Choose the target for a program that uses `num_ipus` IPUs.
-
-        Raises:
-            Error: There are too many IPUs, hardware has no group of that size, or
-                PopTorch can't combine the options.
-
-        Example:
-            >>> Target.of(Options().autoRoundNumIPUs(True), num_ipus=3).num_ipus
-            4
-            >>> Target.of(Options().useIpuModel(True), num_ipus=3).num_ipus
-            0
-        """
-        if num_ipus > MAX_IPUS_PER_PROCESS:
+    if num_ipus > MAX_IPUS_PER_PROCESS:
+        raise createPoptorchError(
+            f"Too many IPUs requested ({num_ipus}). Experiments that need more "
+            f"than {MAX_IPUS_PER_PROCESS} IPUs require distributed execution."
+        )
+    if options.exists("use_model"):  # else the environment decides
+        is_model = bool(options.use_model)
+        logger.info(
+            "From the user configuration: Ipu model: %s",
+            "Enabled" if is_model else "Disabled",
+        )
+    else:
+        is_model = ipu_model_is_on()
+    is_offline = options.connection_type == ConnectionType.Never.value
+    settings = Settings(options)
+    if is_model:
+        version = os.environ.get(_VERSION_VARIABLE, "ipu2")
+        if version not in _VERSIONS:
             raise createPoptorchError(
-                f"Too many IPUs requested ({num_ipus}). Experiments that need more "
-                f"than {MAX_IPUS_PER_PROCESS} IPUs require distributed execution."
+                f"{_VERSION_VARIABLE}={version!r} is no version of an IPU. There "
+                f"are {', '.join(_VERSIONS)}."
             )
-        if options.exists("use_model"):  # else the environment decides
-            is_model = bool(options.use_model)
-            logger.info(
-                "From the user configuration: Ipu model: %s",
-                "Enabled" if is_model else "Disabled",
-            )
-        else:
-            is_model = ipu_model_is_on()
-        is_offline = options.connection_type == ConnectionType.Never.value
-        settings = Settings(options)
-        if is_model:
-            version = os.environ.get(_VERSION_VARIABLE, "ipu2")
-            if version not in _VERSIONS:
-                raise createPoptorchError(
-                    f"{_VERSION_VARIABLE}={version!r} is no version of an IPU. There "
-                    f"are {', '.join(_VERSIONS)}."
-                )
-            if is_offline:
-                raise createPoptorchError(
-                    "ConnectionType.Never is not supported for the IPU Model: there is "
-                    "no device to stay away from. Use Options.useIpuModel(False), or "
-                    "another connection type."
-                )
-            if settings.cache_dir is not None:
-                logger.warning("Executables of the IPU Model are not cached.")
-        elif is_offline and options.exists("ipu_id"):
+        if is_offline:
             raise createPoptorchError(
-                "An offline target (ConnectionType.Never) is no device, so it can't "
-                f"be the one that Options.useIpuId({options.ipu_id}) asks for."
+                "ConnectionType.Never is not supported for the IPU Model: there is "
+                "no device to stay away from. Use Options.useIpuModel(False), or "
+                "another connection type."
             )
-        if settings.counts_cycles and (is_model or is_offline):
+        if settings.cache_dir is not None:
+            logger.warning("Executables of the IPU Model are not cached.")
+    elif is_offline and options.exists("ipu_id"):
+        raise createPoptorchError(
+            "An offline target (ConnectionType.Never) is no device, so it can't "
+            f"be the one that Options.useIpuId({options.ipu_id}) asks for."
+        )
+    if settings.counts_cycles and (is_model or is_offline):
+        raise createPoptorchError(
+            "Cycle count logging is only supported on actual IPU hardware. It is "
+            f"{'the IPU Model' if is_model else 'an offline target'} here: use "
+            "Options.logCycleCount(False)."
+        )
+    if is_model:
+        return 0
+    # Hardware has groups of powers of two only.
+    power = 1 << (num_ipus - 1).bit_length()
+    if power != num_ipus and not is_offline:
+        if not options.auto_round_num_ipus:
             raise createPoptorchError(
-                "Cycle count logging is only supported on actual IPU hardware. It is "
-                f"{'the IPU Model' if is_model else 'an offline target'} here: use "
-                "Options.logCycleCount(False)."
+                f"The model specifies the use of {num_ipus} IPUs, however PopTorch "
+                f"must reserve a minimum of {power} in order to allow the model to "
+                "run, because PopTorch must reserve a power of 2 or maximum of 64 "
+                "IPUs per process. Please reconfigure your model to use a "
+                "different number of IPUs or set "
+                "poptorch.Options().autoRoundNumIPUs(True)."
             )
-        if is_model:
-            return cls(is_offline, num_ipus=0, first_ipu=None)
-        # Hardware has groups of powers of two only.
-        power = 1 << (num_ipus - 1).bit_length()
-        if power != num_ipus and not is_offline:
-            if not options.auto_round_num_ipus:
-                raise createPoptorchError(
-                    f"The model specifies the use of {num_ipus} IPUs, however PopTorch "
-                    f"must reserve a minimum of {power} in order to allow the model to "
-                    "run, because PopTorch must reserve a power of 2 or maximum of 64 "
-                    "IPUs per process. Please reconfigure your model to use a "
-                    "different number of IPUs or set "
-                    "poptorch.Options().autoRoundNumIPUs(True)."
-                )
-            logger.warning(
-                "Reserving %d IPUs for a model that uses %d, because hardware has "
-                "groups of powers of two only: %d are idle.",
-                power,
-                num_ipus,
-                power - num_ipus,
-            )
-            num_ipus = power
-        first_ipu = options.ipu_id if options.exists("ipu_id") else None
-        return cls(is_offline, num_ipus, first_ipu)
+        logger.warning(
+            "Reserving %d IPUs for a model that uses %d, because hardware has "
+            "groups of powers of two only: %d are idle.",
+            power,
+            num_ipus,
+            power - num_ipus,
+        )
+        num_ipus = power
+    return num_ipus
 
 
 def ipu_model_is_on() -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Callable, Collection, Mapping
 
@@ -62,23 +61,26 @@ _KNOWN = "known"
 """Metadata of a node: its constant result, or None if it only copies its argument."""
 
 
-@dataclass(frozen=True)
 class Program:
     """The operations on one micro-batch, recorded from the user's module.
+
+    Args:
+        recording: The operations that a trace has recorded.
+        graphs: Its graph, then those of loops and branches.
+        ipus: The IPUs of one replica that run operators.
+        has_loss: Whether the last result is the final loss.
+        is_random: Whether the program draws random numbers.
+        output_structure: The value that `forward` returned, with the traced tensors.
+        constant_outputs: Values of the outputs that are equal for every micro-batch, by
+            index.
+        host_outputs: Values of the outputs that never were on the device, by index.
 
     Attributes:
         graph: Takes the weights, then the inputs. Returns the outputs that it
             computes, then the loss if there is one.
         weight_names: Names of the weights, in the order in which the graph takes them.
         weight_shapes: Shapes of the weights, in the same order.
-        output_structure: The value that `forward` returned, with the traced tensors.
-        constant_outputs: Values of the outputs that are equal for every micro-batch, by
-            index.
-        host_outputs: Values of the outputs that never were on the device, by index.
-        has_loss: Whether the last result is the final loss.
         blocks: IPU, stage and phase of each block, in the order in which blocks begin.
-        ipus: The IPUs of one replica that run operators.
-        is_random: Whether the program draws random numbers.
         updated_weights: Floating-point weights that the program changes in place.
         volatile_weights: Integer weights that the program changes in place. They are
             constants of the program, so a change is lost after the micro-batch.
@@ -87,20 +89,38 @@ class Program:
         written_inputs: Indices of the inputs that the program changes in place.
     """
 
-    graph: GraphModule
-    weight_names: tuple[str, ...]
-    weight_shapes: tuple[torch.Size, ...]
-    blocks: tuple[BlockPlacement, ...]
-    ipus: tuple[int, ...]
-    updated_weights: frozenset[str]
-    volatile_weights: frozenset[str]
-    unsynchronised_weights: frozenset[str]
-    written_inputs: tuple[int, ...]
-    has_loss: bool
-    is_random: bool = False
-    output_structure: Any = None
-    constant_outputs: Mapping[int, Tensor] = field(default_factory=dict)
-    host_outputs: Mapping[int, Tensor] = field(default_factory=dict)
+    def __init__(
+        self,
+        recording: Recording,
+        graphs: list[Graph],
+        ipus: tuple[int, ...],
+        *,
+        has_loss: bool,
+        is_random: bool = False,
+        output_structure: Any = None,
+        constant_outputs: Mapping[int, Tensor] | None = None,
+        host_outputs: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        self.graph = GraphModule(recording.root, recording.graph)
+        self.ipus, self.blocks = ipus, tuple(recording.begun)
+        self.has_loss, self.is_random = has_loss, is_random
+        self._output_structure = output_structure
+        self._constant_outputs = constant_outputs or {}
+        self._host_outputs = host_outputs or {}
+        weights = recording.weights
+        self.weight_names = tuple(weights)
+        self.weight_shapes = tuple(weight.shape for weight in weights.values())
+        changes, weight_of = changed_memory(graphs), recording.weight_memory()
+        self.written_inputs = tuple(
+            index for index, m in enumerate(recording.input_memory()) if m in changes
+        )
+        by = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
+        updated = {name for name in by if weights[name].is_floating_point()}
+        self.updated_weights = frozenset(updated)
+        self.volatile_weights = frozenset(by.keys() - updated)
+        self.unsynchronised_weights = frozenset(
+            name for name in updated if by[name] - NORM_FUNCTIONS
+        )
 
     @cached_property
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
@@ -156,14 +176,14 @@ class Program:
 
     def outputs(self, results: list[Tensor]) -> Any:
         """Arrange results of the graph, constants and host outputs as `forward` did."""
-        constants = {i: value.clone() for i, value in self.constant_outputs.items()}
+        constants = {i: value.clone() for i, value in self._constant_outputs.items()}
         _refuse_backward([*results, *constants.values()])
-        if self.output_structure is None:
+        if self._output_structure is None:
             return None
-        others, computed = {**self.host_outputs, **constants}, iter(results)
+        others, computed = {**self._host_outputs, **constants}, iter(results)
         count = len(results) + len(others)
         values = [others[i] if i in others else next(computed) for i in range(count)]
-        return reconstructTensorStructure(self.output_structure, values)
+        return reconstructTensorStructure(self._output_structure, values)
 
 
 def without_known_results(program: GraphModule) -> GraphModule:
@@ -280,7 +300,7 @@ def trace(
             if is_copy or (node.target in makers and not node.all_input_nodes):
                 own = None if is_copy else recording.results[node].detach().clone()
                 node.meta[_KNOWN] = own
-    return as_program(
+    return Program(
         recording,
         graphs,
         ipus,
@@ -293,39 +313,6 @@ def trace(
             index: host_tensor(flat[index]).detach().clone() for index in constants
         },
         host_outputs=host,
-    )
-
-
-def as_program(
-    recording: Recording, graphs: list[Graph], ipus: tuple[int, ...], **fields: Any
-) -> Program:
-    """Make a program of a recording.
-
-    Args:
-        graphs: Its graph, then those of loops and branches.
-        ipus: IPUs with operators on them.
-        fields: Fields of `Program` that the recording doesn't know.
-    """
-    weights = recording.weights
-    floating = {name for name, weight in weights.items() if weight.is_floating_point()}
-    changes, weight_of = changed_memory(graphs), recording.weight_memory()
-    updates = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
-    updated = frozenset(updates)
-    return Program(
-        graph=GraphModule(recording.root, recording.graph),
-        weight_names=tuple(weights),
-        weight_shapes=tuple(weight.shape for weight in weights.values()),
-        blocks=tuple(recording.begun),
-        ipus=ipus,
-        updated_weights=updated & floating,
-        volatile_weights=updated - floating,
-        unsynchronised_weights=frozenset(
-            name for name in updated & floating if updates[name] - NORM_FUNCTIONS
-        ),
-        written_inputs=tuple(
-            index for index, m in enumerate(recording.input_memory()) if m in changes
-        ),
-        **fields,
     )
 
 
