@@ -11,11 +11,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.emulator._datasets import preload_fork_server
 from tests.golden import bits
 from tests.golden.runs import DRAWING, RUNS
-
-preload_fork_server()
 
 pytestmark = pytest.mark.not_in_mode(reason="sums have another order")
 

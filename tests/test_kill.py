@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import kill
 from ipufit import Checkpoint, CheckpointStore
+from tests.strategies import is_thorough
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,18 +36,19 @@ def numbers_of(pattern, program, times, *options, timeout):
 
 
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not():
+    times = "10" if is_thorough() else "6"
     during, others, starts, resumed, updates, runs = numbers_of(
-        r"^10 kills in \d+ s: (\d+) during a write, (\d+) not .*\n"
+        rf"^{times} kills in \d+ s: (\d+) during a write, (\d+) not .*\n"
         r"(\d+) starts, (\d+) of them with a checkpoint; they went on at (\d+) .*\n"
         r"(\d+) runs ended, each equal to the uninterrupted one byte by byte; no start "
         r"was without a usable checkpoint$",
-        *("kill", "10"),
+        *("kill", times),
         timeout=300,
     )
-    assert during + others == 10
-    assert starts == 10 + runs
-    assert resumed > 2  # and not only runs that began anew
-    assert updates > 2
+    assert during + others == int(times)
+    assert starts == int(times) + runs
+    assert resumed > 1  # and not only runs that began anew
+    assert updates > 1
 
 
 @pytest.mark.thorough

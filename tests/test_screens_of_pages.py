@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.interpreters import run_python
 from tests.planning.test_pictures import texts_of_svg
 
 ROOT = Path(__file__).parent.parent
@@ -17,7 +19,10 @@ ADVICE = "the page is outdated: run `make screens`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_shows_what_its_code_prints_and_draws(page):
+def test_a_page_shows_what_its_code_prints_and_draws(page, monkeypatch):
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, env, **_: run_python(*command[1:], env=env)
+    )
     text = page.read_text("utf-8")
     pictures = WRITER["PICTURE"].findall(text)
     if pictures:
