@@ -104,16 +104,6 @@ def test_the_sizes_that_it_names_leave_nothing_over(count, size, iterations):
         assert not model.batch_plan(*data(count), batch_size=one).dropped_samples
 
 
-def test_a_pipeline_has_a_bubble():
-    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-    model = IPUModel(network, IPUConfig(pipeline=["0", "1"], gradient_accumulation=4))
-    model.compile("sgd", "cross_entropy")
-    plan = model.batch_plan(*data(64), batch_size=16)
-    assert plan.stages == 2
-    assert plan.schedule.num_cycles == 6
-    assert "takes 6 cycles for an update. 33.3% of its slots are idle" in str(plan)
-
-
 def test_what_a_plan_says():
     model = compiled(micro_batch_size=8)
     assert str(model.batch_plan(*data(100), batch_size=48)).splitlines() == [

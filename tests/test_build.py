@@ -175,18 +175,6 @@ def test_the_cache_of_executables(tmp_path):
     assert sorted(os.listdir(folder)) == ["1.popef", "2.popef"]
 
 
-def test_the_lines_that_a_build_prints(capsys):
-    built = make(micro_batch_size=4).build(X, Y, 8, verbose=2)
-    out = capsys.readouterr().out
-    assert "Compiled the training program" in out
-    line = str(built).splitlines()[1]
-    assert line.startswith("training program of 32 samples")
-    assert line.endswith(
-        "; 4 updates per call (device_iterations left open); not more because no "
-        "larger number divides the 4 updates of an epoch"
-    )
-
-
 def test_that_an_example_says_what_it_left_open():
     built = make(micro_batch_size=4).build(*SPEC, batch_size=8, verbose=0)
     program = built.programs[-1]
@@ -202,16 +190,6 @@ def test_that_a_generator_is_refused_before_a_batch_is_taken():
     with pytest.raises(DataError, match="gone through once"):
         make().build(batches)
     assert len(list(batches)) == 1
-
-
-def test_that_wrong_arguments_are_refused(moves):
-    with pytest.raises(ConfigError, match="verbose"):
-        make().build(X, Y, verbose="loud")
-    with pytest.raises(ConfigError, match="drop_last"):
-        make().build(X, Y, drop_last="some", verbose=0)
-    with pytest.raises(ConfigError):
-        make(micro_batch_size=3).build(X, Y, 8, verbose=0)
-    assert not moves["compiled"]
 
 
 class TestOffline:

@@ -61,31 +61,24 @@ OWN = poptorch.Options()
     ("fields", "message"),
     [
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
-        ({"gradient_accumulation": -3}, "gradient_accumulation=-3"),
-        ({"inference_iterations": 0}, "inference_iterations=0"),
         ({"replicas": True}, "replicas=True"),
         ({"device_iterations": 2.5}, r"device_iterations=2\.5"),
         ({"precision": "bf16"}, "'bf16' is none of 'float16', .* no bfloat16: use 'fl"),
-        ({"execution": "phased"}, "execution='phased' is none of"),
         ({"pipeline": "layer1"}, r"pipeline=\('layer1', ...\)"),
         ({"pipeline": "Auto"}, "or 'auto' to have the model divided"),
-        ({"pipeline": 3}, "pipeline=3 is neither"),
-        ({"pipeline": ["a", 3]}, "stage 3"),
         ({"pipeline": ["a", ()]}, r"stage \(\)"),
-        ({"pipeline": [("a", None)]}, "stage"),
         ({"pipeline": ["a", ("b", "a")]}, "names a more than once"),
         *(
             ({"pipeline": "auto", "ipus": ipus}, "neither a whole number of 1 or more")
-            for ipus in (0, -1, 1.5, True, "four")
+            for ipus in (0, 1.5, True)
         ),
         *(
             ({"pipeline": stages, "ipus": 4}, "ipus=4 goes with pipeline='auto'")
-            for stages in (None, ["a", "b"], poptorch.ShardedExecution())
+            for stages in (None, ["a", "b"])
         ),
         ({"pipeline": "auto", "layers_per_ipu": [1, 1]}, "are both given"),
         ({"pipeline": ("a", "b"), "layers_per_ipu": [1, 1]}, "are both given"),
         ({"pipeline": "auto", "training_options": OWN}, "customize="),
-        ({"pipeline": "auto", "inference_options": OWN}, "customize="),
         ({"pipeline": "auto", "ipus": 8, "replicas": 16}, "need 128 IPUs"),
         ({"pipeline": "auto", "ipus": 2, **OVERLAP}, "doesn't go with a pipeline"),
         (
@@ -94,11 +87,10 @@ OWN = poptorch.Options()
         ),
         *(
             ({"layers_per_ipu": given}, "give the number of layers on each IPU")
-            for given in (3, [], {}, [1, -2], [1, True], [1, 2.0])
+            for given in (3, [], [1, -2], [1, True])
         ),
         ({"layers_per_ipu": [0]}, "leaves IPU 0 without"),
         ({"layers_per_ipu": [0, 0, 4]}, "leaves IPU 1 without"),
-        ({"layers_per_ipu": [4, 0, 4]}, "leaves IPU 1 without"),
         ({"layers_per_ipu": {"a": [1, 1], "b": [1]}}, "for different IPUs"),
         (
             {"layers_per_ipu": {"a": [1, 0, 0, 0], "b": [0, 0, 1, 1]}},
@@ -109,15 +101,10 @@ OWN = poptorch.Options()
             "has 2 numbers, and a replica has 3 IPUs",
         ),
         ({"available_memory_proportion": 2}, r"available_memory_proportion=2\.0"),
-        ({"available_memory_proportion": (0.1, -0.5)}, r"-0\.5"),
-        ({"available_memory_proportion": float("nan")}, "nan"),
         ({"available_memory_proportion": "0.5"}, "'0.5'"),
         ({"available_memory_proportion": {"IPU0": 0.5}}, "one per IPU"),
         ({"available_memory_proportion": (0.1, 0.2), "pipeline": ("a",)}, "has 2 num"),
         ({"available_memory_proportion": (0.1,) * 65}, "at most 64 IPUs"),
-        ({"available_memory_proportion": ()}, "has 0 numbers"),
-        ({"available_memory_proportion": True}, "available_memory_proportion=True"),
-        ({"seed": "lucky"}, "seed='lucky'"),
         ({"seed": 1.5}, r"seed=1\.5"),
         ({"seed": 2**64}, "not a whole number of 64 bits"),
         (
@@ -129,24 +116,15 @@ OWN = poptorch.Options()
             "replicas=64 with 2 IPUs each, its stages, need 128 .* Use 32 replicas",
         ),
         ({"pipeline": [str(i) for i in range(65)]}, "65 IPUs each, .* need 65"),
-        ({"training_options": {}}, r"training_options=\{\}"),
         ({"inference_options": "fast"}, "inference_options='fast'"),
         ({"customize": "fast"}, "customize='fast'"),
+        ({"stochastic_rounding": 1}, "stochastic_rounding=1"),
+        ({"loader_mode": "fast"}, "loader_mode"),
         ({"customize": print, "training_options": OWN}, "both given"),
         ({"partials": "int8"}, "partials='int8' is none of None, 'half', 'float'"),
         ({"num_io_tiles": 33}, "num_io_tiles=33 is not an even number from 32 to 192"),
-        ({"num_io_tiles": 200}, "num_io_tiles=200"),
         ({"num_workers": -1}, "num_workers=-1 is not a whole number of 0 or more"),
-        ({"prefetch_depth": 0}, "prefetch_depth=0"),
-        *(({"num_workers": wrong}, "num_workers") for wrong in (1.5, "two", True)),
-        *(({"loader_mode": wrong}, "loader_mode") for wrong in ("fast", None, 3)),
-        *(({"offload_optimizer": wrong}, "offload_op") for wrong in ("yes", None)),
-        ({"loss_block": 3}, "loss_block"),
-        ({"profile_dir": 3}, "profile_dir"),
         ({"recompute": ""}, "recompute='' is neither"),
-        ({"recompute": [3]}, r"recompute=\[3\]"),
-        ({"stochastic_rounding": 1}, "stochastic_rounding=1"),
-        ({"shard_optimizer": 2}, "shard_optimizer=2"),
         ({"shard_optimizer": True}, "among replicas, and there is one"),
         ({"overlap_io": "all"}, "overlap_io='all' is none of"),
         ({"overlap_io": "accumulation"}, "give num_io_tiles"),
@@ -156,13 +134,9 @@ OWN = poptorch.Options()
             "doesn't go with a pipeline",
         ),
         ({"cache_dir": 3}, "cache_dir=3 is not a path"),
-        ({"cache_dir": ""}, "cache_dir='' is not a path"),
-        ({"offline": "yes"}, "offline='yes'"),
         ({"inference": "sharded"}, "inference='sharded' is no mapping"),
         ({"inference": {"device_iterations": 3}}, "inference_iterations"),
-        ({"inference": {"replicas": 0}}, "replicas=0"),
         ({"inference": {"pipeline": "auto"}}, "stages of training"),
-        ({"inference": {"ipus": 2}}, "stages of training"),
         *(
             (
                 {"precision": "16.16", "inference": {field: "16.32"}},
@@ -184,11 +158,11 @@ OWN = poptorch.Options()
         ),
         *(
             ({"precision": word}, r"precision=.* is none of .*'16\.32'")
-            for word in ("16", "32.16", "bf16", 16, None, "16.64")
+            for word in ("32.16", 16)
         ),
         *(
             ({"precision": word}, "IPUs have no bfloat16: use 'float16'")
-            for word in ("bfloat16", "bf16-mixed", "mixed_bfloat16", torch.bfloat16)
+            for word in ("bf16-mixed", torch.bfloat16)
         ),
         *(
             (
@@ -199,14 +173,11 @@ OWN = poptorch.Options()
         ),
         *(
             ({"precision": "16.16", "float32_modules": wrong}, "float32_modules=")
-            for wrong in (3, [], [3], "")
+            for wrong in (3, [3])
         ),
         ({"process_id": 0}, "give both"),
-        ({"num_processes": 2}, "give both"),
         ({"process_id": 2, "num_processes": 2}, "count from 0 to 1"),
-        ({"process_id": -1, "num_processes": 2}, "count from 0 to 1"),
         ({"process_id": 0.5, "num_processes": 2}, "process_id=0.5"),
-        ({"process_id": 0, "num_processes": 0}, "num_processes=0"),
     ],
 )
 def test_values_are_refused_when_they_are_given(fields, message):
@@ -225,13 +196,6 @@ def test_a_process_may_have_64_ipus():
     assert IPUConfig(replicas=64).replicas == 64
     stages = [poptorch.Stage("a").ipu(0), poptorch.Stage("b").ipu(0)]
     assert IPUConfig(replicas=64, pipeline=stages).num_stages == 2  # on one IPU
-
-
-def test_a_config_is_frozen_and_comparable():
-    config = IPUConfig(micro_batch_size=4, pipeline=("a", "b"))
-    assert config == IPUConfig(micro_batch_size=4, pipeline=("a", "b"))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.replicas = 2
 
 
 # Fields and options ---------------------------------------------------------------
@@ -273,10 +237,8 @@ def test_a_seed_reaches_the_device_and_leaves_torchs_generator_alone():
             {"onChip": 0, "useReplicatedTensorSharding": 1},
         ),
         ({"recompute": "auto"}, "autoRecomputation", 1),
-        ({"recompute": "off"}, "autoRecomputation", 0),
         ({"recompute": "encoder.*"}, "autoRecomputation", 4),
         ({"recompute": "auto", "pipeline": ("a", "b")}, "autoRecomputation", 3),
-        ({"recompute": ["a.*"], "pipeline": ("a", "b")}, "autoRecomputation", 3),
         (
             {
                 "recompute": "auto",
@@ -557,15 +519,6 @@ def test_own_options_have_what_a_field_asks_for_or_are_refused(kind, field):
         return  # that is about training
     with pytest.raises(ConfigError, match=rf"(replicas|{field})=.*, but {kind} have"):
         IPUConfig(**fields, **{kind: own})
-
-
-def test_a_contradiction_names_both_and_says_what_to_do():
-    own = poptorch.Options().deviceIterations(4)
-    with pytest.raises(ConfigError) as caught:
-        IPUConfig(device_iterations=9, training_options=own)
-    message = str(caught.value)
-    for part in ("device_iterations=9", "device_iterations=4", "customize="):
-        assert part in message
 
 
 # customize ------------------------------------------------------------------------

@@ -6,13 +6,11 @@ from __future__ import annotations
 import errno
 
 import pytest
-import torch
 
 from ipufit import (
     CSVLogger,
     FileError,
     MissingCheckpointError,
-    ModelCheckpoint,
     load_checkpoint,
 )
 from tests.checkpoint.faults import at_step, full_disk
@@ -95,13 +93,3 @@ def test_a_log_that_cant_be_written(model, tmp_path, monkeypatch):
         fit(model, callbacks=logger)
     assert caught.value.errno == errno.ENOSPC
     assert fit(model, callbacks=CSVLogger(log)).history  # the model goes on
-
-
-def test_a_callback_that_saves_weights_where_it_cant(model, tmp_path):
-    (tmp_path / "file").write_text("")
-    path = tmp_path / "file" / "{epoch}.safetensors"
-    with pytest.raises(FileError, match="A folder on the way is a file"):
-        fit(model, callbacks=ModelCheckpoint(path, "loss"))
-    with pytest.raises(FileError, match=r"file.*couldn.t be written"):
-        fit(model, callbacks=ModelCheckpoint(tmp_path / "file" / "{epoch}", "loss"))
-    assert torch.isfinite(model.predict(X, verbose=0)).all()

@@ -158,19 +158,14 @@ def poptorchs(mode):
 
 FORMS = {
     "numpy": lambda: (X.numpy(), Y.numpy()),
-    "doubles": lambda: (X.double().numpy(), Y.numpy()),
     "frames": frame,
     "a frame with its target": frame_with_target,
     "a dict": lambda: ({"input": X}, Y),
     "a tuple": lambda: ((X,), (Y,)),
     "a dict and a column's name": lambda: ({"input": X, "label": Y}, "label"),
     "a mapping": lambda: (UserDict(input=X), Y),
-    "a mapping and a column's name": lambda: (UserDict(input=X, label=Y), "label"),
     "a tensor dataset": lambda: (TensorDataset(X, Y),),
     "a dataset": lambda: (Items([(x, int(y)) for x, y in pairs()]),),
-    "a dataset of arrays": lambda: (
-        Items([(x.numpy(), np.int64(y)) for x, y in pairs()]),
-    ),
     "a dataset of rows": lambda: (
         Items([{"input": x, "label": int(y)} for x, y in pairs()]),
         "label",
@@ -182,10 +177,6 @@ FORMS = {
     ),
     "a Hugging Face dataset": hugging_face,
     "an iterable dataset": lambda: (Stream(pairs()),),
-    "an iterable dataset of rows": lambda: (
-        Stream([{"input": x, "label": int(y)} for x, y in pairs()]),
-        "label",
-    ),
     "a loader": lambda: (DataLoader(TensorDataset(X, Y), batch_size=5),),
     "a loader with a sampler": lambda: (
         DataLoader(TensorDataset(X, Y), batch_size=5, sampler=InOrder(COUNT)),
@@ -198,11 +189,7 @@ FORMS = {
         "label",
     ),
     "a loader of an iterable dataset": lambda: (DataLoader(Stream(pairs()), 5),),
-    "a loader of rows": lambda: (DataLoader(TensorDataset(X, Y), batch_size=1),),
     "a stream": lambda: (Restartable(lambda: blocks(7, 1, 12)),),
-    "a stream of lists": lambda: (
-        Restartable(lambda: ([x, [y]] for x, y in blocks(3, 20))),
-    ),
     "a stream of arrays": lambda: (
         Restartable(lambda: ((x.numpy(), y.numpy()) for x, y in blocks(9))),
     ),

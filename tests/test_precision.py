@@ -464,8 +464,6 @@ def test_optimizers_of_the_module_that_was_given_train_the_copy(make):
     ("change", "message"),
     [
         ({"precision": "16.32"}, "precision was 'float16' and is '16.32'"),
-        ({"float32_modules": "2"}, r"float32_modules was \[\] and is \['2'\]"),
-        ({"partials": "half"}, "partials was None and is 'half'"),
         (
             {"stochastic_rounding": False},
             "stochastic_rounding was True and is False",

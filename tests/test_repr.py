@@ -3,19 +3,8 @@
 
 from __future__ import annotations
 
-import pydoc
-import re
-
 from ipufit import History, IPUConfig, IPUModel
 from tests import reference
-
-
-def test_the_help_begins_with_the_four_methods():
-    text = pydoc.render_doc(IPUModel, renderer=pydoc.plaintext)
-    _, *methods = re.findall(r"^ \|  (\w+)\(", text, re.M)  # after the signature
-    assert methods[:4] == ["compile", "fit", "evaluate", "predict"]
-    listed = re.findall(r"^ \|  \* `(\w+)`", text, re.M)
-    assert listed == ["compile", "fit", "evaluate", "predict"]
 
 
 def test_a_model_says_its_module_its_layout_and_what_compile_was_told():
@@ -41,14 +30,6 @@ def test_a_history_says_its_epochs_and_last_figures():
     assert repr(history) == "<History: 1 epoch, loss 0.5>"
     history.on_epoch_end(1, {"loss": 0.123456, "accuracy": 1.0, "names": ["a"]})
     assert repr(history) == "<History: 2 epochs, accuracy 1, loss 0.1235>"
-
-
-def test_a_summary_says_its_totals(capsys):
-    summary = IPUModel(reference.network()).summary()
-    text = repr(summary)
-    assert text.startswith("<Summary: Sequential, ")
-    assert text.endswith(f" {summary.total_parameters:,} parameters>")
-    assert f"{summary.total_parameters:,}" in capsys.readouterr().out  # the table
 
 
 def test_a_config_says_what_was_set_and_can_be_read_back():

@@ -59,21 +59,6 @@ def test_layers_come_in_the_order_of_their_calls():
     ]
 
 
-def test_without_inputs_they_come_as_they_were_made():
-    assert rows(summarize(Crossed(), IPUConfig())) == [
-        (name, "?")
-        for name in (
-            "(itself)",
-            "last",
-            "body.0",
-            "body.1",
-            "first",
-            "unused",
-            "tied",
-        )
-    ]
-
-
 def test_tied_weights_count_once_in_the_total():
     summary = summarize(Crossed(), IPUConfig(), X)
     counts = {
@@ -191,12 +176,6 @@ def test_a_pipeline_places_the_blocks_it_names(pipeline, early, late):
     assert (found["one"], found["two.0"]) == (early, late)
 
 
-def test_names_that_only_a_run_finds_are_left_open_without_inputs():
-    module = Blocks("names")
-    assert set(stages(("early", "late"), None, module).values()) == {(None, None)}
-    assert stages(("early", "late"), OWN, module)["two.1"] == (1, 1)
-
-
 @pytest.mark.parametrize(
     ("config", "kind", "inputs", "expected"),
     [
@@ -264,10 +243,6 @@ def test_a_narrow_terminal_has_lines_in_which_nothing_is_cut():
     place = "  36 parameters, stage 0, IPU 0"
     assert lines[:3] == ["Crossed", "first: Embedding (N, 3, 6)", place]
     assert lines[-2:] == ["Parameters: 94, trainable: 90", "IPUs: 2"]
-
-
-def test_in_a_pipe_a_table_is_as_wide_as_it_is():
-    assert shown(40, is_terminal=False) == shown(200, is_terminal=False)
 
 
 # Of a model ----------------------------------------------------------------------

@@ -75,17 +75,6 @@ def test_one_that_forward_does_not_take_is_named_and_can_be_named(form):
     torch.testing.assert_close(predicted, expected(model, len(predicted)))
 
 
-def test_columns_of_frames_are_left_alone():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
-    frame["label"] = Y.numpy()
-    model = reference.compiled()
-    model.fit(frame, "label", batch_size=4, verbose=0)
-    with torch.no_grad():
-        outputs = model.module.eval()(X)
-    torch.testing.assert_close(model.predict(frame, verbose=0), outputs)
-
-
 def test_columns_of_frames_go_by_their_names():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])
