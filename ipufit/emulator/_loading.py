@@ -34,7 +34,7 @@ from ipufit.emulator._ground.custom_args import (
     flattenTensorStructure,
     pickled_parsers,
     reconstructTensorStructure,
-    register_pickled_parsers,
+    registerCustomArgParser,
 )
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._layout.layout import Layout
@@ -540,7 +540,8 @@ class _Worker:
 
     def _run(self, dataset: Any) -> None:
         """Read until `_Stopped`, or an exception of the dataset."""
-        register_pickled_parsers(self._parsers)
+        for parser in self._parsers:
+            registerCustomArgParser(*pickle.loads(parser))
         torch.set_rng_state(torch.from_numpy(self._rng_state))
         if isinstance(dataset, bytes):
             dataset = pickle.loads(dataset)

@@ -134,23 +134,14 @@ def pickled_parsers() -> list[bytes]:
     reach the process either.
 
     Example:
-        >>> register_pickled_parsers(pickled_parsers())
+        >>> for parser in pickled_parsers():
+        ...     registerCustomArgParser(*pickle.loads(parser))
     """
     pickles = []
     for registration in _parsers.items():
         with suppress(pickle.PicklingError, AttributeError, TypeError):
             pickles.append(pickle.dumps(registration))
     return pickles
-
-
-def register_pickled_parsers(pickles: Iterable[bytes]) -> None:
-    """Register the parsers that `pickled_parsers` collected in another process.
-
-    Example:
-        >>> register_pickled_parsers([])
-    """
-    for pickled in pickles:
-        registerCustomArgParser(*pickle.loads(pickled))
 
 
 def flattenTensorStructure(
