@@ -36,7 +36,6 @@ from ipufit.emulator._tracing.operation import (
 )
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import (
-    host_tensor_among,
     is_whole_number,
     plain_number,
     refuse_custom_backward,
@@ -277,15 +276,11 @@ class Tracer(TorchFunctionMode):
         Raises:
             Error: A tensor is the host's.
         """
-        allowed: list[Tensor] = []
         if name in _MOVES:
-            allowed = touched[:1]
+            touched = touched[1:]
         elif name == "copy_":
-            allowed = touched[1:]
-        for tensor in touched:
-            is_allowed = any(tensor is other for other in allowed)
-            if not self.recording.is_on_device(tensor) and not is_allowed:
-                raise host_tensor_among(name, tensor)
+            touched = touched[:1]
+        self.recording.require_device(name, touched)
 
 
 @contextlib.contextmanager
