@@ -242,7 +242,6 @@ class Attribute:
         pass
 
 
-_MultiConvT = TypeVar("_MultiConvT", bound="MultiConv")
 _PARTIALS = (torch.float, torch.half)
 
 
@@ -263,7 +262,7 @@ class MultiConv:
         self._trace: Recording | None = None
         self._first_node = 0
 
-    def availableMemoryProportions(self: _MultiConvT, value: Any) -> _MultiConvT:
+    def availableMemoryProportions(self, value: Any) -> MultiConv:
         """Limit the memory for temporary data.
 
         Args:
@@ -282,7 +281,7 @@ class MultiConv:
         )
         return self
 
-    def partialsTypes(self: _MultiConvT, value: Any) -> _MultiConvT:
+    def partialsTypes(self, value: Any) -> MultiConv:
         """Choose the type of intermediate sums.
 
         Args:
@@ -301,7 +300,7 @@ class MultiConv:
             )
         return self
 
-    def enableConvDithering(self: _MultiConvT, value: Any) -> _MultiConvT:
+    def enableConvDithering(self, value: Any) -> MultiConv:
         """Spread convolutions over tiles from different starting points.
 
         Args:
@@ -317,7 +316,7 @@ class MultiConv:
             raise ValueError(f"value must be bool or list of bools. Got {value!r}.")
         return self
 
-    def planType(self: _MultiConvT, value: MultiConvPlanType | None) -> _MultiConvT:
+    def planType(self, value: MultiConvPlanType | None) -> MultiConv:
         """Choose whether convolutions run side by side or one after the other.
 
         Args:
@@ -335,7 +334,7 @@ class MultiConv:
         )
         return self
 
-    def perConvReservedTiles(self: _MultiConvT, value: int) -> _MultiConvT:
+    def perConvReservedTiles(self, value: int) -> MultiConv:
         """Reserve tiles for each convolution.
 
         Args:
@@ -350,7 +349,7 @@ class MultiConv:
         require(isinstance(value, int), f"perConvReservedTiles: {value!r} is no int.")
         return self
 
-    def cycleBackOff(self: _MultiConvT, value: float) -> _MultiConvT:
+    def cycleBackOff(self, value: float) -> MultiConv:
         """Trade speed of the largest convolution for tiles of the others.
 
         Args:
