@@ -24,13 +24,7 @@ from ipufit.emulator._device import (
     Executable,
     check_rng_state,
 )
-from ipufit.emulator._executor.wrapping import (
-    is_wrapped,
-    seen_plain,
-    unwrap_model,
-    unwrapped,
-    wrap_module,
-)
+from ipufit.emulator._executor import wrapping
 from ipufit.emulator._folding import choose_runner
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import __version__
@@ -145,7 +139,7 @@ class PoplarExecutor:
         self._optimizer: OptimizerSync | None = None
         if training and optimizer is not None:
             self._optimizer = OptimizerSync(self, optimizer)
-            wrap_module(user_model, self)
+            wrapping.wrap_module(user_model, self)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_user_model", "_model"):  # not set yet: a failed construction
@@ -446,9 +440,9 @@ class PoplarExecutor:
         self._forget_program()
         if not self._training:
             return
-        if not is_wrapped(self._user_model):
+        if not wrapping.is_wrapped(self._user_model):
             raise createPoptorchError("model was never wrapped")
-        unwrap_model(self._user_model)
+        wrapping.unwrap_model(self._user_model)
 
     def _release_device(self) -> None:
         if self._device is not None:
@@ -604,7 +598,7 @@ class PoplarExecutor:
         at all (PopTorch, `_poplar_executor.py`, `__call__`).
         """
         trained: Any = self._user_model
-        if not is_wrapped(trained):
+        if not wrapping.is_wrapped(trained):
             return
         trained.copyWeightsToHostIfNeeded()
         version = trained._host_weights_version
@@ -643,7 +637,7 @@ class PoplarExecutor:
                 f"The model was compiled with {', '.join(sorted(missing))}, which it "
                 "has no more: call destroy() to compile it again."
             )
-        with seen_plain([*now.values(), *compiled.values()]):
+        with wrapping.seen_plain([*now.values(), *compiled.values()]):
             for name, weight in compiled.items():
                 if weight.is_floating_point():  # others are compiled in
                     compiled[name] = now[name]
@@ -1265,7 +1259,7 @@ def trainingModel(
     """
     if isinstance(model, PoplarExecutor):
         model = model.model
-    if is_wrapped(model):
+    if wrapping.is_wrapped(model):
         raise RuntimeError(
             "Model has already been wrapped in 'poptorch.trainingModel'. Call "
             "model.destroy() on the model to unwrap before wrapping again."
@@ -1395,7 +1389,7 @@ def compile_model(
         kept = example.with_tensors(  # in the types that were passed
             row.to(given.dtype, copy=True) for row, given in pairs
         )
-    with unwrapped(model):
+    with wrapping.unwrapped(model):
         refuse_scripted(model)
         refuse_tied_buffers(model)
         _check_groupings(groupings, options)
@@ -1431,7 +1425,10 @@ def compile_model(
         if settings.stops_at_exceptions:
             check_operations(program.graph)
         runner = choose_runner(program, layout, settings, groups)
-    like = arguments.like_meta()
+    like = arguments.with_tensors(  # shapes and types, but no data
+        tensor.detach().to("meta").as_subclass(type(tensor))
+        for tensor in arguments.tensors()
+    )
     return Executable(
         program, num_ipus, like, kept, weights, groups, names, anchors, runner
     )

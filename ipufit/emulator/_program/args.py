@@ -47,13 +47,6 @@ class CallArguments:
             flattenTensorStructure((self.args, self.kwargs), (order.args, order.kwargs))
         )
 
-    def like_meta(self) -> CallArguments:
-        """Copy the arguments, with meta tensors: shapes and types, but no data."""
-        return self.with_tensors(
-            tensor.detach().to("meta").as_subclass(type(tensor))
-            for tensor in self.tensors()
-        )
-
     def with_tensors(self, tensors: Iterable[Tensor]) -> CallArguments:
         """Copy the arguments, with other tensors in place of the present ones."""
         args, kwargs = reconstructTensorStructure(
