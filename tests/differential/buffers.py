@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers: those that callbacks change, of all types, and written by `forward`."""
+"""Buffers, weights, inputs and targets: of all types, changed, written, shared."""
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import torch
 
 from .kinds import (
+    BETWEEN,
     BETWEEN_RUNS,
+    COMPILED_AGAIN,
     MID_FIT,
     ON_DEVICE,
     REFUSED,
+    RIGHT,
     SAID,
+    SAMPLES,
     Linear,
     Program,
+    inputs,
     kind,
     mean_squares,
+    targets,
 )
 
 # Buffers of one number, which callbacks may change. -----------------------------------
@@ -220,3 +229,268 @@ kind("whole number that is written", SAID)(lambda: buffered(torch.tensor(0), wri
 kind("bool that is flipped", SAID)(
     lambda: buffered(torch.tensor(True), lambda m, h: (m.count.logical_not_(), h)[1])
 )
+
+
+# Inputs and targets -----------------------------------------------------------------
+
+# Inputs and targets by type. ----------------------------------------------------------
+
+
+def with_inputs(x, **options):
+    return Program(Linear(torch.tanh), x=x, **options)
+
+
+class Casting(Linear):
+    def forward(self, x):
+        return self.layer(x.float())
+
+
+def numbers(dtype):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, 2, (SAMPLES, 3), generator=generator).to(dtype)
+
+
+def enter_input(dtype):
+    @kind(f"inputs of {dtype}")
+    def _():
+        return Program(Casting(), x=numbers(dtype))
+
+
+for _dtype in [*FLOATS, *WHOLE]:
+    enter_input(_dtype)
+
+kind("inputs of NumPy")(lambda: with_inputs(inputs().numpy()))
+kind("inputs of NumPy's float64")(
+    lambda: Program(Casting(), x=inputs().numpy().astype(np.float64))
+)
+kind("targets of float64")(
+    lambda: Program(
+        Linear(torch.tanh),
+        lambda outputs, wanted: mean_squares(outputs, wanted.float()),
+        y=targets().double(),
+    )
+)
+
+
+def classes(dtype=torch.int64):
+    return torch.arange(SAMPLES).remainder(2).to(dtype)
+
+
+def cross_entropy(outputs, wanted):
+    return torch.nn.functional.cross_entropy(outputs, wanted.long())
+
+
+def enter_target(dtype):
+    @kind(f"classes of {dtype}")
+    def _():
+        return Program(Linear(torch.tanh), cross_entropy, y=classes(dtype))
+
+
+for _dtype in WHOLE:
+    enter_target(_dtype)
+
+kind("classes, the loss by name")(
+    lambda: Program(Linear(torch.tanh), "cross_entropy", cross_entropy, y=classes())
+)
+kind("inputs beyond 32 bits", REFUSED)(
+    lambda: Program(Casting(), x=numbers(torch.int64) + 1700000000123)
+)
+kind("inputs below 32 bits", REFUSED)(
+    lambda: Program(Casting(), x=numbers(torch.int64) - 2**31 - 1)
+)
+kind("inputs of NumPy beyond 32 bits", REFUSED)(
+    lambda: Program(Casting(), x=(numbers(torch.int64) + 2**32).numpy())
+)
+kind("classes beyond 32 bits", REFUSED)(
+    lambda: Program(
+        Linear(torch.tanh), "cross_entropy", cross_entropy, y=classes() + 2**32
+    )
+)
+kind("inputs at the ends of 32 bits")(
+    lambda: Program(
+        Scaling(), x=torch.where(numbers(torch.int64) > 0, 2**31 - 1, -(2**31))
+    )
+)
+
+
+class Scaling(Linear):
+    def forward(self, x):
+        return self.layer(x.float() / 2**31)
+
+
+class Embedded(torch.nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(7, 2, **options)
+
+    def forward(self, x):
+        return self.embedding(x).mean(1)
+
+
+def tokens():
+    generator = torch.Generator().manual_seed(4)
+    return torch.randint(0, 7, (SAMPLES, 3), generator=generator)
+
+
+kind("embedding")(lambda: Program(Embedded(), x=tokens()))
+kind("embedding of int32")(lambda: Program(Embedded(), x=tokens().int()))
+kind("embedding with padding")(lambda: Program(Embedded(padding_idx=0), x=tokens()))
+kind("embedding beyond 32 bits", REFUSED)(
+    lambda: Program(Embedded(), x=tokens() + 2**32)
+)
+
+
+# Weights ----------------------------------------------------------------------------
+
+# Weights: shared, frozen, changed. ----------------------------------------------------
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = torch.nn.Linear(3, 2, bias=False)
+        self.decoder = torch.nn.Linear(2, 3, bias=False)
+        self.decoder.weight = torch.nn.Parameter(self.encoder.weight.T.clone())
+        self.again = torch.nn.Linear(3, 2)
+        self.again.weight = self.encoder.weight
+
+    def forward(self, x):
+        return self.again(self.decoder(torch.tanh(self.encoder(x))))
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(3, 3)
+        self.second = self.first
+        self.last = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(self.second(torch.tanh(self.first(x))))
+
+
+kind("tied weights")(lambda: Program(Tied()))
+kind("a module under two names")(lambda: Program(Twice()))
+
+
+@kind("a module several times in a sequence")
+def _():
+    shared = torch.nn.Linear(3, 3)
+    return Program(
+        torch.nn.Sequential(
+            shared, torch.nn.Tanh(), shared, torch.nn.Tanh(), torch.nn.Linear(3, 2)
+        )
+    )
+
+
+@kind("a shared buffer", REFUSED)
+def _():
+    first, second = Annealed(), Annealed()
+    second.layer = torch.nn.Linear(2, 2)
+    second.beta = first.beta
+    return Program(torch.nn.Sequential(first, second))
+
+
+def deep():
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+    )
+
+
+@kind("a frozen layer")
+def _():
+    module = deep()
+    module[0].requires_grad_(False)
+    return Program(module)
+
+
+@kind("a frozen bias", {BETWEEN: RIGHT, COMPILED_AGAIN: RIGHT})
+def _():
+    module = deep()
+    module[2].bias.requires_grad_(False)
+    return Program(module, change=lambda m, _: m[2].bias.requires_grad_(True))
+
+
+@kind("a layer frozen later", {BETWEEN: RIGHT, COMPILED_AGAIN: RIGHT, MID_FIT: REFUSED})
+def _():
+    return Program(deep(), change=lambda m, _: m[0].requires_grad_(False))
+
+
+@kind("all weights frozen", REFUSED)
+def _():
+    return Program(deep().requires_grad_(False))
+
+
+@kind("weights changed by hand", ON_DEVICE)
+def _():
+    def change(module, _):
+        with torch.no_grad():
+            module[0].weight.mul_(0.5)
+
+    return Program(deep(), change=change)
+
+
+@kind("weights changed by their data", ON_DEVICE)
+def _():
+    return Program(deep(), change=lambda m, _: m[0].weight.data.mul_(0.5))
+
+
+@kind("weights that are loaded", ON_DEVICE)
+def _():
+    def change(module, _):
+        state = {name: value * 0.5 for name, value in module.state_dict().items()}
+        module.load_state_dict(state)
+
+    return Program(deep(), change=change)
+
+
+@kind("weights that are clipped", ON_DEVICE)
+def _():
+    def change(module, _):
+        for weight in module.parameters():
+            weight.data.clamp_(-0.1, 0.1)
+
+    return Program(deep(), change=change)
+
+
+@kind("statistics that are reset", ON_DEVICE)
+def _():
+    def change(module, _):
+        module[0].reset_running_stats()
+        module[1].weight.zero_()
+
+    norm = torch.nn.BatchNorm1d(3, affine=False)
+    return Program(torch.nn.Sequential(norm, torch.nn.Linear(3, 2)), change=change)
+
+
+@kind("a teacher that follows", ON_DEVICE)
+def _():
+    class Taught(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2)
+            self.teacher = copy.deepcopy(self.layer).requires_grad_(False)
+
+        def forward(self, x):
+            return self.layer(x) + 0.5 * self.teacher(x).detach()
+
+    def change(module, _):
+        pairs = zip(module.teacher.parameters(), module.layer.parameters())
+        for followed, weight in pairs:
+            followed.lerp_(weight, 0.5)
+
+    return Program(Taught(), change=change)
+
+
+def enter_rate(name, optimizer_s):
+    @kind(f"learning rate {name}", {BETWEEN: RIGHT, MID_FIT: RIGHT})
+    def _():
+        return Program(deep(), change=optimizer_s)
+
+
+def _divide_rates(_, optimizer):
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] / 10
+
+
+enter_rate("of the groups", _divide_rates)

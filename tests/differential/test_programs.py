@@ -17,17 +17,8 @@ import pytest
 from ipufit import IpufitError, IpufitWarning, poptorch
 from tests.strategies import spread_if_quick
 
-from . import (
-    attributes,
-    buffers,
-    data_types,
-    functions,
-    gradients,
-    objectives,
-    returned,
-    weights,
-)
-from .cases import LAYOUTS, RULES, Case, assert_same
+from . import attributes, buffers, gradients, returned
+from .cases import LAYOUTS, RULES, Case, assert_same, run, run_plainly
 from .kinds import (
     BETWEEN,
     KINDS,
@@ -36,19 +27,8 @@ from .kinds import (
     SAID,
     STEADY,
 )
-from .reference import run_plainly
-from .subject import run
 
-TABLES = (
-    attributes,
-    functions,
-    objectives,
-    returned,
-    buffers,
-    data_types,
-    weights,
-    gradients,
-)
+TABLES = (attributes, returned, buffers, gradients)
 """Each enters its kinds when it is imported."""
 
 
