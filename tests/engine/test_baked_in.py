@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import logging
 import random
 import threading
@@ -206,17 +205,8 @@ PLACES = {
         lambda self: self.told(), lambda m, value: m.change(m, value),
         of_a_closure, r"closure variable factor was 1\.0",
     ),
-    "a partial": (
-        lambda self: self.told(), lambda m, value: m.told.keywords.update(b=value),
-        lambda: {"told": functools.partial(lambda a, b: a * b, 1.0, b=1.0)},
-        r"module\.told\.keywords\['b'\] was 1\.0",
-    ),
     "a computed name": (
         lambda self: getattr(self, f"k{1}"), put("k1"),
-        attributes(k1=one), r"module\.k1 was 1\.0",
-    ),
-    "vars": (
-        lambda self: vars(self)["k1"], put("k1"),
         attributes(k1=one), r"module\.k1 was 1\.0",
     ),
     "a lambda in a list": (
@@ -243,10 +233,6 @@ PLACES = {
             lambda x: nn.functional.linear(x, m.net[2].weight, m.net[2].bias) * value,
         ),
         dict, r"module\.net\.2\.forward was missing",
-    ),
-    "a method": (
-        Of.read, lambda m, value: setattr(m, "read", lambda: value),
-        dict, r"module\.read was missing",
     ),
 }  # fmt: skip
 
@@ -369,7 +355,7 @@ def test_what_no_code_reads_may_change_at_any_time():
     assert model.module.cfg.unread == 4
 
 
-HOOKS = ["on_train_batch_end", "on_epoch_begin", "on_epoch_end"]
+HOOKS = ["on_epoch_begin", "on_epoch_end"]
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -416,10 +402,10 @@ def test_what_forward_counts_and_keeps_is_no_change(monkeypatch, takes_turns):
 
     fit = {"batch_size": 8, "verbose": 0, "validation_data": (X, Y)}
     for _ in range(2):
-        model.fit(X, Y, epochs=3, callbacks=Look(), **fit)
+        model.fit(X, Y, epochs=2, callbacks=Look(), **fit)
         model.predict(X[:5], batch_size=5, verbose=0)
-    assert len(set(looked)) == 6
-    assert model.module.calls > 6
+    assert len(set(looked)) == 4
+    assert model.module.calls > 4
     assert model.module.seen["hidden"].shape == (5, 4)
     model.detach()
 
@@ -471,11 +457,6 @@ class NoisyOnHost(Of):
         return self.net(x) * self.noise.sample().to(x.device)
 
 
-class NoisyOnDevice(Of):
-    def forward(self, x):
-        return self.net(x) * torch.distributions.Uniform(0.0, 1.0).sample()
-
-
 @pytest.mark.parametrize("use", ["fit", "evaluate"])
 def test_a_sample_of_a_distribution_of_the_host_is_said(use):
     model = still(NoisyOnHost(noise=torch.distributions.Uniform(0.0, 1.0)))
@@ -483,11 +464,6 @@ def test_a_sample_of_a_distribution_of_the_host_is_said(use):
         getattr(model, use)(X, Y, batch_size=8, verbose=0)
     assert not {"sample", "rsample"} & vars(model.module.noise).keys()
     getattr(model, use)(X, Y, batch_size=8, verbose=0)  # says it once
-
-
-def test_a_distribution_that_forward_makes_is_the_device_s():
-    model = still(NoisyOnDevice())
-    model.fit(X, Y, batch_size=8, shuffle=True, verbose=0)
 
 
 class OfATable(Of):

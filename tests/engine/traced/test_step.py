@@ -87,15 +87,6 @@ def test_a_pipeline_learns_what_one_ipu_does(monkeypatch, name):
     model.detach()
 
 
-@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8])
-def test_class_indices_may_be_short_whole_numbers(dtype):
-    model = reference.compiled(metrics=["accuracy"])
-    history = model.fit(X, Y.to(dtype), 24, validation_split=0.5, verbose=0).history
-    expected = reference.evaluate(model.module, X[24:], Y[24:])
-    figures = {name: history[f"val_{name}"][0] for name in expected}
-    assert figures == pytest.approx(expected, rel=1e-5)
-
-
 VALUES = torch.randn(48, 1, generator=torch.Generator().manual_seed(2))
 
 

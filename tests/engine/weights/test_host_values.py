@@ -224,16 +224,6 @@ def test_what_a_program_changes_comes_back():
     assert torch.allclose(model.module.count[:2], EXACT[:2] + 8)
 
 
-def test_what_a_callback_reads_changes_nothing():
-    class Reads(Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            assert torch.allclose(self.model.module.scale[:2], EXACT[:2])
-
-    model = make()
-    model.fit(X, Y, callbacks=Reads(), **FIT)
-    assert same(model.module.scale, EXACT)
-
-
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**40])
 def test_integers_that_do_not_fit_are_refused(value):
     model = make()
