@@ -23,8 +23,8 @@ from tests.strategies import is_thorough
 ROOT = Path(__file__).parents[1]
 MODULES = (
     *("args", "losses", "strict", "trace", "control_flow"),
-    *("custom_ops", "decoder", "floating_point", "host_calls", "markers", "overlap"),
-    *("points", "slices", "device_numbers", "limits", "liveness"),
+    *("custom_ops", "decoder", "floating_point", "markers", "slices"),
+    *("device_numbers", "limits", "liveness"),
     *("refusals", "tensor_devices"),
 )
 ONCE = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulator under PopTorch's name, here and in processes started from here."""
+"""The emulator under PopTorch's names, here and in processes started from here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import ipufit.emulator
+import ipufit.emulator as poptorch
 from ipufit.emulator import Error, install, uninstall
 from ipufit.emulator._ground.switches import STRICT_VARIABLE, is_strict
+from tests.emulator._models import Function
 from tests.interpreters import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -68,15 +70,6 @@ def test_every_form_of_import_finds_the_emulator():
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("name", ["enums", "ops", "optim", "options", "poptorch_core"])
-def test_a_submodule_is_the_emulators_own(name):
-    module = importlib.import_module(f"poptorch.{name}")
-    assert module is importlib.import_module(f"ipufit.emulator.{name}")
-    assert module.__name__ == f"ipufit.emulator.{name}"
-    assert module.__spec__.name == f"ipufit.emulator.{name}"
-
-
-@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     "name",
     ["poptorch.blocks", "poptorch._pod", "popdist._environment", "popdist.torch"],
@@ -106,18 +99,13 @@ def test_the_private_names_that_optimum_graphcore_imports_are_there():
     assert executor.model is module
 
 
-def test_installing_twice_changes_nothing(installed):
-    before = state()
-    install()
-    assert state() == before
-
-
 def test_uninstalling_leaves_things_as_found(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["one", "two"]))
     before = state()
     install(force=True)
     importlib.import_module("poptorch.optim")
     assert state() != before
+    install(force=True)  # twice is as once
     uninstall()
     assert state() == before
     uninstall()
@@ -148,18 +136,6 @@ def test_a_real_poptorch_is_hidden_on_demand_and_comes_back(real_poptorch):
     uninstall()
     assert importlib.import_module("poptorch") is real
     assert "poptorch.blocks" in sys.modules
-
-
-def test_a_folder_of_that_name_is_no_poptorch(tmp_path, monkeypatch):
-    (tmp_path / "popdist" / "docs").mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert importlib.util.find_spec("popdist") is not None
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    install()
-    try:
-        assert importlib.import_module("popdist").getNumInstances() == 1
-    finally:
-        uninstall()
 
 
 def test_objects_pickled_under_the_name_can_be_read_without_it(installed):
@@ -227,9 +203,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "method", ["spawn", pytest.param("forkserver", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_that_multiprocessing_starts_find_it(method, tmp_path):
     script = tmp_path / "script.py"
     source = SPAWNING.format(root=str(ROOT), method=method)
@@ -271,3 +246,75 @@ def test_strict_mode_can_be_asked_for_later(monkeypatch):
     assert is_strict()
     install()
     assert is_strict()
+
+
+# `import popart`: the enumerations that options take, and nothing else --------------
+
+
+@pytest.fixture
+def popart():
+    install(force=True)
+    yield importlib.import_module("popart")
+    uninstall()
+
+
+MEMBERS = {
+    # graphcore/popart, `willow/include/popart/sessionoptions.hpp`, as named in
+    # `python/popart/popart_core/popart.cpp`.
+    "AccumulateOuterFragmentSchedule": (
+        "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized"
+    ),
+    "BatchSerializationBatchSchedule": (
+        "Scheduler Isomorphic OverlapOnIo OverlapOnCompute"
+    ),
+    "RecomputationType": "NoRecompute Standard NormOnly Pipeline RecomputeAll",
+    "SubgraphCopyingStrategy": "OnEnterAndExit JustInTime",
+    "SyntheticDataMode": "Off Zeros RandomNormal RandomUniform",
+    "VirtualGraphMode": "Off Manual Auto ExecutionPhases",
+}
+"""What Graphcore's public programs use beside PopTorch."""
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_enumerations_have_popart_members_and_values(popart, name):
+    enumeration = getattr(popart, name)
+    assert [member.name for member in enumeration] == MEMBERS[name].split()
+    assert [int(member) for member in enumeration] == list(range(len(enumeration)))
+
+
+def test_a_program_with_such_options_runs(popart):
+    """The settings of BERT, CLIP and the CNNs of graphcore/examples."""
+    options = poptorch.Options()
+    schedules = popart.AccumulateOuterFragmentSchedule
+    batches = popart.BatchSerializationBatchSchedule
+    for key, value in (
+        ("accumulateOuterFragmentSettings.schedule", schedules.OverlapMemoryOptimized),
+        ("subgraphCopyingStrategy", popart.SubgraphCopyingStrategy.JustInTime),
+        ("autoRecomputation", popart.RecomputationType.Pipeline),
+        ("virtualGraphMode", popart.VirtualGraphMode.Manual),
+        ("batchSerializationSettings.batchSchedule", batches.Isomorphic),
+    ):
+        options._Popart.set(key, int(value))
+    executor = poptorch.inferenceModel(Function(lambda _, x: x * 2), options)
+    assert executor(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_anything_else_says_what_popart_is(popart):
+    with pytest.raises(AttributeError, match="no attribute 'Builder': popart is Gra"):
+        popart.Builder  # noqa: B018
+    assert not hasattr(popart, "Builder")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from popart import Builder",
+        "import popart.ir",
+        "from popart.ir import Ir",
+        "import popart._internal.ir as _ir",
+    ],
+)
+@pytest.mark.usefixtures("popart")
+def test_importing_anything_else_says_what_popart_is(statement):
+    with pytest.raises(ModuleNotFoundError, match=r"'popart\..*: popart is Graphcore"):
+        exec(statement, {})

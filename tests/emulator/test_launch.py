@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m ipufit.emulator --processes`: instances as PopRun would start them."""
+"""PopDist, and `python -m ipufit.emulator --processes` in place of PopRun."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from ipufit.emulator import Error, _popdist
 from ipufit.emulator import __main__ as command
+from ipufit.emulator import _popdist as popdist
 from ipufit.emulator._popdist._environment import (
     instance_variables,
     launch_environment,
@@ -50,6 +53,10 @@ def test_an_instance_sees_what_poprun_would_set(data, count, local):
         assert _popdist.getReplicaIndexOffset() == index * local
         assert _popdist.getNumIpusPerReplica() == 1
         plain = _popdist.poptorch._PoptorchOptions()
+        options = _popdist.poptorch.Options()
+    assert options.replication_factor == local
+    assert options.Distributed.processId == index
+    assert options.Distributed.numProcesses == count
     assert variables["POPDIST_LOCAL_INSTANCE_INDEX"] == "0"
     # PopRun's instances are those of mpirun, which plain options follow.
     assert plain.Distributed.processId == index
@@ -134,6 +141,7 @@ def test_torchrun_and_processes_exclude_each_other(monkeypatch, capsys):
     assert "a process of torchrun's already" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_script_of_popdist_trains_on_all_instances(tmp_path):
     arguments = ("--processes", 2, "--replicas", 4, INSTANCES, "--epochs", 2)
     done = run(*arguments, folder=tmp_path)
@@ -179,3 +187,86 @@ def test_torchrun_itself_starts_instances(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "instance 0 of 2, replicas 2 of 4" in done.stdout
     assert "instance 1 of 2, replicas 2 of 4" in done.stdout
+
+
+# PopDist: one instance without PopRun, and what PopRun's variables say --------------
+
+VARIABLES = [
+    "POPDIST_NUM_TOTAL_REPLICAS",
+    "POPDIST_NUM_LOCAL_REPLICAS",
+    "POPDIST_REPLICA_INDEX_OFFSET",
+    "POPDIST_NUM_IPUS_PER_REPLICA",
+    "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE",
+]
+
+
+def set_poprun(patch, *, total, local, first=0, ipus=1, is_uniform=True):
+    """The environment of one instance."""
+    values = [total, local, first, ipus, int(is_uniform)]
+    for name, value in zip(VARIABLES, values):
+        patch.setenv(name, str(value))
+
+
+@pytest.fixture(autouse=True)
+def _no_poprun(monkeypatch):
+    for name in [*VARIABLES, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_poprun_there_is_one_instance():
+    popdist.init()
+    assert not popdist.isPopdistEnvSet()
+    assert popdist.getInstanceIndex() == 0
+    assert popdist.getNumInstances() == 1
+    assert popdist.getNumTotalReplicas() == 1
+    assert popdist.getNumLocalReplicas() == 1
+    assert popdist.getNumIpusPerReplica() == 1
+
+
+@pytest.mark.parametrize("setting", [{"total": 3}, {"total": 4, "is_uniform": False}])
+def test_unequal_instances_are_refused(monkeypatch, setting):
+    set_poprun(monkeypatch, local=2, **setting)
+    with pytest.raises(RuntimeError, match="same number of replicas"):
+        popdist.getNumInstances()
+    with pytest.raises(RuntimeError, match="same number of replicas"):
+        popdist.poptorch.Options()
+
+
+def run_on(instances, path):
+    index = torch.distributed.get_rank()
+    with pytest.MonkeyPatch.context() as patch:
+        set_poprun(patch, total=2, local=1, first=index)
+        popdist.init()
+        result = popdist.execute_on_instances(instances, leave_a_file, path)
+    return result, path.exists()
+
+
+def leave_a_file(path):
+    time.sleep(0.2)  # the others would come first
+    path.write_text("here")
+    return torch.distributed.get_rank()
+
+
+@pytest.mark.parametrize(("instances", "results"), [([1], [(None, True), (1, True)])])
+def test_a_function_runs_on_some_instances_while_others_wait(
+    pool, tmp_path, instances, results
+):
+    assert pool.run(run_on, instances, tmp_path / "file") == results
+
+
+def test_a_function_runs_without_poprun():
+    assert popdist.execute_on_instances({0}, divmod, 7, 3) == (2, 1)
+    assert popdist.execute_on_instances({1, 2}, pytest.fail, "not here") is None
+
+
+@pytest.mark.parametrize(
+    "duplicate", [lambda o: o.clone(), lambda o: pickle.loads(pickle.dumps(o))]
+)
+def test_copies_refuse_too(monkeypatch, duplicate):
+    set_poprun(monkeypatch, total=4, local=2, first=2)
+    options = duplicate(popdist.poptorch.Options())
+    assert options.Distributed.processId == 1
+    with pytest.raises(RuntimeError, match="Cannot call"):
+        options.Distributed.disable()
+    with pytest.raises(RuntimeError, match="Cannot call"):
+        options.replicationFactor(1)

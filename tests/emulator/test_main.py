@@ -102,15 +102,6 @@ def test_a_module_sees_what_it_would_under_python(write, tmp_path):
     assert json.loads(plain.stdout)["spec"] == "package.part"
 
 
-def test_a_folder_is_run_by_its_main(emulate, write):
-    folder = write(WHO_AM_I, "program/__main__.py").parent
-    code, output, _ = emulate(folder, "x")
-    seen = json.loads(output)
-    assert code == 0
-    assert seen["folder"] == str(folder)
-    assert (seen["name"], seen["argv"][1:]) == ("__main__", ["x"])
-
-
 def test_a_script_uses_poptorch_without_knowing(emulate, write):
     script = write(
         "import poptorch, torch\n"
@@ -123,12 +114,9 @@ def test_a_script_uses_poptorch_without_knowing(emulate, write):
 
 FAILING = {
     "an exit code": "raise SystemExit(3)",
-    "a message": "import sys\nsys.exit('bye')",
     "an error": "def fail():\n    raise KeyError('x')\nfail()",
     "a chained error": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    {}['x']",
     "a syntax error": "x = = 1",
-    "a missing import": "import no_such_module",
-    "a missing file": "open('no_such_file')",
     "a hook": "import sys\nsys.excepthook = lambda *a: print(a[2].tb_lineno)\n1 / 0",
 }
 
@@ -181,23 +169,6 @@ def test_a_number_of_ipus_is_1_or_more(emulate, text):
     assert "is not 1 or more" in errors or "expected one argument" in errors
 
 
-def test_the_help_names_every_option(emulate):
-    code, output, _ = emulate("--help")
-    assert code == 0
-    for word in (
-        "--ipus N",
-        "--processes P",
-        "--replicas N",
-        "--force",
-        "--strict",
-        "-m",
-        "script",
-    ):
-        assert word in output
-    for name in ("IPUS", "STRICT"):
-        assert f"IPUFIT_EMULATOR_{name}" in output
-
-
 def test_a_real_poptorch_is_emulated_only_by_force(emulate, write):
     write("__version__ = 'real'", "poptorch/__init__.py")
     script = write("import poptorch; print(poptorch.__version__)")
@@ -208,11 +179,12 @@ def test_a_real_poptorch_is_emulated_only_by_force(emulate, write):
     assert emulate("--force", script)[:2] == (0, "3.4.0+emulator\n")
 
 
-def test_a_bad_number_in_the_environment_is_a_clear_error(emulate, write, monkeypatch):
-    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "many")
+@pytest.mark.parametrize("name", ["IPUFIT_EMULATOR_IPUS", STRICT_VARIABLE])
+def test_a_bad_setting_in_the_environment_is_named(emulate, write, monkeypatch, name):
+    monkeypatch.setenv(name, "many")
     code, _, errors = emulate(write("print('never')"))
     assert code == 2
-    assert "IPUFIT_EMULATOR_IPUS='many'" in errors
+    assert f"{name}='many'" in errors
 
 
 STRICT = """
@@ -237,10 +209,3 @@ def test_strict_mode_refuses_what_no_ipu_computes(emulate, write, monkeypatch):
     assert (code, output) == (1, "")
     assert "; strict" in errors.splitlines()[0]
     assert "[aten::lgamma]" in errors
-
-
-def test_a_strange_strict_mode_is_refused(emulate, write, monkeypatch):
-    monkeypatch.setenv(STRICT_VARIABLE, "maybe")
-    code, _, errors = emulate(write(STRICT))
-    assert code == 2
-    assert "IPUFIT_EMULATOR_STRICT='maybe'" in errors

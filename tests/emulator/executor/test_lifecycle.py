@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrap, compile, attach, detach, destroy."""
+"""Executors: wrap, compile, attach, call, detach, destroy."""
 
 from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
 
 import pytest
 import torch
@@ -9,7 +15,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType
-from tests.emulator._models import ONE, Model, on_device, said, wrap
+from tests.emulator._models import ONE, Function, Model, on_device, said, wrap
 
 NOT_COMPILED = "Model has not been compiled or has been destroyed"
 
@@ -21,12 +27,6 @@ def test_wrapping_twice_for_training_is_an_error():
     for again in (model, executor):
         with pytest.raises(RuntimeError, match=r"model\.destroy\(\)"):
             poptorch.trainingModel(again)
-
-
-def test_any_number_of_inference_models_may_share_a_module():
-    model, training = wrap()
-    executors = [poptorch.inferenceModel(m) for m in (model, training, model)]
-    assert {executor(ONE)[1].item() for executor in executors} == {0}
 
 
 def test_a_module_can_be_trained_after_its_inference_executor_was_given():
@@ -55,13 +55,6 @@ def test_attributes_of_the_top_are_those_at_wrapping():
     model.scale = model.child.scale = 3.0
     top, child = executor(torch.ones(1))
     assert (top.item(), child.item()) == (2, 3)  # children are shared
-
-
-def test_what_a_model_is_wrapped_with():
-    with pytest.raises(TypeError):
-        poptorch.inferenceModel(Model(), None, None)
-    with pytest.raises(poptorch.Error, match="Invalid type: 'options' is of type"):
-        poptorch.inferenceModel(nn.Identity(), {"deviceIterations": 2})
 
 
 # Compile ----------------------------------------------------------------------
@@ -166,12 +159,194 @@ def test_a_destroyed_executor_compiles_again_and_holds_the_weights_only():
     assert not executor.isCompiled()
 
 
-def test_a_destroyed_executor_leaves_the_module_to_the_next():
-    model, first = wrap()
-    first(ONE)
-    first.destroy()
-    _, second = wrap(model)
-    second(ONE)
-    assert model.weight.item() == -2
-    first.destroy()
-    assert model.copyWeightsToHostIfNeeded() is False
+# Calls, delegation to the module, and weights between training and inference --------
+
+
+def weight_on(executor):
+    return executor(ONE)[1].item()
+
+
+# Training to inference --------------------------------------------------------
+
+
+def test_following_works_across_detaching_and_destroying():
+    _, training = wrap()
+    inference = poptorch.inferenceModel(training)
+    inference(ONE)
+    training(ONE)
+    training.detachFromDevice()
+    assert weight_on(inference) == -1
+    inference.detachFromDevice()
+    training(ONE)
+    assert weight_on(inference) == -2
+    training(ONE)
+    training.destroy()
+    assert weight_on(inference) == -3
+
+
+def test_inference_never_changes_the_trainer():
+    model, training = wrap()
+    inference = poptorch.inferenceModel(training)
+    training(ONE)
+    with torch.no_grad():
+        model.weight.fill_(5)
+    inference(ONE)
+    inference.copyWeightsToDevice()
+    assert weight_on(inference) == 5
+    assert on_device(training) == -1
+
+
+# Delegation -------------------------------------------------------------------
+
+
+def test_unknown_attributes_are_the_modules():
+    model = Function(lambda m, x: x, name="plain", inner=nn.Linear(1, 1))
+    executors = [poptorch.trainingModel(model), poptorch.inferenceModel(model)]
+    for executor in executors:
+        assert executor.name == "plain"
+        assert executor.inner is model.inner
+        assert list(executor.state_dict()) == ["inner.weight", "inner.bias"]
+        assert len(list(executor.parameters())) == 2
+        with pytest.raises(AttributeError, match="missing"):
+            executor.missing  # noqa: B018
+        executor.name = "changed"
+        assert model.name == "plain"
+    assert executors[0].model is model
+
+
+# Calls ------------------------------------------------------------------------
+
+
+def test_wrong_arguments_of_a_later_call_train_nothing():
+    model, executor = wrap()
+    executor(ONE)
+    with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
+        executor(torch.ones(2))
+    assert model.weight.item() == -1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("is_input_inside", [True, False])
+def test_calls_work_in_any_mode_of_the_host(mode, is_input_inside):
+    (model, training), inference = wrap(), poptorch.inferenceModel(Model())
+    outside = torch.ones(1)
+    with mode():
+        x = torch.ones(1) if is_input_inside else outside
+        training(x)
+        training.detachFromDevice()
+        training(x)
+        assert inference(x)[1].item() == 0
+    training(x)
+    assert inference(x)[1].item() == 0
+    assert model.weight.item() == -3
+
+
+def test_what_forward_computed_while_tracing_is_not_kept():
+    def forward(m, x):
+        out = x * 2
+        references.append(weakref.ref(out))
+        return out
+
+    references = []
+    executor = poptorch.inferenceModel(Function(forward))
+    executor(ONE)
+    gc.collect()
+    assert [reference() for reference in references] == [None]
+
+
+# What a call returns ----------------------------------------------------------------
+
+
+def forward(self, x):
+    made = torch.zeros(2)
+    return {"x": x, "nested": [x * 2, (x.sum(), None)], "made": made}, self.table
+
+
+def tensors_of_the_device(outputs):
+    outputs = outputs[0]
+    return [
+        outputs["x"],
+        outputs["nested"][0],
+        outputs["nested"][1][0],
+        outputs["made"],
+    ]
+
+
+@pytest.fixture
+def returned():
+    module = Function(forward, table=torch.ones(2))
+    executor = poptorch.inferenceModel(module)
+    with pytest.warns(UserWarning, match="expected to be on the IPU but is on cpu"):
+        outputs = executor(torch.ones(2))
+    return module, outputs
+
+
+def test_outputs_refuse_to_go_backward_and_to_be_pickled(returned):
+    """Each has a `backward` of its own (PopTorch, `_assign_backward_error`)."""
+    for tensor in tensors_of_the_device(returned[1]):
+        with pytest.raises(poptorch.Error, match=r"backward\(\) cannot be called"):
+            tensor.backward()
+        with pytest.raises(TypeError):  # it takes no arguments
+            tensor.backward(torch.ones(2))
+        with pytest.raises(
+            (AttributeError, pickle.PicklingError), match="local object"
+        ):
+            torch.save(tensor, io.BytesIO())
+        torch.save(tensor.clone(), io.BytesIO())
+        assert torch.equal(copy.deepcopy(tensor), tensor)
+
+
+# Functions called around every compilation ------------------------------------------
+
+
+@pytest.fixture
+def register():
+    """Registers hooks for the time of a test."""
+    handles = []
+
+    def register_one(when, hook):
+        handles.append(getattr(poptorch, f"register{when}CompileHook")(hook))
+        return handles[-1]
+
+    yield register_one
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_hook_may_remove_itself(register):
+    events = []
+
+    def once():
+        events.append("once")
+        handle.remove()
+
+    handle = register("Pre", once)
+    register("Pre", lambda: events.append("always"))
+    for _ in range(2):
+        poptorch.inferenceModel(nn.Identity()).compile(ONE)
+    assert events == ["once", "always", "always"]
+
+
+def test_post_compile_hooks_run_after_a_failed_trace_too(register):
+    def forward(m, x):
+        events.append("forward")
+        raise poptorch.createPoptorchError("on purpose")
+
+    events = []
+    register("Post", lambda: events.append("post"))
+    with pytest.raises(poptorch.Error, match="on purpose"):
+        poptorch.inferenceModel(Function(forward)).compile(ONE)
+    assert events == ["forward", "post"]
+
+
+def test_an_error_in_a_hook_is_the_users(register):
+    def fail():
+        raise KeyError("mine")
+
+    handle = register("Pre", fail)
+    executor = poptorch.inferenceModel(nn.Identity())
+    with pytest.raises(KeyError, match="mine"):
+        executor(ONE)
+    assert not executor.isCompiled()
+    handle.remove()
+    assert executor(ONE).item() == 1

@@ -73,16 +73,6 @@ def test_times_are_in_the_order_of_what_happens():
         assert largest > 0
 
 
-def test_times_outlive_an_attachment_but_no_executable():
-    executor = infer()
-    executor(ONE, ONE)
-    times = executor.getPerfCounters()
-    executor.detachFromDevice()
-    assert executor.getPerfCounters() == times
-    executor.destroy()
-    assert executor.getPerfCounters()["input"] == [[]]
-
-
 # Cycles -----------------------------------------------------------------------
 
 

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator import ConnectionType
 from tests.emulator import _models
-from tests.emulator._models import said
 from tests.strategies import examples
 
 
@@ -101,21 +99,6 @@ def test_tied_weights_stay_tied(path):
     assert loaded[0].weight is loaded[1].weight
 
 
-def test_executors_from_files_are_not_linked(tmp_path):
-    training = train(module=Model().eval())
-    inference = poptorch.inferenceModel(training)
-    training.compileAndExport(tmp_path / "training", X, Y)
-    inference.compileAndExport(tmp_path / "inference", X, Y)
-    loaded_training = poptorch.load(tmp_path / "training")
-    loaded_inference = poptorch.load(tmp_path / "inference")
-    before = loaded_inference(X, Y)[0]
-    loaded_training(X, Y)
-    assert torch.equal(loaded_inference(X, Y)[0], before)
-    linked = poptorch.inferenceModel(loaded_training)
-    linked.loadExecutable(tmp_path / "inference")
-    assert not torch.equal(linked(X, Y)[0], before)
-
-
 # Options --------------------------------------------------------------------------
 
 
@@ -126,30 +109,6 @@ def test_options_are_those_of_the_file_and_frozen(path):
     assert options.Training.gradient_accumulation == 2
     with pytest.raises(AttributeError, match="Can't modify frozen Options"):
         options.deviceIterations(1)
-
-
-def test_on_demand_attaches_with_the_first_call(path):
-    train(make_options().connectionType(ConnectionType.OnDemand)).compileAndExport(
-        path, X, Y
-    )
-    loaded = poptorch.load(path)
-    assert loaded.isCompiled()
-    assert not loaded.isAttachedToDevice()
-    loaded(X, Y)
-    assert loaded.isAttachedToDevice()
-
-
-def test_options_with_explicit_stages_can_be_saved(path):
-    strategy = poptorch.PipelinedExecution(poptorch.Stage("0"), poptorch.Stage("1"))
-    options = poptorch.Options().deviceIterations(2).setExecutionStrategy(strategy)
-    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    for index, layer in enumerate(module):
-        poptorch.BeginBlock(layer, str(index), ipu_id=index)
-    inference = poptorch.inferenceModel(module, options)
-    expected = inference(X)
-    inference.save(path)
-    inference.destroy()
-    assert torch.equal(poptorch.load(path)(X), expected)
 
 
 def test_replica_groups_are_saved(path):
@@ -206,17 +165,6 @@ def test_a_module_that_can_not_be_pickled_can_be_compiled_from_a_file(path):
         inference.save(path)
     poptorch.inferenceModel(Local()).loadExecutable(path)  # the old file is still there
     assert os.listdir(path.parent) == [path.name]
-
-
-def test_a_compiled_model_ignores_a_file(path, caplog):
-    inference = poptorch.inferenceModel(nn.Identity())
-    inference.compileAndExport(path, X)
-    assert said(caplog) == []
-    inference.loadExecutable(path)
-    assert "Call to loadExecutable() ignored" in caplog.text
-    inference.destroy()
-    inference.loadExecutable(path)
-    assert inference.isCompiled()
 
 
 def test_executables_are_for_one_kind_of_model(path):
@@ -286,17 +234,6 @@ def test_a_model_accepts_the_arguments_it_was_saved_with_and_no_others(path):
 
 def metadata(path):
     return json.loads(poptorch.importPoptorchMetadataFromFile(path))
-
-
-def test_a_model_that_runs_nothing_can_not_be_saved(path):
-    class Host(nn.Module):
-        def forward(self, x):
-            return 5
-
-    inference = poptorch.inferenceModel(Host())
-    with pytest.raises(poptorch.Error, match="Nothing to export"):
-        inference.compileAndExport(path, X, export_model=False)
-    assert not path.exists()
 
 
 def test_saving_follows_no_symbolic_link(path, tmp_path):

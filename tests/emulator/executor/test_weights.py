@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from torch import nn
@@ -38,15 +36,6 @@ def test_weights_are_kept_apart():
     assert on_device(executor) == -1
     executor.copyWeightsToDevice()
     assert on_device(executor) == 10
-
-
-def test_copying_to_the_host_is_unconditional(transfers):
-    _, executor = wrap()
-    executor(ONE)
-    executor.copyWeightsToHost()
-    executor.copyWeightsToHost()
-    assert not executor.copyWeightsToHostIfNeeded()
-    assert transfers == ["download"] * 2
 
 
 @pytest.mark.parametrize("method", ["detachFromDevice", "destroy"])
@@ -110,18 +99,6 @@ def test_double_precision_weights_come_back_in_double_precision():
 # (PopTorch, `python/_poplar_executor.py`, `__call__`)
 
 
-def test_the_first_call_after_training_uploads_once_more(transfers):
-    model, training = wrap()
-    training(ONE)
-    assert model.weight.item() == -1
-    transfers.clear()
-    inference = poptorch.inferenceModel(model)
-    assert inference(ONE)[1].item() == -1  # attaching has uploaded already
-    assert transfers == ["upload"]
-    inference(ONE)
-    assert transfers == ["upload"]
-
-
 def test_each_fetch_from_the_trainer_is_uploaded_once(transfers):
     model, training = wrap()
     inference = poptorch.inferenceModel(model)
@@ -133,18 +110,6 @@ def test_each_fetch_from_the_trainer_is_uploaded_once(transfers):
         assert transfers == ["download", "upload"]
         inference(ONE)
         assert transfers == ["download", "upload"]
-
-
-def test_a_trainer_that_is_gone_has_no_version(transfers):
-    model, training = wrap()
-    del training
-    gc.collect()
-    inference = poptorch.inferenceModel(model)
-    inference(ONE)
-    inference(ONE)
-    assert transfers == ["upload"]
-    with pytest.raises(TypeError):  # None + 1
-        inference.copyWeightsToHost()
 
 
 @pytest.mark.parametrize("method", ["copyWeightsToHost", "copyWeightsToDevice"])
@@ -249,16 +214,6 @@ def test_every_replica_gets_the_new_value():
     assert executor(torch.tensor([1.0, 2.0])).tolist() == [11, 12]
 
 
-def test_a_detached_model_uploads_when_it_attaches():
-    executor = infer("first")
-    executor(ONE)
-    executor.detachFromDevice()
-    executor.first.fill_(5)
-    with pytest.raises(poptorch.Error, match="holds none"):
-        executor.copyNamedBuffersToDevice()
-    assert executor(ONE).item() == 8
-
-
 def test_what_training_has_learnt_is_not_fetched_afterwards():
     model = Sum()
     options = poptorch.Options().updatableNamedBuffers(["first"])
@@ -268,18 +223,6 @@ def test_what_training_has_learnt_is_not_fetched_afterwards():
     assert model.weight.item() == 1
     assert training(ONE).item() == 3  # the device has gone on from its own weight
     assert model.weight.item() == -1
-
-
-def test_an_optimizer_keeps_its_state():
-    model = Sum()
-    options = poptorch.Options().updatableNamedBuffers(["first"])
-    sgd = torch.optim.SGD(model.parameters(), lr=1.0, momentum=1.0)
-    training = poptorch.trainingModel(model, options, sgd)
-    for _ in range(2):
-        training(ONE)
-        training.copyNamedBuffersToDevice()
-    training(ONE)
-    assert model.weight.item() == 1 - (1 + 2 + 3)
 
 
 @pytest.mark.parametrize(

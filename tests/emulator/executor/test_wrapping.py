@@ -64,22 +64,15 @@ def test_the_class_says_whose_it_is(trained):
 
 READS = {
     "parameters": lambda model: list(model.parameters()),
-    "named_parameters": lambda model: dict(model.named_parameters()),
     "buffers": lambda model: list(model.buffers()),
     "state_dict": lambda model: model.state_dict(),
     "parameter": lambda model: model.top + 1,
     "inner parameter": lambda model: model.fc.weight.sum(),
-    "inner data": lambda model: model.fc.bias.data,
-    "torch function": lambda model: torch.equal(torch.ones(2, 2), model.fc.weight),
     "buffer": lambda model: model.steps.item(),
     "forward": lambda model: model(torch.ones(1, 2)),
-    "copy": lambda model: copy.copy(model.top),
     "deepcopy": lambda model: copy.deepcopy(model.top),
     "pickle": pickle.dumps,
     "save": lambda model: torch.save(model, io.BytesIO()),
-    "print": lambda model: str(model.top),
-    "grad": lambda model: model.fc.weight.grad,
-    "to": lambda model: model.to(torch.float32),
 }
 
 
@@ -139,16 +132,6 @@ def test_modules_with_buffers_cannot_be_copied_deeply(trained):
     assert is_wrapped(model.steps)
 
 
-def test_a_deep_copy_without_buffers_is_a_plain_module_of_wrapped_parameters():
-    model = nn.Sequential(nn.Linear(2, 2))
-    executor = poptorch.trainingModel(model)
-    twin = copy.deepcopy(model)
-    assert type(twin) is nn.Sequential
-    assert type(twin[0].weight) is type(model[0].weight)
-    assert twin[0].weight.data_ptr() != model[0].weight.data_ptr()
-    assert executor.model is model
-
-
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_an_unpickled_module_is_plain(trained, protocol):
     model, *_ = trained
@@ -168,13 +151,6 @@ def test_destroying_unwraps(trained):
     assert top.item() != 1
     assert not hasattr(model, "copyWeightsToHostIfNeeded")
     poptorch.trainingModel(model)
-
-
-def test_a_module_can_be_destroyed_by_itself(trained):
-    model, executor, _ = trained
-    model.destroy()
-    assert not executor.isCompiled()
-    assert type(model) is Model
 
 
 def test_an_executor_that_is_gone_takes_what_it_learnt_with_it():
@@ -235,19 +211,6 @@ def test_an_inference_compilation_brings_the_destroyed_wrappers_back():
         poptorch.trainingModel(model)
 
 
-def test_weights_without_buffers_can_be_trained_again():
-    model = nn.Linear(2, 2)
-    model.forward = lambda x: poptorch.identity_loss(x * model.weight, "sum")
-    executor = poptorch.trainingModel(model)
-    executor(torch.ones(2, 2))
-    executor.destroy()
-    poptorch.inferenceModel(model)(torch.ones(2, 2))
-    again = poptorch.trainingModel(model)
-    again(torch.ones(2, 2))
-    again.destroy()
-    assert type(model.weight) is nn.Parameter
-
-
 def test_a_module_whose_compilation_failed_stays_wrapped():
     model = Trained()
     executor = poptorch.trainingModel(model)
@@ -278,47 +241,6 @@ def test_forward_sees_plain_classes():
     assert seen == [Looks, nn.Parameter, torch.Tensor] * 2
     assert is_wrapped(model)
     assert is_wrapped(model.net[1].running_mean)
-
-
-def test_compiling_loses_classes_of_parameters():
-    class Own(nn.Parameter):
-        pass
-
-    model = nn.Linear(2, 2)
-    model.weight = Own(torch.ones(2, 2))
-    inference = poptorch.inferenceModel(model)
-    assert type(model.weight) is Own
-    inference(X)
-    assert type(model.weight) is nn.Parameter
-
-
-def test_a_child_with_buffers_cannot_be_wrapped_again():
-    model = nn.Sequential(nn.BatchNorm1d(2))
-    executor = poptorch.trainingModel(model)
-    with pytest.raises(poptorch.Error, match="All buffers must be"):
-        poptorch.trainingModel(model[0])
-    assert executor.model is model
-
-
-def test_a_child_with_parameters_moves_to_the_second_executor():
-    model = Model()
-    first = poptorch.trainingModel(model)
-    first(torch.ones(1, 2))
-    second = poptorch.trainingModel(model.fc)
-    assert "PoptorchLinear" in type(model.fc).__name__
-    assert second.model is model.fc
-
-
-def test_host_training_of_a_wrapped_module_works(trained):
-    model, executor, _ = trained
-    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
-    before = model.top.item()
-    model(torch.ones(1, 2)).backward()
-    sgd.step()
-    assert model.top.item() != before
-    executor.copyWeightsToDevice()
-    executor.copyWeightsToHost()
-    assert model.top.item() != before
 
 
 def test_a_parameter_of_the_top_is_shown_as_no_tensor(trained):

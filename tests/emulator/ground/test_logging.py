@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`setLogLevel`: PopTorch's names and integers, on standard error."""
+"""`setLogLevel`, on standard error; and switches of the environment."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import re
 import sys
 
 import pytest
+import torch
+from torch import nn
 
 from ipufit import emulator as poptorch
 from ipufit.emulator import logger
@@ -25,18 +27,14 @@ def _restore_logger():
 @pytest.mark.parametrize(
     ("level", "shown"),
     [
-        ("TRACE_ALL", logging.DEBUG),
         ("TRACE", logging.DEBUG),
-        ("DEBUG_IR", logging.DEBUG),
         ("DEBUG", logging.DEBUG),
         ("INFO", logging.INFO),
         ("WARN", logging.WARNING),
         ("ERR", logging.ERROR),
-        (0, logging.DEBUG),
         (1, logging.DEBUG),
         (2, logging.INFO),
         (3, logging.WARNING),
-        (4, logging.ERROR),
     ],
 )
 def test_a_level_shows_itself_and_what_is_graver(level, shown):
@@ -78,12 +76,6 @@ def test_messages_go_to_what_standard_error_is_at_the_time(monkeypatch):
     assert second.getvalue().endswith("two\n")
 
 
-def test_other_handlers_see_the_messages_too(caplog):
-    poptorch.setLogLevel("INFO")
-    logger.info("seen")
-    assert [record.getMessage() for record in caplog.records] == ["seen"]
-
-
 @pytest.mark.parametrize(
     ("level", "shown"),
     [("DEBUG", ["[debug] detail", "[warning] careful"]), ("ERR", [])]
@@ -102,3 +94,49 @@ def test_the_environment_sets_it_at_import(level, shown, monkeypatch):
     done = run_python("-c", code)
     lines = done.stderr.splitlines()
     assert [line.partition("[poptorch::python] ")[2] for line in lines] == shown
+
+
+# Environment variables that are on or off, or numbers -------------------------------
+
+MODEL = "POPTORCH_IPU_MODEL"
+ON_OFF = [MODEL, "IPUFIT_EMULATOR_FOLD", "IPUFIT_EMULATOR_CHANNELS_LAST"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", True), ("2", True), ("-1", True), (" 1 ", True), ("0", False), ("", False)],
+)
+def test_any_integer_but_zero_is_on(monkeypatch, text, expected):
+    monkeypatch.setenv(MODEL, text)
+    assert poptorch.ipuHardwareIsAvailable() is not expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        *((name, text, "integer") for name in ON_OFF for text in ("yes", "1.0")),
+        *(
+            ("IPUFIT_EMULATOR_FOLD_MIB", text, "number of mebibytes")
+            for text in ("much", "nan", "inf")
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_named(monkeypatch, name, text, message):
+    monkeypatch.setenv("IPUFIT_EMULATOR_FOLD", "1")  # else nothing reads its MiB
+    monkeypatch.setenv(name, text)
+    options = poptorch.Options().deviceIterations(2)
+    with pytest.raises(poptorch.Error, match=f"{name}={text!r} is no {message}"):
+        poptorch.inferenceModel(nn.ReLU(), options)(torch.ones(2))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
+def test_a_strange_time_out_is_refused(monkeypatch, text):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("IPUFIT_PROCESS_TIMEOUT", text)
+    layer = nn.Linear(1, 1)
+    layer.forward = lambda x: poptorch.identity_loss(x * layer.weight, "sum")
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(0, 2)
+    with pytest.raises(poptorch.Error, match=f"IPUFIT_PROCESS_TIMEOUT={text!r} is no"):
+        poptorch.trainingModel(layer, options)(torch.ones(1, 1))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode
@@ -110,16 +111,6 @@ def test_replicas_of_a_group_read_the_same_rows(D, B, sizes, is_orthogonal):
 # Structures -------------------------------------------------------------------
 
 
-def test_a_tensor_returned_twice_comes_back_as_two():
-    def forward(self, x):
-        y = x * 2
-        return y, y
-
-    first, second = poptorch.inferenceModel(Function(forward))(torch.ones(2))
-    first.zero_()
-    assert second.tolist() == [2, 2]
-
-
 def test_outputs_are_fresh_at_every_call():
     executor = poptorch.inferenceModel(torch.nn.Identity())
     x = torch.ones(2)
@@ -211,3 +202,62 @@ def test_replicas_that_share_rows_do_not_see_each_others_changes():
     )
     out = poptorch.inferenceModel(Overwrite(), options)(torch.zeros(2))
     assert out.tolist() == [2, 2, 2, 2]
+
+
+# Programs without host data ---------------------------------------------------------
+
+
+class Loss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x, y):
+        out = self.layer(x)
+        return out, nn.functional.cross_entropy(out, y)
+
+
+def options(enabled=True):
+    return poptorch.Options().enableSyntheticData(enabled)
+
+
+def test_outputs_have_their_shapes_and_nothing_in_them():
+    executor = poptorch.inferenceModel(nn.Linear(4, 2), options().deviceIterations(3))
+    output = executor(torch.ones(6, 4))
+    assert output.shape == (6, 2)
+    assert not output.any()
+
+
+def test_inputs_that_a_model_writes_stay_as_they_are():
+    class Writes(nn.Module):
+        def forward(self, x):
+            x += 1
+            return x
+
+    given = torch.zeros(2)
+    poptorch.inferenceModel(Writes(), options())(given)
+    assert given.tolist() == [0, 0]
+    poptorch.inferenceModel(Writes(), options(False))(given)
+    assert given.tolist() == [1, 1]
+
+
+def test_training_on_synthetic_data_brings_nothing_back():
+    """PopART streams neither weights nor the optimiser's state then."""
+    module = Loss()
+    before = module.layer.weight.detach().clone()
+    optimizer = poptorch.optim.Adam(module.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(module, options(), optimizer)
+    for _ in range(2):
+        outputs, loss = executor(torch.ones(1, 4), torch.tensor([1]))
+    assert outputs.shape == (1, 2)
+    assert loss.shape == ()
+    executor.copyWeightsToHost()
+    assert torch.equal(module.layer.weight.detach(), before)
+    for _ in range(2):
+        state = optimizer.state_dict()["ipu_state"]
+        moments = [t for name, t in state.items() if name.startswith("Accl")]
+        assert len(moments) == 4
+        assert not any(t.any() for t in moments)
+        executor.detachFromDevice()
+        executor.attachToDevice()
+    assert torch.equal(module.layer.weight.detach(), before)

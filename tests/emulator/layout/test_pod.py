@@ -169,14 +169,3 @@ def test_nobody_waits_for_ipus_that_are_not_there(
     with pytest.raises(poptorch.Error, match="Failed to acquire"):
         run(make_executor(replicas, options), replicas)
     assert naps == []
-
-
-@pytest.mark.parametrize("text", [None, "0"])
-def test_others_do_not_wait(two_ipus, monkeypatch, naps, text):
-    if text is not None:
-        monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", text)
-    holder = make_executor(2)
-    run(holder, 2)
-    with pytest.raises(poptorch.Error, match="Failed to acquire"):
-        run(make_executor())
-    assert naps == []

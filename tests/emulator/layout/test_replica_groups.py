@@ -265,20 +265,6 @@ def test_states_have_the_leading_dimension(values, mode):
     assert state["ipu_param"]["learningRate___specific___factor"].shape == ()
 
 
-def test_detaching_keeps_the_state_of_every_group():
-    def run(is_detached):
-        module, executor, _ = scale(
-            [10.0, 20.0], CommGroupType.Orthogonal, 2, make=adam
-        )
-        for factor in (1, 3, -2):
-            executor(X * factor)
-            if is_detached:
-                executor.detachFromDevice()
-        return module.factor.tolist()
-
-    assert run(is_detached=True) == run(is_detached=False)
-
-
 def test_a_state_without_the_leading_dimension_is_refused():
     _, executor, optimizer = scale([10.0, 20.0], CommGroupType.Orthogonal, 2, make=adam)
     executor(X)
@@ -290,24 +276,6 @@ def test_a_state_without_the_leading_dimension_is_refused():
 
 
 # Tracing --------------------------------------------------------------------------
-
-
-def test_the_module_sees_one_element_only_while_it_is_traced():
-    seen = []
-
-    class Curious(Scale):
-        def forward(self, x):
-            seen.append(tuple(self.factor.shape))
-            return super().forward(x)
-
-    module = Curious([10.0, 20.0])
-    executor = poptorch.inferenceModel(module, make_options(2))
-    executor.factor.replicaGrouping(CommGroupType.NoGrouping, 0, ONE_PER_GROUP)
-    parameter = module.factor
-    executor(X[:2])
-    assert seen == [()]
-    assert module.factor is parameter
-    assert module(X[:2])[0].tolist() == [10, 40]
 
 
 def test_a_failed_trace_gives_the_parameter_back():
@@ -322,22 +290,6 @@ def test_a_failed_trace_gives_the_parameter_back():
     with pytest.raises(ZeroDivisionError):
         executor(torch.ones(2))
     assert module.factor is parameter
-
-
-def test_tied_parameters_are_grouped_together():
-    class Tied(Scale):
-        def __init__(self, values):
-            super().__init__(values)
-            self.inner = nn.Module()
-            self.inner.factor = self.factor
-            self.other = self.factor
-
-        def forward(self, x):
-            return self.factor * x + self.inner.factor * 100
-
-    executor = poptorch.inferenceModel(Tied([1.0, 2.0]), make_options(2))
-    executor.other.replicaGrouping(CommGroupType.NoGrouping, 0, ONE_PER_GROUP)
-    assert executor(torch.zeros(2)).tolist() == [100, 200]
 
 
 def test_the_last_grouping_before_compiling_counts(caplog):
@@ -388,22 +340,3 @@ def test_integers_are_compiled_in_and_can_not_differ():
     executor = grouped_inference(whole, CommGroupType.NoGrouping, 0)
     with pytest.raises(poptorch.Error, match=r"torch\.int32, which is compiled in"):
         executor(X)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (0, 1, ONE_PER_GROUP),
-        (CommGroupType.All, 1.0, ONE_PER_GROUP),
-        (CommGroupType.All, 1, 0),
-    ],
-)
-def test_arguments_have_their_types(arguments):
-    executor = poptorch.inferenceModel(Scale([1.0]))
-    with pytest.raises(AssertionError):
-        executor.factor.replicaGrouping(*arguments)
-
-
-def test_only_parameters_of_the_top_module_can_be_grouped():
-    executor = poptorch.inferenceModel(nn.Sequential(nn.Linear(2, 2)))
-    assert not hasattr(getattr(executor, "0").weight, "replicaGrouping")

@@ -12,10 +12,8 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType, Options
-from tests.emulator._models import said
 
 MODEL, SMALL = "POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL"
-ONE = torch.ones(1)
 
 
 def compiled(options):
@@ -48,14 +46,6 @@ def test_the_ipu_model_is_no_hardware(monkeypatch, variable):
         poptorch.ipuHardwareVersion()
     monkeypatch.setenv(variable, "0")
     assert poptorch.ipuHardwareIsAvailable() is True
-
-
-def test_outside_a_trace_nothing_runs_on_an_ipu():
-    assert poptorch.isRunningOnIpu() is False
-
-
-def test_torch_is_reachable_as_through_poptorch():
-    assert poptorch.torch is torch
 
 
 # Which one --------------------------------------------------------------------
@@ -98,33 +88,6 @@ def test_the_ipu_model_takes_no_ipus_of_the_pod(monkeypatch):
     assert second(torch.ones(3)).tolist() == [1, 1, 1]
     with pytest.raises(poptorch.Error, match="Failed to acquire"):
         compiled(Options().useIpuModel(False))
-
-
-@pytest.mark.parametrize("offline", ["Never", "useOfflineIpuTarget"])
-def test_the_ipu_model_is_never_offline(offline):
-    options = Options().useIpuModel(True)
-    if offline == "Never":
-        options.connectionType(ConnectionType.Never)
-    else:
-        options.useOfflineIpuTarget()
-    with pytest.raises(poptorch.Error, match=r"Never is not supported .* IPU Model"):
-        compiled(options)
-
-
-def test_caching_for_the_ipu_model_only_warns(tmp_path, caplog):
-    options = Options().useIpuModel(True).enableExecutableCaching(str(tmp_path))
-    assert compiled(options)(ONE).item() == 1
-    assert "IPU Model are not cached" in caplog.text
-    caplog.clear()
-    compiled(Options().useIpuModel(True).enableExecutableCaching(None))
-    assert said(caplog) == []
-
-
-def test_other_versions_of_the_ipu_model_are_refused(monkeypatch):
-    monkeypatch.setenv("POPTORCH_IPU_MODEL_VERSION", "ipu3")
-    compiled(Options())  # hardware has its own
-    with pytest.raises(poptorch.Error, match=r"'ipu3' is no version.*ipu1, ipu2"):
-        compiled(Options().useIpuModel(True))
 
 
 # Offline ----------------------------------------------------------------------
@@ -175,15 +138,6 @@ def test_idle_ipus_are_held_all_the_same(monkeypatch):
     compiled(Options())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [Options().useIpuModel(True), Options().connectionType(ConnectionType.Never)],
-)
-def test_only_what_hardware_runs_has_to_be_a_power_of_two(options):
-    options.replicationFactor(3)
-    assert compiled(options).isCompiled()
-
-
 # The cache of executables, which the emulator hasn't got ----------------------------
 
 
@@ -200,21 +154,10 @@ def test_nothing_is_cached_and_that_is_said(tmp_path, info):
     assert os.listdir(tmp_path) == []
 
 
-def test_the_environment_turns_it_on(tmp_path, info, monkeypatch):
-    monkeypatch.setenv("POPTORCH_CACHE_DIR", str(tmp_path))
-    compiled(poptorch.Options())
-    assert "writes nothing into the cache" in info.text
-
-
 def shared_by_two(path):
     options = poptorch.Options()
     options.Distributed.configureProcessId(0, 2)
     return options if path is None else options.enableExecutableCaching(str(path))
-
-
-def test_processes_without_a_cache_are_warned(info):
-    compiled(shared_by_two(None))
-    assert "each of the 2 processes would compile" in info.text
 
 
 @pytest.mark.parametrize("place", [".", "a", "a/b"])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import pickle
 
 import pytest
 import torch
@@ -117,20 +116,6 @@ def test_calls_and_drops_make_up_all_samples(size, batch, iterations, replicas, 
 # Options ---------------------------------------------------------------------
 
 
-def test_the_options_are_kept_and_frozen():
-    options = Options()
-    assert DataLoader(options, Indices(3)).options is options
-    with pytest.raises(AttributeError, match="frozen"):
-        options.deviceIterations(2)
-
-
-def test_options_of_another_type_are_refused():
-    with pytest.raises(AssertionError, match="not dict"):
-        DataLoader({}, Indices(3))
-    with pytest.raises(AttributeError, match="Distributed"):
-        DataLoader({}, Indices(4), batch_sampler=in_batches_of_two(4))
-
-
 # The last batch --------------------------------------------------------------
 
 
@@ -170,13 +155,6 @@ def test_only_rebatching_overlooks_the_default_drop_last_without_a_batch_size(lo
 
 
 # Batch samplers --------------------------------------------------------------
-
-
-def test_a_sampler_alone_decides_if_a_call_is_one_micro_batch():
-    loader = DataLoader(
-        Options(), Indices(5), batch_sampler=in_batches_of_two(5), drop_last=True
-    )
-    assert read(loader) == [[0, 1], [2, 3], [4]]
 
 
 def test_the_structure_of_micro_batches_is_kept():
@@ -226,16 +204,6 @@ def test_an_incomplete_group_of_micro_batches_is_warned_of(caplog):
 def test_a_batch_sampler_excludes_what_it_decides(options, kwargs):
     with pytest.raises(Error, match="batch_sampler"):
         DataLoader(options, Indices(4), batch_sampler=in_batches_of_two(4), **kwargs)
-
-
-def test_a_batch_sampler_may_do_the_partitioning_itself():
-    loader = DataLoader(
-        process(1, 2),
-        Indices(4),
-        batch_sampler=[[2, 3]],
-        auto_distributed_partitioning=False,
-    )
-    assert read(loader) == [[2, 3]]
 
 
 # Iterable datasets -----------------------------------------------------------
@@ -296,16 +264,6 @@ def test_only_rebatching_has_a_say_on_the_batches_of_workers(load):
             2,
             mode=DataLoaderMode.AsyncRebatched,
             rebatched_worker_size=3,
-        )
-
-
-def test_the_loader_decides_on_the_rebatched_size():
-    with pytest.raises(AssertionError, match="remove it from async_options"):
-        DataLoader(
-            Options(),
-            Indices(3),
-            mode=DataLoaderMode.Async,
-            async_options={"rebatched_size": 2},
         )
 
 
@@ -412,11 +370,6 @@ class RecordingDataset:
         return int(index)
 
 
-class BatchedDataset(RecordingDataset):
-    def __getitems__(self, indices):
-        return [100 + int(index) for index in indices]
-
-
 def loader_of(dataset, process, num_processes, batch, *, drop_last=True, seed=None):
     options = Options()
     options.Distributed.configureProcessId(process, num_processes)
@@ -437,12 +390,6 @@ def elements(loader):
     return [element for batch in loader for element in batch.tolist()]
 
 
-def test_the_first_blocks_are_longer_when_keeping():
-    blocks = [elements(loader) for loader in loaders(100, 4, 3, drop_last=False)]
-    assert [len(block) for block in blocks] == [34, 33, 33]
-    assert [block[0] for block in blocks] == [0, 34, 67]
-
-
 def test_too_little_data_for_one_call_each_is_an_error():
     with pytest.raises(ZeroDivisionError, match="takes 8 = 4 per process"):
         loaders(7, 4, 2)
@@ -454,31 +401,11 @@ def test_leftovers_are_the_remainder_by_the_block_length():
     assert elements(loaders(40, 5, 3, seed=0)[0]) == permutation[:10].tolist()
 
 
-@pytest.mark.parametrize(("seed", "kind"), [(None, int), (3, torch.Tensor)])
-def test_the_dataset_gets_plain_integers_unless_shuffled(seed, kind):
-    dataset = RecordingDataset(4)
-    elements(loader_of(dataset, 1, 2, 1, seed=seed))
-    assert {type(index) for index in dataset.indices} == {kind}
-
-
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_block_does_not_show_what_is_outside_it(index):
     share = loaders(4, 1, 2)[0].dataset
     with pytest.raises(IndexError, match="this process's 2 elements"):
         share[index]
-
-
-def test_batched_access_is_offered_exactly_if_the_dataset_has_it():
-    assert not hasattr(loaders(4, 1, 2)[1].dataset, "__getitems__")
-    batched = loader_of(BatchedDataset(4), 1, 2, 1).dataset
-    assert batched.__getitems__([1, 0]) == [103, 102]
-
-
-def test_a_copy_in_another_process_goes_on_with_the_same_permutations():
-    loader = loaders(10, 2, 2, seed=42)[0]
-    elements(loader)
-    copy = pickle.loads(pickle.dumps(loader))
-    assert elements(loader) == elements(copy)
 
 
 sizes = st.tuples(st.integers(1, 60), st.integers(1, 5), st.integers(2, 4)).filter(

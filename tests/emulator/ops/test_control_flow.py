@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops and branches: traced once, decided on the device."""
+"""Loops and branches, traced once, decided on the device; calls of the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, X, assert_same
+from tests.emulator._models import Function, Linear, X, assert_same
 
 TRUE, FALSE = torch.tensor([True]), torch.tensor([False])
 
@@ -112,20 +112,6 @@ def test_a_body_must_not_change_what_is_around_it():
         run(forward, X)
 
 
-def test_a_tensor_that_leaks_out_of_a_body_is_not_on_the_device():
-    def forward(_, x):
-        leaked = []
-
-        def body(y):
-            leaked.append(y * 2)
-            return y
-
-        return poptorch.for_loop(2, body, [x])[0] + leaked[0]
-
-    with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
-        run(forward, X)
-
-
 # cond -------------------------------------------------------------------------
 
 
@@ -139,13 +125,6 @@ def both(forward, *inputs, **attributes):
         )
 
 
-def test_a_branch_is_chosen_when_the_model_runs():
-    def forward(_, condition, x):
-        return poptorch.cond(condition, lambda y: y * 2, [x], lambda: x - 1, [])
-
-    both(forward, X)
-
-
 def test_branches_nest_and_use_weights():
     def forward(self, condition, x):
         def inner(y):
@@ -157,17 +136,6 @@ def test_branches_nest_and_use_weights():
         return result + 1
 
     both(forward, X, layer=nn.Linear(6, 6))
-
-
-def test_branches_and_loops_mix():
-    def forward(_, condition, x):
-        def body(y):
-            return poptorch.cond(condition, lambda: y * 2, [], lambda: y + 1, [])[0]
-
-        return poptorch.for_loop(3, body, [x])[0]
-
-    assert_same(run(forward, TRUE, X), X * 8)
-    assert_same(run(forward, FALSE, X), X + 3)
 
 
 def test_only_one_branch_runs_on_the_device(capfd):
@@ -202,12 +170,6 @@ def test_changes_of_inputs_are_lost_on_the_device_only():
     assert_same(forward(None, TRUE, X), [X + 2, X + 2])
 
 
-@pytest.mark.parametrize(("then", "other"), [((X,), []), ([X], None)])
-def test_the_inputs_of_bodies_are_lists(then, other):
-    with pytest.raises(ValueError, match="Object is not list"):
-        poptorch.cond(TRUE, lambda x: x, then, lambda x: x, other)
-
-
 @pytest.mark.parametrize("other", [lambda x: (x, x), lambda x: x[:1], lambda x: x > 0])
 def test_both_bodies_return_the_same_kinds(other):
     def forward(_, condition, x):
@@ -224,3 +186,73 @@ def test_the_condition_is_one_element_on_the_device(condition):
 
     with pytest.raises(poptorch.Error, match="tensor of one element"):
         run(forward, X)
+
+
+# `CPU`: calls of the host in the middle of a model ----------------------------------
+
+Y = torch.tensor([2.0])
+
+
+def test_each_micro_batch_calls_the_host():
+    calls = []
+
+    def double(x):
+        calls.append(x.tolist())
+        return x * 2
+
+    module = Function(
+        lambda self, x: self.cpu(x + 1) * 3, cpu=poptorch.CPU(double, "d")
+    )
+    options = poptorch.Options().deviceIterations(2)
+    model = poptorch.inferenceModel(module, options)
+    assert model(torch.tensor([1.0, 4.0])).tolist() == [12.0, 30.0]
+    assert calls == [[0.0], [2.0], [5.0]]  # first zeros, to learn the shape
+
+
+@pytest.mark.parametrize("outputs", [lambda x: (x,), lambda x: [x]])
+def test_a_list_of_one_result_is_a_list(outputs):
+    """PopTorch, `ops.py`: only what the layer itself returned single is unpacked."""
+    cpu = poptorch.CPU(outputs, "one")
+    assert cpu(X)[0] is X
+    module = Function(lambda _, x: [y + 1 for y in cpu(x)])
+    assert_same(poptorch.inferenceModel(module)(X), [X + 1])
+
+
+@pytest.mark.parametrize("layer", [lambda x, y: x + y, lambda x, y: (x + y, x - y)])
+def test_the_backends_part_can_be_played_by_hand(layer):
+    cpu = poptorch.CPU(layer, "both")
+    for method in (cpu.execute, cpu.registerPersistentData):
+        with pytest.raises(TypeError):
+            method()
+    poptorch.inferenceModel(Function(lambda _, x, y: cpu(x, y)))(X, Y)
+    cpu.registerPersistentData()
+    assert [tensor.shape for tensor in cpu.inputs] == [X.shape, Y.shape]
+    assert not any(tensor.any() for tensor in [*cpu.inputs, *cpu.outputs])
+    for kept, given in zip(cpu.inputs, (X, Y)):
+        kept.copy_(given)
+    cpu.execute()
+    expected = layer(X, Y)
+    assert_same(cpu.outputs, expected if isinstance(expected, tuple) else [expected])
+
+
+def test_a_module_no_longer_trains():
+    layer = torch.nn.Linear(6, 2)
+    cpu = poptorch.CPU(layer, "layer")
+    assert not layer.weight.requires_grad
+    model = poptorch.inferenceModel(Function(lambda _, x: cpu(x)))
+    assert_same(model(X), layer(X))
+
+
+def test_training_is_refused():
+    cpu = poptorch.CPU(lambda x: x, "same")
+    module = Linear(lambda layer, x: poptorch.identity_loss(cpu(layer(x)), "mean"))
+    with pytest.raises(poptorch.Error, match=r"CPU\(\) is only supported in inference"):
+        poptorch.trainingModel(module)(X)
+
+
+def test_calls_must_not_overlap():
+    inner = poptorch.CPU(lambda x: x, "inner")
+    outer = poptorch.CPU(lambda x: inner(x), "outer")
+    assert outer(X) is X
+    with pytest.raises(poptorch.Error, match=r"must not overlap.*'inner'"):
+        poptorch.inferenceModel(Function(lambda _, x: outer(x)))(X)

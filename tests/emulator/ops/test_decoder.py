@@ -63,10 +63,6 @@ def test_a_wide_beam_finds_every_path_with_its_probability(seed, blank, length):
     assert scores == sorted(scores, reverse=True)
 
 
-def test_a_narrow_beam_keeps_so_many():
-    assert len(best_paths(log_probs(0)[:, 0].tolist(), 0, beam_width=2)) == 2
-
-
 def test_the_device_decodes_each_sequence_to_its_length():
     probs, lengths = log_probs(3), torch.tensor([4, 2], dtype=torch.int32)
     scores, sizes, labels = decode(probs, lengths, blank=1, top_paths=2)

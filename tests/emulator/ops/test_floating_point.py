@@ -10,16 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function
-
-
-class Apply(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
+from tests.emulator._models import Function, run
 
 
 def options(is_checking):
@@ -45,14 +36,13 @@ INFINITE, NAN = torch.full((2,), math.inf), torch.full((2,), math.nan)
     ],
 )
 def test_what_is_no_exception_passes(function, args):
-    checked = poptorch.inferenceModel(Apply(function), options(True))
-    torch.testing.assert_close(checked(*args), function(*args), equal_nan=True)
+    checked = run(function, *args, options=options(True))
+    torch.testing.assert_close(checked, function(*args), equal_nan=True)
 
 
 def test_the_message_names_the_function():
-    checked = poptorch.inferenceModel(Apply(torch.log), options(True))
     with pytest.raises(poptorch.Error, match="`log` gave infinity"):
-        checked(ZEROS)
+        run(torch.log, ZEROS, options=options(True))
 
 
 def test_a_gradient_that_overflows_stops_the_update():
@@ -74,9 +64,8 @@ def test_a_gradient_that_overflows_stops_the_update():
 
 
 def test_a_comparison_of_half_precision_is_checked():
-    checked = poptorch.inferenceModel(Apply(torch.lt), options(True))
     with pytest.raises(poptorch.Error, match="`lt` compared a NaN"):
-        checked(NAN.half(), ONES.half())
+        run(torch.lt, NAN.half(), ONES.half(), options=options(True))
 
 
 def logarithm(self, x):

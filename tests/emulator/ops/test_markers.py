@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations: the same values on the host and on the device; what they refuse."""
+"""Annotations, overlaps: the same values on host and device; what they refuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, X, assert_device_equals_host
+from tests.emulator import _models
+from tests.emulator._models import Function, Linear, X, assert_device_equals_host
 
 MODE = poptorch.MatMulSerializationMode
 
@@ -42,11 +43,6 @@ def test_a_checkpoint_keeps_the_container():
     assert poptorch.recomputationCheckpoint() == ()
 
 
-def test_a_checkpoint_of_one_in_a_list_is_its_rows():
-    rows = poptorch.recomputationCheckpoint([torch.tensor([1.0, 2.0])])
-    assert rows == [torch.tensor(1.0), torch.tensor(2.0)]
-
-
 def test_a_checkpoint_takes_tensors_only():
     with pytest.raises(ValueError, match="All inputs must be tensors"):
         poptorch.recomputationCheckpoint(X, 3)
@@ -58,26 +54,12 @@ def test_a_serialized_product_is_the_product(mode):
     assert torch.equal(result, X @ X.T)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("none",), (MODE.Disabled, 1.0), (MODE.Disabled, 1, 1)],
-)
-def test_a_serialized_product_checks_types(arguments):
-    with pytest.raises(AssertionError):
-        poptorch.serializedMatMul(X, X.T, *arguments)
-
-
 def test_scopes_change_nothing():
     def forward(_, x):
         with poptorch.NameScope("outer"), poptorch.Attribute(__outline={"a": "b"}):
             return x + 1
 
     assert_device_equals_host(Function(forward), X)
-
-
-def test_a_name_scope_needs_a_string():
-    with pytest.raises(AssertionError, match="NameScope must be a string"):
-        poptorch.NameScope(3)
 
 
 def test_convolutions_inside_are_as_outside():
@@ -104,18 +86,6 @@ def test_a_loss_is_reduced_over_all_elements(reduction, expected):
     assert result.item() == expected
 
 
-def test_no_reduction_keeps_the_shape_and_copies():
-    result = poptorch.identity_loss(LOSSES, reduction="none")
-    assert torch.equal(result, LOSSES)
-    assert result is not LOSSES
-
-
-def test_gradients_pass_a_loss():
-    x = LOSSES.clone().requires_grad_()
-    poptorch.identity_loss(x * x, "mean").backward()
-    assert torch.equal(x.grad, LOSSES / 2)
-
-
 @pytest.mark.parametrize("reduction", ["average", None, 0])
 def test_other_reductions_are_refused(reduction):
     with pytest.raises(AssertionError, match="Unsupported reduction type!"):
@@ -123,10 +93,6 @@ def test_other_reductions_are_refused(reduction):
 
 
 # Attributes of custom operations, as PopTorch's C++ asks for them (`_utils.py`) ------
-
-
-def test_attributes_are_read_as_json():
-    assert poptorch.accessAttributes('{"alpha": [1, 2]}') == {"alpha": [1, 2]}
 
 
 def test_an_address_stands_for_the_attributes_that_an_operation_was_called_with():
@@ -143,3 +109,111 @@ def test_an_address_stands_for_the_attributes_that_an_operation_was_called_with(
 def test_other_names_of_attributes_are_errors(text):
     with pytest.raises(ValueError, match=r"attribute_id_str|invalid literal"):
         poptorch.accessAttributes(text)
+
+
+# Overlapped transfers: what is marked, and what compiling refuses -------------------
+
+OVERLAP = poptorch.OverlapMode.OverlapAccumulationLoop
+
+
+def options():
+    result = poptorch.Options()
+    result.setExecutionStrategy(poptorch.ShardedExecution())
+    result.TensorLocations.numIOTiles(32)
+    return result
+
+
+def run(forward, opts=None):
+    return _models.run(forward, X, options=opts or options())
+
+
+def mark_in(x, mode=OVERLAP):
+    return poptorch.set_overlap_for_input(x, mode)
+
+
+def mark_out(x, mode=OVERLAP):
+    return poptorch.set_overlap_for_output(x, mode)
+
+
+@pytest.mark.parametrize("mark", [mark_in, mark_out])
+def test_on_the_host_a_mark_returns_what_it_gets(mark):
+    nested = {"a": [X, 3], "b": (X,)}
+    assert mark(nested) is nested
+
+
+def test_marked_inputs_and_outputs_keep_their_values():
+    def forward(x):
+        x = mark_in(x)
+        return mark_out([x + 1, x * 2])
+
+    first, second = run(forward)
+    assert torch.equal(first, X + 1)
+    assert torch.equal(second, X * 2)
+
+
+def used_twice(x):
+    return x + 1, mark_in(x)
+
+
+def no_input(x):
+    y = x + 1
+    return y, mark_in(y)
+
+
+def no_output(x):
+    return mark_out(x) + 1
+
+
+def returned_twice(x):
+    y = x + 1
+    return y, mark_out(y)
+
+
+def mark_returned_twice(x):
+    y = mark_out(x + 1)
+    return y, y
+
+
+@pytest.mark.parametrize(
+    ("forward", "fragment"),
+    [
+        (used_twice, "must be the only op applied to an input.*input 0"),
+        (no_input, "not a tensor input to the model"),
+        (no_output, "not a tensor output to the model"),
+        (returned_twice, "returned twice"),
+        (mark_returned_twice, "returned twice"),
+    ],
+)
+def test_a_mark_in_the_wrong_place_is_refused(forward, fragment):
+    with pytest.raises(poptorch.Error, match=fragment):
+        run(forward)
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (
+            options().setExecutionStrategy(poptorch.PipelinedExecution()),
+            r"supported with poptorch\.Pipelined",
+        ),
+        (
+            poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution()),
+            "No IO tiles allocated",
+        ),
+        (options().outputMode(poptorch.OutputMode.Final), r"OutputMode.Sum, not Final"),
+    ],
+)
+def test_options_without_an_overlap_are_refused(opts, message):
+    with pytest.raises(poptorch.Error, match=message):
+        run(lambda x: mark_in(x), opts)
+
+
+def test_the_loss_may_be_a_marked_output():
+    class Marked(Linear):
+        def forward(self, x):
+            loss = poptorch.identity_loss(super().forward(x), "mean")
+            return mark_out(loss)
+
+    opts = options().outputMode(poptorch.OutputMode.All)
+    model = poptorch.trainingModel(Marked(lambda layer, x: layer(x)), opts)
+    assert model(X).item() > 0

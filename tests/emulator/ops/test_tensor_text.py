@@ -69,17 +69,6 @@ def test_tensors_are_laid_out_as_on_a_device(tensor, settings, expected):
     assert text(torch.as_tensor(tensor), **settings) == expected
 
 
-@pytest.mark.parametrize("value", [1e5, 1e-6])
-def test_auto_is_scientific_where_digits_do_not_suffice(value):
-    assert "e" in text(torch.tensor([value]), float_format="auto")
-
-
-def test_long_rows_are_broken():
-    lines = text(torch.arange(10, 20), max_line_width=10).split("\n")
-    assert lines[:2] == ["[10,11,12,", "  13,14,"]
-    assert all(len(line) <= 10 for line in lines)
-
-
 def test_other_float_formats_are_refused():
     with pytest.raises(KeyError, match="hex"):
         poptorch.ipu_print_tensor(torch.ones(1), float_format="hex")
@@ -112,13 +101,6 @@ def test_each_run_writes_the_values_of_the_run(capfd):
     assert capfd.readouterr().err == "y: (4.000)\n"
 
 
-def test_each_micro_batch_is_written(capfd):
-    options = poptorch.Options().deviceIterations(2)
-    module = Function(lambda _, x: poptorch.ipu_print_tensor(x, "x"))
-    poptorch.inferenceModel(module, options)(torch.tensor([1, 2]))
-    assert capfd.readouterr().err == "x: (1)\nx: (2)\n"
-
-
 def test_a_result_that_nothing_uses_is_not_written(capfd):
     def forward(_, x):
         poptorch.ipu_print_tensor(x, "unused")
@@ -126,16 +108,6 @@ def test_a_result_that_nothing_uses_is_not_written(capfd):
 
     poptorch.inferenceModel(Function(forward))(X)
     assert capfd.readouterr().err == ""
-
-
-def test_separator_and_brackets_are_one_character(capfd):
-    def forward(_, x):
-        return poptorch.ipu_print_tensor(
-            x, "x", separator="; ", open_bracket="<<", close_bracket=">>"
-        )
-
-    poptorch.inferenceModel(Function(forward))(torch.tensor([1, 2]))
-    assert capfd.readouterr().err == "x: <1;2>\n"
 
 
 class Trained(torch.nn.Module):

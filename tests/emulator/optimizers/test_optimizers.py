@@ -77,23 +77,6 @@ def constant(optimizer, name):
     return optimizer.variable_attrs.isConstant(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_classes_are_torchs_and_poptorchs_optimizers(name):
-    optimizer = build(name)
-    assert isinstance(optimizer, optim.Optimizer)
-    assert optim.Optimizer in type(optimizer).__bases__
-    parent = getattr(torch.optim, name) if name != "LAMB" else torch.optim.Optimizer
-    assert type(optimizer).__bases__[1] is parent
-
-
-def test_marking_changes_what_is_variable():
-    optimizer = build("SGD", momentum=0.9)
-    optimizer.variable_attrs.markAsConstant("momentum")
-    optimizer.variable_attrs.markAsVariable("loss_scaling")
-    assert constant(optimizer, "momentum")
-    assert not constant(optimizer, "loss_scaling")
-
-
 @pytest.mark.parametrize("mark", ["markAsConstant", "markAsVariable"])
 def test_only_known_attributes_can_be_marked(mark):
     attributes = build("SGD").variable_attrs
@@ -130,12 +113,6 @@ def test_velocity_scaling_belongs_to_combined_sgd(caplog):
         separate = build("SGD", velocity_scaling=2.0)
     assert "velocity_scaling" not in separate.defaults
     assert "use_combined_accum" in caplog.text
-
-
-def test_combined_sgd_has_a_velocity_scaling_of_one_unless_given():
-    optimizer = build("SGD", use_combined_accum=True)
-    assert optimizer.param_groups[0]["velocity_scaling"] == 1.0
-    assert constant(optimizer, "velocity_scaling")
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop"])
@@ -181,27 +158,6 @@ def test_lamb_follows_the_formula_on_the_host(bias_correction, max_weight_norm):
     assert torch.allclose(weight.detach().double(), w, rtol=1e-5)
 
 
-def test_lamb_leaves_zero_weights_their_whole_step():
-    weight = parameter(0.0, 0.0)
-    weight.grad = torch.tensor([1.0, -1.0])
-    optim.LAMB([weight], lr=0.5, betas=(0.0, 0.0)).step()
-    assert torch.allclose(weight, torch.tensor([-0.5, 0.5]))
-
-
-def test_lamb_calls_its_closure_with_gradients_enabled():
-    weight = parameter(1.0)
-    optimizer = optim.LAMB([weight], lr=0.1)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = (weight**2).sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 1.0
-    assert float(weight.detach()) < 1.0
-
-
 @pytest.mark.parametrize(
     "arguments",
     [{"lr": -1.0}, {"eps": math.nan}, {"betas": (0.9, 1.0)}, {"weight_decay": -0.1}],
@@ -236,14 +192,6 @@ def device_state(value):
         "ipu_state": {"Accl1___w": torch.tensor([value])},
         "ipu_param": {"lossScaling_FLOAT": torch.tensor(value)},
     }
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_there_is_no_device_state_before_a_device(name):
-    state = build(name).state_dict()
-    assert state["ipu_state"] is None
-    assert state["ipu_param"] is None
-    assert set(state) == {"ipu_state", "ipu_param", "state", "param_groups"}
 
 
 def loaded(value, **arguments):

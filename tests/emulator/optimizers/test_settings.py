@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 
 import pytest
 import torch
@@ -59,91 +58,6 @@ def log(caplog):
         ]
 
     return messages
-
-
-@pytest.fixture
-def read(caplog):
-    """Read from the log the values of the graph, then each group's."""
-
-    def read(make_optimizer, **options):
-        caplog.set_level(logging.DEBUG, "poptorch::python")
-        caplog.clear()
-        compiled(make_optimizer, **options)
-        lines = [r.getMessage() for r in caplog.records]
-        lines = [line for line in lines if line.startswith("Updating g")]
-        return [parsed(line) for line in lines]
-
-    return read
-
-
-def parsed(line):
-    found = re.findall(r"(\w+)=([\w.+-]+)( \(const\))?", line)
-    return {name: (value, bool(const)) for name, value, const in found}
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (sgd(use_combined_accum=True), "SGD1"),
-        (sgd(), "SGD2"),
-        (torch_sgd(), "SGD2"),
-        (optim.Adam, "ADAM"),
-        (torch.optim.Adam, "ADAM"),
-        (optim.AdamW, "ADAMW"),
-        (torch.optim.AdamW, "ADAMW"),
-        (lambda w: optim.AdamW(w, bias_correction=False), "ADAMW_NO_BIAS"),
-        (optim.RMSprop, "RMSPROP"),
-        (lambda w: torch.optim.RMSprop(w, centered=True), "RMSPROP_CENTERED"),
-        (optim.LAMB, "LAMB"),
-        (lambda w: optim.LAMB(w, bias_correction=False), "LAMB_NO_BIAS"),
-    ],
-)
-def test_the_kind_follows_class_and_attributes(make, kind, log):
-    training = train(make)
-    training.optimizer.colour = "red"
-    training.send()
-    [message] = log("Ignoring")
-    assert f"in {kind} optimizer: ['colour']" in message
-
-
-@pytest.mark.parametrize("values", [(0.0,) * 3, (0.5,) * 3, (0.0, 0.5, 0.01)])
-def test_torchs_sgd_has_constants_where_values_are_ordinary(read, values):
-    _, group = read(lambda w: torch.optim.SGD(w, 0.1, *values))
-    assert group["learningRate"] == ("0.1", False)
-    for name, value in zip(("momentum", "dampening", "weightDecay"), values):
-        assert group[name] == (f"{value:g}", value == 0.0)
-
-
-def test_loss_scaling_is_variable_if_given_or_automatic(read):
-    def scaling(make, **options):
-        _, group = read(make, **options)
-        return group["lossScaling"]
-
-    def native(w):
-        sgd = torch.optim.SGD(w, 0.1)
-        sgd.loss_scaling = 2.0
-        return sgd
-
-    assert scaling(sgd()) == ("1", True)
-    assert scaling(sgd(loss_scaling=1.0)) == ("1", False)
-    assert scaling(torch_sgd()) == ("1", True)
-    assert scaling(native) == ("2", False)
-    options = Options()
-    options.Training.setAutomaticLossScaling(True)
-    automatic = scaling(sgd(), options=options)
-    assert automatic == ("1", False)
-
-
-def test_a_change_is_logged_and_its_repetition_is_not(log, caplog):
-    training = compiled(lambda w: optim.SGD(w, lr=0.5))
-    assert len(log("Updating g")) == 2
-    caplog.clear()
-    training.send()
-    assert log("Updating g") == []
-    training.optimizer.param_groups[0]["lr"] = 0.25
-    training.send()
-    _, group = log("Updating g")
-    assert group.startswith("Updating group 0 optimizer with SGD, learningRate=0.25,")
 
 
 @pytest.mark.parametrize(
@@ -224,13 +138,6 @@ def test_missing_attributes_are_named():
     refused(sgd(), change, AssertionError, match)
 
 
-def test_types_are_checked_again_when_read():
-    def change(adam):
-        adam.accum_type = torch.float64
-
-    refused(optim.Adam, change, ValueError, "accum_type must be")
-
-
 def test_rmsprop_groups_must_agree_on_centered():
     def make(w):
         groups = [{"params": w[:1], "centered": True}, {"params": w[1:]}]
@@ -248,15 +155,6 @@ def test_senseless_values_are_errors_of_the_device():
 
 
 # Unexpected attributes ------------------------------------------------------------
-
-
-def test_warnings_can_be_relaxed(log):
-    options = Options().relaxOptimizerAttributesChecks(True)
-    training = train(sgd(), options=options)
-    training.optimizer.lr = 0.5
-    training.send()
-    assert len(log("Ignoring", "DEBUG")) == 1
-    assert log("Ignoring", "WARNING") == []
 
 
 def test_custom_optimizers_are_what_they_derive_from_with_a_warning(log):

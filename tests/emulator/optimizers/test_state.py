@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 import weakref
@@ -87,26 +86,6 @@ def test_a_changed_rate_needs_set_optimizer(make_optimizer):
     assert move(executor, model) == 0
 
 
-def test_no_weights_are_copied_by_set_optimizer(moves):
-    _, optimizer, executor = make(plain)
-    executor(torch.ones(1))
-    moves()
-    executor.setOptimizer(optimizer)
-    assert moves() == []
-
-
-@pytest.mark.parametrize("make_optimizer", [plain, with_momentum])
-def test_an_old_rate_does_not_come_back_with_the_device(make_optimizer):
-    model, optimizer, executor = make(make_optimizer)
-    move(executor, model)
-    optimizer.param_groups[0]["lr"] = 0.0
-    executor.setOptimizer(optimizer)
-    for _ in range(2):
-        executor.detachFromDevice()
-        executor.attachToDevice()
-        assert move(executor, model) == 0
-
-
 @pytest.mark.parametrize(("is_sent", "rate"), [(True, 0.125), (False, 0.5)])
 def test_a_rate_set_while_detached_is_used_if_sent(is_sent, rate):
     model, optimizer, executor = make(plain)
@@ -116,12 +95,6 @@ def test_a_rate_set_while_detached_is_used_if_sent(is_sent, rate):
     if is_sent:
         executor.setOptimizer(optimizer)
     assert move(executor, model) == rate
-
-
-def test_an_inference_model_has_no_optimizer():
-    executor = poptorch.inferenceModel(Model())
-    with pytest.raises(AttributeError, match="no optimizer"):
-        executor.setOptimizer(plain([nn.Parameter(torch.zeros(1))]))
 
 
 def test_weights_of_others_are_refused():
@@ -143,13 +116,6 @@ def test_unsupported_optimizers_are_refused_when_wrapping():
 # State -----------------------------------------------------------------------------
 
 
-def test_momentum_of_torchs_optimizer_begins_anew():
-    model, _, executor = make(torch_momentum)
-    assert [move(executor, model) for _ in range(2)] == [1, 1.5]
-    executor.detachFromDevice()
-    assert [move(executor, model) for _ in range(2)] == [1, 1.5]
-
-
 @pytest.mark.parametrize("upload", ["copyWeightsToDevice", "load_state_dict"])
 @pytest.mark.parametrize(
     ("make_optimizer", "expected"), [(with_momentum, 1.5), (torch_momentum, 1.0)]
@@ -168,16 +134,6 @@ def test_a_new_optimizer_object_keeps_the_devices_state():
     model, _, executor = make(with_momentum)
     move(executor, model)
     executor.setOptimizer(with_momentum(model.parameters()))
-    assert move(executor, model) == 1.5
-
-
-def test_a_state_loaded_while_attached_arrives_with_the_next_call():
-    model, optimizer, executor = make(with_momentum)
-    move(executor, model)
-    saved = copy.deepcopy(optimizer.state_dict())
-    for _ in range(3):
-        move(executor, model)
-    optimizer.load_state_dict(saved)
     assert move(executor, model) == 1.5
 
 

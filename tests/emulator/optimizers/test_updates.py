@@ -332,25 +332,6 @@ def test_weights_that_the_loss_does_not_reach_stay_and_so_does_their_state(name)
     assert not training.state["Accl1___b"].any()
 
 
-@pytest.mark.parametrize("cls", [optim.Adam, optim.LAMB])
-def test_weights_that_lag_behind_are_updated_as_if_training_began_now(cls):
-    make = of(cls, lr=0.1)
-    training, fresh = Training(make), Training(make)
-    training.step(make_gradients(0))
-    state = copy.deepcopy(training.optimizer.state_dict())
-    for key, tensor in state["ipu_state"].items():
-        if key.endswith("___b"):
-            tensor.zero_()
-    training.optimizer.load_state_dict(state)
-    start = training.weights["b"]
-    training.step(make_gradients(1))
-    with torch.no_grad():
-        fresh.model.b.copy_(start)
-    fresh.step(make_gradients(1))
-    assert torch.equal(training.weights["b"], fresh.weights["b"])
-    assert not torch.equal(training.weights["a"], fresh.weights["a"])
-
-
 def test_no_gradient_at_all_is_no_update():
     arguments = {"lr": 0.1, "max_grad_norm": 1.0}
     model = torch.nn.Linear(2, 1)
@@ -466,15 +447,6 @@ def test_state_keys_follow_poptorch():
     ]
     assert keys(optim.SGD, {"lr": 0.1, "momentum": 0.9})[0] == {"Accl1___a"}
     assert keys(optim.RMSprop, {"lr": 0.1})[0] == {"Accl1___a"}
-
-
-def test_weights_outside_all_groups_share_the_defaults_parameter():
-    training = Training(lambda weights: optim.Adam([weights["a"]], lr=0.5))
-    training.step(make_gradients(0))
-    assert set(training.values) == {
-        "learningRate___specific___a",
-        "learningRate___default___FLOAT",
-    }
 
 
 def test_loaded_hyper_parameters_never_reach_the_device():

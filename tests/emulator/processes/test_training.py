@@ -115,7 +115,7 @@ CASES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(25))
 @given(case=CASES)
 def test_processes_train_as_one_process_does(pool, case):
     check(pool, case, 2)

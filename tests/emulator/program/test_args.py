@@ -78,10 +78,6 @@ def test_other_names_go_to_the_variadic_keywords():
     assert parse(open_ended, 1, z=9) == ((1, 2), {"z": 9})
 
 
-def test_a_callable_without_a_signature_takes_anything():
-    assert parse(dict, 1, 2, z=3) == ((1, 2), {"z": 3})
-
-
 @pytest.mark.parametrize(
     ("forward", "args", "kwargs", "error", "message"),
     [
@@ -95,24 +91,6 @@ def test_a_callable_without_a_signature_takes_anything():
 def test_other_arguments_are_refused(forward, args, kwargs, error, message):
     with pytest.raises(error, match=message):
         parse(forward, *args, **kwargs)
-
-
-def test_keyword_only_arguments_fail_as_in_poptorch():
-    class Model(nn.Module):
-        def forward(self, x, *, factor):
-            return x * factor
-
-    with pytest.raises(TypeError):
-        poptorch.inferenceModel(Model())(ONE, factor=2)
-
-
-def test_dicts_get_a_warning_when_compiling(caplog):
-    executor, _ = model_of(plain)
-    executor.compile({}, ONE)
-    assert "partial support" in caplog.text
-    caplog.clear()
-    executor({}, ONE)
-    assert "partial support" not in caplog.text
 
 
 def test_strided_tensors_are_made_contiguous_with_one_warning(caplog):
@@ -149,7 +127,7 @@ VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.sampled_from([plain, variadic, open_ended, many]),
     st.lists(VALUES, min_size=1, max_size=4),
@@ -217,11 +195,6 @@ MISMATCHES = [
         "Type mismatch for second: expected .*Point.*tuple",
     ),
     (
-        call(ONE, nn.Parameter(ONE)),
-        call(ONE, ONE),
-        "Type mismatch for second: expected .*Parameter",
-    ),
-    (
         call(ONE, (1, ONE)),
         call(ONE, (1, ONE, 2)),
         "Length mismatch for second: expected 2 elements but got 3.",
@@ -231,7 +204,6 @@ MISMATCHES = [
         call({"a": ONE, "d": 1, "c": 1}),
         r"Keys mismatch for first: Unexpected arguments: c, d\. Missing arguments: b\.",
     ),
-    (call({"a": ONE}), call({"a": ONE, "b": 1}), r"Unexpected arguments: b\.\n"),
     (
         call(ONE),
         call(ONE.int()),
@@ -242,27 +214,15 @@ MISMATCHES = [
         call(torch.ones(3)),
         r"Shape mismatch for first: expected torch.Size\(\[2\]\) but got torch.*\[3\]",
     ),
-    (
-        call(ONE),
-        call(torch.ones(3, dtype=torch.int32)),
-        "Data type mismatch for first",
-    ),
     (call(ONE, 1), call(ONE, 2), "Value mismatch for second: expected 1 but got 2."),
     (
         call(ONE, (ONE, ("text", 1))),
         call(ONE, (ONE, ("other", 1))),
         r"Value mismatch for second\[1\]\[0\]: expected text but got other.",
     ),
-    (
-        call({"a": {"b": 1}, "t": ONE}),
-        call({"a": {"b": 2}, "t": ONE}),
-        r"Value mismatch for first\[a\]\[b\]",
-    ),
     (call(ONE, 1, 2, 3), call(ONE, 1, 2, 4), r"Value mismatch for \*rest\[1\]"),
     (call(ONE, key=1), call(ONE, key=2), "Value mismatch for key: expected 1"),
     (call(ONE, z=1), call(ONE, y=1), "Keys mismatch for named arguments: .*y.*z"),
-    (call(ONE, [1, 2]), call(ONE, [1, 3]), "Value mismatch for second"),
-    (call(ONE, [ONE]), call(ONE, [ONE, ONE]), "Length mismatch for second"),
     (
         call(ONE, [ONE, 1]),
         call(ONE, [torch.ones(3), 1]),
@@ -345,11 +305,6 @@ def test_a_number_is_an_input_of_one_micro_batch():
     for options in (make_options(D=2), make_options(R=2)):
         with pytest.raises(AssertionError, match="Invalid batch dimension"):
             poptorch.inferenceModel(Echo(), options)(torch.tensor(3.0))
-
-
-def test_no_device_iterations_at_all():
-    with pytest.raises(ZeroDivisionError):
-        poptorch.inferenceModel(Echo(), make_options(D=0))(ONE)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0)])

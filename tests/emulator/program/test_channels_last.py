@@ -100,7 +100,7 @@ def assert_close(actual, expected):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-4 * scale)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.sampled_from(sorted(CALLS)), max_size=7))
 def test_any_program_computes_the_same(names):
     image = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
@@ -120,7 +120,7 @@ class Trained(Random):
         return poptorch.identity_loss(sum(losses), reduction="none")
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.sampled_from(sorted(set(CALLS) - {"norm"})), max_size=5))
 def test_any_program_learns_the_same(names):
     image = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
@@ -171,7 +171,7 @@ SIZES = st.integers(1, 9)
 SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), -1.0, 2.0])
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), SIZES, SIZES, SIZES),
     kernel=st.one_of(st.integers(1, 4), st.tuples(*2 * [st.integers(1, 4)])),

@@ -65,22 +65,12 @@ NONE, SEVERAL, NO_NUMBER = (
             NONE,
         ),
         (lambda y, x: F.gaussian_nll_loss(y, x, torch.ones_like(x)), NONE),
-        (lambda y, x: F.triplet_margin_with_distance_loss(y * y, y, x * 3), NONE),
-        (lambda y, x: F.multilabel_soft_margin_loss(y, x), NONE),
-        (lambda y, x: (y - x).pow(2).mean(), NONE),
         (lambda y, x: F.mse_loss(y, x) + F.l1_loss(y, x), SEVERAL),
         (lambda y, x: (F.mse_loss(y, x), F.mse_loss(y, x)), SEVERAL),
         (lambda y, x: identity_loss(y, "sum") + identity_loss(x, "sum"), SEVERAL),
         # PopART, `ir.cpp` `setFinalLoss`.
         (lambda y, x: F.mse_loss(y, x, reduction="none"), NO_NUMBER),
-        (lambda y, x: F.l1_loss(y, x, reduction="none"), NO_NUMBER),
         (lambda y, x: F.cross_entropy(y, x.argmax(1), reduction="none"), NO_NUMBER),
-        (
-            lambda y, x: F.cross_entropy(
-                y, x.argmax(1), reduction="none", label_smoothing=0.1
-            ),
-            NO_NUMBER,
-        ),
         (lambda y, x: identity_loss(y * y, "none"), NO_NUMBER),
     ],
 )
@@ -160,14 +150,6 @@ def test_a_marked_loss_with_label_smoothing_trains_as_it_should(reduction):
     torch.testing.assert_close(gradient, gradient_by_hand(smoothed))
 
 
-def test_a_marked_batchmean_trains_as_it_should():
-    def marked(y, x):
-        return identity_loss(F.kl_div(y, x, reduction="batchmean"), "none")
-
-    _, gradient = train(marked)
-    torch.testing.assert_close(gradient, gradient_by_hand(marked))
-
-
 # Losses that are a step on the way ---------------------------------------------
 
 
@@ -219,15 +201,6 @@ def test_what_removed_markers_are_added_to_in_place_takes_their_shape():
     torch.testing.assert_close(gradient, 2 * gradient_by_hand(F.mse_loss))
 
 
-def test_a_marker_given_a_shape_stacks():
-    def make_loss(y, x):
-        losses = [F.mse_loss(y, x).reshape(()), y.sum()]
-        return identity_loss(torch.stack(losses).sum(), "mean")
-
-    _, gradient = train(make_loss)
-    torch.testing.assert_close(gradient, gradient_by_hand(make_loss))
-
-
 @pytest.mark.parametrize(
     "collect",
     [
@@ -251,14 +224,6 @@ def _written(losses):
     total[0] = losses[0]
     total[1] = losses[1]
     return total.sum()
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_backward_pass_starts_with_ones(reduction):
-    loss, gradient = train(lambda y, x: identity_loss(y * y, reduction))
-    divisor = 6 if reduction == "mean" else 1
-    torch.testing.assert_close(gradient, torch.full((2, 3), 4.0 / divisor))
-    assert loss.shape == ()
 
 
 def test_inference_needs_no_loss_and_reduces_with_the_marks():

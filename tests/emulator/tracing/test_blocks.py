@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block annotations: what a trace sees, and what a module keeps."""
+"""Blocks: what a trace sees, what a module keeps, how it is printed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import (
@@ -17,10 +18,8 @@ from ipufit.emulator import (
     Block,
     BlockFunction,
     Error,
-    ParallelPhasedExecution,
     PipelinedExecution,
     SerialPhasedExecution,
-    removeBlocks,
 )
 from tests.emulator._models import Function
 
@@ -139,14 +138,10 @@ def test_a_block_left_by_an_error_ends():
     ("strategy", "arguments", "error", "message"),
     [
         (PipelinedExecution("a"), ("b", 0), AssertionError, "Unknown Block 'b'"),
-        (PipelinedExecution("a"), (3, 0), AssertionError, "Unknown Block '3'"),
-        (PipelinedExecution("a"), (None, 0), AssertionError, "Unknown Block '0'"),
         (SerialPhasedExecution("a"), ("b", 0), AssertionError, "Unknown Block 'b'"),
-        (ParallelPhasedExecution("a"), ("b", 0), AssertionError, "Unknown Block 'b'"),
         (PipelinedExecution(), ("a",), AssertionError, "SameAsIpu was selected"),
         (PipelinedExecution(), (3, 0), AssertionError, "user_id"),
         (PipelinedExecution(), ("a", "0"), RuntimeError, "expected an int"),
-        (PipelinedExecution("a"), ("a", "1"), RuntimeError, "expected an int"),
     ],
 )
 def test_mistakes_show_while_tracing(strategy, arguments, error, message):
@@ -214,17 +209,30 @@ def test_only_modules_and_functions_begin_blocks(thing):
         BeginBlock(thing)
 
 
-def test_a_hook_registered_earlier_runs_in_the_block_before():
-    order = []
-    layer = torch.nn.Identity()
-    layer.register_forward_pre_hook(lambda module, inputs: order.append("hook"))
-    BeginBlock(layer, "a", 0)
-    layer.register_forward_pre_hook(lambda *_: order.append("later"))
-    assert _names(_trace(PipelinedExecution(), layer, X)) == ["a"]
-    assert order == ["hook", "later"]
+# Modules printed with their blocks --------------------------------------------------
+
+NETWORK = nn.Sequential(
+    nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)), nn.ReLU()
+)
 
 
-@pytest.mark.parametrize("thing", [None, len, "module"])
-def test_blocks_are_removed_from_modules_only(thing):
-    with pytest.raises(AssertionError):
-        removeBlocks(thing)
+def test_without_blocks_it_is_torchs_own():
+    assert poptorch.module_repr(NETWORK) == repr(NETWORK)
+
+
+def test_a_module_with_blocks_inside_is_shown_around_them():
+    network = copy.deepcopy(NETWORK)
+    poptorch.BeginBlock(network, "all", ipu_id=1)
+    poptorch.BeginBlock(network[1][0], "inner", ipu_id=2)
+    lines = poptorch.module_repr(network).split("\n")
+    assert lines[0] == "BeginBlock(user_id=all, ipu_id=1) Sequential("
+    assert lines[3] == "    (0): BeginBlock(user_id=inner, ipu_id=2) ReLU()"
+    assert lines[-1] == ")"
+
+
+def test_an_executor_shows_the_blocks_of_its_module():
+    network = copy.deepcopy(NETWORK)
+    poptorch.BeginBlock(network[2], ipu_id=0)
+    executor = poptorch.inferenceModel(network)
+    assert repr(executor) == poptorch.module_repr(network)
+    assert "(2): BeginBlock(user_id=None, ipu_id=0) ReLU()" in repr(executor)

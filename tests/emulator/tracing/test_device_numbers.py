@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, run, wrap
+from tests.emulator._models import Function, run
 
 WHOLE = torch.tensor([1, 3, 5])
 FLOATS = torch.tensor([1.0, 3.0, 5.0])
@@ -18,15 +18,11 @@ FLOATS = torch.tensor([1.0, 3.0, 5.0])
     [
         lambda x: x / 2,
         lambda x: x / x,
-        lambda x: torch.div(x, 2),
         lambda x: torch.true_divide(x, x),
         lambda x: (x == 1).sum() / 3,
-        lambda x: (x == 1).sum() / len(x),
         lambda x: x // 2,
         lambda x: 7 // x,
-        lambda x: torch.floor_divide(x, x),
         lambda x: x.mean(dtype=torch.float32),
-        lambda x: (x == 1).mean(dtype=torch.float32),
     ],
 )
 def test_division_of_whole_numbers_is_refused(function):
@@ -42,14 +38,10 @@ def test_division_of_whole_numbers_is_refused(function):
         lambda x, y: x.float() / 2,
         lambda x, y: 2 / x,  # as the reciprocal, which is cast (PopTorch's own tests)
         lambda x, y: x.reciprocal(),
-        lambda x, y: x / 2.0,
         lambda x, y: y / x,
         lambda x, y: x / y,
         lambda x, y: y // 2,
         lambda x, y: (x == 1).float().mean(),
-        lambda x, y: (x == 1).sum().float() / len(x),
-        lambda x, y: x.float().mean() + y.mean(),
-        lambda x, y: y.reshape(x.shape[0] // 1),
     ],
 )
 def test_other_divisions_are_torchs(function):
@@ -96,17 +88,6 @@ def test_fractions_go_through_int32(name, as_method):
     torch.testing.assert_close(run(function, small), function(small))
     large = torch.tensor([1e10])
     assert not torch.equal(run(function, large), function(large))
-
-
-def test_gradients_pass_by_fractions_as_in_torch():
-    def forward(self, x):
-        y = (self.weight * x).frac() + (self.weight * x).trunc()
-        return poptorch.identity_loss(y, "sum")
-
-    model = Function(forward, weight=torch.nn.Parameter(torch.tensor([2.5])))
-    _, executor = wrap(model)
-    executor(torch.ones(1))
-    assert model.weight.item() == 1.5
 
 
 def test_what_is_kept_of_a_constant_changes_no_call():

@@ -184,7 +184,7 @@ def test_what_float16_holds_stays_as_it_is():
     halves = all_halves()
     is_number = ~halves.isnan()
     model = rounding_model()
-    for _ in range(20):
+    for _ in range(3):
         result = model(halves.float())
         assert torch.equal(result[is_number].float(), halves[is_number].float())
         assert result[~is_number].isnan().all()
@@ -209,20 +209,21 @@ def test_the_upper_neighbour_comes_as_often_as_it_is_near(value):
 
 
 @given(st.floats(-65504, 65504, width=32), st.integers(0, 2**32))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_neighbour_comes_out(value, seed):
     low, high = neighbours(value)
     results = rounded(torch.full((40,), value), seed).double()
     assert bool(((results == low) | (results == high)).all())
 
 
-@pytest.mark.parametrize("count", [5000, MANY])
-@pytest.mark.parametrize("value", [1.0 + 0.3 * 2.0**-10, 5.3 * 2.0**-24])
-def test_means_spread_as_those_of_independent_roundings(count, value):
+@pytest.mark.parametrize(
+    ("count", "value", "times"),
+    [(5000, 1.0 + 0.3 * 2.0**-10, 60), (MANY, 5.3 * 2.0**-24, 30)],
+)
+def test_means_spread_as_those_of_independent_roundings(count, value, times):
     low, high = neighbours(value)
     share = (torch.tensor(value).item() - low) / (high - low)
     x, model = torch.full((count,), value), rounding_model(1)
-    times = 60
     shares = torch.tensor(
         [(model(x).double().mean().item() - low) / (high - low) for _ in range(times)]
     )
@@ -289,24 +290,24 @@ def test_gradients_are_rounded_at_random(size):
 
 
 def small_steps(*, is_stochastic):
-    """A weight of 1 that is to lose 1e-4 in each of 100 updates."""
+    """A weight of 1 that is to lose 2e-4 in each of 40 updates."""
 
     def forward(self, x):
         return poptorch.identity_loss(self.weight * x, reduction="sum")
 
-    options = poptorch.Options().deviceIterations(100).randomSeed(3)
+    options = poptorch.Options().deviceIterations(40).randomSeed(3)
     options.Precision.enableStochasticRounding(is_stochastic)
     model = Function(forward, weight=nn.Parameter(torch.ones(64, dtype=HALF)))
-    sgd = poptorch.optim.SGD(model.parameters(), lr=1e-4)
+    sgd = poptorch.optim.SGD(model.parameters(), lr=2e-4)
     training = poptorch.trainingModel(model, options, sgd)
-    training(torch.ones(100 * 64, dtype=HALF))
+    training(torch.ones(40 * 64, dtype=HALF))
     return model.weight.float()
 
 
 def test_small_updates_survive_with_stochastic_rounding_only():
     assert torch.equal(small_steps(is_stochastic=False), torch.ones(64))
     mean = small_steps(is_stochastic=True).mean().item()
-    assert mean == pytest.approx(0.99, abs=0.001)
+    assert mean == pytest.approx(0.992, abs=0.001)
 
 
 def test_stochastic_rounding_repeats_with_the_seed_and_leaves_the_host_alone():

@@ -114,7 +114,6 @@ REFUSED = [
     (torch.bitwise_not, BYTES, "bitwise_not: Poplar does not support"),
     (lambda x: x.topk(2, sorted=False).values, IMAGES, "sorted=False is not supported"),
     (lambda x: torch.linalg.matrix_norm(x, "nuc"), IMAGES, "Matrix nuclear norm is"),
-    (lambda x: torch.norm(x, "nuc", (2, 3)), IMAGES, "Matrix nuclear norm is"),
     (lambda x: torch.linalg.matrix_norm(x, 2), IMAGES, "Matrix 2-norm is not"),
     (lambda x: torch.linalg.norm(x, -2, (0, 1)), IMAGES[0, 0], "Matrix 2-norm is not"),
 ]
@@ -129,20 +128,13 @@ def test_an_argument_is_refused(function, tensor, fragment):
 ACCEPTED = [
     (lambda x: functional.one_hot(x, num_classes=5).float(), INDICES),
     (lambda x: x.bincount(minlength=4).float(), INDICES),
-    (lambda x: torch.bincount(x, None, 4).float(), INDICES),
     (upsampled("nearest", 2.5), IMAGES),
-    (upsampled("bilinear"), IMAGES),
     (nn.Upsample(size=(9, 5), mode="bilinear"), IMAGES),
-    (upsampled("bicubic"), IMAGES),
     (nn.Embedding(5, 2, padding_idx=1), INDICES),
     (nn.AdaptiveAvgPool2d((2, None)), IMAGES),
-    (nn.AdaptiveAvgPool2d(1), IMAGES),
-    (nn.MaxPool2d(2), IMAGES),
     (nn.ConvTranspose2d(3, 2, 3, dilation=1), IMAGES),
     (lambda x: (x & 1).float(), INDICES),
-    (lambda x: (~(x > 0) ^ (x > 1)).float(), INDICES),
     (lambda x: torch.topk(x, 2).values, IMAGES),
-    (lambda x: torch.linalg.norm(x, "fro", (0, 1)), IMAGES),
     (lambda x: torch.linalg.norm(x, 2, 1), IMAGES),
     (lambda x: torch.norm(x, 2), IMAGES[0, 0]),
 ]
@@ -170,14 +162,6 @@ def test_the_triangle_of_a_constant_is_fine():
     mask = torch.ones(4, 6).triu()
     assert torch.equal(run(lambda x: x * torch.ones(4, 6).triu_(), X), X * mask)
     assert torch.equal(run(lambda x: x * torch.triu(torch.ones(4, 6)), X), X * mask)
-
-
-def test_a_loops_body_has_no_constants_but_its_own():
-    def body(x):
-        return x.triu()
-
-    with pytest.raises(poptorch.Error, match="only supported within constant express"):
-        run(lambda x: poptorch.for_loop(2, body, [x])[0], X)
 
 
 @pytest.mark.parametrize("by_name", [True, False])
@@ -215,10 +199,3 @@ def test_only_adjacent_elements_can_be_changed_in_place(change):
         run(lambda x: change(x * 1, 2), X)
     assert torch.equal(run(lambda x: change(x * 1, 1), X), change(X * 1, 1))
     assert torch.equal(run(lambda x: x[::2] * 2, X), X[::2] * 2)
-
-
-def test_a_constant_can_be_changed_anyhow():
-    expected = X + by_assignment(torch.ones(4, 6), 2)
-    assert torch.equal(
-        run(lambda x: x + by_assignment(torch.ones(4, 6), 2), X), expected
-    )

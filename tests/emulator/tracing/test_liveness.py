@@ -53,16 +53,6 @@ def test_writing_counts_if_somebody_reads_it_later(forward, expected):
         assert found == expected
 
 
-def test_a_constant_buffer_may_be_written_in_vain():
-    """Buffers of whole numbers are constants in PopTorch (`JitDispatch.cpp`)."""
-
-    def forward(m, x):
-        m.count.add_(1)
-        return x * 2
-
-    assert calls(forward, count=torch.zeros(1, dtype=torch.int64)) == ["Mul"]
-
-
 def test_unused_normalisation_updates_no_statistics():
     """torch's schema doesn't say that `batch_norm` changes them."""
 

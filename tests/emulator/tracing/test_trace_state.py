@@ -68,18 +68,6 @@ def test_a_mode_of_the_user_s_sees_one_call_which_is_recorded_as_one(depth):
         assert "add" not in mode.names
 
 
-def test_constructs_close_after_errors():
-    def body(x):
-        raise KeyError
-
-    def forward(_, x):
-        with pytest.raises(KeyError):
-            poptorch.for_loop(2, body, [x])
-        return poptorch.for_loop(2, lambda y: y + 1, [x])[0]
-
-    assert torch.equal(poptorch.inferenceModel(Function(forward))(X), X + 2)
-
-
 def test_indexing_is_seen_through_a_mode_of_the_users():
     """torch 2.0 shows indexing to no mode: the trace shows it to one after another."""
     mode = Mode()
@@ -119,23 +107,8 @@ def test_every_tensor_has_a_number_of_its_own():
     assert len(set(found)) == 4
 
 
-def test_a_tensor_keeps_its_number():
-    def numbers(self, x):
-        y = x + 1
-        before = poptorch.getIpuTensorId(y)
-        z = y.add_(1)
-        return before, poptorch.getIpuTensorId(y), poptorch.getIpuTensorId(z)
-
-    assert len(set(traced(numbers))) == 1
-
-
 def test_tensors_of_the_host_have_none():
     with pytest.raises(poptorch.Error, match="Only tensors on the IPU have an id"):
         poptorch.getIpuTensorId(Y)
     with pytest.raises(poptorch.Error, match="Only tensors on the IPU have an id"):
         traced(lambda self, x: poptorch.getIpuTensorId(Y))
-
-
-def test_other_things_are_no_tensors():
-    with pytest.raises(poptorch.Error, match=r"takes a tensor\. Got int"):
-        poptorch.getIpuTensorId(3)
