@@ -86,6 +86,7 @@ class Program:
             constants of the program, so a change is lost after the micro-batch.
         unsynchronised_weights: Updated weights that replicas would have to broadcast:
             all but the statistics of normalisation layers.
+        num_inputs: Number of tensors that the graph takes besides the weights.
         written_inputs: Indices of the inputs that the program changes in place.
     """
 
@@ -111,9 +112,9 @@ class Program:
         self.weight_names = tuple(weights)
         self.weight_shapes = tuple(weight.shape for weight in weights.values())
         changes, weight_of = changed_memory(graphs), recording.weight_memory()
-        self.written_inputs = tuple(
-            index for index, m in enumerate(recording.input_memory()) if m in changes
-        )
+        inputs = recording.input_memory()
+        self.num_inputs = len(inputs)
+        self.written_inputs = tuple(i for i, m in enumerate(inputs) if m in changes)
         by = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
         updated = {name for name in by if weights[name].is_floating_point()}
         self.updated_weights = frozenset(updated)
@@ -149,12 +150,6 @@ class Program:
         return bool(output.args[0] or self.updated_weights or self.written_inputs)
 
     @property
-    def num_inputs(self) -> int:
-        """Number of tensors that the graph takes besides the weights."""
-        placeholders = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
-        return len(placeholders) - len(self.weight_names)
-
-    @property
     def num_results(self) -> int:
         """Number of tensors that the graph returns besides the loss."""
         *_, output = self.graph.graph.nodes
@@ -178,8 +173,6 @@ class Program:
         """Arrange results of the graph, constants and host outputs as `forward` did."""
         constants = {i: value.clone() for i, value in self._constant_outputs.items()}
         _refuse_backward([*results, *constants.values()])
-        if self._output_structure is None:
-            return None
         others, computed = {**self._host_outputs, **constants}, iter(results)
         count = len(results) + len(others)
         values = [others[i] if i in others else next(computed) for i in range(count)]
