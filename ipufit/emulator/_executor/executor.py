@@ -1405,7 +1405,7 @@ def compile_model(
             )
         validate_popart_options(options.toDict())
         for check in PROGRAM_CHECKS:
-            check(program, options, is_training=is_training)
+            check(program, options, is_training)
         num_ipus = reserved_ipus(options, program.num_ipus * layout.replicas)
         check_updatable_buffers(model, options)
         weights = {
@@ -1434,7 +1434,7 @@ def compile_model(
     )
 
 
-def _check_overlap(program: Program, options: Options, *, is_training: bool) -> None:
+def _check_overlap(program: Program, options: Options, is_training: bool) -> None:
     *nodes, output = program.graph.graph.nodes
     returned = list(output.args[0])[: -1 if program.has_loss else None]
     inputs = [n for n in nodes if str(n.target).startswith("input_")]
@@ -1486,7 +1486,7 @@ def _check_overlap(program: Program, options: Options, *, is_training: bool) -> 
         )
 
 
-def _check_broadcast(program: Program, options: Options, *, is_training: bool) -> None:
+def _check_broadcast(program: Program, options: Options, is_training: bool) -> None:
     layout = Layout(options)
     needs_broadcast = program.unsynchronised_weights and layout.input_groups > 1
     if needs_broadcast and options.broadcast_buffers:
@@ -1548,7 +1548,7 @@ def check_updatable_buffers(model: torch.nn.Module, options: Options) -> None:
             )
 
 
-def _check_placement(program: Program, options: Options, *, is_training: bool) -> None:
+def _check_placement(program: Program, options: Options, is_training: bool) -> None:
     strategy = options._execution_strategy
     for block in program.blocks:
         if block.ipu < 0:
@@ -1567,7 +1567,7 @@ def _check_placement(program: Program, options: Options, *, is_training: bool) -
         check_stages(program.graph.graph)
 
 
-def _check_stages(program: Program, options: Options, *, is_training: bool) -> None:
+def _check_stages(program: Program, options: Options, is_training: bool) -> None:
     if not is_pipelined(options._execution_strategy):
         return
     layout, forward = Layout(options), program.num_forward_stages
@@ -1587,7 +1587,7 @@ def _check_stages(program: Program, options: Options, *, is_training: bool) -> N
         )
 
 
-def _check_period(program: Program, options: Options, *, is_training: bool) -> None:
+def _check_period(program: Program, options: Options, is_training: bool) -> None:
     if options.output_mode != OutputMode.EveryN.value:
         return
     period, iterations = options.output_return_period, options.device_iterations

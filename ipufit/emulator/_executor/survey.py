@@ -227,9 +227,8 @@ def survey(
             has_loss = is_training and len(notes.remarks) == before
             program = Program(recording, graphs, ipus, has_loss=has_loss)
             layout = Layout(options)
-            for check_options in PROGRAM_CHECKS:
-                check = functools.partial(check_options, is_training=is_training)
-                notes.attempt("options", check, program, options)
+            for check_program in PROGRAM_CHECKS:
+                notes.attempt("options", check_program, program, options, is_training)
             num_ipus = program.num_ipus * layout.replicas
             notes.attempt("options", reserved_ipus, options, num_ipus)
     notes.attempt("options", check_updatable_buffers, module, options)
