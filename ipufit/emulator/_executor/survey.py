@@ -27,7 +27,6 @@ from ipufit.emulator._executor.executor import PROGRAM_CHECKS, check_updatable_b
 from ipufit.emulator._ground.custom_args import flattenTensorStructure
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.torch_extras import device_tensor
-from ipufit.emulator._layout.layout import Layout
 from ipufit.emulator._layout.pod import reserved_ipus
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.args import check_inputs
@@ -226,10 +225,9 @@ def survey(
                 notes.attempt("loss", add_final_loss, graph, recording.results)
             has_loss = is_training and len(notes.remarks) == before
             program = Program(recording, graphs, ipus, has_loss=has_loss)
-            layout = Layout(options)
             for check_program in PROGRAM_CHECKS:
                 notes.attempt("options", check_program, program, options, is_training)
-            num_ipus = program.num_ipus * layout.replicas
+            num_ipus = program.num_ipus * options.replication_factor
             notes.attempt("options", reserved_ipus, options, num_ipus)
     notes.attempt("options", check_updatable_buffers, module, options)
     norms: dict[str, Place] = {}
