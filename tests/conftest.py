@@ -176,6 +176,16 @@ def _origin(one):
     return getattr(function, "__module__", type(one).__module__)
 
 
+@pytest.fixture
+def moves(monkeypatch):
+    """Counts what goes between host and device: `Moves` of tests/engine/counting.py."""
+    from tests.engine.counting import Moves
+
+    watching = Moves().watch(monkeypatch)
+    yield watching
+    watching.stop()
+
+
 @pytest.fixture(scope="session")
 def pool(request):
     """Processes that run functions together: see `tests/processes.py`."""

@@ -16,7 +16,6 @@ import ipufit
 from ipufit import ConfigError, IPUConfig, IPUModel, poptorch
 from ipufit.model import costs as measured_costs
 from ipufit.planning.split import TooFullError
-from tests.engine.counting import Moves
 
 X = torch.linspace(-1, 1, 56 * 8).reshape(56, 8)
 Y = torch.arange(56) % 3
@@ -50,13 +49,6 @@ def fitted(model, **settings):
     settings = {"batch_size": 28, "verbose": 0, **validation, **settings}
     torch.manual_seed(0)
     return model.fit(X, Y, **settings).history
-
-
-@pytest.fixture
-def moves(monkeypatch):
-    watching = Moves().watch(monkeypatch)
-    yield watching
-    watching.stop()
 
 
 def test_the_numbers_are_those_of_the_names_written_by_hand():

@@ -115,14 +115,6 @@ def test_an_error_frees_the_ipus(monkeypatch, run):
     model.detach()
 
 
-def test_the_loss_s_warning_comes_once():
-    model = compiled()
-    model.compile(torch.optim.SGD(model.module.parameters(), lr=1e38), "cross_entropy")
-    with pytest.warns(UserWarning, match="loss is") as caught:
-        model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
-    assert len(caught) == 1
-
-
 def test_a_stream_of_predictions_refuses_a_program_that_is_not_its_own():
     model = compiled()
     parts = model.predict(X, batch_size=4, stream=True, verbose=0)

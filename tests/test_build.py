@@ -20,20 +20,12 @@ from ipufit import (
     poptorch,
 )
 from tests import reference
-from tests.engine.counting import Moves
 
 X, Y = reference.samples(32)
 SPEC = (
     torch.empty(1, 3, device="meta"),
     torch.empty(1, dtype=torch.int64, device="meta"),
 )
-
-
-@pytest.fixture
-def moves(monkeypatch):
-    watching = Moves().watch(monkeypatch)
-    yield watching
-    watching.stop()
 
 
 def make(optimizer="adam", *, dropout=0.0, **config):

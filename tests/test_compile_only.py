@@ -23,7 +23,6 @@ from ipufit import (
 )
 from ipufit.cli import compile_
 from tests import reference
-from tests.engine.counting import Moves
 
 X, Y = reference.samples(32)
 
@@ -40,13 +39,6 @@ history = model.fit(x, y, epochs=int(sys.argv[1]), validation_data=(x, y))
 print("losses", history.history["val_accuracy"])
 model.save("saved")
 """
-
-
-@pytest.fixture
-def moves(monkeypatch):
-    watching = Moves().watch(monkeypatch)
-    yield watching
-    watching.stop()
 
 
 @pytest.fixture

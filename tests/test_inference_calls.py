@@ -163,16 +163,6 @@ def test_samples_that_are_loaded_begin_small(sizes):
     assert max(taken(sizes)) <= 128
 
 
-@pytest.mark.parametrize("verbose", [1, 2])
-def test_the_report_of_a_compilation_says_what_was_chosen(capsys, verbose):
-    make().evaluate(X, Y, verbose=verbose)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "32 passes per call (inference_iterations left open)" in said
-    assert "not more because one call takes all 32" in said
-    make(inference_iterations=2).evaluate(X, Y, verbose=verbose)
-    assert "left open" not in capsys.readouterr().out
-
-
 def error(outputs, targets):
     return torch.nn.functional.cross_entropy(outputs, targets).sqrt()
 

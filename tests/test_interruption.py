@@ -22,7 +22,7 @@ from ipufit import (
     SwapEMAWeights,
     load_checkpoint,
 )
-from ipufit.errors import CheckpointWarning, ConfigError, DamagedCheckpointError
+from ipufit.errors import CheckpointWarning, ConfigError
 from tests import reference, test_resume
 from tests.interpreters import run_python
 from tests.reference import Recorded, samples
@@ -353,14 +353,6 @@ def test_of_several_callbacks_the_newest_checkpoint_is_taken(tmp_path, is_damage
     with pytest.warns(CheckpointWarning, match=r"state\.json") as caught:
         assert first_update(tmp_path) == 6
     assert caught[0].filename == test_resume.__file__  # which calls fit()
-
-
-def test_a_checkpoint_without_its_manifest_is_damaged(tmp_path):
-    path = saved(tmp_path).latest()
-    (path / "manifest.json").unlink()
-    scenario = Scenario()
-    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json"):
-        scenario.fit(scenario.model(), scenario.callbacks(), resume=path)
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):

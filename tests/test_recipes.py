@@ -20,7 +20,6 @@ from ipufit import (
     PerEpoch,
     Schedule,
     SwapEMAWeights,
-    poptorch,
 )
 
 
@@ -378,8 +377,6 @@ def test_float16_has_a_loss_scaling_and_says_so(optimizer, config, capsys):
     [
         ("sgd", {"precision": "32.32"}, 1.0),
         (lambda module: torch.optim.SGD(module.parameters(), lr=0.1), {}, 1.0),
-        (lambda module: poptorch.optim.SGD(module.parameters(), lr=0.1), {}, 1.0),
-        (Optimizer("sgd", loss_scaling=1.0), {}, 1.0),
         (Optimizer("sgd", loss_scaling=4.0), {}, 4.0),
         (Optimizer("sgd", loss_scaling=LossScaleRamp(2, 2, 9, 8)), {}, 2.0),
         (Optimizer("sgd", loss_scaling="auto"), {}, 1.0),

@@ -230,21 +230,6 @@ def test_a_table_is_printed():
     assert "Stage" not in printed(summarize(Crossed(), IPUConfig()))
 
 
-def shown(width, *, is_terminal):
-    stream = io.StringIO()
-    screen = Console(file=stream, width=width, force_terminal=is_terminal, _environ={})
-    summarize(Crossed(), IPUConfig(pipeline=("first", "last")), X).print(screen)
-    return stream.getvalue().splitlines()
-
-
-def test_a_narrow_terminal_has_lines_in_which_nothing_is_cut():
-    lines = shown(40, is_terminal=True)
-    assert max(map(len, lines)) <= 40
-    place = "  36 parameters, stage 0, IPU 0"
-    assert lines[:3] == ["Crossed", "first: Embedding (N, 3, 6)", place]
-    assert lines[-2:] == ["Parameters: 94, trainable: 90", "IPUs: 2"]
-
-
 # Of a model ----------------------------------------------------------------------
 
 

@@ -125,8 +125,9 @@ def test_a_callback_gets_the_newest_weights(hook):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["set", "load"])
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize(
+    ("way", "hook"), [*(("set", hook) for hook in HOOKS), ("load", HOOKS[1])]
+)
 def test_weights_that_a_callback_sets_are_trained_on(tmp_path, hook, way):
     module = reference.network()
     model = compiled(module, lr=0.0)

@@ -9,12 +9,11 @@ import torch
 import ipufit
 from ipufit import (
     ConfigError,
-    DamagedCheckpointError,
     IPUConfig,
     IPUModel,
     Optimizer,
 )
-from ipufit.checkpoint import Checkpoint, write_checkpoint
+from ipufit.checkpoint import write_checkpoint
 from tests.checkpoint.samples import same
 from tests.reference import network, samples
 
@@ -90,10 +89,6 @@ def test_a_checkpoint_that_is_refused_changes_nothing(tmp_path):
     other.save(tmp_path / "a")
     with pytest.raises(ConfigError, match=r"of SGD.*got Adam"):
         model.load(tmp_path / "a")
-    assert same(model.checkpoint(), before)
-    write_checkpoint(tmp_path / "b", Checkpoint({"model": {}}, before.state))
-    with pytest.raises(DamagedCheckpointError, match="bias of model is missing"):
-        model.load(tmp_path / "b")
     assert same(model.checkpoint(), before)
 
 
