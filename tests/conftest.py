@@ -177,6 +177,12 @@ def _origin(one):
 
 
 @pytest.fixture
+def unsynced(monkeypatch):
+    """Files aren't flushed: tests/checkpoint has what pulls the plug."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
 def moves(monkeypatch):
     """Counts what goes between host and device: `Moves` of tests/engine/counting.py."""
     from tests.engine.counting import Moves

@@ -136,11 +136,6 @@ class Each(Callback):
         pass
 
 
-class Watching(Callback):
-    def watched_gradients(self, module):
-        return ["weight"]
-
-
 def asks_for_final(options, is_training):
     if is_training:
         options.outputMode(poptorch.OutputMode.Final)
@@ -150,7 +145,6 @@ def asks_for_final(options, is_training):
     ("config", "given", "reason"),
     [
         ({}, {"callbacks": Each()}, "Each hears each update"),
-        ({}, {"callbacks": Watching()}, "gradients are watched"),
         ({"customize": asks_for_final}, {}, "customize asks for Final"),
         ({}, None, "the data doesn't say for certain how many samples come"),
     ],

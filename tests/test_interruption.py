@@ -23,6 +23,7 @@ from ipufit import (
     load_checkpoint,
 )
 from ipufit.errors import CheckpointWarning, ConfigError
+from ipufit.state import RunState
 from tests import reference, test_resume
 from tests.interpreters import run_python
 from tests.reference import Recorded, samples
@@ -38,14 +39,12 @@ from tests.test_resume import (
     unbroken,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ipufit.errors.DroppedRowsWarning", "ignore:.*last call have padding"
-)
-
-
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = [
+    pytest.mark.usefixtures("unsynced"),
+    pytest.mark.filterwarnings(
+        "ignore::ipufit.errors.DroppedRowsWarning", "ignore:.*last call have padding"
+    ),
+]
 
 
 class FaultError(Exception):
@@ -484,6 +483,25 @@ def test_two_that_save_are_both_told(tmp_path):
         state = load_checkpoint(one.store.latest()).state["run"]
         assert state["updates"] == 5
         assert state["stop_reason"] is None  # a run that goes on from it would stop
+
+
+def test_all_that_save_are_told_of_an_eviction_though_one_fails():
+    run, done = RunState(is_evicted=True), []
+
+    def failing(words):
+        def act():
+            done.append(words)
+            raise ValueError(words)
+
+        return act
+
+    for act in (failing("no room"), lambda: done.append("other"), failing("too")):
+        run.on_eviction(act)
+    with pytest.warns(ipufit.IpufitWarning, match="too"), pytest.raises(
+        ValueError, match="no room"
+    ):
+        run.heed_eviction()
+    assert done == ["no room", "other", "too"]
 
 
 def test_the_best_is_not_saved_over(tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
 import sys
 from pathlib import Path
@@ -80,9 +79,8 @@ def has(name):
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(tmp_path, monkeypatch, unsynced):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     if has("tqdm"):  # whose monitor is a thread that stays
         bar = importlib.import_module("tqdm").tqdm
         monkeypatch.setattr(bar, "monitor_interval", 0)

@@ -91,13 +91,12 @@ def services(monkeypatch):
         monkeypatch.setitem(sys.modules, name, double)
 
 
-@pytest.mark.usefixtures("services")
+@pytest.mark.usefixtures("services", "unsynced")
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     if page == "how-to/notebooks.md" and find_spec("poptorch") is not None:
         pytest.skip("PopTorch is installed")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     names = {"__name__": "__main__"}  # a page imports what it needs
     try:
         for piece in blocks(page, "python"):

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
 
 import pytest
 import torch
@@ -19,13 +17,9 @@ from ipufit import (
     poptorch,
 )
 from tests import reference
+from tests.test_summary import summarize
 
 X, Y = reference.samples(120)
-
-
-def summarize(module, config, inputs=None):
-    with contextlib.redirect_stdout(io.StringIO()):
-        return IPUModel(module, config).summary(inputs)
 
 
 class Layer(nn.Module):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -38,16 +37,13 @@ from tests.strategies import is_thorough
 COUNT = 24
 
 
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch):
-    """Nobody pulls the plug here; tests/checkpoint has what does."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ipufit.errors.IpufitWarning",
-    "ignore:The epoch parameter in .scheduler.step",  # torch 2.0 warns of itself
-)
+pytestmark = [
+    pytest.mark.usefixtures("unsynced"),
+    pytest.mark.filterwarnings(
+        "ignore::ipufit.errors.IpufitWarning",
+        "ignore:The epoch parameter in .scheduler.step",  # torch 2.0 warns of itself
+    ),
+]
 
 
 # What is trained, and how ------------------------------------------------------

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
@@ -48,12 +47,10 @@ NOTED = (
 WAYS = ("load", "resume")
 OPTIONAL = ("best_weights",)  # None if they aren't kept, or there are none yet
 
-pytestmark = pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
-
-
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = [
+    pytest.mark.usefixtures("unsynced"),
+    pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning"),
+]
 
 
 class Buffered(torch.nn.Module):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import numpy as np
@@ -28,12 +27,10 @@ from tests.test_resume import (
 )
 
 COUNT = 22
-pytestmark = pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning")
-
-
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = [
+    pytest.mark.usefixtures("unsynced"),
+    pytest.mark.filterwarnings("ignore::ipufit.errors.IpufitWarning"),
+]
 
 
 class Made:
