@@ -21,11 +21,9 @@ BOTH = {"left": "mse", "right": "mae"}
     "arguments",
     [
         {"loss": "mse"},
-        {"loss": BOTH},
         {"loss": {"left": "mse"}},
         {"loss": BOTH, "loss_weights": {"left": 0.5, "right": 2.0}},
         {"loss": BOTH, "metrics": {"left": ["mae"], "right": ["mse", "mae"]}},
-        {"loss": BOTH, "metrics": {"right": ["mse"]}},
         {"loss": BOTH, "metrics": {"right": "mse"}},
         {"loss": ["mse", "mae"], "metrics": [["mae"], ["mse", "mae"]]},
         {"loss": ["mse", "mae"], "loss_weights": [0.5, 2.0], "metrics": ["mae", "mse"]},

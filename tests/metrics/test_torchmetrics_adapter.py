@@ -50,14 +50,6 @@ def test_it_is_shown_batches_and_asked_for_the_figure():
     assert np.isnan(metric.result())
 
 
-def test_rows_of_weight_0_are_left_out_and_batches_of_them_not_shown():
-    recorded = Recorded()
-    weights = torch.tensor([1, 0, 1, 0, 0, 0, 1])
-    metric = TorchMetric(recorded)
-    assert figure(metric, torch.arange(7.0), torch.zeros(7), weights, (3,)) == 8.0
-    assert [outputs.tolist() for outputs, _ in recorded.shown] == [[0.0, 2.0], [6.0]]
-
-
 def test_it_has_no_other_weights():
     with pytest.raises(UnsupportedError, match="must be 0 or 1"):
         TorchMetric(Recorded()).update(
