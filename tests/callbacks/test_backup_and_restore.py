@@ -177,15 +177,6 @@ def test_the_handler_of_the_signal_comes_back(tmp_path, outcome):
     assert len(inside) == 1
 
 
-def test_an_eviction_at_the_end_of_an_epoch(tmp_path):
-    backup = BackupAndRestore(tmp_path)
-    counting = AtUpdate(-1, None)
-    end = AtEpochEnd(lambda callback, logs: evict(), 0)
-    assert fit(backup, counting, end).epoch == [0]
-    assert counting.last == 8
-    assert places(backup) == [(1, 8)]  # once, though its own hook had passed
-
-
 def test_in_another_thread_it_saves_and_leaves_signals_alone(tmp_path):
     backup = BackupAndRestore(tmp_path, delete_checkpoint=False)
     before = signal.getsignal(signal.SIGTERM)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks, one and many."""
+"""Callbacks, one and many, and functions in the place of their hooks."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 
@@ -120,26 +119,6 @@ def test_all_hear_the_end_though_one_fails():
     assert heard == ["a", "b"]
 
 
-@pytest.mark.parametrize("method", KINDS)
-@pytest.mark.parametrize("fails", [False, True])
-def test_all_are_closed_after_every_run(method, fails):
-    closed = []
-
-    class Closes(Callback):
-        def close(self):
-            closed.append(self.model)
-
-    def fail(logs):
-        if fails:
-            raise ValueError("by a hook")
-
-    model, failing = linear(), LambdaCallback(**{f"on_{KINDS[method]}_end": fail})
-    expected = pytest.raises(ValueError, match="by a hook")
-    with expected if fails else contextlib.nullcontext():
-        run(model, method, Closes(), failing)
-    assert closed == [model]
-
-
 @pytest.mark.parametrize("callbacks", [3, "early", Callback, [Callback], [lambda: 1]])
 def test_what_is_no_callback_is_refused(callbacks):
     with pytest.raises(ConfigError, match=r"use ipufit\.Callback"):
@@ -204,3 +183,38 @@ def test_sigterm_is_heard_after_an_evaluation_with_the_same_callback(tmp_path):
     model.fit(x, x, 2, epochs=5, verbose=0, callbacks=[backup, Evaluate()])
     assert model.num_updates == 1
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("name", [*HOOKS, "on_batch_begin", "on_batch_end"])
+def test_every_hook_can_be_a_function(name):
+    heard = []
+    callback = LambdaCallback(**{name: lambda *arguments: heard.append(arguments)})
+    arguments = (3, {}) if "batch" in name or "epoch" in name else ({},)
+    for hook in HOOKS:
+        given = (3, {}) if "batch" in hook or "epoch" in hook else ({},)
+        getattr(CallbackList(callback), hook)(*given)
+    assert heard == [arguments]
+
+
+def test_functions_may_be_given_in_keras_s_order():
+    heard = []
+    hooks = [lambda *_, name=name: heard.append(name) for name in "abcdef"]
+    callback = CallbackList(LambdaCallback(*hooks))
+    callback.on_epoch_begin(0, {})
+    callback.on_epoch_end(0, {})
+    callback.on_train_begin({})
+    callback.on_train_end({})
+    callback.on_train_batch_begin(0, {})
+    callback.on_train_batch_end(0, {})
+    assert "".join(heard) == "abcdef"
+
+
+def test_unknown_hooks_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"no hook on_epoch_finish\. Hooks are: on_tr"
+    ):
+        LambdaCallback(on_epoch_finish=print)
+    with pytest.raises(ConfigError, match="no hook close"):
+        LambdaCallback(close=print)
+    with pytest.raises(ConfigError, match="on_epoch_end=3 is no function"):
+        LambdaCallback(on_epoch_end=3)

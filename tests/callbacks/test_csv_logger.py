@@ -7,7 +7,6 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ipufit import ConfigError, FileError
@@ -30,18 +29,6 @@ def rows(file):
     return text.split("\r\n")[:-1]
 
 
-def test_text_and_arrays_are_cells(file):
-    figures = {
-        "a": "x,y",
-        "b": np.array([1.0, 2.0]),
-        "c": np.array(3.0),
-        "d": [1, 2],
-        "val_a": 0.1,
-    }
-    play(CSVLogger(file), [figures])
-    assert rows(file)[1] == '0,"x,y","""[1.0, 2.0]""",3.0,"""[1, 2]""",0.1'
-
-
 def test_appending_keeps_rows_and_columns(file):
     play(CSVLogger(file), [{"b": 1.0, "a": 2.0, "val_a": 5.0}])
     logger = CSVLogger(file, append=True)
@@ -53,12 +40,6 @@ def test_appending_keeps_rows_and_columns(file):
         "1,3.0,4.0,NA",
         "2,NA,6.0,NA",
     ]
-
-
-def test_a_row_that_was_cut_short_stays_on_its_own_line(file):
-    file.write_bytes(b"epoch,q\r\n0,1.0\r\n1,2")
-    play(CSVLogger(file, append=True), [3.0], begin=2)
-    assert rows(file) == ["epoch,q", "0,1.0", "1,2", "2,3.0"]
 
 
 @pytest.mark.parametrize("text", ["loss,acc\n1,2\n", "epoch;loss\n0;1\n"])

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
@@ -22,9 +21,8 @@ from ipufit import (
     load_checkpoint,
 )
 from ipufit.callbacks import ModelCheckpoint
-from ipufit.checkpoint import read_manifest, write_checkpoint
+from ipufit.checkpoint import write_checkpoint
 from ipufit.errors import CheckpointWarning
-from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
 
 NAN = float("nan")
@@ -59,23 +57,6 @@ def test_a_name_that_cannot_be_made_is_refused(path):
         saved([1.0], path)
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("x.safetensors", True),
-        ("{q:.2f}.safetensors", True),
-        ("x", False),
-        (".hidden", False),
-        ("x-{q:.2f}", False),
-        ("v1.5", False),
-    ],
-)
-def test_the_suffix_says_what_is_saved(path, expected):
-    assert ModelCheckpoint(path).save_weights_only is expected
-    given = ModelCheckpoint(path, save_weights_only=expected)
-    assert given.save_weights_only is expected
-
-
 def test_a_call_of_several_updates_is_saved_once():
     module = torch.nn.Linear(2, 1)
     model = IPUModel(module, IPUConfig(device_iterations=3))
@@ -88,36 +69,6 @@ def test_a_call_of_several_updates_is_saved_once():
 
 
 # Whole checkpoints ------------------------------------------------------------------
-
-
-def test_whole_checkpoints_are_directories_and_written_when_weights_would_be(capsys):
-    arguments = {"mode": "min", "save_best_only": True, "verbose": 1}
-    play(ModelCheckpoint("made/e{epoch}", "q", **arguments), [3.0, 4.0, 2.0])
-    assert sorted(path.name for path in Path("made").iterdir()) == ["e1", "e3"]
-    assert load_checkpoint("made/e3").state == {"epoch": 2}
-    assert capsys.readouterr().out == (
-        "\nEpoch 1: q improved from None to 3.00000, saving model to made/e1\n"
-        "\nEpoch 1: finished saving model to made/e1\n"
-        "\nEpoch 2: q did not improve from 3.00000\n"
-        "\nEpoch 3: q improved from 3.00000 to 2.00000, saving model to made/e3\n"
-        "\nEpoch 3: finished saving model to made/e3\n"
-    )
-
-
-def test_it_is_written_when_every_callback_has_heard():
-    class Counting(Callback):
-        saved_attributes = ("epochs",)
-        epochs = 0
-
-        def on_epoch_end(self, epoch, logs):
-            self.epochs += 1
-
-    model, data = compiled(), batch()
-    checkpoint = ModelCheckpoint("run")
-    model.fit(*data, batch_size=4, verbose=0, callbacks=[checkpoint, Counting()])
-    state = load_checkpoint("run").state
-    assert state["callbacks"]["1:Counting"] == {"epochs": 1}
-    assert state["run"]["epoch"] == 1
 
 
 def compiled(seed=0):
@@ -207,33 +158,6 @@ def test_the_direction_of_the_best_is_the_figure_s():
     assert load_checkpoint(checkpoint.store.best()).state == {"epoch": 1}
     with pytest.raises(ConfigError, match="can't tell whether more or less"):
         play(ModelCheckpoint("runs", "q", keep=1), [1.0])
-
-
-def run_of(values, directions, **arguments):
-    checkpoint = ModelCheckpoint("runs", "val_q", keep=1, **arguments)
-    series = [{} if value is None else {"val_q": value} for value in values]
-    play(checkpoint, series, directions=directions, batches=1)
-    return [read_manifest(path).moment.value for path in checkpoint.store.all()]
-
-
-def test_a_run_that_begins_anew_knows_which_is_best_before_the_figure_comes():
-    more = {"q": "max"}
-    assert run_of([0.9, 0.5], more) == [0.9, 0.5]
-    # While nobody knows whether more is better, no rated one is deleted.
-    assert run_of([None, None], {}) == [0.9, 0.5, None]
-    assert run_of([None], more) == [0.9, None]
-
-
-def test_an_eviction_right_after_a_start_leaves_the_best():
-    run_of([0.9, 0.5], {"q": "max"})
-    checkpoint = ModelCheckpoint("runs", "val_q", keep=1)
-    run = RunState(directions={"q": "max"}, is_evicted=True)
-    checkpoint.set_model(ScriptedModel())
-    checkpoint.set_run(run)
-    checkpoint.on_train_begin({})
-    run.heed_eviction()
-    metrics = [read_manifest(path).moment.value for path in checkpoint.store.all()]
-    assert metrics == [0.9, None]
 
 
 class Clock:
@@ -386,33 +310,3 @@ def test_an_eviction_is_saved_though_the_write_before_failed(monkeypatch):
 
 
 # Copies in the background -----------------------------------------------------------
-
-
-class Odd(torch.nn.Module):
-    """With tied weights, and a dtype that NumPy lacks."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = torch.nn.Linear(3, 3, bias=False)
-        self.second = torch.nn.Linear(3, 3, bias=False)
-        self.second.weight = self.first.weight
-        self.register_buffer("odd", torch.full((2,), 1.5, dtype=torch.bfloat16))
-
-    def forward(self, x):
-        return self.second(self.first(x)).sum(1, keepdim=True)
-
-
-def test_weights_of_any_dtype_and_tied_ones_are_written_in_the_background():
-    model = IPUModel(Odd())
-    model.compile("sgd", "mse")
-    callbacks = [
-        ModelCheckpoint("here.safetensors"),
-        ModelCheckpoint("behind.safetensors", is_background=True),
-    ]
-    model.fit(torch.rand(4, 3), torch.rand(4, 1), 2, verbose=0, callbacks=callbacks)
-    assert Path("here.safetensors").read_bytes() == (
-        Path("behind.safetensors").read_bytes()
-    )
-    with safetensors.safe_open("behind.safetensors", "pt") as file:
-        assert "first.weight" in file.metadata()["ipufit.tied"]
-        assert file.get_tensor("odd").dtype == torch.bfloat16

@@ -13,7 +13,6 @@ from ipufit import (
     BackupAndRestore,
     Callback,
     ConfigError,
-    FileError,
     IPUConfig,
     IPUModel,
     ModelCheckpoint,
@@ -144,20 +143,6 @@ def test_a_resumed_run_may_have_it_or_do_without(tmp_path):
     assert stopped([profiler]).epoch == [0, 1]
     assert count(profiler, "device call") == 2
     assert profiler.path.name == "fit-002.trace.json"
-
-
-def test_it_prints_a_table_and_the_path(tmp_path, capsys):
-    fit(make(), Profiler(tmp_path, calls=2, skip=0))
-    lines = capsys.readouterr().out.splitlines()
-    assert any("device call" in line for line in lines)
-    assert lines[-1] == f"  {tmp_path / 'fit-001.trace.json'}"
-
-
-def test_a_directory_that_cannot_be_made_is_refused_before_the_first_call(tmp_path):
-    (tmp_path / "profile").touch()
-    profiler = profiler_in(tmp_path, skip=3)
-    with pytest.raises(FileError, match="can't be made"):
-        fit(make(), [profiler, Stop(1)])
 
 
 def fit_in_process(folder):

@@ -114,14 +114,6 @@ def test_a_fit_that_failed_is_a_run_that_failed(service):
     assert service.end_of(service.double.runs[0]) == service.ends[1]
 
 
-def test_evaluations_alone_begin_nothing(service):
-    hooks = CallbackList(service.logger())
-    hooks.on_test_begin({})
-    hooks.on_test_end({"loss": 1.0})
-    hooks.close()
-    assert service.double.runs == []
-
-
 def test_it_says_what_to_install(service, monkeypatch):
     monkeypatch.setitem(sys.modules, service.module, None)
     name = service.logger.__name__
@@ -163,11 +155,6 @@ def updates_written(service, update_freq, updates_per_call=1, epochs=2, state=No
 )
 def test_every_so_many_updates(service, update_freq, updates_per_call, expected):
     assert updates_written(service, update_freq, updates_per_call) == expected
-
-
-def test_counting_goes_on_in_a_resumed_run(service):
-    state = {f"0:{service.logger.__name__}": {"updates": 7, "run_id": None}}
-    assert updates_written(service, 5, epochs=1, state=state) == [10]
 
 
 @pytest.mark.parametrize("update_freq", [0, 1.5, True, "epochs"])

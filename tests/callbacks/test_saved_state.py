@@ -16,21 +16,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit import Callback, ConfigError
+from ipufit import ConfigError
 from ipufit.callbacks import (
     CallbackList,
     CSVLogger,
     EarlyStopping,
     History,
-    LambdaCallback,
-    LearningRateScheduler,
     ModelCheckpoint,
     ReduceLROnPlateau,
-    TerminateOnNaN,
     Throughput,
     make_progress,
 )
-from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
 
 NAN = float("nan")
@@ -118,16 +114,6 @@ def test_reduce_lr_on_plateau_goes_on(series, patience, cooldown):
     )
 
 
-@given(st.integers(2, 6), st.integers(0, 3))
-def test_a_schedule_of_rates_goes_on(epochs, zero_at):
-    """The rate is a product of all before, and groups keep their ratio through zero."""
-
-    def schedule(epoch, rate):
-        return 0.0 if epoch == zero_at else (rate or 1.0) * 0.5
-
-    assert_goes_on(lambda: LearningRateScheduler(schedule), [1.0] * epochs)
-
-
 @given(SERIES, st.sampled_from(["epoch", 1, 2, 5]), st.booleans(), st.integers(1, 3))
 def test_model_checkpoint_goes_on(series, save_freq, best_only, batches):
     whole = assert_goes_on(
@@ -142,41 +128,6 @@ def test_model_checkpoint_goes_on(series, save_freq, best_only, batches):
         batches=batches,
     )
     assert len(whole.states) == len(series)
-
-
-def test_throughput_goes_on_inside_an_epoch():
-    ticks = iter(range(100))
-    first = Throughput(clock=lambda: float(next(ticks)))
-    hooks = CallbackList(first)
-    hooks.set_run(RunState())
-    hooks.on_train_begin({})
-    hooks.on_epoch_begin(0, {})  # at 0
-    hooks.on_train_batch_begin(0, {})  # 1
-    first.run.samples = 10
-    hooks.on_train_batch_end(0, {})  # 2
-    state = through_json(hooks.state_dict())
-    second = Throughput(clock=iter([50.0, 53.0]).__next__)
-    again = CallbackList(second)
-    again.set_run(RunState())
-    again.on_train_begin({})
-    again.load_state_dict(state)
-    again.on_train_batch_begin(1, {})
-    second.run.samples = 15
-    again.on_train_batch_end(1, {})
-    logs = {}
-    again.on_epoch_end(0, logs)
-    assert logs == {"samples_per_second": 25 / 5, "latency_ms": 2000.0}
-
-
-@pytest.mark.parametrize(
-    "make", [Callback, TerminateOnNaN, LambdaCallback, lambda: make_progress(1)]
-)
-def test_there_may_be_nothing_to_keep(make):
-    callback = make()
-    assert callback.state_dict() == {}
-    callback.load_state_dict({})
-    with pytest.raises(ConfigError, match="has wait, which it doesn't know"):
-        callback.load_state_dict({"wait": 1})
 
 
 @pytest.mark.parametrize(

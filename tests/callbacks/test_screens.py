@@ -16,7 +16,6 @@ COSTLY = {"dumb-40.txt", "terminal-100.txt"}
 SCREENS = [
     pytest.param(name, marks=[pytest.mark.thorough] if name in COSTLY else [])
     for name in make.SCREENS
-    if name != "notebook.txt"
 ]
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d")
 
@@ -28,17 +27,6 @@ def golden(name):
 @pytest.mark.parametrize("name", SCREENS)
 def test_a_screen_is_as_it_was(name):
     assert make.SCREENS[name]() == golden(name)
-
-
-def test_a_real_notebook_shows_lines():
-    pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    assert make.of_notebook() == golden("notebook.txt")
-
-
-def test_where_rich_sees_a_notebook_there_are_lines():
-    """The same, without a kernel; those ask for a terminal's colours, too."""
-    assert make.as_in_notebook() == golden("notebook.txt")
 
 
 @pytest.mark.thorough

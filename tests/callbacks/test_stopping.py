@@ -110,15 +110,6 @@ class Counter(Callback):
 
 
 @everyone
-def test_directions_are_looked_up_anew_in_every_run(name):
-    callback = make(name, monitor="q")
-    play(callback, [1.0], directions={"q": "min"})
-    assert callback.direction == "min"
-    play(callback, [1.0], directions={"q": "max"})
-    assert callback.direction == "max"
-
-
-@everyone
 def test_an_unknown_mode_is_taken_as_auto(name):
     with pytest.warns(UserWarning, match="mode 'less' is unknown, fallback to auto"):
         assert make(name, monitor="q", mode="less").mode == "auto"
@@ -138,11 +129,6 @@ def test_a_figure_that_is_missing_is_said_with_those_there_are():
 def test_the_run_hears_why():
     played = play(EarlyStopping("q", mode="min", patience=2), [1, 2, 3])
     assert played.run.stop_reason == ("q hasn't improved for 2 epochs (EarlyStopping)")
-
-
-def test_later_epochs_count_from_where_fit_began():
-    assert len(play(EarlyStopping("q", mode="min"), [NAN, 1], begin=7).epochs) == 1
-    assert len(play(EarlyStopping("q", mode="min"), [NAN, 1], begin=0).epochs) == 2
 
 
 class Largest(StreamedMetric):

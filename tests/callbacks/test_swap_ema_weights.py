@@ -151,41 +151,6 @@ def norm_model():
     return model
 
 
-def test_statistics_of_batch_norm_are_averaged_with_the_weights():
-    model, states = norm_model(), []
-    look = LambdaCallback(
-        on_train_batch_end=lambda *_: states.append(model.copied_weights())
-    )
-    y = Y.expand(8, 4).contiguous()
-    history = model.fit(
-        X,
-        y,
-        batch_size=4,
-        epochs=3,
-        shuffle=False,
-        validation_data=(X, y),
-        callbacks=[SwapEMAWeights(), look],
-        verbose=0,
-    ).history
-    averages = None
-    for state in states:
-        floats = {n: t for n, t in state.items() if t.is_floating_point()}
-        averages = {
-            n: t if averages is None else (averages[n] + t) / 2
-            for n, t in floats.items()
-        }
-    for name, expected in averages.items():
-        torch.testing.assert_close(model.module.state_dict()[name], expected)
-    module = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4)).eval()
-    module.load_state_dict({**states[-1], **averages})
-    module.requires_grad_(False)
-    expected = float((module(X) - y).square().mean())
-    assert history["val_loss"][-1] == pytest.approx(expected, rel=1e-4)
-    module.load_state_dict({**states[-1], **{"0.bias": averages["0.bias"]}})
-    assert abs(float((module(X) - y).square().mean()) - expected) > 1e-6
-    assert not torch.equal(averages["1.running_mean"], states[-1]["1.running_mean"])
-
-
 def test_a_checkpoint_without_averages_of_buffers_is_loaded(tmp_path):
     model = norm_model()
     y = Y.expand(8, 4).contiguous()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the golden screens: what `program.py` shows, and where.
 
-Run `python -m tests.golden.screens.make` where ipykernel and nbclient are installed,
-and read what has changed.
+Run `python -m tests.golden.screens.make`, and read what has changed.
 """
 
 from __future__ import annotations
@@ -76,27 +75,6 @@ def sent_to_terminal(columns, **variables):
     return sent.decode()
 
 
-def of_notebook():
-    """What a notebook shows under the program, run by a kernel of its own."""
-    import nbclient
-    import nbformat
-
-    code = f"import os; os.environ.update({_environment()!r})\n" + PROGRAM.read_text(
-        "utf-8"
-    ).replace("from __future__ import annotations", "")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    nbclient.NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={}
-    ).execute(cwd=str(ROOT))
-    shown = []
-    for output in notebook.cells[0].outputs:
-        if output.output_type == "stream":
-            shown.append(output.text)
-        else:
-            shown.append(str(output.data.get("text/plain")))
-    return "".join(shown)
-
-
 def screen(sent, columns):
     """What is on the screen of a terminal in the end.
 
@@ -142,7 +120,7 @@ SCREENS = {
     "terminal-40.txt": lambda: screen(sent_to_terminal(40), 40),
     "terminal-100.txt": lambda: screen(sent_to_terminal(100), 100),
     "dumb-40.txt": lambda: screen(sent_to_terminal(40, TERM="dumb"), 40),
-    "notebook.txt": of_notebook,
+    "notebook.txt": as_in_notebook,
 }
 """How each screen is made, by its file."""
 
