@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 
 import pytest
 import safetensors
@@ -64,14 +63,6 @@ def test_the_last_are_those_of_the_highest_numbers(tmp_path, form):
     assert average(tmp_path, last=2) == 55
     assert average(tmp_path, last=3) == pytest.approx(119 / 3)
     assert average(tmp_path) == 127 / 4
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_updates_that_are_told_count_more_than_names(tmp_path, form):
-    for value, name in ((1, "0.9-9"), (2, "0.5-10"), (3, "0.7-11")):
-        path = form.format(name)
-        write(tmp_path, [value], path, value=[0.5])
-    assert average(tmp_path, last=2) == 2.5
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -214,15 +205,6 @@ def test_where_there_is_nothing_to_average(tmp_path):
         average_checkpoints(tmp_path / "run-1")
 
 
-def test_a_moment_that_is_none_is_damage(tmp_path):
-    write(tmp_path, [1, 2])
-    safetensors.torch.save_file(
-        weights_of(9), tmp_path / "e9.safetensors", {"ipufit.moment": '{"update": -1}'}
-    )
-    with pytest.warns(CheckpointWarning, match="e9.*where a count belongs"):
-        assert average(tmp_path) == 1.5
-
-
 @pytest.mark.parametrize(
     ("form", "damage", "ema"),
     [
@@ -288,21 +270,6 @@ def test_both_kinds_in_one_directory_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"'run-2'.*'e1\.safetensors'.*pattern="):
         average_checkpoints(tmp_path)
     assert average(tmp_path, pattern="run-*") == 2
-
-
-def test_one_that_is_deleted_meanwhile_is_not_missed(tmp_path, monkeypatch):
-    write(tmp_path, [1, 2, 3])
-    gone = []
-
-    def deleted(path):
-        if not gone:
-            gone.append(path.unlink())
-        return load_weights(path)
-
-    monkeypatch.setattr("ipufit.checkpoint.weights.load_weights", deleted)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert average(tmp_path) == 2.5
 
 
 # Of a run ---------------------------------------------------------------------------

@@ -6,11 +6,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -18,27 +14,6 @@ from ipufit.checkpoint import CheckpointStore, load_checkpoint, write_checkpoint
 from ipufit.errors import CheckpointError, CheckpointWarning
 from tests.checkpoint.faults import at_step, full_disk
 from tests.checkpoint.samples import names, number_of, sample
-
-ROOT = Path(__file__).parent.parent.parent
-TINY = """
-import sys, torch
-from ipufit.checkpoint import Checkpoint, CheckpointStore
-from ipufit.errors import CheckpointError
-
-store = CheckpointStore(sys.argv[1])
-for update in range(100):
-    try:
-        store.save(
-            Checkpoint({"model": {"w": torch.full((2**12,), float(update))}}),
-            epoch=0, update=update,
-        )
-    except CheckpointError as error:
-        path, checkpoint = store.load_latest()
-        values = set(checkpoint.tensors["model"]["w"].tolist())
-        print(error.errno, update, values == {update - 1.0}, error)
-        print(all(not p.name.startswith(".") for p in store.directory.iterdir()))
-        break
-"""
 
 
 @pytest.fixture
@@ -108,30 +83,3 @@ def test_each_step_of_a_save_may_fail(tmp_path):
             break
     assert failures > 15
     assert warned > 3  # what couldn't be deleted
-
-
-@pytest.mark.thorough
-def test_a_file_system_that_is_really_full(tmp_path):
-    if shutil.which("unshare") is None:
-        pytest.skip("no unshare")
-    script = (
-        'mount -t tmpfs -o size=192k none "$1" || exit 77\nexec "$2" -c "$3" "$1/store"'
-    )
-    namespace = ["unshare", "--user", "--map-root-user", "--mount"]
-    done = subprocess.run(
-        [*namespace, "sh", "-c", script, "sh", tmp_path, sys.executable, TINY],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 77 or "unshare" in done.stderr:
-        pytest.skip("no mount in a namespace of its own")
-    assert done.returncode == 0, done.stderr
-    said, clean = done.stdout.splitlines()
-    number, update, is_previous, *_ = said.split()
-    assert int(number) == errno.ENOSPC
-    assert int(update) > 2
-    assert is_previous == "True"
-    assert "No space left" in said
-    assert clean == "True"

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
-    done = run_python("-m", "tests.checkpoint.killing", folder, "15", cwd=ROOT)
+    done = run_python("-m", "tests.checkpoint.killing", folder, "8", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -228,17 +228,6 @@ def test_of_several_stores_the_one_that_is_furthest_and_whole(
             assert f"update-{update:08d}' is damaged" in str(warning.message)
 
 
-def test_of_equals_the_one_that_is_in_a_later_epoch_then_the_first(tmp_path):
-    one, other = stores_of(tmp_path, [], [])
-    inside = one.save(sample(1), epoch=0, update=8)
-    assert load_newest([one, other])[0] == inside
-    path = other.save(sample(2), epoch=1, update=8)
-    assert load_newest([one, other])[0] == path
-    again = one.save(sample(3), epoch=1, update=8)
-    assert load_newest([one, other])[0] == again
-    assert load_newest([other, one])[0] == path
-
-
 def test_a_newer_version_isnt_passed_over(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1)
     paths = fill(store, [None])
