@@ -25,7 +25,6 @@ from ipufit import (
     Optimizer,
     UnknownNameError,
     UnsupportedError,
-    log,
 )
 from ipufit.losses import resolve_loss, smoothed
 from tests import reference
@@ -469,12 +468,6 @@ def total(outputs, targets):
     return (outputs - targets).square().sum()
 
 
-def vae(outputs, targets):
-    """The loss of many autoencoders: the sum of two, of several outputs."""
-    mean, spread = outputs
-    return F.mse_loss(mean, targets, reduction="sum") - 0.5 * torch.sum(1 + spread)
-
-
 class Total(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -494,20 +487,10 @@ class TwoHeads(torch.nn.Module):
         return self.layer(x), self.layer(x)
 
 
-class LoggingHeads(TwoHeads):
-    def forward(self, x):
-        mean, spread = super().forward(x)
-        log("size", spread.mean())
-        return mean, spread
-
-
-SUMS = [total, Total(), functools.partial(F.l1_loss, reduction="sum"), vae]
-
-
-@pytest.mark.parametrize("loss", SUMS)
+@pytest.mark.parametrize("loss", [total, Total()])
 def test_a_function_that_sums_over_samples_is_refused(loss):
-    module = LoggingHeads() if loss is vae else torch.nn.Linear(NUM_FEATURES, 1)
-    model, data = IPUModel(module), (torch.randn(8, NUM_FEATURES), torch.randn(8, 1))
+    model = IPUModel(torch.nn.Linear(NUM_FEATURES, 1))
+    data = torch.randn(8, NUM_FEATURES), torch.randn(8, 1)
     model.compile("sgd", loss)
     state = torch.get_rng_state()
     with pytest.raises(ConfigError, match=r"is a sum over the 8 samples .*'mean'"):
@@ -515,27 +498,6 @@ def test_a_function_that_sums_over_samples_is_refused(loss):
     assert torch.equal(torch.get_rng_state(), state)
     assert float(getattr(loss, "calls", 0)) == 0
     assert "is a sum over the 8" in str(model.check(*data, batch_size=8))
-
-
-@functools.lru_cache(maxsize=None)
-def mask(size):
-    return torch.triu(torch.ones(size, size, device="ipu"))
-
-
-class Masked(torch.nn.Linear):
-    """A module with a mask that is made once, in the trace."""
-
-    def forward(self, x):
-        return super().forward(x @ mask(NUM_FEATURES))
-
-
-def test_the_host_calls_no_module_for_the_sake_of_its_loss_function():
-    x, y = torch.randn(8, NUM_FEATURES), torch.randn(8, 1)
-    config = IPUConfig(device_iterations=1)
-    model = IPUModel(Masked(NUM_FEATURES, 1), config)
-    model.compile("sgd", lambda outputs, targets: (outputs - targets).square().mean())
-    history = model.fit(x, y, batch_size=8, verbose=0).history
-    assert math.isfinite(history["loss"][0])
 
 
 def log_ratio(outputs, targets):
@@ -632,15 +594,6 @@ def test_a_loss_module_that_takes_targets_first_is_refused():
 # Losses with other arguments, and other types of targets ------------------------------
 
 
-class Towers(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(NUM_FEATURES, 3)
-
-    def forward(self, *inputs):
-        return tuple(map(self.layer, inputs))
-
-
 @pytest.mark.parametrize(
     ("loss", "advice"),
     [
@@ -650,18 +603,9 @@ class Towers(torch.nn.Module):
     ],
 )
 def test_a_loss_of_three_arguments_says_how_to_wrap_it(loss, advice):
-    count = 3 if "As y" in advice else 2
-    model = IPUModel(Towers())
+    model = IPUModel(network())
     with pytest.raises(UnsupportedError, match=re.escape(f"module_loss({advice}")):
         model.compile("sgd", loss)
-    if count == 3:
-        wrapped = lambda outputs, targets: loss(outputs[0], outputs[1], outputs[2])  # noqa: E731
-    else:
-        wrapped = lambda outputs, targets: loss(outputs[0], outputs[1], targets)  # noqa: E731
-    if not isinstance(loss, torch.nn.GaussianNLLLoss):
-        model.compile("sgd", wrapped)
-        inputs = tuple(torch.randn(8, NUM_FEATURES) for _ in range(count))
-        model.fit(inputs, torch.ones(8), batch_size=4, verbose=0)
 
 
 Heads = collections.namedtuple("Heads", ["mean", "spread"])

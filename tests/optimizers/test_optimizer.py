@@ -89,26 +89,6 @@ def test_settings_that_are_attributes_arrive(module):
     assert not Optimizer("lamb", bias_correction=False).bind(module).bias_correction
 
 
-@pytest.mark.parametrize(
-    ("given", "first", "is_automatic", "constant"),
-    [
-        (None, 1.0, False, True),
-        (1, 1.0, False, False),
-        (64.0, 64.0, False, False),
-        ("auto", 1.0, True, False),
-        (LossScaleRamp(8, 2, 10, 64), 8.0, False, False),
-    ],
-)
-def test_a_loss_scaling_is_variable_once_it_is_given(
-    module, given, first, is_automatic, constant
-):
-    spec = Optimizer("adam", loss_scaling=given)
-    made = spec.bind(module)
-    assert made.loss_scaling == first
-    assert is_constant(made, "loss_scaling") is constant
-    assert spec.is_scaled_automatically is is_automatic
-
-
 def test_automatic_loss_scaling_accumulates_in_half_precision_if_weights_are(module):
     spec = Optimizer("adam", loss_scaling="auto")
     assert spec.bind(module).accum_type is torch.float32
@@ -312,17 +292,6 @@ def test_a_trainable_parameter_that_the_optimizer_lacks_is_refused(module):
         check_covers(optimizer, module)
     first.requires_grad_(False)
     check_covers(optimizer, module)
-
-
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop])
-def test_momentum_stays_variable_if_a_group_has_some(module, make):
-    groups = [
-        {"params": module[0].parameters()},
-        {"params": module[1].parameters(), "momentum": 0.5},
-    ]
-    optimizer = resolve_optimizer(make(groups, lr=0.1), module)
-    assert not optimizer.variable_attrs.isConstant("momentum")
-    assert [group["momentum"] for group in optimizer.param_groups] == [0.0, 0.5]
 
 
 # Keras's `optimizer.learning_rate` sets the rate; what nobody reads can't be set ----
