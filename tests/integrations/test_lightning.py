@@ -215,18 +215,6 @@ def test_hooks_between_epochs_are_called_with_what_they_may_read():
     assert module.heard[-2:] == [8, "val_loss"]
 
 
-def test_hooks_print_in_the_first_process(capsys):
-    class Printing(Net):
-        def on_train_epoch_end(self):
-            if self.trainer.is_global_zero:
-                loss = self.trainer.callback_metrics["train_loss"].item()
-                self.print(self.current_epoch, f"{loss:.4f}")
-
-    _, history = fit(Printing(), 2)
-    lines = [f"{epoch} {loss:.4f}" for epoch, loss in enumerate(history["loss"])]
-    assert capsys.readouterr().out.splitlines() == lines
-
-
 def test_a_model_can_be_copied_and_pickled():
     model, _ = fit(Net(), 1)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

@@ -137,49 +137,16 @@ def test_a_figure_that_is_missing_is_named():
 @pytest.mark.parametrize(
     ("configure", "error", "says"),
     [
-        (
-            lambda one: [one, one],
-            UNSUPPORTED,
-            "2 optimizers.*parameter groups",
-        ),
+        (lambda one: [one, one], UNSUPPORTED, "2 optimizers.*parameter groups"),
         (lambda one: [{"optimizer": one}] * 2, UNSUPPORTED, "2 optimizers"),
-        (
-            lambda one: ([one], [halved(one)] * 2),
-            UNSUPPORTED,
-            "SequentialLR",
-        ),
+        (lambda one: ([one], [halved(one)] * 2), UNSUPPORTED, "SequentialLR"),
         (lambda one: None, UNSUPPORTED, "nothing would be trained"),
         (lambda one: "adam", CONFIG, "Return an optimizer"),
-        (
-            lambda one: {"lr_scheduler": halved(one)},
-            CONFIG,
-            "without 'optimizer'",
-        ),
-        (
-            lambda one: {"optimiser": one},
-            UNKNOWN,
-            "Did you mean 'optimizer'",
-        ),
-        (
-            lambda one: ([one], [{"interval": "step"}]),
-            CONFIG,
-            "no 'scheduler'",
-        ),
-        (
-            lambda one: halving(one, intervall="step"),
-            UNKNOWN,
-            "Did you mean 'interval'",
-        ),
-        (
-            lambda one: halving(one, interval="batch"),
-            CONFIG,
-            "'epoch' or 'step'",
-        ),
-        (
-            lambda one: halving(one, frequency=0),
-            CONFIG,
-            "frequency=0",
-        ),
+        (lambda one: {"lr_scheduler": halved(one)}, CONFIG, "without 'optimizer'"),
+        (lambda one: {"optimiser": one}, UNKNOWN, "Did you mean 'optimizer'"),
+        (lambda one: ([one], [{"interval": "step"}]), CONFIG, "no 'scheduler'"),
+        (lambda one: halving(one, interval="batch"), CONFIG, "'epoch' or 'step'"),
+        (lambda one: halving(one, frequency=0), CONFIG, "frequency=0"),
         (plateau, CONFIG, "'monitor': 'val_loss'"),
         (
             lambda one: plateau(one, monitor="loss", interval="step"),

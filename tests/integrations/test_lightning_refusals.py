@@ -63,13 +63,6 @@ def test_the_index_of_a_batch_cant_be_used(use):
         train(module_with(training_step=training_step))
 
 
-def test_the_index_of_a_batch_can_be_passed_on():
-    def training_step(self, batch, index):
-        return Net.training_step(self, batch, batch_idx=index)
-
-    assert train(module_with(training_step=training_step)).history["train_loss"]
-
-
 @pytest.mark.parametrize(
     ("reads", "says"),
     [

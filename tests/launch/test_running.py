@@ -7,10 +7,8 @@ torchrun itself isn't started every day.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -34,28 +32,6 @@ model.fit(x, y, batch_size=16, validation_data=(x, y), verbose=0)
 total = processes().summed(torch.tensor([float(os.environ["RANK"]) + 1]))
 print("total", total.item(), os.environ["IPUFIT_REPLICAS"], sys.argv[1:])
 print(f"threads {os.environ['OMP_NUM_THREADS']}", file=sys.stderr)
-"""
-
-FAILING = """
-import os, time
-
-if os.environ["RANK"] == "1":
-    raise ValueError("the second process fails")
-time.sleep(240)
-"""
-
-# Each process says that it is there, and which signal ended it.
-WAITING = """
-import os, pathlib, signal, sys, time
-
-def end(number, frame):
-    pathlib.Path(f"ended-{os.environ['RANK']}").write_text(str(number))
-    sys.exit(0)
-
-signal.signal(signal.SIGTERM, end)
-signal.signal(signal.SIGINT, end)
-pathlib.Path(f"there-{os.environ['RANK']}").touch()
-time.sleep(240)
 """
 
 
@@ -88,13 +64,6 @@ def start(tmp_path):
             process.communicate(timeout=SECONDS)
 
 
-def wait_for(paths):
-    deadline = time.monotonic() + SECONDS
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.thorough
 def test_two_processes_sum_and_print_once(start):
     process = start(SUMMING, "a b", "--", "--replicas", options=["--replicas", "4"])
@@ -105,28 +74,6 @@ def test_two_processes_sum_and_print_once(start):
     assert err.count(f"threads {threads}") == 2  # lines of two may mix
     assert err.startswith("ipufit: IPUFIT_REPLICAS=4 OMP_NUM_THREADS=")
     assert "Setting OMP_NUM_THREADS" not in err
-
-
-@pytest.mark.thorough
-def test_a_failure_ends_all_and_is_shown_first(start):
-    process = start(FAILING)
-    out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
-    assert out == ""
-    assert err.index("the second process fails") < err.index("ChildFailedError")
-    assert err.count("Traceback") == 2  # the process's, then torchrun's
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_all_processes(number, start, tmp_path):
-    process = start(WAITING)
-    wait_for([tmp_path / "there-0", tmp_path / "there-1"])
-    process.send_signal(number)
-    process.communicate(timeout=SECONDS)
-    assert process.returncode != 0
-    for index in range(2):
-        assert (tmp_path / f"ended-{index}").read_text() == str(int(number))
 
 
 def test_poprun_takes_the_place_of_the_command(tmp_path):

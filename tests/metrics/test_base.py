@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ipufit.errors import ConfigError, DataError
 from ipufit.metrics import (
@@ -14,7 +12,6 @@ from ipufit.metrics import (
     Metric,
     StreamedMetric,
     mean_sums,
-    spread_weights,
 )
 from tests.metrics.harness import COUNT, Case, check, check_device, figure, scores
 
@@ -74,28 +71,6 @@ def test_nan_that_counts_stays():
     total, count = mean_sums(torch.tensor([NAN, 1.0]), torch.ones(2)).tolist()
     assert total != total
     assert count == 2
-
-
-@given(
-    shape=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    axes=st.integers(1, 4),
-    ones=st.integers(0, 2),
-)
-def test_weights_spread_over_the_axes_behind_theirs(shape, axes, ones):
-    values = torch.zeros(shape)
-    weights = torch.rand(shape[:axes])
-    expected = weights
-    while expected.dim() < values.dim():
-        expected = expected.unsqueeze(-1)
-    given = weights.reshape(*weights.shape, *(1,) * ones)
-    spread = spread_weights(given, values)
-    assert torch.equal(spread, expected.expand(values.shape))
-
-
-@pytest.mark.parametrize("shape", [(3,), (2, 4), (2, 3, 2)])
-def test_weights_of_other_rows_or_positions_are_refused(shape):
-    with pytest.raises(DataError, match="don't fit values of shape"):
-        spread_weights(torch.ones(shape), torch.zeros(2, 3))
 
 
 def test_a_metric_is_a_quotient_unless_it_says_otherwise():

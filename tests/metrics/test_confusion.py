@@ -228,7 +228,7 @@ def test_a_score_is_scikit_learns(case):
 
 
 def test_devices_compute_it():
-    check_device(CASES)
+    check_device(CASES[::2])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from ipufit.metrics import Metric, metric_names, resolve_metrics
 from tests.metrics.harness import (
     COUNT,
     Case,
-    check,
     check_device,
     figure,
     labels,
@@ -74,12 +73,6 @@ def case_of(name, kind):
         return figure(make(name), outputs[kept], targets[kept])
 
     return Case(name, lambda: make(name), *DATA[kind], whole)
-
-
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_every_metric(name, kind):
-    """The figure of the whole is that of its batches, and so on."""
-    check(case_of(name, kind), has_weights=False)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 
 import numpy as np
@@ -50,13 +49,6 @@ def test_nested_outputs_stay_nested():
     assert metric.name == "mine"
 
 
-def test_copies_share_nothing():
-    metric = StreamedFunction(kappa)
-    twin = copy.deepcopy(metric)
-    figure(metric, scores(0, 4), labels(1))
-    assert np.isnan(twin.result())
-
-
 def surplus(y_true, y_pred):
     return float((y_pred - y_true).sum())
 
@@ -75,14 +67,6 @@ def test_other_weights_than_0_and_1_are_refused():
         figure(
             StreamedFunction(kappa), scores(0, 4), labels(1), torch.full((COUNT,), 2)
         )
-
-
-def test_positions_are_left_out():
-    outputs, targets = scores(0, 3, 4), labels(0, 3)
-    weights = torch.zeros(COUNT, 3, 1)
-    weights[:, 1] = 1.0
-    actual = figure(StreamedFunction(kappa), outputs, targets, weights, (8,))
-    assert actual == pytest.approx(kappa(outputs[:, 1].numpy(), targets[:, 1].numpy()))
 
 
 @pytest.mark.parametrize(

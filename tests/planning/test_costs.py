@@ -271,16 +271,6 @@ def test_a_skip_connection_over_a_cut_is_an_input_of_the_later_stage():
     assert [stage.input_bytes for stage in cost.stages] == [32, 48 + 32]
 
 
-def test_stages_that_only_own_options_know_are_refused():
-    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-    for name, layer in module.named_children():
-        poptorch.BeginBlock(layer, name)
-    options = poptorch.Options()
-    options.setExecutionStrategy(poptorch.PipelinedExecution("0", "1"))
-    with pytest.raises(ConfigError, match="block '0', and training_options"):
-        costs_of(module, torch.zeros(2, 4), training_options=options)
-
-
 class Positions(nn.Module):
     """Has tensors that are neither parameters nor buffers."""
 
@@ -381,29 +371,3 @@ def test_shapes_that_arguments_give_need_no_values(function):
 def test_shapes_that_depend_on_values_are_refused(function):
     with pytest.raises(UnsupportedError, match="computes with values"):
         costs_of(Applied(function), torch.tensor([1, 2]))
-
-
-class Grouped(nn.Module):
-    """Attention heads of which several share keys, and classes as an input."""
-
-    def __init__(self):
-        super().__init__()
-        self.keys = nn.Linear(5, 4)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x):
-        keys = self.keys(functional.one_hot(x, 5).float())
-        return self.head(keys.repeat_interleave(2, dim=-1)).mean(1)
-
-
-def test_a_model_with_such_functions_is_planned_cut_and_trained():
-    x, y = torch.randint(0, 5, (24, 6)), torch.randint(0, 3, (24,))
-    model = IPUModel(Grouped(), IPUConfig(pipeline="auto", ipus=2))
-    model.compile("adamw", "cross_entropy")
-    plan = model.plan(x, y, batch_size=12)
-    assert [stage.flops for stage in plan.stages] == [
-        2 * 4 * 6 * 5 * 4,
-        2 * 4 * 6 * 8 * 3,
-    ]
-    model.fit(x, y, batch_size=12, verbose=0)
-    assert model.config.pipeline == ["keys", "head"]

@@ -9,15 +9,13 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from ipufit.errors import ConfigError
 from ipufit.planning.pictures import amount_in_words
 from ipufit.planning.schedule import PipelineSchedule
 from tests.planning.simulated_pipeline import simulated
-from tests.test_model_plan import digits, tutorial
+from tests.test_model_plan import tutorial
 
 CASES = [
     (stages, micro_batches, trains)
@@ -152,13 +150,6 @@ def test_bars_of_memory_have_a_sign_for_each_kind(plan):
     assert "  ~1.84 MB, 0.2%" in bar
 
 
-def test_one_stage_has_no_schedule():
-    model, x, y = digits()
-    lines = shown(model.plan(x, y), 100)
-    assert any(line.startswith("IPU 0  █") for line in lines)
-    assert not any(line.startswith(("Pipeline", "cycle")) for line in lines)
-
-
 @pytest.mark.parametrize(
     "ending", ["svg", "png", pytest.param("pdf", marks=pytest.mark.thorough)]
 )
@@ -207,12 +198,3 @@ def test_without_matplotlib_the_error_says_what_to_install(plan, tmp_path, monke
 def test_another_ending_is_refused(plan, name, tmp_path):
     with pytest.raises(ConfigError, match=r"\.svg, \.png, \.pdf or \.html"):
         plan.save(tmp_path / name)
-
-
-@given(st.integers(0, 10**18), st.sampled_from(["B", "FLOP"]))
-def test_an_amount_is_told_to_within_half_a_percent(amount, unit):
-    told = amount_in_words(amount, unit)
-    value, prefix = re.fullmatch(rf"([\d.]+) (\w*?){unit}", told).groups()
-    power = ["", *"KMGTP"].index(prefix)
-    assert float(value) * 1000**power == pytest.approx(amount, rel=0.0051)
-    assert len(value) <= 5
