@@ -42,16 +42,18 @@ class Counted(torch.utils.data.Dataset):
         return torch.tensor(index), torch.tensor(-index)
 
 
-def training(plan, data, processes, **settings):
-    return TrainingBatches(
-        as_source(*data)
-        if isinstance(data, tuple)
-        else as_source(data, processes=processes),
-        plan,
-        options_for(plan),
-        processes=processes,
-        **{"shuffle": False, **settings},
-    )
+def batches_of(kind, plan, data, processes, *, num_workers=0, **settings):
+    data = data if isinstance(data, tuple) else (data,)
+    source = as_source(*data, processes=processes, num_workers=num_workers)
+    return kind(source, plan, options_for(plan), processes=processes, **settings)
+
+
+def training(*given, shuffle=False, **settings):
+    return batches_of(TrainingBatches, *given, shuffle=shuffle, **settings)
+
+
+def inference(*given, **settings):
+    return batches_of(InferenceBatches, *given, **settings)
 
 
 def by_update(results, plan):
@@ -136,12 +138,6 @@ def test_too_few_samples_for_a_call_of_all_processes_are_refused():
 
 
 # Inference -------------------------------------------------------------------
-
-
-def inference(plan, data, processes, **settings):
-    return InferenceBatches(
-        as_source(data), plan, options_for(plan), processes=processes, **settings
-    )
 
 
 @given(

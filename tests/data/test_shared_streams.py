@@ -19,12 +19,12 @@ from torch.utils.data import (
 )
 
 from ipufit import BatchPlan, DataError, WholeStreamWarning, poptorch
-from ipufit.data.calls import InferenceBatches, Position, TrainingBatches
+from ipufit.data.calls import Position
 from ipufit.data.random_state import random_state
 from ipufit.data.sources import as_source
 from ipufit.distributed import configure, get_process_info
 from tests.data._together import together
-from tests.data.test_division import by_update, joined, options_for
+from tests.data.test_division import by_update, inference, joined, training
 from tests.strategies import examples, plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::ipufit.errors.WholeStreamWarning")
@@ -95,26 +95,6 @@ def in_turn(function):
 def _by_the_launcher_again():
     yield
     configure(None)
-
-
-def training(plan, data, processes, **given):
-    return TrainingBatches(
-        as_source(data, processes=processes, num_workers=given.pop("num_workers", 0)),
-        plan,
-        options_for(plan),
-        processes=processes,
-        **{"shuffle": False, **given},
-    )
-
-
-def inference(plan, data, processes, **given):
-    return InferenceBatches(
-        as_source(data, processes=processes),
-        plan,
-        options_for(plan),
-        processes=processes,
-        **given,
-    )
 
 
 def passes(count, plan, make, number=1, **given):

@@ -79,10 +79,6 @@ def test_each_sample_comes_once(kind, num_workers):
     assert sorted(numbers_of(kind(), num_workers)) == list(range(23))
 
 
-def test_one_process_keeps_the_order():
-    assert numbers_of(Numbers(), 1) == numbers_of(Numbers(), 0) == list(range(23))
-
-
 @pytest.mark.thorough  # torch waits for the processes that load
 def test_a_dataset_that_asks_late_is_refused():
     with pytest.raises(DataError, match="only after its first sample") as caught:

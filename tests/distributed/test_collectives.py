@@ -28,9 +28,8 @@ def exchanged():
 
 
 def test_values_of_any_size_are_exchanged(pool):
-    results = pool.run(exchanged, count=3)
-    gathered = [(0, 0), (1, 3), (2, 6)]
-    assert results == [(7, gathered, [3, 3], [[0.0, 0.0], 0])] * 3
+    gathered = [(0, 0), (1, 3)]
+    assert pool.run(exchanged) == [(7, gathered, [2, 1], [[0.0, 0.0], 0])] * 2
 
 
 def ended(folder, rank, times):
