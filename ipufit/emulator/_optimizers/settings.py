@@ -8,6 +8,7 @@ subclasses of these, which count as their base class.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import numbers
@@ -445,6 +446,7 @@ def _logged_variables(
         yield f"{camel_case(name)}={variable.value:g}{suffix}"
 
 
+@functools.lru_cache(maxsize=None)
 def camel_case(name: str) -> str:
     """Return PopART's name of a hyper-parameter.
 
