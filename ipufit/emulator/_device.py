@@ -424,9 +424,14 @@ class Runner:
             indices: Indices of the micro-batches: all replicas of one or more steps.
             collect: Called after each micro-batch.
         """
+        self._loop(call, indices, collect, call.device.program.run)
+
+    def _loop(
+        self, call: Call, indices: range, collect: Collect, run: Callable[..., Results]
+    ) -> None:
         device = call.device
-        replicas, run = device.layout.replicas, device.program.run
-        gradients, weights = device.gradients, device.weights
+        replicas, gradients = device.layout.replicas, device.gradients
+        weights = device.weights
         records = torch.is_grad_enabled()
         try:
             for index in indices:

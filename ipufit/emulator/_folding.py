@@ -42,6 +42,7 @@ from ipufit.emulator._ops.printing import print_tensor
 from ipufit.emulator._options.options import Settings
 from ipufit.emulator._program.program import Program
 from ipufit.emulator._tracing.operation import (
+    effects_of,
     function_name,
     map_tensors,
     original,
@@ -60,6 +61,8 @@ def fold(
     arguments: Sequence[Tensor],
     num_weights: int,
     count: int,
+    *,
+    is_stacked: bool = False,
 ) -> Forward:
     """Return a function that runs a program on several micro-batches at once.
 
@@ -68,6 +71,8 @@ def fold(
         arguments: The weights, then for each input the rows of all micro-batches.
         num_weights: The number of weights.
         count: The number of micro-batches.
+        is_stacked: Whether the inputs have a first dimension of the micro-batches, and
+            not their rows one after the other.
 
     Returns:
         A function of the same arguments. Its results have a new first dimension, one
@@ -85,7 +90,9 @@ def fold(
     run = vmap(_Interpreter(program, recorder).run, dims)
     is_fallback_enabled = _functorch._is_vmap_fallback_enabled()
     with recorder:
-        rows = [_cut(tensor, count, 0) for tensor in given[num_weights:]]
+        rows = given[num_weights:]
+        if not is_stacked:
+            rows = [_cut(tensor, count, 0) for tensor in rows]
         _functorch._set_vmap_fallback_enabled(False)  # it would loop inside
         try:
             results = run(*given[:num_weights], *rows)
@@ -428,8 +435,6 @@ def choose_runner(
     reasons: dict[str, object] = {
         "folds are turned off": not is_on(FOLD_VARIABLE, default=True),
         "there is one only": len(layout.micro_batches) == 1,
-        "an update comes after each": program.has_loss
-        and layout.micro_batches_per_update == 1,
         "replicas have weights of their own": groups,
         "replicas share inputs": layout.input_groups != layout.replicas,
         "rounding is stochastic": settings.rounds_at_random,
@@ -446,6 +451,8 @@ def choose_runner(
         if is_given:
             logger.debug(_LOOPED, reason)
             return Runner()
+    if program.has_loss and layout.micro_batches_per_update == 1:
+        return LateRunner(program)
     return FoldRunner(program)
 
 
@@ -582,6 +589,108 @@ class FoldRunner(Runner):
             tensor.grad = gradient
         for index, of_one in zip(indices, looped):
             collect(index, of_one)
+
+
+class LateRunner(Runner):
+    """Runs what no update depends on, such as metrics, for many micro-batches at once.
+
+    An update comes after each micro-batch, so the rest of the program runs in the loop.
+    The first fold of each size runs beside the loop. If it fails, or its results
+    differ, metrics run in the loop, too.
+    """
+
+    def __init__(self, program: Program) -> None:
+        module: Any = program.run
+        self._parts = _split(module.__self__, len(program.weight_names))
+        self._is_foldable = True
+        self._folds: dict[int, Forward] = {}
+        self._most = 0  # micro-batches of a fold; 0 until the first one has run
+        self._kept: list[Results] = []  # of micro-batches that wait for a fold
+
+    def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
+        """Run the micro-batch of an update; fold what waits if it is enough."""
+        if self._parts is None or call.watch is not None:
+            super().run_micro_batches(call, indices, collect)
+            return
+        early, late = self._parts
+        if indices.start == 0:
+            self._kept = []
+
+        def keep(_: int, results: Results) -> None:
+            # A tuple of tensors is kept for the first fold, which fails on it.
+            trains = [getattr(result, "requires_grad", False) for result in results]
+            self._kept.append(
+                tuple(r.detach() if t else r for r, t in zip(results, trains))
+            )
+
+        self._loop(call, indices, keep, early.forward)
+        if self._most == 0:
+            size = sum(tensor.nbytes for tensor in tensors_in(self._kept[0]))
+            self._most = max(1, fold_bytes(is_training=False) // max(1, size))
+        is_last = indices.stop == len(call.device.layout.micro_batches)
+        if is_last or len(self._kept) == self._most:
+            rows, self._kept = self._kept, []
+            results = self._run_late(late, rows)
+            _give(call, indices.stop - len(rows), results, collect)
+
+    def _run_late(self, late: GraphModule, rows: list[Results]) -> Results:
+        """Return the stacked results of some micro-batches."""
+        count = len(rows)
+        if count in self._folds:
+            return self._folds[count](*map(torch.stack, zip(*rows)))
+        looped = tuple(map(torch.stack, zip(*(late(*row) for row in rows))))
+        if not self._is_foldable:
+            return looped
+        level = logging.WARNING
+        try:
+            stacked = list(map(torch.stack, zip(*rows)))
+            run = fold(late, stacked, 0, count, is_stacked=True)
+            reason = _difference("results", looped, run(*stacked), _RELATIVE)
+        except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
+            level, reason = logging.DEBUG, str(error).partition("\n")[0]
+        if reason is None:
+            self._folds[count] = run
+            logger.debug("Metrics of %d micro-batches run in one pass", count)
+        else:
+            self._is_foldable = False
+            self._folds.clear()
+            logger.log(level, "Metrics run one after the other, not folded: %s", reason)
+        return looped
+
+
+def _split(
+    program: GraphModule, num_weights: int
+) -> tuple[GraphModule, GraphModule] | None:
+    """Split a training program into what its loss depends on, and the rest.
+
+    Returns:
+        The first part takes what the program takes, and returns what the second one
+        takes, then the loss. None if all is in one part, or must run in its order.
+    """
+    *nodes, output = program.graph.nodes
+    *results, loss = output.args[0]
+    early = {loss, *(node for node in nodes if node.op == "placeholder")}
+    for node in reversed(nodes):
+        if node in early:
+            early.update(node.all_input_nodes)
+    rest = [node for node in nodes if node not in early]
+    taken = dict.fromkeys([n for node in rest for n in node.all_input_nodes] + results)
+    kept = [node for node in taken if node in early]
+    if (
+        not any(node.op.startswith("call") for node in rest)
+        or not set(nodes[:num_weights]).isdisjoint(kept)
+        or any(n.target is _set_grad_enabled or effects_of(n).writes for n in nodes)
+    ):
+        return None
+    first, second = Graph(), Graph()
+    of_first: dict[Node, Node] = {}
+    of_second = {node: second.placeholder(node.name) for node in kept}
+    for node in nodes:
+        graph, copies = (first, of_first) if node in early else (second, of_second)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    first.output(tuple(of_first[node] for node in [*kept, loss]))
+    second.output(tuple(of_second[node] for node in results))
+    return GraphModule(program, first), GraphModule(program, second)
 
 
 def _difference(

@@ -541,13 +541,15 @@ def test_nothing_is_folded_if_two_micro_batches_are_too_large():
 # The first call -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", ["results", "gradients"])
-def test_a_fold_that_differs_from_the_loop_is_never_used(wrong, monkeypatch):
+@pytest.mark.parametrize(
+    ("wrong", "G"), [("results", 3), ("gradients", 3), ("results", 1)]
+)
+def test_a_fold_that_differs_from_the_loop_is_never_used(wrong, G, monkeypatch):
     home = "ipufit.emulator._folding.fold"
     fold = pytest.importorskip("ipufit.emulator._folding").fold
 
-    def wrongly_folded(*given):
-        forward = fold(*given)
+    def wrongly_folded(*given, **settings):
+        forward = fold(*given, **settings)
 
         def run(*arguments):
             *results, loss = forward(*arguments)
@@ -557,14 +559,31 @@ def test_a_fold_that_differs_from_the_loop_is_never_used(wrong, monkeypatch):
 
         return run
 
-    *expected, _ = train("0", ["linear"], 1, 3, 1, 2, OutputMode.All)
+    *expected, _ = train("0", ["linear"], 2, G, 1, 2, OutputMode.All)
     monkeypatch.setattr(home, wrongly_folded)
-    *actual, said = train("1", ["linear"], 1, 3, 1, 2, OutputMode.All)
+    *actual, said = train("1", ["linear"], 2, G, 1, 2, OutputMode.All)
     assert len([r for r in said if "one after the other" in r.msg]) == 1
     assert found_wrong(said)
     assert why_looped(said).startswith(wrong)
     for got, wanted in zip(actual[:2], expected[:2]):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "mib", "sizes"),
+    [
+        (["linear", "conv"], 32, {5}),
+        (["linear", "conv"], 0.001, {2, 1}),
+        (["linear", "dropout"], 32, set()),
+        (["counted"], 32, set()),
+    ],
+)
+def test_metrics_of_many_updates_run_in_one_pass(names, mib, sizes):
+    outputs, weights, *_ = train("0", names, 5, 1, 1, B, OutputMode.All)
+    folded, trained, _, said = train("1", names, 5, 1, 1, B, OutputMode.All, mib=mib)
+    assert {r.args[0] for r in said if r.msg.startswith("Metrics of")} == sizes
+    assert_close(folded, outputs)
+    torch.testing.assert_close(trained, weights, rtol=0, atol=0)
 
 
 def test_a_second_executor_goes_on_bit_by_bit():
