@@ -67,11 +67,11 @@ _UPDATES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 _CUT_OFF = 2**13 - 1
 """The bits of a float32 fraction that float16 doesn't have."""
 
-_ROW = 2**12
-"""The number of independent words in a chunk."""
+_TO_SUBNORMAL = 2.0**-112
+"""Takes 2**-14 to 2**-126: the least normal numbers of float16 and of float32."""
 
-_CHUNK = 2**17
-"""The most elements that are rounded at once, so that they stay in the cache."""
+_ROW = 2**12
+"""The number of independent words in a table of random words."""
 
 _is_stochastic = False
 
@@ -157,52 +157,27 @@ def _round_at_random(tensor: Tensor) -> Tensor:
 
     Values that float16 can represent, infinities and NaN stay as they are. From 65504
     on the upper neighbour is infinite.
-    """
-    rounded = torch.empty_like(tensor, dtype=torch.float16)
-    if rounded.stride() != tensor.stride():  # else its elements lie without gaps
-        tensor = torch.empty_like(tensor).copy_(tensor)
-    count = tensor.numel()
-    numbers, results = (t.as_strided((count,), (1,)) for t in (tensor, rounded))
-    for first in range(0, count, _CHUNK):
-        last = first + _CHUNK
-        results[first:last] = _on_half_lattice(numbers[first:last])
-    return rounded
 
-
-def _on_half_lattice(numbers: Tensor) -> Tensor:
-    """Replace float32 numbers at random by numbers that float16 holds, in two steps.
-
-    1. The 13 bits of a fraction that float16 doesn't have get random bits added, and
-       are cut off. Numbers below 2**-14, for which float16 has a fixed step of 2**-24,
-       keep too many bits by that: their step shrinks with them.
-    2. So a random part of that fixed step, less than one half of it either way, is
-       added to all numbers, and torch's cast rounds the sum to the nearest. Numbers
-       from 2**-14 on are in float16 already, where the next ones are no nearer than the
-       step: the cast undoes the addition. Below, it makes the second step of the
-       rounding. The steps of both roundings nest, so two unbiased roundings have the
-       outcomes of one.
+    A number is scaled so that it is subnormal in float32 if it is in float16. Then
+    float16 lacks the same 13 bits of each number. Random bits are added to these, and
+    they are cut off.
 
     More than 4096 numbers are a table with rows of that length. Their random words are
     those of the row, each XORed with a word of the column. Any three of these words are
     independent, so sums and means have the mean and the spread that they would have if
     all words were drawn.
     """
-    count = numbers.numel()
+    scaled = torch.mul(tensor, _TO_SUBNORMAL)  # without gaps in memory
+    count = scaled.numel()
+    bits = scaled.view(torch.int32).as_strided((count,), (1,))
     width = min(count, _ROW)
     words = torch.empty((width + 1) // 2, dtype=torch.int64).random_(-(2**63), None)
-    row = words.view(torch.int32)[:width]
-    bits = row & _CUT_OFF
-    parts = row.bitwise_right_shift_(19).bitwise_or_(1)  # odd: no sum is half-way
+    random = words.view(torch.int32)[:width] & _CUT_OFF
     if count > width:
-        column = torch.empty(-(-count // _ROW), 1, dtype=torch.int32)
-        column.random_(-(2**31), None)
-        bits = torch.bitwise_xor(column & _CUT_OFF, bits).view(-1)[:count]
-        column = column.bitwise_right_shift_(19) & ~1
-        parts = torch.bitwise_xor(column, parts).view(-1)[:count]
-    bits.add_(numbers.view(torch.int32)).bitwise_and_(~_CUT_OFF)
-    sums = bits.view(torch.float32).add_(parts.float(), alpha=2.0**-37)
-    # The cast would do that, too, but give a zero the sign of the random part.
-    return torch.nn.functional.hardshrink(sums, 2.0**-25)
+        column = torch.randint(_CUT_OFF + 1, (-(-count // _ROW), 1), dtype=torch.int32)
+        random = torch.bitwise_xor(column, random).view(-1)[:count]
+    bits.add_(random).bitwise_and_(~_CUT_OFF)
+    return scaled.mul_(1 / _TO_SUBNORMAL).half()
 
 
 def in_float32(operation: Operation) -> Operation:
