@@ -408,8 +408,6 @@ Gradients that are 0 but for rounding, such as those of the keys' biases in atte
 have no size of their own.
 """
 
-_LARGEST_BLOCK = 31 * 2**20
-
 _LOOPED = "Micro-batches run one after the other: %s"
 _LOOPED_OPERATIONS = {
     run_custom_op: "it runs what stands in for a custom operation",
@@ -499,13 +497,6 @@ class FoldRunner(Runner):
             return ()
         num_folds = -(-count // min(count, most))
         size, longer = divmod(count, num_folds)
-        # Have the C library keep the memory that one fold frees for the next. glibc
-        # gives what is free at the end of the heap back to the system, and clears it
-        # again for each fold: a quarter of its time, measured. Whenever a block is
-        # freed that is larger than all before, up to 32 MiB, it keeps twice as much
-        # from then on (mallopt(3), `M_MMAP_THRESHOLD`). So one is, unwritten.
-        num_bytes = of_one * (size + bool(longer))
-        torch.empty(min(num_bytes, _LARGEST_BLOCK), dtype=torch.uint8)
         return (size + 1,) * longer + (size,) * (num_folds - longer)
 
     def _run_folds(
