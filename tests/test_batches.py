@@ -6,11 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit import (
-    IPUConfig,
-    IPUModel,
-    StreamedMetric,
-)
+from ipufit import IPUConfig, IPUModel, StreamedMetric
 from tests import reference
 
 X, Y = reference.samples(48)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 
 import pytest
@@ -119,16 +120,6 @@ def test_that_layouts_agree(layout):
     assert ("buffer" in parts(found)) == (layout != "all factors")
 
 
-def worst_in_a_process():
-    """The largest difference of a model that begins with weights of its own."""
-    x, y, _ = runs.samples(16)
-    return max(one.share for one in compare(runs.model_of(), (x, y)).differences)
-
-
-def test_that_processes_compare_the_weights_of_the_first(pool):
-    assert max(pool.run(worst_in_a_process)) < 1e-4
-
-
 def test_that_other_batches_agree():
     own = IPUModel(OwnLoss())
     own.compile("sgd")
@@ -232,3 +223,44 @@ def test_what_cannot_be_compared():
     found = compare(scaled, (X, Y))
     assert "gradient" not in parts(found)
     assert "No gradients" in " ".join(found.notes)
+
+
+# In processes that train together ----------------------------------------------------
+
+
+def ahead(folder):
+    torch.manual_seed(3)
+    model = IPUModel(torch.nn.Linear(3, 4), IPUConfig(micro_batch_size=4))
+    model.compile("adam", "cross_entropy")
+    built = model.build(X, Y, batch_size=8, verbose=0)
+    model.fit(X, Y, batch_size=8, verbose=0)
+    found = compare(model, (X[:8], Y[:8]))
+    about = model.export(f"{folder}/model.popef", X)
+    return (
+        [program.name for program in built.programs],
+        max(one.share for one in found.differences),
+        about["sha256"],
+        model.predict(X, verbose=0).tolist(),
+    )
+
+
+def test_that_all_processes_agree_and_one_writes(pool, tmp_path):
+    first, second = pool.run(ahead, str(tmp_path))
+    assert first == second
+    names, share, _, outputs = first
+    assert names == ["inference", "training"]
+    assert share < 1e-4
+    assert sorted(os.listdir(tmp_path)) == ["model.popef", "model.popef.json"]
+    loaded = poptorch.load(str(tmp_path / "model.popef"))
+    whole = torch.cat([loaded(X[at : at + 4]) for at in range(0, 32, 4)])
+    assert whole.tolist() == outputs
+
+
+def worst_in_a_process():
+    """The largest difference of a model that begins with weights of its own."""
+    x, y, _ = runs.samples(16)
+    return max(one.share for one in compare(runs.model_of(), (x, y)).differences)
+
+
+def test_that_processes_compare_the_weights_of_the_first(pool):
+    assert max(pool.run(worst_in_a_process)) < 1e-4

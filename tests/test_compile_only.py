@@ -13,14 +13,7 @@ import pytest
 import torch
 
 import ipufit
-from ipufit import (
-    ConfigError,
-    IPUConfig,
-    IPUModel,
-    _env,
-    compare,
-    poptorch,
-)
+from ipufit import ConfigError, IPUConfig, IPUModel, _env, compare, poptorch
 from ipufit.cli import compile_
 from tests import reference
 
@@ -77,19 +70,6 @@ def test_that_a_fit_compiles_and_gives_no_figures(folder, moves):
     logs = model.evaluate(X, Y, verbose=0)
     assert set(logs) == {"accuracy", "loss"}
     assert len(described(folder)) == 2
-
-
-def test_that_stages_are_printed_that_are_left_open(folder, capsys):
-    model = IPUModel(
-        torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 4)),
-        IPUConfig(pipeline="auto", ipus=2),
-    )
-    model.compile("adam", "cross_entropy")
-    model.fit(X, Y, validation_data=(X, Y), verbose=0)
-    lines = capsys.readouterr().err.splitlines()
-    chosen = "2 stages, 43% and 57% of the operations, begin at 0 and 1"
-    assert lines[0] == f"ipufit: pipeline='auto': {chosen}"
-    assert sum("'auto'" in line for line in lines) == 1
 
 
 def test_batches(folder, moves):

@@ -104,22 +104,3 @@ def test_a_pipeline_is_evaluated_with_a_layout_of_its_own(
     assert is_sharded == ("execution" in inference or name == "from layers to one")
     assert seen[True]["execution_mode"] == 0
     assert IPUConfig(**config).inference_config.num_ipus == num_ipus
-
-
-@pytest.mark.parametrize("stages", [FOUR["pipeline"], ("0", "2")])
-def test_programs_take_turns_where_ipus_are_short(monkeypatch, stages):
-    monkeypatch.setenv("IPUFIT_EMULATOR_IPUS", "4")
-    executor, detached = poptorch.PoplarExecutor, []
-    detach = executor.detachFromDevice
-    monkeypatch.setattr(
-        executor, "detachFromDevice", lambda one: detached.append(one) or detach(one)
-    )
-    layout = {"pipeline": stages, "micro_batch_size": 3}
-    config = IPUConfig(**layout, inference={"pipeline": None})
-    model = IPUModel(network(), config)
-    model.compile("sgd", "cross_entropy")
-    for _ in range(2):
-        model.fit(X, Y, batch_size=24, verbose=0, validation_data=(X, Y))
-    # A program of four stages leaves no IPU for the other one.
-    assert len(detached) >= 3 if len(stages) == 4 else not detached
-    model.detach()

@@ -178,6 +178,18 @@ def test_values_that_a_step_reads_are_looked_after():
     assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected)
 
 
+def without_outputs(module, batch, reduction="mean"):
+    return functional.cross_entropy(module(batch[0]), batch[1], reduction=reduction)
+
+
+def of_squares(module, batch):
+    outputs = module(batch[0])
+    return {"loss": (outputs - 1).square().sum(), "size": outputs.mean()}
+
+
+SUM = "own loss is a sum over the 12 samples"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -189,42 +201,12 @@ def test_values_that_a_step_reads_are_looked_after():
             {"step": lambda module, batch: {"loss": batch[0].mean(), "x": batch[0]}},
             r"'x', which is float32 \[12, 6\] and no scalar",
         ),
+        ({"step": lambda *given: without_outputs(*given, "sum")}, SUM),
+        ({"step": lambda *given: without_outputs(*given, "none").sum()}, SUM),
+        ({"step": of_squares}, SUM),
+        ({"step": step, "label_smoothing": 0.1}, "computes the loss. Do it there"),
         (
-            {
-                "step": lambda module, batch: functional.cross_entropy(
-                    module(batch[0]), batch[1], reduction="sum"
-                )
-            },
-            "own loss is a sum over the 12 samples",
-        ),
-        (
-            {
-                "step": lambda module, batch: functional.cross_entropy(
-                    module(batch[0]), batch[1], reduction="none"
-                ).sum()
-            },
-            "own loss is a sum over the 12 samples",
-        ),
-        (
-            {
-                "step": lambda module, batch: {
-                    "loss": (module(batch[0]) - 1).square().sum(),
-                    "size": module(batch[0]).mean(),
-                }
-            },
-            "own loss is a sum over the 12 samples",
-        ),
-        (
-            {"step": step, "label_smoothing": 0.1},
-            "which computes the loss. Do it there",
-        ),
-        (
-            {
-                "step": lambda module, batch: functional.cross_entropy(
-                    module(batch[0]), batch[1]
-                ),
-                "metrics": ["accuracy"],
-            },
+            {"step": without_outputs, "metrics": ["accuracy"]},
             "got metrics, and the step returned no outputs",
         ),
         (
@@ -235,7 +217,7 @@ def test_values_that_a_step_reads_are_looked_after():
     ids=lambda part: part if isinstance(part, str) else "",
 )
 def test_what_can_not_be_a_step_is_refused(arguments, message, monkeypatch):
-    if "is a sum" in message:  # which is found before anything is compiled
+    if message == SUM:  # which is found before anything is compiled
         monkeypatch.delattr(ipufit.poptorch, "trainingModel")
 
     def trained():
@@ -281,7 +263,6 @@ def test_a_module_needs_no_forward_for_steps():
     [
         ({"train_step": lambda self, data: None}, {}, r"train_step\(\), which nothing"),
         ({"test_step": lambda self, data: None}, {}, r"calls: write "),
-        ({"compute_loss": lambda self, data: None}, {}, r"calls: write "),
         ({"training_step": lambda self, b, i: b}, {}, r"\(b, i\), and is called as"),
         ({}, {"step": lambda batch: batch}, r"called as step\(module, batch\)"),
         ({}, {"step": step, "optimizer": ["adam", "sgd"]}, "parameter groups"),

@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import (
-    ConfigError,
-    IPUConfig,
-    IPUModel,
-    UnknownNameError,
-    poptorch,
-)
+from ipufit import ConfigError, IPUConfig, IPUModel, UnknownNameError, poptorch
 from tests import reference
 from tests.test_summary import summarize
 

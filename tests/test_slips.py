@@ -5,12 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipufit import (
-    Callback,
-    ConfigError,
-    DataError,
-    IPUConfig,
-)
+from ipufit import Callback, ConfigError, DataError, IPUConfig
 from tests.reference import compiled, samples
 
 X, Y = samples(32)

@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import (
-    Callback,
-    DataError,
-    IPUConfig,
-    IPUModel,
-)
+from ipufit import Callback, DataError, IPUConfig, IPUModel
 from tests import reference
 
 X, Y = reference.samples(32)

@@ -7,12 +7,7 @@ import pytest
 import torch
 
 import ipufit
-from ipufit import (
-    ConfigError,
-    IPUConfig,
-    IPUModel,
-    Optimizer,
-)
+from ipufit import ConfigError, IPUConfig, IPUModel, Optimizer
 from ipufit.checkpoint import write_checkpoint
 from tests.checkpoint.samples import same
 from tests.reference import network, samples
