@@ -59,6 +59,12 @@ def test_it_saves_as_often_as_asked(tmp_path, save_freq, config, expected):
     assert places(backup) == expected
 
 
+def test_it_keeps_the_last_ones(tmp_path):
+    backup = BackupAndRestore(tmp_path, 1, delete_checkpoint=False)
+    fit(backup)
+    assert [update for _, update in places(backup)] == [15, 16]
+
+
 def test_updates_are_counted_on_in_a_resumed_run(tmp_path):
     def backup():
         return BackupAndRestore(tmp_path, 5, delete_checkpoint=False, keep_last=99)
@@ -175,6 +181,15 @@ def test_the_handler_of_the_signal_comes_back(tmp_path, outcome):
         signal.signal(signal.SIGTERM, before)
     assert inside != [mine]
     assert len(inside) == 1
+
+
+def test_an_eviction_at_the_end_of_an_epoch(tmp_path):
+    backup = BackupAndRestore(tmp_path)
+    counting = AtUpdate(-1, None)
+    end = AtEpochEnd(lambda callback, logs: evict(), 0)
+    assert fit(backup, counting, end).epoch == [0]
+    assert counting.last == 8
+    assert places(backup) == [(1, 8)]  # once, though its own hook had passed
 
 
 def test_in_another_thread_it_saves_and_leaves_signals_alone(tmp_path):

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
@@ -21,8 +22,9 @@ from ipufit import (
     load_checkpoint,
 )
 from ipufit.callbacks import ModelCheckpoint
-from ipufit.checkpoint import write_checkpoint
+from ipufit.checkpoint import read_manifest, store, write_checkpoint
 from ipufit.errors import CheckpointWarning
+from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
 
 NAN = float("nan")
@@ -66,6 +68,22 @@ def test_a_call_of_several_updates_is_saved_once():
     model.fit(x, y, batch_size=4, epochs=2, callbacks=checkpoint, verbose=0)
     names = sorted(path.stem for path in Path().iterdir())
     assert names == ["e1-b3", "e1-b6", "e2-b3", "e2-b6"]
+
+
+def test_it_is_written_when_every_callback_has_heard():
+    class Counting(Callback):
+        saved_attributes = ("epochs",)
+        epochs = 0
+
+        def on_epoch_end(self, epoch, logs):
+            self.epochs += 1
+
+    model, data = compiled(), batch()
+    checkpoint = ModelCheckpoint("run")
+    model.fit(*data, batch_size=4, verbose=0, callbacks=[checkpoint, Counting()])
+    state = load_checkpoint("run").state
+    assert state["callbacks"]["1:Counting"] == {"epochs": 1}
+    assert state["run"]["epoch"] == 1
 
 
 # Whole checkpoints ------------------------------------------------------------------
@@ -160,6 +178,33 @@ def test_the_direction_of_the_best_is_the_figure_s():
         play(ModelCheckpoint("runs", "q", keep=1), [1.0])
 
 
+def run_of(values, directions, **arguments):
+    checkpoint = ModelCheckpoint("runs", "val_q", keep=1, **arguments)
+    series = [{} if value is None else {"val_q": value} for value in values]
+    play(checkpoint, series, directions=directions, batches=1)
+    return [read_manifest(path).moment.value for path in checkpoint.store.all()]
+
+
+def test_a_run_that_begins_anew_knows_which_is_best_before_the_figure_comes():
+    more = {"q": "max"}
+    assert run_of([0.9, 0.5], more) == [0.9, 0.5]
+    # While nobody knows whether more is better, no rated one is deleted.
+    assert run_of([None, None], {}) == [0.9, 0.5, None]
+    assert run_of([None], more) == [0.9, None]
+
+
+def test_an_eviction_right_after_a_start_leaves_the_best():
+    run_of([0.9, 0.5], {"q": "max"})
+    checkpoint = ModelCheckpoint("runs", "val_q", keep=1)
+    run = RunState(directions={"q": "max"}, is_evicted=True)
+    checkpoint.set_model(ScriptedModel())
+    checkpoint.set_run(run)
+    checkpoint.on_train_begin({})
+    run.heed_eviction()
+    metrics = [read_manifest(path).moment.value for path in checkpoint.store.all()]
+    assert metrics == [0.9, None]
+
+
 class Clock:
     """Seconds that pass when the test says so."""
 
@@ -230,6 +275,17 @@ def test_training_goes_on_while_it_is_written(monkeypatch):
     checkpoint = ModelCheckpoint("a", save_freq=1, is_background=True)
     small_fit(Release(), checkpoint, epochs=1)
     assert seen == [1, 2, 3, 4]
+
+
+def test_a_run_that_fails_leaves_what_was_being_written(monkeypatch):
+    class Fail(Callback):
+        def on_epoch_begin(self, epoch, logs):
+            if epoch:
+                raise RuntimeError("in the second epoch")
+
+    with pytest.raises(RuntimeError, match="in the second epoch"):
+        small_fit(ModelCheckpoint("a", is_background=True), Fail(), epochs=2)
+    assert load_checkpoint("a").state["run"]["epoch"] == 1
 
 
 # Failures in the background ---------------------------------------------------------
@@ -309,4 +365,49 @@ def test_an_eviction_is_saved_though_the_write_before_failed(monkeypatch):
     assert load_checkpoint("run-2").state["run"]["updates"] == 5
 
 
-# Copies in the background -----------------------------------------------------------
+def test_an_interrupt_while_it_waits_loses_no_failure(monkeypatch):
+    waited, wait = [], store.wait
+
+    def interrupted(futures):
+        waited.append(futures)
+        if len(waited) == 1:
+            raise KeyboardInterrupt
+        return wait(futures)
+
+    monkeypatch.setattr("ipufit.callbacks.checkpoints.write_checkpoint", full)
+    monkeypatch.setattr(store, "wait", interrupted)
+    checkpoint = ModelCheckpoint("a", is_background=True)
+    with pytest.warns(CheckpointWarning, match="disk is full"), pytest.raises(
+        KeyboardInterrupt
+    ):
+        small_fit(checkpoint, epochs=1)
+
+
+class Odd(torch.nn.Module):
+    """With tied weights, and a dtype that NumPy lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(3, 3, bias=False)
+        self.second = torch.nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("odd", torch.full((2,), 1.5, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return self.second(self.first(x)).sum(1, keepdim=True)
+
+
+def test_weights_of_any_dtype_and_tied_ones_are_written_in_the_background():
+    model = IPUModel(Odd())
+    model.compile("sgd", "mse")
+    callbacks = [
+        ModelCheckpoint("here.safetensors"),
+        ModelCheckpoint("behind.safetensors", is_background=True),
+    ]
+    model.fit(torch.rand(4, 3), torch.rand(4, 1), 2, verbose=0, callbacks=callbacks)
+    assert Path("here.safetensors").read_bytes() == (
+        Path("behind.safetensors").read_bytes()
+    )
+    with safetensors.safe_open("behind.safetensors", "pt") as file:
+        assert "first.weight" in file.metadata()["ipufit.tied"]
+        assert file.get_tensor("odd").dtype == torch.bfloat16

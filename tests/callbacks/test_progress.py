@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows, on a fixed console and a manual clock."""
+"""Which display a run has, and what it leaves; golden screens have the rest."""
 
 from __future__ import annotations
 
@@ -39,9 +39,6 @@ def console():
         )
 
     return make
-
-
-# Narrow: the figures are below, and each of them is whole.
 
 
 @pytest.mark.parametrize("term", ["dumb", "xterm"])

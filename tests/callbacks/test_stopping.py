@@ -110,20 +110,15 @@ class Counter(Callback):
 
 
 @everyone
-def test_an_unknown_mode_is_taken_as_auto(name):
-    with pytest.warns(UserWarning, match="mode 'less' is unknown, fallback to auto"):
-        assert make(name, monitor="q", mode="less").mode == "auto"
+def test_directions_are_looked_up_anew_in_every_run(name):
+    callback = make(name, monitor="q")
+    play(callback, [1.0], directions={"q": "min"})
+    assert callback.direction == "min"
+    play(callback, [1.0], directions={"q": "max"})
+    assert callback.direction == "max"
 
 
 # `EarlyStopping`: what Keras has none of; tests/keras has the rest -------------------
-
-
-def test_a_figure_that_is_missing_is_said_with_those_there_are():
-    stopping = EarlyStopping("q", mode="min", patience=1)
-    message = "stopping conditioned on metric `q` .* metrics are: loss,mae$"
-    with pytest.warns(UserWarning, match=message):
-        played = play(stopping, [1.0, {"loss": 1.0, "mae": 2.0}, 0.5])
-    assert (len(played.epochs), stopping.wait) == (3, 0)
 
 
 def test_the_run_hears_why():

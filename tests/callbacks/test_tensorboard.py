@@ -15,8 +15,6 @@ from ipufit import ConfigError, IPUConfig, IPUModel
 from ipufit.callbacks import LambdaCallback, TensorBoard, WandbLogger
 from tests.callbacks.trackers import TensorBoardDouble, WandbDouble
 
-TRAIN, VALIDATION = os.path.join("logs", "train"), os.path.join("logs", "validation")
-
 
 @pytest.fixture
 def double(monkeypatch):
@@ -42,20 +40,6 @@ def fit(model, callbacks, epochs=2, **arguments):
 
 def written(double, folder):
     return [(tag, step) for where, tag, _, step in double.scalars if where == folder]
-
-
-def test_an_evaluation_is_written_at_the_updates_made_so_far(double):
-    model = model_of()
-    x = torch.ones(4, 1)
-    model.evaluate(x, x, callbacks=TensorBoard(), verbose=0)
-    fit(model, None, epochs=1)
-    loss = model.evaluate(x, x, callbacks=TensorBoard(), verbose=0)["loss"]
-    assert written(double, VALIDATION) == [
-        ("evaluation_loss_vs_iterations", 0),
-        ("evaluation_loss_vs_iterations", 4),
-    ]
-    assert double.scalars[-1][2] == loss
-    assert double.open == []
 
 
 def test_files_are_closed_after_an_error_too(double):

@@ -8,7 +8,8 @@ import re
 import pytest
 import torch
 
-from ipufit.callbacks import LambdaCallback, Throughput
+from ipufit.callbacks import CallbackList, LambdaCallback, Throughput
+from ipufit.state import RunState
 from tests.callbacks.driving import linear
 
 
@@ -18,6 +19,38 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+
+def driven(clock):
+    throughput = Throughput(clock)
+    hooks = CallbackList(throughput)
+    hooks.set_run(RunState())
+    return throughput, hooks
+
+
+def test_seconds_of_an_epoch_end_with_its_last_call():
+    clock = Clock()
+    throughput, hooks = driven(clock)
+    clock.now += 1000  # compilation
+    hooks.on_train_begin({})
+    for samples, expected in (((8, 4), 2.4), ((6, 6), 2.4)):
+        clock.now += 50
+        hooks.on_epoch_begin(0, {})
+        for number, count in enumerate(samples):
+            clock.now += 1.5  # loading data
+            hooks.on_train_batch_begin(number, {})
+            clock.now += 1.0 if number else 0.5
+            throughput.run.samples += count
+            hooks.on_train_batch_end(number, {})
+            clock.now += 0.25 if number else 0.5  # somebody else's callback
+        clock.now += 70  # a validation
+        logs = {"loss": 1.0}
+        hooks.on_epoch_end(0, logs)
+        assert logs == {
+            "loss": 1.0,
+            "samples_per_second": pytest.approx(expected),
+            "latency_ms": pytest.approx(750.0),
+        }
 
 
 def test_validations_within_an_epoch_do_not_count():

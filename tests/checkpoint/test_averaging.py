@@ -26,6 +26,7 @@ from ipufit.errors import (
     DamagedCheckpointError,
     DataError,
     MissingCheckpointError,
+    UnsupportedError,
 )
 
 
@@ -63,6 +64,14 @@ def test_the_last_are_those_of_the_highest_numbers(tmp_path, form):
     assert average(tmp_path, last=2) == 55
     assert average(tmp_path, last=3) == pytest.approx(119 / 3)
     assert average(tmp_path) == 127 / 4
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_updates_that_are_told_count_more_than_names(tmp_path, form):
+    for value, name in ((1, "0.9-9"), (2, "0.5-10"), (3, "0.7-11")):
+        path = form.format(name)
+        write(tmp_path, [value], path, value=[0.5])
+    assert average(tmp_path, last=2) == 2.5
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -134,6 +143,16 @@ def test_sums_are_in_float64_and_dtypes_are_kept(tmp_path):
     assert found["odd"].item() == 1.0
 
 
+def test_complex_numbers_are_averaged(tmp_path):
+    for number in range(1, 4):
+        weights = {"w": torch.full((1,), number * 1j)}
+        try:
+            save_weights(weights, tmp_path / f"{number}.safetensors")
+        except UnsupportedError:
+            pytest.skip("this safetensors is too old for complex numbers")
+    assert average_checkpoints(tmp_path)["w"].item() == 2j
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_tied_weights_stay_tied(tmp_path, form):
     for number in (1, 3):
@@ -203,6 +222,15 @@ def test_where_there_is_nothing_to_average(tmp_path):
     write(tmp_path, [1], "run-{}")
     with pytest.raises(ConfigError, match="is one checkpoint"):
         average_checkpoints(tmp_path / "run-1")
+
+
+def test_a_moment_that_is_none_is_damage(tmp_path):
+    write(tmp_path, [1, 2])
+    safetensors.torch.save_file(
+        weights_of(9), tmp_path / "e9.safetensors", {"ipufit.moment": '{"update": -1}'}
+    )
+    with pytest.warns(CheckpointWarning, match="e9.*where a count belongs"):
+        assert average(tmp_path) == 1.5
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,18 @@ def test_a_writer_killed_between_its_renames_leaves_the_old_one_readable(tmp_pat
     assert names(tmp_path) == ["a"]
 
 
+def test_of_several_old_ones_the_newest_whole_one_is_read(tmp_path):
+    for number, seconds in ((1, 50), (2, 90), (3, 70)):
+        old = tmp_path / f".a.0000000{number}.old"
+        write_checkpoint(old, sample(number))
+        if number == 2:  # half deleted
+            (old / "manifest.json").unlink()
+        os.utime(old, (seconds, seconds))
+    assert number_of(load_checkpoint(tmp_path / "a")) == 3
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        load_checkpoint(tmp_path / "b")
+
+
 def test_everything_is_synced_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
     synced, opened, original = [], {}, os.open
 

@@ -136,6 +136,15 @@ def test_what_isnt_the_stores_is_left_alone(tmp_path):
     assert store.all() == [path]
 
 
+def test_a_checkpoint_with_somebodys_notes_in_it_isnt_deleted(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    path = store.save(sample(0), epoch=0, update=0)
+    (path / "notes.txt").write_text("worth keeping")
+    fill(store, [None, None])
+    assert path in store.all()
+    assert number_of(load_checkpoint(path)) == 0
+
+
 def test_leftovers_of_killed_processes_are_deleted_at_the_next_save(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
     paths = fill(store, [None, None])
@@ -226,6 +235,17 @@ def test_of_several_stores_the_one_that_is_furthest_and_whole(
         assert warning.filename == __file__
         for update in passed:
             assert f"update-{update:08d}' is damaged" in str(warning.message)
+
+
+def test_of_equals_the_one_that_is_in_a_later_epoch_then_the_first(tmp_path):
+    one, other = stores_of(tmp_path, [], [])
+    inside = one.save(sample(1), epoch=0, update=8)
+    assert load_newest([one, other])[0] == inside
+    path = other.save(sample(2), epoch=1, update=8)
+    assert load_newest([one, other])[0] == path
+    again = one.save(sample(3), epoch=1, update=8)
+    assert load_newest([one, other])[0] == again
+    assert load_newest([other, one])[0] == path
 
 
 def test_a_newer_version_isnt_passed_over(tmp_path):

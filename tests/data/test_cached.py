@@ -97,6 +97,15 @@ def test_indices_are_those_of_a_sequence():
     assert cached.__getitems__([]) == []
 
 
+def test_samples_are_copies():
+    cached = CachedDataset(pairs(5))
+    before = [leaf.clone() for leaf in cached.stacked]
+    for sample in (cached[2], *cached.__getitems__([1, 2])):
+        for leaf in sample:
+            leaf.zero_().sub_(1)
+    assert all(map(torch.equal, cached.stacked, before))
+
+
 def test_the_dataset_itself_is_not_kept():
     samples = [pairs(5)[index] for index in range(5)]
     items = Items(samples)

@@ -131,6 +131,17 @@ def test_a_dataset_is_read_where_its_samples_are_used(as_loader):
     assert set().union(*used) == set(range(48))
 
 
+def test_a_seed_that_is_not_given_is_drawn_by_process_0():
+    plan = BatchPlan(4)
+
+    def orders(processes):
+        batches = training(plan, (torch.arange(16),), processes, shuffle=True)
+        return batches.seed
+
+    alone = together(1, orders)
+    assert together(2, orders) == alone * 2
+
+
 def test_too_few_samples_for_a_call_of_all_processes_are_refused():
     plan = BatchPlan(4, processes=2)
     with pytest.raises(DataError, match="in each of 2 processes"):

@@ -24,7 +24,12 @@ from ipufit.data.random_state import random_state
 from ipufit.data.sources import as_source
 from ipufit.distributed import configure, get_process_info
 from tests.data._together import together
-from tests.data.test_division import by_update, inference, joined, training
+from tests.data.test_division import (
+    by_update,
+    inference,
+    joined,
+    training,
+)
 from tests.strategies import examples, plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::ipufit.errors.WholeStreamWarning")
@@ -343,6 +348,23 @@ def test_samples_that_differ_unasked_are_refused():
         together(2, run)
 
 
+def test_rows_that_a_collate_function_makes_are_divided():
+    def twice(samples):
+        numbers = torch.stack([x for x, _ in samples])
+        return torch.cat([numbers, numbers + 100])
+
+    def make():
+        numbers = torch.arange(24)
+        return DataLoader(
+            TensorDataset(numbers, -numbers), batch_size=6, collate_fn=twice
+        )
+
+    with pytest.warns(WholeStreamWarning):
+        [calls], _ = passes(2, BatchPlan(6), make)
+    seen = [n for own in calls for call in own for n in call.batch[0].tolist()]
+    assert sorted(seen) == [*range(24), *range(100, 124)]
+
+
 @pytest.mark.parametrize("extra", [0, 1, 5])
 def test_a_part_that_ends_earlier_keeps_its_single_rows(extra):
     plan = BatchPlan(2, device_iterations=2)
@@ -403,6 +425,16 @@ def test_a_dataset_in_a_loader_of_poptorch_divides_itself():
         warnings.simplefilter("error", WholeStreamWarning)
         seen = together(2, in_turn(run))
     assert seen == [list(range(0, 32, 2)), list(range(1, 32, 2))]
+
+
+def test_a_sampler_divides_what_a_loader_of_poptorch_does_not():
+    def run(processes):
+        dataset = TensorDataset(torch.arange(32))
+        sampler = DistributedSampler(dataset, 2, processes.index, shuffle=False)
+        loader = unpartitioned(processes, dataset, sampler=sampler)
+        return numbers_of(inference(BatchPlan(4), loader, processes))
+
+    assert together(2, run) == [list(range(0, 32, 2)), list(range(1, 32, 2))]
 
 
 # Steps -------------------------------------------------------------------------

@@ -447,6 +447,14 @@ def test_validation_data_may_have_any_form_and_goes_before_a_split():
         assert one["val_loss"] == pytest.approx(figures[0]["val_loss"], rel=1e-5)
 
 
+def test_one_loader_trains_and_validates():
+    loader = DataLoader(
+        TensorDataset(X, Y), 5, num_workers=1, persistent_workers=True
+    )  # which allows one iterator at a time
+    history = classifier().fit(loader, validation_data=loader, epochs=2, verbose=0)
+    assert len(history.history["val_loss"]) == 2
+
+
 # Class weights ---------------------------------------------------------------------
 
 

@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
 from ipufit import CachedDataset, DataError, IPUModel
+from ipufit.data.datasets import ArrayDataset, arrays_behind
 from ipufit.data.sources import as_source
 from tests.reference import Items
 from tests.strategies import config_for, examples, plans
+
+
+class Own(TensorDataset):
+    """A subclass that does more."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return 2 * x, y
 
 
 def tensors(count=20):
@@ -56,6 +65,25 @@ def test_runs_and_random_states_are_those_of_single_samples(
     ):
         expected = run(Items(subset), plan, **arguments)
         assert run(subset, plan, **arguments) == expected
+
+
+def test_other_datasets_are_read_sample_by_sample():
+    x, y = tensors()
+
+    class OwnSubset(Subset):
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
+    for dataset in (
+        Subset(Own(x, y), range(4)),
+        OwnSubset(TensorDataset(x, y), range(4)),
+        Subset(Items(TensorDataset(x, y)), range(4)),
+        Subset(TensorDataset(x.double(), y), range(4)),
+        Own(x, y),
+    ):
+        assert type(as_source(dataset).dataset) is not ArrayDataset
+    for odd in (range(0), [True, False], [0.0], [25]):
+        assert arrays_behind(Subset(TensorDataset(x, y), odd)) is None
 
 
 def test_only_numbers_of_the_subset_must_fit_32_bits():

@@ -56,6 +56,11 @@ class Short(Squares):
         return super().__getitems__(indices[:2])
 
 
+class Noise(Squares):
+    def sample(self, index):
+        return torch.rand(2), index % 3
+
+
 FEW = 3  # samples that shapes are known from
 
 
@@ -104,3 +109,11 @@ def test_a_fit_is_the_same_with_getitems_and_without(config):
         run = model_of(**config).fit(kind(), batch_size=4, epochs=2, verbose=0)
         losses.append(run.history["loss"])
     assert losses[0] == losses[1] == losses[2]
+
+
+def test_random_numbers_of_a_batch_are_seeded_in_processes_that_load():
+    losses = [
+        model_of(num_workers=workers).fit(Noise(), batch_size=4, epochs=2, verbose=0)
+        for workers in (1, 2)
+    ]
+    assert losses[0].history == losses[1].history

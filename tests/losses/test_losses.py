@@ -208,6 +208,17 @@ def test_classes_may_have_an_axis_of_one_element(name):
         assert loss.terms(LOGITS, column, 3, **known) == expected
 
 
+def test_so_may_those_of_positions():
+    outputs = torch.randn(2, 4, 5)  # rows, classes, positions
+    targets = torch.tensor([[0, 1, -100, 3, 2], [0, 0, 1, 2, -100]])
+    loss = resolve_loss("cross_entropy")
+    expected = loss.terms(outputs, targets, 2)
+    torch.testing.assert_close(
+        expected.value, F.cross_entropy(outputs, targets, ignore_index=-100)
+    )
+    assert loss.terms(outputs, targets[:, None], 2) == expected
+
+
 def test_one_class_is_no_choice():
     with pytest.raises(DataError, match=r"one class, .* 'binary_cross_entropy'"):
         resolve_loss("cross_entropy").terms(NUMBERS, TRUTHS[:, None], 3)
@@ -422,6 +433,12 @@ def test_whole_numbers_in_the_outputs_shape_are_no_class_indices():
 def test_rows_are_not_taken_for_classes(name):
     with pytest.raises(DataError, match="one value per sample"):
         resolve_loss(name).terms(torch.zeros(4), torch.zeros(4), 4)
+
+
+def test_directions_are_compared_row_by_row():
+    outputs, targets = torch.tensor([[2.0], [3.0], [-1.0]]), torch.tensor([1.0, -1, -4])
+    value = resolve_loss("cosine_similarity").terms(outputs, targets, 3).value
+    torch.testing.assert_close(value, torch.tensor(-1 / 3))
 
 
 @pytest.mark.parametrize("name", ["mse", "mae", "binary_crossentropy"])
@@ -749,3 +766,12 @@ def test_evaluation_runs_a_loss_in_eval_mode(data, is_training):
     assert (history["loss"] == pytest.approx([figure, figure])) is not is_training
     assert float(loss.calls) == (8 if is_training else 0)
     assert loss.training is loss.inner.training is is_training
+
+
+def test_a_loss_may_change_its_mode_between_fits(data):
+    loss = Counting()
+    model = reference.compiled(nn.Linear(3, 1), loss=loss)
+    for is_training, calls in ((True, 4), (False, 4), (True, 8)):
+        loss.train(is_training)
+        model.fit(*data, batch_size=4, verbose=0)
+        assert float(loss.calls) == calls

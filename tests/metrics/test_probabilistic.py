@@ -275,6 +275,12 @@ def test_sure_and_wrong_is_bounded_for_probabilities_and_exact_for_logits():
     assert figure(BinaryCrossentropy(), 80 * outputs, targets) == pytest.approx(80.0)
 
 
+def test_sure_and_right_costs_nearly_nothing():
+    outputs, targets = torch.tensor([15.0]), torch.tensor([1.0])
+    expected = np.log1p(np.exp(-15))
+    assert figure(BinaryCrossentropy(), outputs, targets) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("metric", "outputs", "targets"),
     [

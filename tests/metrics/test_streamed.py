@@ -69,6 +69,14 @@ def test_other_weights_than_0_and_1_are_refused():
         )
 
 
+def test_positions_are_left_out():
+    outputs, targets = scores(0, 3, 4), labels(0, 3)
+    weights = torch.zeros(COUNT, 3, 1)
+    weights[:, 1] = 1.0
+    actual = figure(StreamedFunction(kappa), outputs, targets, weights, (8,))
+    assert actual == pytest.approx(kappa(outputs[:, 1].numpy(), targets[:, 1].numpy()))
+
+
 @pytest.mark.parametrize(
     "value", [torch.zeros(2), {"a": 1}, None, (1.0, 2.0), np.zeros((2, 2))]
 )

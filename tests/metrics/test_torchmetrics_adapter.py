@@ -124,11 +124,6 @@ REAL = {
         (scores(3, 4), LABELS),
         lambda x, y: sklearn.metrics.f1_score(y, x.argmax(-1), average="macro"),
     ),
-    "r2_score": (
-        lambda tm: tm.R2Score(),
-        (scores(4), scores(5)),
-        lambda x, y: sklearn.metrics.r2_score(y, x),
-    ),
     "mean_squared_error": (
         lambda tm: tm.MeanSquaredError(),
         (scores(6), scores(7)),

@@ -294,6 +294,17 @@ def test_a_trainable_parameter_that_the_optimizer_lacks_is_refused(module):
     check_covers(optimizer, module)
 
 
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.RMSprop])
+def test_momentum_stays_variable_if_a_group_has_some(module, make):
+    groups = [
+        {"params": module[0].parameters()},
+        {"params": module[1].parameters(), "momentum": 0.5},
+    ]
+    optimizer = resolve_optimizer(make(groups, lr=0.1), module)
+    assert not optimizer.variable_attrs.isConstant("momentum")
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.0, 0.5]
+
+
 # Keras's `optimizer.learning_rate` sets the rate; what nobody reads can't be set ----
 
 
@@ -433,3 +444,14 @@ def test_what_the_program_has_as_a_constant_cannot_be_followed():
     given.param_groups[0]["momentum"] = 0.9
     with pytest.raises(ConfigError, match="done to the SGD changes momentum"):
         model.fit(X, Y, **FIT)
+
+
+def test_the_newest_of_both_counts():
+    module = reference.network()
+    given = torch.optim.SGD(module.parameters(), lr=0.4)
+    model = reference.compiled(module, optimizer=given)
+    given.param_groups[0]["lr"] = 0.2
+    model.fit(X, Y, **FIT)
+    model.optimizer.lr = 0.1
+    model.fit(X, Y, **FIT)
+    assert model.optimizer.lr == 0.1

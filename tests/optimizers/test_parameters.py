@@ -172,6 +172,13 @@ def test_own_parameters_of_what_contains_the_layer_are_frozen():
     assert module.body[2].weight.requires_grad
 
 
+def test_a_parameter_that_a_later_layer_shares_is_frozen():
+    module = network()
+    module.body[2].weight = module.body[0].weight = nn.Parameter(torch.ones(5, 5))
+    freeze(module, before="body.1")
+    assert not module.body[2].weight.requires_grad
+
+
 @pytest.mark.parametrize(
     ("before", "message"),
     [

@@ -41,6 +41,8 @@ def ours(schedule, updates, total=None):
     ("schedule", "make"),
     [
         (Schedule("constant"), lambda o: lr_scheduler.ConstantLR(o, 1.0)),
+        (Schedule("linear"), lambda o: lr_scheduler.LinearLR(o, 1, 0, 20)),
+        (Schedule("cosine"), lambda o: lr_scheduler.CosineAnnealingLR(o, 20)),
         (
             Schedule("linear", final=0.25, total_updates=9),
             lambda o: lr_scheduler.LinearLR(o, 1, 0.25, 9),
@@ -62,6 +64,10 @@ def ours(schedule, updates, total=None):
             lambda o: lr_scheduler.PolynomialLR(o, 20, power=2.5),
         ),
         (
+            Schedule("polynomial", total_updates=7),
+            lambda o: lr_scheduler.PolynomialLR(o, 7),
+        ),
+        (
             Schedule("exponential", gamma=0.8),
             lambda o: lr_scheduler.ExponentialLR(o, 0.8),
         ),
@@ -74,6 +80,11 @@ def ours(schedule, updates, total=None):
             lambda o: lr_scheduler.OneCycleLR(
                 o, 1.0, 20, pct_start=0.17, div_factor=10, final_div_factor=100
             ),
+        ),
+        (Schedule("one_cycle"), lambda o: lr_scheduler.OneCycleLR(o, 1.0, 20)),
+        (
+            Schedule("one_cycle", warmup_fraction=0.0),
+            lambda o: lr_scheduler.OneCycleLR(o, 1.0, 20, pct_start=0.0),
         ),
         (
             Schedule("one_cycle", warmup_updates=5),
@@ -461,6 +472,16 @@ def test_a_ramp_rises_with_the_updates_over_all_fits(module, per_call):
     assert max(seen) == (8 if per_call == 1 else 16)
 
 
+def test_a_fixed_loss_scaling_set_by_hand_stays(module):
+    optimization = resolve_optimization(
+        Optimizer("adam", loss_scaling=2.0), None, module
+    )
+    optimization.optimizer.loss_scaling = 4.0
+    optimization.begin_fit(None, 1)
+    optimization.before_call()
+    assert optimization.optimizer.loss_scaling == 4.0
+
+
 def test_data_of_unknown_length_need_a_total(module):
     optimization = resolve_optimization("adam", "cosine", module)
     with pytest.raises(ConfigError, match=r"length of the data is unk.*total_updates"):
@@ -471,6 +492,17 @@ def test_data_of_unknown_length_need_a_total(module):
         None, 1
     )
     resolve_optimization("adam", "inverse_sqrt", module).begin_fit(None, 1)
+
+
+def test_calls_outside_a_fit_go_on_counting(module):
+    schedule = Schedule("exponential", gamma=0.5)
+    optimization = resolve_optimization(Optimizer("sgd", 1.0), schedule, module)
+    rates = []
+    for _ in range(3):
+        optimization.before_call()
+        rates.append(optimization.optimizer.param_groups[0]["lr"])
+        optimization.after_call(1)
+    assert rates == [1.0, 0.5, 0.25]
 
 
 # A loss scaling that grows ----------------------------------------------------------
@@ -490,6 +522,11 @@ def test_a_ramp_is_a_loop_that_multiplies(initial, factor, every, times, update)
         expected = min(ramp.maximum, expected * factor)
     assert ramp.value(update) == pytest.approx(expected, rel=1e-9)
     assert initial <= ramp.value(update) <= ramp.maximum
+
+
+def test_a_ramp_stays_at_its_maximum_for_ever():
+    assert LossScaleRamp(1, 2.0, 1, 2**20).value(10**9) == 2**20
+    assert LossScaleRamp(8, 2.0, 1, 8).value(10**9) == 8
 
 
 @pytest.mark.parametrize(

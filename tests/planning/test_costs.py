@@ -178,6 +178,15 @@ def test_weights_states_sums_and_buffers_are_all_counted_once(make):
     assert sum(weight.gradient_bytes for weight in weights) == 4 * count
 
 
+@pytest.mark.parametrize("make", [convolutions, dense])
+def test_in_float16_all_is_half_as_large(make):
+    module, x = make()
+    wide = costs_of(module, x).stages[0]
+    (stage,) = costs_of(module, x, precision="16.16").stages
+    assert stage.parameter_bytes * 2 == wide.parameter_bytes
+    assert stage.saved_bytes < 0.75 * wide.saved_bytes
+
+
 # Operations ---------------------------------------------------------------------------
 
 
@@ -269,6 +278,16 @@ def test_a_skip_connection_over_a_cut_is_an_input_of_the_later_stage():
 
     cost = costs_of(Skip(), torch.zeros(2, 4), pipeline=["a", "b"])
     assert [stage.input_bytes for stage in cost.stages] == [32, 48 + 32]
+
+
+def test_stages_that_only_own_options_know_are_refused():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    for name, layer in module.named_children():
+        poptorch.BeginBlock(layer, name)
+    options = poptorch.Options()
+    options.setExecutionStrategy(poptorch.PipelinedExecution("0", "1"))
+    with pytest.raises(ConfigError, match="block '0', and training_options"):
+        costs_of(module, torch.zeros(2, 4), training_options=options)
 
 
 class Positions(nn.Module):

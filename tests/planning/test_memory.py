@@ -14,6 +14,7 @@ from ipufit.planning.memory import (
     StageCost,
     StateCost,
     WeightCost,
+    device_named,
     held_micro_batches,
     memory_by_ipu,
 )
@@ -55,39 +56,20 @@ def exact(weight, settings):
 
 # shared facts, "Memory per IPU": weights, accumulator and optimiser only, against
 # 940.6 MB. The largest stage is named.
-@pytest.mark.parametrize(
-    ("weight", "settings", "megabytes", "share"),
-    [
-        pytest.param(
-            half(7 * BERT_LARGE), MemorySettings(256), 882, 0.94, id="BERT-L on chip"
-        ),
-        pytest.param(
-            half(7 * BERT_LARGE),
-            MemorySettings(256, is_off_chip=True),
-            353,
-            0.37,
-            id="BERT-L off chip",
-        ),
-        pytest.param(
-            half(BERT_LARGE_EMBEDDINGS + 2 * BERT_LARGE),
-            MemorySettings(64, num_shards=2),
-            399,
-            0.42,
-            id="BERT-L sharded by 2",
-        ),
-        pytest.param(
-            half(4 * BERT_BASE), MemorySettings(8), 284, 0.30, id="BERT-B half"
-        ),
-        pytest.param(
-            a_weight(4 * BERT_BASE, 4, 4, 4, 4),
-            MemorySettings(8),
-            454,
-            0.48,
-            id="BERT-B float32",
-        ),
-    ],
-)
-def test_published_layouts_come_out(weight, settings, megabytes, share):
+LAYERS = half(7 * BERT_LARGE)
+SHARDED = half(BERT_LARGE_EMBEDDINGS + 2 * BERT_LARGE)
+PUBLISHED = {
+    "BERT-L on chip": (LAYERS, MemorySettings(256), 882, 0.94),
+    "BERT-L off chip": (LAYERS, MemorySettings(256, is_off_chip=True), 353, 0.37),
+    "BERT-L sharded by 2": (SHARDED, MemorySettings(64, num_shards=2), 399, 0.42),
+    "BERT-B half": (half(4 * BERT_BASE), MemorySettings(8), 284, 0.30),
+    "BERT-B float32": (a_weight(4 * BERT_BASE, *[4] * 4), MemorySettings(8), 454, 0.48),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_layouts_come_out(name):
+    weight, settings, megabytes, share = PUBLISHED[name]
     found, part = exact(weight, settings)
     assert found == pytest.approx(megabytes, abs=0.5)
     assert part == pytest.approx(share, abs=0.005)
@@ -164,3 +146,20 @@ def test_memory_is_tiles_times_the_memory_of_a_tile():
     assert DEVICES["mk1"].num_bytes == 304 * 2**20
     assert DEVICES["mk2"].num_bytes == DEVICES["bow"].num_bytes == 940_572_672
     assert DEVICES["mk2"].num_bytes / 2**20 == pytest.approx(897.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_cycle"), [("mk1", 64), ("mk2", 128), ("bow", 128)]
+)
+def test_peaks_are_tiles_times_clock_times_what_a_tile_does_in_a_cycle(name, per_cycle):
+    device = DEVICES[name]
+    peak = device.num_tiles * device.clock_hertz * per_cycle
+    assert device.float16_flops == pytest.approx(peak, rel=0.01)
+    assert device.float32_flops == pytest.approx(peak / 4, rel=0.01)
+
+
+def test_a_kind_is_found_by_its_names():
+    assert device_named("Bow-2000") is DEVICES["bow"]
+    assert device_named("GC200") is device_named("mk2") is DEVICES["mk2"]
+    own = DEVICES["mk2"]._replace(name="mine", num_tiles=2)
+    assert device_named(own).num_bytes == 2 * 638_976

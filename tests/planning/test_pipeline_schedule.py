@@ -60,6 +60,3 @@ def test_the_bubbles_of_public_layouts_come_out(name):
     stages, accumulation, idle = PUBLISHED[name]
     schedule = PipelineSchedule(stages, accumulation, trains=True)
     assert 100 * schedule.idle_share == pytest.approx(idle, abs=0.05)
-
-
-# Steps: a forward or a backward pass on each IPU -----------------------------------
