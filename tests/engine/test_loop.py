@@ -31,20 +31,6 @@ def test_batch_logs_are_running_means_of_the_epoch():
     assert len(set(ends)) == 8
 
 
-def test_a_call_of_several_updates_has_the_index_of_its_first_and_of_its_last():
-    recorder = Recorder()
-    x, y = torch.randn(24, 3), torch.randn(24, 1)
-    model = make_model(IPUConfig(device_iterations=3))
-    model.fit(x, y, batch_size=4, callbacks=recorder, verbose=0)
-    batches = [(n[9:], args[0]) for n, args in recorder.calls if "batch" in n]
-    assert batches == [
-        ("batch_begin", 0),
-        ("batch_end", 2),
-        ("batch_begin", 3),
-        ("batch_end", 5),
-    ]
-
-
 def bias(outputs, targets):
     return outputs - targets
 

@@ -63,16 +63,6 @@ def test_arguments_left_out_take_poptorchs_defaults(name):
             assert optimizer.defaults[variable] == group[variable] == value
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_argument_is_accepted_by_position_and_none_means_left_out(name):
-    count = len(ARGUMENTS[name]) - 1
-    lr = 0.1 if name == "SGD" else None
-    arguments = [lr, *([None] * (count - 1))]
-    optimizer = getattr(optim, name)([parameter()], *arguments)
-    variable = {n for n in optimizer.defaults if not constant(optimizer, n)}
-    assert variable == ({"lr"} if name == "SGD" else set())
-
-
 def constant(optimizer, name):
     return optimizer.variable_attrs.isConstant(name)
 

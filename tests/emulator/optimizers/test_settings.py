@@ -238,20 +238,6 @@ def test_a_constant_changed_in_one_group_is_refused():
         training.send()
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (optim.AdamW, lambda w: optim.AdamW(w, bias_correction=False)),
-        (optim.Adam, adam(first_order_momentum_accum_type=F16)),
-        (sgd(), in_groups),
-        (sgd(), torch_sgd(0.2)),
-        (torch_sgd(dampening=0.1), torch_sgd()),
-    ],
-)
-def test_what_poptorch_does_not_compare(old, new):
-    changed(old, new)
-
-
 def test_accumulating_in_16_bits_needs_another_program():
     with pytest.raises(ValueError, match="executable is already compiled"):
         changed(optim.Adam, adam(accum_type=F16))

@@ -564,20 +564,6 @@ def test_json_calls_setters():
     assert options.max_repeat_logs == 2**64 - 1
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ('{"noSuchSetter": 1}', AttributeError),
-        ('{"replication_factor": 1}', TypeError),
-        ('{"outputMode": ["OutputMode.EveryN", 10]}', AssertionError),
-        ("", json.JSONDecodeError),
-    ],
-)
-def test_wrong_json_is_refused(text, error):
-    with pytest.raises(error):
-        Options().from_json(text)
-
-
 # What is refused when a model is compiled: settings the backend doesn't know --------
 
 EXAMPLES = {

@@ -79,11 +79,9 @@ SUPPORTED = [
     lambda x: torch.cumsum(x, 1),
     lambda x: torch.einsum("ij,kj->ik", x, x).swapaxes(0, 1),  # composed by torch
     attention,  # composed for processors
-    lambda x: F.layer_norm(x, (4,)),
     lambda x: x[:, torch.tensor([0, 2])][None, 1:],
     lambda x: torch.clone(x).index_put_((torch.tensor([0]),), x[1]),
     lambda x: x * torch.ones(4, 4).tril() + torch.linspace(0, 1, 4),  # of constants
-    lambda x: x.repeat_interleave(2, 0),  # with constants inside
     lambda x: (x.lgamma(), x + 1)[1],  # unused
     updated,
 ]

@@ -24,11 +24,8 @@ HALF, SINGLE = torch.float16, torch.float32
 
 LAYERS = {
     "linear": (lambda: nn.Linear(4, 3), (2, 4)),
-    "conv1d": (lambda: nn.Conv1d(4, 2, 1), (2, 4, 5)),
     "conv2d": (lambda: nn.Conv2d(3, 2, 3), (1, 3, 5, 5)),
-    "conv_transpose2d": (lambda: nn.ConvTranspose2d(3, 2, 3), (1, 3, 5, 5)),
     "layer_norm": (lambda: nn.LayerNorm(4), (2, 4)),
-    "group_norm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3)),
     "batch_norm": (lambda: nn.BatchNorm1d(4), (2, 4)),
     "lstm": (lambda: nn.LSTM(4, 3), (5, 1, 4)),
     "gru": (lambda: nn.GRU(4, 3), (5, 1, 4)),
