@@ -118,23 +118,29 @@ COMPUTED_IMPORTS = {
 }
 
 
-def read_modules():
-    """Name -> source, and whether it is a package, of every module of `ipufit`."""
-    modules = {}
+def module_files():
+    """Name -> file of every module of `ipufit`."""
+    files = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         *parents, last = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parents if last == "__init__" else [*parents, last])
-        modules[name] = (path.read_text(encoding="utf-8"), last == "__init__")
-    return modules
+        files[".".join(parents if last == "__init__" else [*parents, last])] = path
+    return files
 
 
-MODULES = read_modules()
+MODULES = module_files()
 
 
-def imports(name, source, *, is_package=False, known=frozenset(MODULES)):
+def read(name, path):
+    """What a module imports, and whether it imports something by a computed name."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    is_package = path.name == "__init__.py"
+    return imports(name, nodes, is_package=is_package), by_computed_name(nodes)
+
+
+def imports(name, nodes, *, is_package):
     """Absolute names of the modules that a module imports, at any depth of its code."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -145,7 +151,7 @@ def imports(name, source, *, is_package=False, known=frozenset(MODULES)):
                 parent = ".".join([*base, parent] if parent else base)
             for alias in node.names:
                 submodule = f"{parent}.{alias.name}"
-                found.add(submodule if submodule in known else parent)
+                found.add(submodule if submodule in MODULES else parent)
         elif is_import_by_name(node):
             [target, *_] = node.args
             if isinstance(target, ast.Constant):
@@ -160,11 +166,11 @@ def is_import_by_name(node):
     }
 
 
-def imports_by_computed_name(source):
+def by_computed_name(nodes):
     """Whether a module imports something whose name its source doesn't tell."""
     return any(
         is_import_by_name(node) and not isinstance(node.args[0], ast.Constant)
-        for node in ast.walk(ast.parse(source))
+        for node in nodes
     )
 
 
@@ -203,10 +209,8 @@ def goes_up(importer, imported, package=PACKAGE):
     return floors[home(imported, package)] >= floors[home(importer, package)]
 
 
-IMPORTS = {
-    name: imports(name, source, is_package=is_package)
-    for name, (source, is_package) in MODULES.items()
-}
+READ = {name: read(name, path) for name, path in MODULES.items()}
+IMPORTS = {name: found for name, (found, _) in READ.items()}
 PAIRS = [(name, target) for name, targets in IMPORTS.items() for target in targets]
 
 
@@ -232,11 +236,7 @@ def test_no_imports_make_a_circle():
 
 
 def test_only_doors_import_by_a_computed_name():
-    found = {
-        name
-        for name, (source, _) in MODULES.items()
-        if imports_by_computed_name(source)
-    }
+    found = {name for name, (_, is_computed) in READ.items() if is_computed}
     assert found == set(COMPUTED_IMPORTS)
 
 
