@@ -383,23 +383,6 @@ def test_nothing_changes():
     assert model.history is None
 
 
-def test_a_fit_before_and_after_is_the_same():
-    torch.manual_seed(0)
-    x, y = torch.randn(16, 4), torch.randn(16, 4)
-
-    def losses(checks):
-        torch.manual_seed(1)
-        model = model_of(Net())
-        history = []
-        for _ in range(2):
-            if checks:
-                assert not model.check(x, y, 8).is_refused
-            history += model.fit(x, y, 8, verbose=0).history["loss"]
-        return history
-
-    assert losses(checks=True) == losses(checks=False)
-
-
 def test_what_cannot_be_checked():
     with pytest.raises(NotCompiledError):
         IPUModel(Net()).check(X, Y)

@@ -156,15 +156,6 @@ def test_a_script_says_which_package_to_install(script, package, load, monkeypat
 # The page -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_says_what_it_shows_and_how_to_run_it(script, load):
-    text = load(script).__doc__
-    assert "\nShows " in text
-    assert re.search(rf"python (-m ipufit\.emulator )?examples/{script}", text)
-    assert "The last line" in " ".join(text.split())
-    assert len((EXAMPLES / script).read_text("utf-8").splitlines()) <= 160
-
-
 def test_the_page_has_each_script_with_its_last_line_and_a_picture():
     scripts = [script for named in WRITER["SECTIONS"].values() for script in named]
     assert sorted(scripts) == sorted(SCRIPTS)

@@ -173,16 +173,6 @@ def test_what_can_not_be_logged_is_refused(name):
             run(x, y, verbose=0)
 
 
-def test_after_an_error_the_model_can_be_mended():
-    module = Wrong(("size", lambda _: 1))
-    model = compiled(module)
-    x, y = reference.samples(32)
-    with pytest.raises(ConfigError, match="baked"):
-        model.fit(x, y, verbose=0)
-    module._logged = [("size", mean)]
-    assert sorted(model.fit(x, y, verbose=0).history) == ["accuracy", "loss", "size"]
-
-
 def test_scalars_need_every_micro_batch_back():
     own = poptorch.Options().deviceIterations(2)
     own.outputMode(poptorch.OutputMode.Final)
