@@ -45,14 +45,7 @@ def saved(series, path="e{epoch}.safetensors", *, batches=0, runs=1, **arguments
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "{val_q}.safetensors",
-        "{batch}.safetensors",
-        "{0}.safetensors",
-        "{q:zz}.safetensors",
-        "{q[0]}.safetensors",
-        "{q.safetensors",
-    ],
+    [f"{name}.safetensors" for name in ("{batch}", "{0}", "{q:zz}", "{q[0]}", "{q")],
 )
 def test_a_name_that_cannot_be_made_is_refused(path):
     with pytest.raises(ConfigError, match=r"Failed to format.*epoch, q\.$"):

@@ -117,7 +117,7 @@ def left_open(iterations, form="arrays", **compiled):
     history = model.fit(
         data,
         batch_size=BATCH,
-        epochs=2,
+        epochs=1,
         verbose=0,
         drop_last="pad",
         callbacks=[ipufit.LambdaCallback(on_train_batch_end=hear)],

@@ -39,6 +39,7 @@ def small_fitted(capacity, **arguments):
         return fitted(network=Deep, pipeline="auto", **arguments)
 
 
+@pytest.mark.thorough
 def test_processes_cut_alike_and_train_as_one(pool):
     automatic = {"network": Deep, "pipeline": "auto", "ipus": 2}
     runs = pool.run(fitted, replicas=2, **automatic)
