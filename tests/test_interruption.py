@@ -311,9 +311,12 @@ def test_resuming_automatically_needs_a_callback_that_saves(tmp_path):
         scenario.fit(scenario.model(), resume="auto")
     with pytest.raises(ConfigError, match="no checkpoint"):
         scenario.fit(scenario.model(), resume=tmp_path)
-    scenario.model().save(tmp_path / "saved")  # outside of a fit
-    with pytest.raises(ConfigError, match="not the place of a run"):
-        scenario.fit(scenario.model(), resume=tmp_path / "saved")
+    fitted = scenario.model()
+    scenario.fit(fitted)
+    for model in (scenario.model(), fitted):  # outside of a fit
+        model.save(tmp_path / "saved")
+        with pytest.raises(ConfigError, match=r"not the place of a run.*model\.load"):
+            scenario.fit(scenario.model(), resume=tmp_path / "saved")
     backup = BackupAndRestore(tmp_path / "none yet")
     history = scenario.fit(scenario.model(), [backup], resume="auto")
     assert history.epoch == [0, 1, 2]

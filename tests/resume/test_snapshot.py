@@ -8,7 +8,6 @@ import torch
 
 import ipufit
 from ipufit import ConfigError, IPUConfig, IPUModel, Optimizer
-from ipufit.checkpoint import write_checkpoint
 from tests.checkpoint.samples import same
 from tests.reference import network, samples
 
@@ -55,25 +54,6 @@ def test_a_checkpoint_says_where_the_run_is():
     assert between.state["run"]["calls"] == 0
     assert between.state["figures"] is None
     assert list(between.state["callbacks"]) == ["0:History"]
-
-
-def resumed(model, checkpoint, path):
-    write_checkpoint(path, checkpoint)
-    x, y = samples(12)
-    model.fit(x, y, batch_size=4, verbose=0, resume=path)
-
-
-def test_a_model_alone_has_no_place(tmp_path):
-    model = make()
-    checkpoint = model.checkpoint()
-    assert set(checkpoint.tensors) == {"model", "optimizer"}
-    with pytest.raises(ConfigError, match="not the place of a run"):
-        resumed(model, checkpoint, tmp_path / "a")
-    assert model.checkpoint().state == checkpoint.state
-    (_, done) = taken(model)
-    resumed(model, done, tmp_path / "b")
-    with pytest.raises(ConfigError, match=r"model\.load"):
-        resumed(model, model.checkpoint(), tmp_path / "c")  # the run is over
 
 
 def test_a_checkpoint_that_is_refused_changes_nothing(tmp_path):
