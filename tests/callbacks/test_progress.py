@@ -26,21 +26,6 @@ from tests.callbacks.driving import linear
 from tests.reference import AtEpochEnd
 
 
-@pytest.fixture
-def console():
-    def make(*, is_terminal, width=120):
-        return Console(
-            file=io.StringIO(),
-            width=width,
-            force_terminal=is_terminal,
-            color_system=None,
-            legacy_windows=False,
-            _environ={},
-        )
-
-    return make
-
-
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
 def test_a_dumb_terminal_redraws_nothing(term):
     screen = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": term})
@@ -57,10 +42,9 @@ def test_a_dumb_terminal_redraws_nothing(term):
         ("auto", False, LineProgress),
     ],
 )
-def test_auto_is_bars_on_a_terminal_and_lines_elsewhere(
-    console, verbose, is_terminal, expected
-):
-    assert type(make_progress(verbose, console(is_terminal=is_terminal))) is expected
+def test_auto_is_bars_on_a_terminal_and_lines_elsewhere(verbose, is_terminal, expected):
+    screen = Console(file=io.StringIO(), force_terminal=is_terminal, _environ={})
+    assert type(make_progress(verbose, screen)) is expected
 
 
 @pytest.mark.parametrize("verbose", [3, "1", None])

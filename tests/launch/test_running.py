@@ -35,40 +35,26 @@ print(f"threads {os.environ['OMP_NUM_THREADS']}", file=sys.stderr)
 """
 
 
-@pytest.fixture
-def start(tmp_path):
-    """A function that starts a script by `ipufit launch` in 2 processes."""
-    started = []
-
-    def start(script, *arguments, options=()):
-        (tmp_path / "train.py").write_text(script, encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-        environment.pop("OMP_NUM_THREADS", None)
-        command = [sys.executable, "-m", "ipufit", "launch", "--processes", "2"]
-        command += ["--launcher", "torchrun", *options, "train.py", *arguments]
-        process = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.terminate()  # torchrun ends its processes
-            process.communicate(timeout=SECONDS)
+LAUNCH = sys.executable, "-m", "ipufit", "launch", "--processes", "2", "--launcher"
 
 
 @pytest.mark.thorough
-def test_two_processes_sum_and_print_once(start):
-    process = start(SUMMING, "a b", "--", "--replicas", options=["--replicas", "4"])
-    out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, err
+def test_two_processes_sum_and_print_once(tmp_path):
+    (tmp_path / "train.py").write_text(SUMMING, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    environment.pop("OMP_NUM_THREADS", None)
+    arguments = "--replicas", "4", "train.py", "a b", "--", "--replicas"
+    done = subprocess.run(
+        [*LAUNCH, "torchrun", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    out, err = done.stdout, done.stderr
+    assert done.returncode == 0, err
     assert printed_lines(out) == ["total 3.0 4 ['a b', '--', '--replicas']"]
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     assert err.count(f"threads {threads}") == 2  # lines of two may mix
@@ -82,9 +68,8 @@ def test_poprun_takes_the_place_of_the_command(tmp_path):
     poprun = tmp_path / "poprun"
     poprun.write_text('#!/bin/sh\necho "$$ $@"\nexit 7\n', encoding="utf-8")
     poprun.chmod(0o755)
-    command = [sys.executable, "-m", "ipufit", "launch", "--processes", "2"]
     process = subprocess.Popen(
-        [*command, "--launcher", "poprun", "--options=-vv", "train.py", "a"],
+        [*LAUNCH, "poprun", "--options=-vv", "train.py", "a"],
         cwd=tmp_path,
         env={
             **os.environ,
