@@ -27,6 +27,7 @@ from ipufit.callbacks import (
     Throughput,
     make_progress,
 )
+from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
 
 NAN = float("nan")
@@ -128,6 +129,30 @@ def test_model_checkpoint_goes_on(series, save_freq, best_only, batches):
         batches=batches,
     )
     assert len(whole.states) == len(series)
+
+
+def test_throughput_goes_on_inside_an_epoch():
+    ticks = iter(range(100))
+    first = Throughput(clock=lambda: float(next(ticks)))
+    hooks = CallbackList(first)
+    hooks.set_run(RunState())
+    hooks.on_train_begin({})
+    hooks.on_epoch_begin(0, {})  # at 0
+    hooks.on_train_batch_begin(0, {})  # 1
+    first.run.samples = 10
+    hooks.on_train_batch_end(0, {})  # 2
+    state = through_json(hooks.state_dict())
+    second = Throughput(clock=iter([50.0, 53.0]).__next__)
+    again = CallbackList(second)
+    again.set_run(RunState())
+    again.on_train_begin({})
+    again.load_state_dict(state)
+    again.on_train_batch_begin(1, {})
+    second.run.samples = 15
+    again.on_train_batch_end(1, {})
+    logs = {}
+    again.on_epoch_end(0, logs)
+    assert logs == {"samples_per_second": 25 / 5, "latency_ms": 2000.0}
 
 
 @pytest.mark.parametrize(
