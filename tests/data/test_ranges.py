@@ -63,6 +63,7 @@ def compiled(**settings):
     ("form", "part", "method"),
     [
         *((form, part, "fit") for form in FORMS for part in ("inputs", "targets")),
+        *((form, "inputs", "predict") for form in FORMS),
         *(("dataset", part, "evaluate") for part in ("inputs", "targets")),
     ],
 )

@@ -469,7 +469,7 @@ PAIRS = torch.stack([Y, Y], dim=1)
         (PAIRS[:, :1] + 0.25, {1: 3.0}, r"a target is \d.*25\. Pass sample weights"),
         *(
             (Y, table, "class_weight")
-            for table in (3, {}, {True: 1}, {1: "a"}, {1: -1})
+            for table in (3, {}, {True: 1}, {1: "a"}, {1: -1}, {1: float("inf")})
         ),
     ],
 )

@@ -153,7 +153,7 @@ REFUSED = [
         ("ftrl", {}, "no ftrl: there are adam, ad"),
         *[
             ("adam", {name: True}, rf"has {name}, which IPUs don't")
-            for name in ("amsgrad", "fused", "params")
+            for name in ("amsgrad", "maximize", "fused", "capturable", "params")
         ],
         ("adamw", {"bias_correction": False}, "takes and ignores"),
         ("adam", {"clipnorm": 1.0}, "each weight by its own norm.*global_clipnorm"),
