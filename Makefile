@@ -10,15 +10,16 @@ SPREAD := $(shell cat tests/floor.txt)
 export IPUFIT_PYTHON38 := $(or $(PYTHON38),python3.8)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long matrix lint types tests modes keras floor docs examples gallery release packages screens demo clean
+.PHONY: help test test-long matrix lint types tests modes floor docs examples gallery release packages screens demo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
-# The floor's wheels are large: they are fetched while the tests run.
-test: $(TOX)  ## the everyday checks: lint, tests, doctests, Keras, types and a spread of tests on the floor
-	@$(FLOOR) --notest --skip-pkg-install >/dev/null 2>&1 & \
-	$(TOX) run -e lint,tests,keras; status=$$?; wait; \
+# The floor's wheels are large: they are fetched while the tests run. mypy runs then, too, so
+# that it only looks at what it keeps when its turn comes.
+test: $(TOX)  ## the everyday checks: lint, tests, doctests, types and a spread of tests on the floor
+	@{ $(FLOOR) --notest --skip-pkg-install && $(TOX) exec -e floor -- mypy; } >/dev/null 2>&1 & \
+	$(TOX) run -e lint,tests; status=$$?; wait; \
 	$(FLOOR) && exit $$status
 
 test-long: $(TOX)  ## the long ones: examples, more cases of properties, tests in the other modes, the site, the rest of the floor
@@ -39,9 +40,6 @@ tests: $(TOX)  ## tests and doctests on the running interpreter, and some tests 
 
 modes: $(TOX)  ## tests that run programs in the emulator's other modes: looped, and contiguous
 	$(TOX) run -e modes
-
-keras: $(TOX)  ## Keras and ipufit side by side, on Python 3.11 or newer
-	$(TOX) run -e keras
 
 floor: $(TOX)  ## types and a spread of the tests on Python 3.8 and the lowest dependencies
 	$(TOX) run -e floor
