@@ -18,7 +18,7 @@ import numpy as np
 from tests.callbacks.driving import Played, ScriptedModel, play
 
 NAN, INF = float("nan"), float("inf")
-SEEDS = range(60)
+SEEDS = range(250)
 """Seeds of the series that are driven without a model."""
 
 

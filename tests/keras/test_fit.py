@@ -38,7 +38,7 @@ def test_so_is_one_on_classes():
     fit_both((model, ipu), *classes(ROWS), epochs=3, validation_data=classes(8, seed=1))
 
 
-@pytest.mark.parametrize("frequency", [1, 3, [1, 4]])
+@pytest.mark.parametrize("frequency", [1, 2, 3, [1, 4]])
 def test_validation_comes_when_keras_validates(frequency):
     pair = compiled(networks(), metrics=["mae"])
     fit_both(
@@ -50,16 +50,17 @@ def test_validation_comes_when_keras_validates(frequency):
     )
 
 
-def test_validation_has_a_batch_size_of_its_own():
+@pytest.mark.parametrize("batch_size", [4, 8])
+def test_validation_has_a_batch_size_of_its_own(batch_size):
     fit_both(
         compiled(networks()),
         *data(ROWS),
         validation_data=data(16, seed=1),
-        validation_batch_size=8,
+        validation_batch_size=batch_size,
     )
 
 
-@pytest.mark.parametrize("share", [0.5, 0.33])
+@pytest.mark.parametrize("share", [0.5, 0.33, 0.1])
 def test_the_last_rows_are_split_off(share):
     x, y = data(12)
     batch_size = int(np.floor(12 * (1 - share)))  # one batch, whatever is left
@@ -80,8 +81,9 @@ def test_a_second_fit_goes_on_with_a_history_of_its_own():
     assert fit_both(pair, *data(ROWS), epochs=2).epoch == [0, 1]
 
 
-def test_evaluate_is_keras_s():
-    model, ipu = compiled(networks(), metrics=["mae"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_evaluate_is_keras_s(optimizer):
+    model, ipu = compiled(networks(), optimizer, metrics=["mae"])
     x, y = data(ROWS)
     theirs, mine = KerasRecorder(), IpufitRecorder()
     expected = model.evaluate(

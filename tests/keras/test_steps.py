@@ -19,7 +19,8 @@ from tests.keras.twins import (
 )
 
 
-@pytest.mark.parametrize(("optimizer", "rows"), list(zip(OPTIMIZERS, [10, 9, 5])))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("rows", [10, 9, 5])
 def test_a_partial_batch_is_padded_to_keras_s_figures(optimizer, rows):
     model, ipu = compiled(networks(), optimizer, metrics=["mae"])
     ipu.fit = pads(ipu.fit)
@@ -30,7 +31,8 @@ def pads(fit):
     return lambda *arguments, **named: fit(*arguments, drop_last="pad", **named)
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(1, 3), (2, 4), (3, 1)])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("epochs", [1, 3, 4])
 def test_epochs_of_so_many_steps_go_on_where_the_last_ended(steps, epochs):
     pair = compiled(networks(), metrics=["mae"])
     fit_both(pair, *data(24), epochs=epochs, steps_per_epoch=steps)
@@ -47,7 +49,7 @@ def test_an_epoch_that_runs_out_of_data_is_cut_short():
     assert history.epoch == [0, 1, 2]
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2, 3])
 def test_validations_of_so_many_steps_begin_at_the_beginning(steps):
     pair = compiled(networks(), metrics=["mae"])
     fit_both(

@@ -17,7 +17,8 @@ def printed(capsys, *calls):
     return said
 
 
-@pytest.mark.parametrize(("epochs", "frequency"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("frequency", [1, 2])
 def test_a_fit_prints_keras_s_lines(capsys, epochs, frequency):
     x, y = data(48)
     common = {
