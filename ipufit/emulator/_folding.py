@@ -616,7 +616,8 @@ class LateRunner(Runner):
 
         self._loop(call, indices, keep, early.forward)
         if self._most == 0:
-            size = sum(tensor.nbytes for tensor in tensors_in(self._kept[0]))
+            tensors = tensors_in(self._kept[0])
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             self._most = max(1, fold_bytes(is_training=False) // max(1, size))
         is_last = indices.stop == len(call.device.layout.micro_batches)
         if is_last or len(self._kept) == self._most:
