@@ -607,14 +607,8 @@ class LateRunner(Runner):
         if indices.start == 0:
             self._kept = []
 
-        def keep(_: int, results: Results) -> None:
-            # A tuple of tensors is kept for the first fold, which fails on it.
-            trains = [getattr(result, "requires_grad", False) for result in results]
-            self._kept.append(
-                tuple(r.detach() if t else r for r, t in zip(results, trains))
-            )
-
-        self._loop(call, indices, keep, early.forward)
+        keep = self._kept.append
+        self._loop(call, indices, lambda _, results: keep(results), early.forward)
         if self._most == 0:
             tensors = tensors_in(self._kept[0])
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -622,7 +616,8 @@ class LateRunner(Runner):
         is_last = indices.stop == len(call.device.layout.micro_batches)
         if is_last or len(self._kept) == self._most:
             rows, self._kept = self._kept, []
-            results = self._run_late(late, rows)
+            with torch.no_grad():
+                results = self._run_late(late, rows)
             _give(call, indices.stop - len(rows), results, collect)
 
     def _run_late(self, late: GraphModule, rows: list[Results]) -> Results:
