@@ -251,7 +251,10 @@ def assert_predicts(model, plan, data):
 @pytest.mark.parametrize(
     ("form", "plan"),
     [
-        *((form, "accumulation") for form in FORMS),
+        *((form, "accumulation") for form in FORMS if FORMS[form] is not hugging_face),
+        pytest.param(
+            *("a Hugging Face dataset", "accumulation"), marks=pytest.mark.thorough
+        ),
         *((form, "plain") for form in ("frames", "an iterable dataset")),
         *((form, "replicas") for form in ("a dataset of rows", "a stream")),
     ],
