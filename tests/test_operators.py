@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of operators is complete in itself, and its page counts it right."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent / "docs" / "reference"
+VERDICTS = {"same", "number", "shape", "type", "gradient", "nan", "refused"}
+ANSWERS = {"has", "lacks", "strict", "unknown"}
+
+
+def rows():
+    with (FOLDER / "operators.tsv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def test_each_row_has_a_verdict_a_sentence_and_a_citation():
+    for row in rows():
+        assert None not in row, row
+        assert None not in row.values(), row
+        assert row["verdict"] in VERDICTS, row
+        assert row["emulator"] in ANSWERS, row
+        assert row["operator"], row
+        assert row["device"], row
+        assert re.search(r"\w\.(cpp|hpp|S|py|inc|yaml)\b|torch ", row["citation"]), row
+
+
+def test_no_row_stands_twice():
+    keys = Counter((row["source"], row["operator"], row["when"]) for row in rows())
+    assert [key for key, count in keys.items() if count > 1] == []
+
+
+def test_the_page_counts_them():
+    page = (FOLDER / "operators.md").read_text("utf-8").replace("\n", " ")
+    verdicts = Counter(row["verdict"] == "same" for row in rows())
+    lacking = Counter(r["emulator"] for r in rows() if r["verdict"] != "same")["lacks"]
+    assert f"There are {len(rows())} rows. In {verdicts[True]} a device" in page
+    assert f"In {verdicts[False]} it doesn't, and for {lacking} of these" in page
