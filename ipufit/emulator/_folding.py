@@ -46,6 +46,7 @@ from ipufit.emulator._tracing.operation import (
     function_name,
     map_tensors,
     original,
+    storage_of,
     tensors_in,
 )
 
@@ -606,13 +607,15 @@ class LateRunner(Runner):
         early, late = self._parts
         if indices.start == 0:
             self._kept = []
-
         keep = self._kept.append
         self._loop(call, indices, lambda _, results: keep(results), early.forward)
         if self._most == 0:
             tensors = tensors_in(self._kept[0])
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             self._most = max(1, fold_bytes(is_training=False) // max(1, size))
+            weights = set(map(storage_of, call.device.weights.trained.values()))
+            if not weights.isdisjoint(map(storage_of, tensors)):
+                self._most = 1  # the next update would change what waits
         is_last = indices.stop == len(call.device.layout.micro_batches)
         if is_last or len(self._kept) == self._most:
             rows, self._kept = self._kept, []

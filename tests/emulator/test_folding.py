@@ -586,6 +586,32 @@ def test_metrics_of_many_updates_run_in_one_pass(names, mib, sizes):
     torch.testing.assert_close(trained, weights, rtol=0, atol=0)
 
 
+class Reporting(nn.Module):
+    """Returns what its loss and its report make of one view of the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = weight(C)
+
+    def forward(self, x):
+        row = self.weight.view(1, -1)
+        loss = poptorch.identity_loss((x.mean(0) * row).pow(2).mean(), "mean")
+        return row.abs().sum().reshape(1), loss
+
+
+def test_metrics_of_weights_are_those_before_the_update():
+    def reported(fold):
+        module = Reporting()
+        sgd = optim.SGD(module.parameters(), lr=1.0)
+        options = make_options(5, 1, 1, OutputMode.All)
+        model = poptorch.trainingModel(module, options, sgd)
+        return run(fold, lambda: model, [[torch.ones(5 * B, C)]])[0][0]
+
+    looped = reported("0")
+    assert len(set(looped[0].tolist())) == 5
+    torch.testing.assert_close(reported("1"), looped, rtol=0, atol=0)
+
+
 def test_a_second_executor_goes_on_bit_by_bit():
     """The first call of an executor runs both ways and leaves no trace."""
     names = ["linear", "attention", "conv"]
