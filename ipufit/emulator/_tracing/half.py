@@ -160,7 +160,8 @@ def _round_at_random(tensor: Tensor) -> Tensor:
 
     A number is scaled so that it is subnormal in float32 if it is in float16. Then
     float16 lacks the same 13 bits of each number. Random bits are added to these, and
-    they are cut off.
+    they are cut off. `torch.set_flush_denormal(True)` makes numbers below
+    2**-14 zero.
 
     More than 4096 numbers are a table with rows of that length. Their random words are
     those of the row, each XORed with a word of the column. Any three of these words are
