@@ -16,7 +16,16 @@ import functools
 import logging
 import operator
 from time import perf_counter
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch import Tensor
@@ -451,7 +460,7 @@ def choose_runner(
             logger.debug(_LOOPED, reason)
             return Runner()
     if program.has_loss and layout.micro_batches_per_update == 1:
-        return LateRunner(program)
+        return SplitRunner(program)
     return FoldRunner(program)
 
 
@@ -583,104 +592,148 @@ class FoldRunner(Runner):
             collect(index, of_one)
 
 
-class LateRunner(Runner):
-    """Runs what no update depends on, such as metrics, for many micro-batches at once.
+class SplitRunner(Runner):
+    """Runs what no update changes for many micro-batches at once.
 
-    An update comes after each micro-batch, so the rest of the program runs in the loop.
-    The first fold of each size runs beside the loop. If it fails, or its results
-    differ, metrics run in the loop, too.
+    An update comes after each micro-batch, so what leads from the weights to the loss
+    runs in the loop. What the loss needs from the inputs alone, such as the number of
+    targets that count, runs before it, for all micro-batches of a call. What no update
+    depends on, such as metrics, runs after it.
+
+    The first fold of each part runs beside the loop. If it fails, or its results
+    differ, that part runs in the loop, too.
     """
 
     def __init__(self, program: Program) -> None:
         module: Any = program.run
-        self._parts = _split(module.__self__, len(program.weight_names))
-        self._is_foldable = True
-        self._folds: dict[int, Forward] = {}
-        self._most = 0  # micro-batches of a fold; 0 until the first one has run
-        self._kept: list[Results] = []  # of micro-batches that wait for a fold
+        self._num_weights = len(program.weight_names)
+        self._parts = _split(module.__self__, self._num_weights)
+        self._folds: dict[tuple[GraphModule, int], Forward] = {}
+        self._looped: set[GraphModule] = set()  # parts that can't be folded
+        self._is_ahead = False  # whether the first part runs before the loop
+        self._given: list[Results] = []  # its results
+        self._most = 0  # micro-batches of the last part; 0 until the first one has run
+        self._kept: list[Results] = []  # of micro-batches that wait for it
 
     def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
-        """Run the micro-batch of an update; fold what waits if it is enough."""
+        """Run the micro-batch of an update, and the other parts where it is time."""
         if self._parts is None or call.watch is not None:
             super().run_micro_batches(call, indices, collect)
             return
-        early, late = self._parts
-        if indices.start == 0:
+        before, loop, after = self._parts
+        index, count = indices.start, len(call.device.layout.micro_batches)
+        max_bytes = fold_bytes(is_training=False)
+        if index == 0:
             self._kept = []
-        keep = self._kept.append
-        self._loop(call, indices, lambda _, results: keep(results), early.forward)
-        if self._most == 0:
-            tensors = tensors_in(self._kept[0])
-            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            self._most = max(1, fold_bytes(is_training=False) // max(1, size))
-            weights = set(map(storage_of, call.device.weights.trained.values()))
-            if not weights.isdisjoint(map(storage_of, tensors)):
-                self._most = 1  # the next update would change what waits
-        is_last = indices.stop == len(call.device.layout.micro_batches)
-        if is_last or len(self._kept) == self._most:
-            rows, self._kept = self._kept, []
-            with torch.no_grad():
-                results = self._run_late(late, rows)
-            _give(call, indices.stop - len(rows), results, collect)
+            rows = [_cut(row, count, 0) for row in call.inputs.joined(0, count)]
+            if self._most == 0:
+                size = count * _size(before(*(row[0] for row in rows)))
+                self._is_ahead = 0 < size <= max_bytes
+            if self._is_ahead:
+                self._given = list(zip(*map(torch.unbind, self._run(before, rows))))
 
-    def _run_late(self, late: GraphModule, rows: list[Results]) -> Results:
-        """Return the stacked results of some micro-batches."""
-        count = len(rows)
-        if count in self._folds:
-            return self._folds[count](*map(torch.stack, zip(*rows)))
-        looped = tuple(map(torch.stack, zip(*(late(*row) for row in rows))))
-        if not self._is_foldable:
+        def run(*given: Tensor) -> Results:
+            if self._is_ahead:
+                return loop.forward(*given, *self._given[index])
+            return loop.forward(*given, *before.forward(*given[self._num_weights :]))
+
+        self._loop(call, indices, lambda _, results: self._kept.append(results), run)
+        if self._most == 0:
+            of_one = list(tensors_in(self._kept[0]))
+            self._most = max(1, max_bytes // max(1, _size(of_one)))
+            weights = set(map(storage_of, call.device.weights.trained.values()))
+            if not weights.isdisjoint(map(storage_of, of_one)):
+                self._most = 1  # the next update would change what waits
+        if indices.stop == count or len(self._kept) == self._most:
+            kept, self._kept = self._kept, []
+            results = self._run(after, list(map(torch.stack, zip(*kept))))
+            _give(call, indices.stop - len(kept), results, collect)
+
+    @torch.no_grad()
+    def _run(self, part: GraphModule, rows: Sequence[Tensor]) -> Results:
+        """Return the results of a part, stacked as the rows that it takes."""
+        key = part, len(rows[0])
+        if key in self._folds:
+            return self._folds[key](*rows)
+        looped = tuple(map(torch.stack, zip(*(part(*row) for row in zip(*rows)))))
+        if part in self._looped:
             return looped
         level = logging.WARNING
         try:
-            stacked = list(map(torch.stack, zip(*rows)))
-            run = fold(late, stacked, 0, count, is_stacked=True)
-            reason = _difference("results", looped, run(*stacked), _RELATIVE)
+            run = fold(part, rows, 0, len(rows[0]), is_stacked=True)
+            folded = run(*rows)
+            reason = _difference("results", looped, folded, _RELATIVE)
         except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
             level, reason = logging.DEBUG, str(error).partition("\n")[0]
         if reason is None:
-            self._folds[count] = run
-            logger.debug("Metrics of %d micro-batches run in one pass", count)
-        else:
-            self._is_foldable = False
-            self._folds.clear()
-            logger.log(level, "Metrics run one after the other, not folded: %s", reason)
+            self._folds[key] = run
+            logger.debug("Parts of %d micro-batches run in one pass", len(rows[0]))
+            return folded
+        self._looped.add(part)
+        logger.log(level, "Parts run one after the other, not folded: %s", reason)
         return looped
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _split(
     program: GraphModule, num_weights: int
-) -> tuple[GraphModule, GraphModule] | None:
-    """Split a training program into what its loss depends on, and the rest.
+) -> tuple[GraphModule, GraphModule, GraphModule] | None:
+    """Split a training program into what depends on inputs alone, the loss, the rest.
 
     Returns:
-        The first part takes what the program takes, and returns what the second one
-        takes, then the loss. None if all is in one part, or must run in its order.
+        The first part takes the inputs. The second one takes what the program takes,
+        then the results of the first one, and returns what the third one takes, then
+        the loss. None if there is no third part, or all must run in its order.
     """
     *nodes, output = program.graph.nodes
     *results, loss = output.args[0]
-    early = {loss, *(node for node in nodes if node.op == "placeholder")}
+    places = [node for node in nodes if node.op == "placeholder"]
+    weights, inputs = places[:num_weights], places[num_weights:]
+    of_loss = {loss, *places}
     for node in reversed(nodes):
-        if node in early:
-            early.update(node.all_input_nodes)
-    rest = [node for node in nodes if node not in early]
+        if node in of_loss:
+            of_loss.update(node.all_input_nodes)
+    for node in nodes:  # an operation's results stay with it
+        if node.target is operator.getitem and node.args[0] in of_loss:
+            of_loss.add(node)
+    rest = [node for node in nodes if node not in of_loss]
     taken = dict.fromkeys([n for node in rest for n in node.all_input_nodes] + results)
-    kept = [node for node in taken if node in early]
+    kept = [node for node in taken if node in of_loss]
     if (
         not any(node.op.startswith("call") for node in rest)
-        or not set(nodes[:num_weights]).isdisjoint(kept)
+        or not set(weights).isdisjoint(kept)
         or any(n.target is _set_grad_enabled or effects_of(n).writes for n in nodes)
     ):
         return None
-    first, second = Graph(), Graph()
-    of_first: dict[Node, Node] = {}
-    of_second = {node: second.placeholder(node.name) for node in kept}
+    early = set(inputs)
     for node in nodes:
-        graph, copies = (first, of_first) if node in early else (second, of_second)
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    first.output(tuple(of_first[node] for node in [*kept, loss]))
-    second.output(tuple(of_second[node] for node in results))
-    return GraphModule(program, first), GraphModule(program, second)
+        needed = node.all_input_nodes
+        if node in of_loss and needed and early.issuperset(needed):
+            early.add(node)
+    early.difference_update(inputs)
+    given = [
+        node for node in nodes if node in early and not early.issuperset(node.users)
+    ]
+
+    def part(
+        taken: Sequence[Node], inside: set[Node], returned: Sequence[Node]
+    ) -> GraphModule:
+        graph = Graph()
+        copies = {node: graph.placeholder(node.name) for node in taken}
+        for node in nodes:
+            if node in inside:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in returned))
+        return GraphModule(program, graph)
+
+    return (
+        part(inputs, early, given),
+        part([*places, *given], of_loss - early - set(places), [*kept, loss]),
+        part(kept, set(rest), results),
+    )
 
 
 def _difference(

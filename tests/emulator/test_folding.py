@@ -573,7 +573,7 @@ def test_a_fold_that_differs_from_the_loop_is_never_used(wrong, G, monkeypatch):
     ("names", "mib", "sizes"),
     [
         (["linear", "conv"], 32, {5}),
-        (["linear", "conv"], 0.001, {2, 1}),
+        (["linear", "conv"], 0.001, {5, 2, 1}),
         (["linear", "dropout"], 32, set()),
         (["counted"], 32, set()),
     ],
@@ -581,9 +581,45 @@ def test_a_fold_that_differs_from_the_loop_is_never_used(wrong, G, monkeypatch):
 def test_metrics_of_many_updates_run_in_one_pass(names, mib, sizes):
     outputs, weights, *_ = train("0", names, 5, 1, 1, B, OutputMode.All)
     folded, trained, _, said = train("1", names, 5, 1, 1, B, OutputMode.All, mib=mib)
-    assert {r.args[0] for r in said if r.msg.startswith("Metrics of")} == sizes
+    assert {r.args[0] for r in said if r.msg.startswith("Parts of")} == sizes
     assert_close(folded, outputs)
     torch.testing.assert_close(trained, weights, rtol=0, atol=0)
+
+
+class Counting(nn.Module):
+    """Divides its loss by the number of inputs that count, and returns places."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = weight(C)
+
+    def forward(self, x):
+        known = x[:, 0].gt(0).to(torch.float32)
+        largest, place = x.max(-1)
+        highest, at = (x * self.weight).max(-1)
+        loss = (highest.mean(-1) * known[:, 0] + largest.mean(-1)).sum()
+        loss = poptorch.identity_loss(loss / known.sum().clamp(min=1), "none")
+        return place, at, (at == place).to(torch.float32).sum(), loss
+
+
+@pytest.mark.parametrize(("mib", "passes"), [(32, [5, 5]), (0.0001, [1])])
+def test_what_depends_on_inputs_alone_runs_before_the_loop(mib, passes):
+    def trained(fold):
+        module = Counting()
+        sgd = optim.SGD(module.parameters(), lr=1.0)
+        options = make_options(5, 1, 1, OutputMode.All)
+        model = poptorch.trainingModel(module, options, sgd)
+        batches = [[torch.randn(5 * B, T, C)] for _ in range(3)]
+        *results, said = run(fold, lambda: model, batches, mib)
+        found = [r.args[0] for r in said if r.msg.startswith("Parts of")]
+        return [*results, module.state_dict()], found
+
+    torch.manual_seed(0)
+    expected, _ = trained("0")
+    torch.manual_seed(0)
+    actual, found = trained("1")
+    assert found == passes
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 class Reporting(nn.Module):

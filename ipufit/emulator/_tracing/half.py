@@ -64,11 +64,16 @@ _LIKE_INPUT = frozenset(
 _STATISTICS = ("running_mean", "running_var")
 _UPDATES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 
-_CUT_OFF = 2**13 - 1
+# Tensors: torch makes one of each number in an expression, in a second operation.
+_CUT_OFF = torch.tensor(2**13 - 1, dtype=torch.int32)
 """The bits of a float32 fraction that float16 doesn't have."""
 
-_TO_SUBNORMAL = 2.0**-112
+_OTHER_BITS = ~_CUT_OFF
+
+_TO_SUBNORMAL = torch.tensor(2.0**-112, dtype=torch.float32)
 """Takes 2**-14 to 2**-126: the least normal numbers of float16 and of float32."""
+
+_FROM_SUBNORMAL = 1 / _TO_SUBNORMAL
 
 _ROW = 2**12
 """The number of independent words in a table of random words."""
@@ -175,10 +180,10 @@ def _round_at_random(tensor: Tensor) -> Tensor:
     words = torch.empty((width + 1) // 2, dtype=torch.int64).random_(-(2**63), None)
     random = words.view(torch.int32)[:width] & _CUT_OFF
     if count > width:
-        column = torch.randint(_CUT_OFF + 1, (-(-count // _ROW), 1), dtype=torch.int32)
+        column = torch.randint(2**13, (-(-count // _ROW), 1), dtype=torch.int32)
         random = torch.bitwise_xor(column, random).view(-1)[:count]
-    bits.add_(random).bitwise_and_(~_CUT_OFF)
-    return scaled.mul_(1 / _TO_SUBNORMAL).half()
+    bits.add_(random).bitwise_and_(_OTHER_BITS)
+    return scaled.mul_(_FROM_SUBNORMAL).half()
 
 
 def in_float32(operation: Operation) -> Operation:
