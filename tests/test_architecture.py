@@ -89,6 +89,7 @@ FLOORS = {
         "_device": 9,
         "_optimizers": 8,
         "_program": 7,
+        "_handlers": 6.5,
         "_ops": 6,
         "_layout": 5,
         "_tracing": 4,

@@ -606,6 +606,7 @@ class SplitRunner(Runner):
 
     def __init__(self, program: Program) -> None:
         module: Any = program.run
+        self._max_bytes = fold_bytes(is_training=False)
         self._num_weights = len(program.weight_names)
         self._parts = _split(module.__self__, self._num_weights)
         self._folds: dict[tuple[GraphModule, int], Forward] = {}
@@ -622,13 +623,12 @@ class SplitRunner(Runner):
             return
         before, loop, after = self._parts
         index, count = indices.start, len(call.device.layout.micro_batches)
-        max_bytes = fold_bytes(is_training=False)
         if index == 0:
             self._kept = []
             rows = [_cut(row, count, 0) for row in call.inputs.joined(0, count)]
             if self._most == 0:
                 size = count * _size(before(*(row[0] for row in rows)))
-                self._is_ahead = 0 < size <= max_bytes
+                self._is_ahead = 0 < size <= self._max_bytes
             if self._is_ahead:
                 self._given = list(zip(*map(torch.unbind, self._run(before, rows))))
 
@@ -640,7 +640,7 @@ class SplitRunner(Runner):
         self._loop(call, indices, lambda _, results: self._kept.append(results), run)
         if self._most == 0:
             of_one = list(tensors_in(self._kept[0]))
-            self._most = max(1, max_bytes // max(1, _size(of_one)))
+            self._most = max(1, self._max_bytes // max(1, _size(of_one)))
             weights = set(map(storage_of, call.device.weights.trained.values()))
             if not weights.isdisjoint(map(storage_of, of_one)):
                 self._most = 1  # the next update would change what waits

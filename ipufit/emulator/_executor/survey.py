@@ -27,6 +27,7 @@ from ipufit.emulator._executor.executor import PROGRAM_CHECKS, check_updatable_b
 from ipufit.emulator._ground.custom_args import flattenTensorStructure
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.torch_extras import device_tensor
+from ipufit.emulator._handlers import findings
 from ipufit.emulator._layout.pod import reserved_ipus
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.args import check_inputs
@@ -34,9 +35,7 @@ from ipufit.emulator._program.program import (
     Program,
     add_final_loss,
     check_node,
-    check_numbers,
     eliminate,
-    other_numbers,
     used_ipus,
     with_bodies,
 )
@@ -217,7 +216,7 @@ def survey(
         graphs = with_bodies(graph, recording.root)
         constant_inputs = recording.constant_inputs()
         for one in graphs:
-            _check_nodes(one, constant_inputs, notes)
+            _check_nodes(one, constant_inputs, recording.results, notes)
         if error is None:  # else which operations count, and the loss, are unknown
             ipus = notes.attempt("blocks", used_ipus, graphs, constant_inputs) or (0,)
             before = len(notes.remarks)
@@ -248,7 +247,9 @@ def survey(
     )
 
 
-def _check_nodes(graph: Graph, constant_inputs: set[str], notes: Notes) -> None:
+def _check_nodes(
+    graph: Graph, constant_inputs: set[str], values: dict[Node, Any], notes: Notes
+) -> None:
     constants = constant_nodes(graph, constant_inputs)
     for node in graph.nodes:
         is_called = node.op in ("call_function", "call_method")
@@ -256,10 +257,11 @@ def _check_nodes(graph: Graph, constant_inputs: set[str], notes: Notes) -> None:
             continue
         place = place_of(node)
         notes.attempt("arguments", check_node, node, constants, place=place)
-        notes.attempt("numbers", check_numbers, node, place=place)
-        others = other_numbers(node)
-        if others:
-            notes.add("numbers", others, place, is_refused=False)
+        for finding in findings(node, values):
+            if finding.rule.is_reported or finding.is_refused:
+                is_refused = finding.is_refused
+                what = finding.message(node)
+                notes.add("numbers", what, place, is_refused=is_refused)
     for node, function, operators in unsupported_nodes(graph, constant_inputs):
         if node.meta.get(_REFUSED):
             continue

@@ -23,6 +23,7 @@ from ipufit.emulator._ground.custom_args import (
 )
 from ipufit.emulator._ground.switches import CHANNELS_LAST_VARIABLE, is_on, is_strict
 from ipufit.emulator._ground.torch_extras import host_tensor
+from ipufit.emulator._handlers import apply_rules
 from ipufit.emulator._ops.control_flow import Body
 from ipufit.emulator._ops.markers import identity_loss
 from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
@@ -279,7 +280,8 @@ def trace(
     graphs = with_bodies(graph, recording.root)
     constant_inputs = recording.constant_inputs()
     for one in graphs:
-        compute_as_device(one, constant_nodes(one, constant_inputs))
+        known = constant_nodes(one, constant_inputs)
+        compute_as_device(one, known, recording.results)
     if is_strict():
         refuse_unsupported_operators(graphs, constant_inputs)
     ipus = used_ipus(graphs, constant_inputs)
@@ -382,67 +384,24 @@ def check_node(node: Node, constants: set[Node]) -> None:
             )
 
 
-def check_numbers(node: Node) -> None:
-    """Refuse a node for which a device probably computes other numbers.
-
-    Args:
-        node: A node that isn't constant.
-
-    Raises:
-        Error: It divides whole numbers, divides with a rounding mode, or takes the mean
-            of whole numbers.
-    """
-    name = function_name(node)
-    rounding = node.kwargs.get("rounding_mode")
-    if name in _DIVISIONS and rounding is not None:
-        raise createPoptorchError(
-            f"torch.div with rounding_mode={rounding!r}: PopTorch ignores the mode "
-            f"(`AtenHandlers.gen.cpp`). Write torch.{rounding}(x.float() / y)."
-        )
-    for names, what, way in _OF_WHOLE_NUMBERS:
-        if name in names and node.meta.get("is_whole"):
-            raise createPoptorchError(
-                f"{what} of whole numbers: the device computes it in int32, truncated, "
-                "or refuses to, where torch computes in floats. Convert first, for "
-                f"example {way}; a share of matches is `(a == b).float().mean()`."
-            )
-
-
-def other_numbers(node: Node) -> str:
-    """Describe how a device's numbers differ from torch's; "" if they don't.
-
-    Args:
-        node: A node that isn't constant and compiles.
-    """
-    name = function_name(node)
-    correction = node.kwargs.get("correction")
-    if name in _SPREADS and correction not in (None, 0, 1, True, False):
-        return (
-            f"{name}(correction={correction}) is computed with a correction of 1: "
-            "PopTorch takes the number for a truth value (`calculateVarMean`)."
-        )
-    if name in _THROUGH_INT32:
-        return (
-            f"torch.{name} goes through int32 (`truncHandler`): values of 2**31 and "
-            "more come out wrong."
-        )
-    return ""
-
-
-def compute_as_device(graph: Graph, constants: set[Node]) -> None:
+def compute_as_device(
+    graph: Graph, constants: set[Node], values: Mapping[Node, Any]
+) -> None:
     """Refuse a program that doesn't compile; replace functions by the device's.
 
     Args:
         graph: A traced program, which is changed.
         constants: Its constant nodes, which torch computes.
+        values: The value of each node while tracing.
 
     Raises:
-        Error: As from `check_node` and `check_numbers`.
+        Error: A node is refused by `check_node` or by a row of the table of operators.
 
     Example:
-        >>> graph = Graph()
-        >>> node = graph.call_function(torch.trunc, (graph.placeholder("x"),))
-        >>> compute_as_device(graph, constants=set())
+        >>> graph, x = Graph(), torch.zeros(1)
+        >>> values = {graph.placeholder("x"): x}
+        >>> node = graph.call_function(torch.trunc, tuple(values))
+        >>> compute_as_device(graph, constants=set(), values={**values, node: x})
         >>> node.target(torch.tensor([2.7, 1e10]))
         tensor([ 2.0000e+00, -2.1475e+09])
     """
@@ -450,46 +409,8 @@ def compute_as_device(graph: Graph, constants: set[Node]) -> None:
     for node in nodes:
         check_node(node, constants)
     for node in nodes:
-        check_numbers(node)
-        name, correction = function_name(node), node.kwargs.get("correction")
-        if name in _SPREADS and correction is not None:
-            node.kwargs = {**node.kwargs, "correction": int(bool(correction))}
-        elif name in _THROUGH_INT32:
-            node.op, node.target = "call_function", _THROUGH_INT32[name]
-
-
-def _trunc(x: Tensor) -> Tensor:
-    """Compute torch.trunc through int32, as PopTorch's `truncHandler` does."""
-    through_int32 = x.detach().to(torch.int32).to(x.dtype)
-    return torch.where(x.abs() < 2.0**31, torch.trunc(x), through_int32)
-
-
-def _frac(x: Tensor) -> Tensor:
-    """Compute torch.frac through int32, as PopTorch's `fracHandler` does."""
-    return x - x.detach().to(torch.int32).to(x.dtype)
-
-
-_THROUGH_INT32: dict[str, Callable[[Tensor], Tensor]] = {
-    "fix": _trunc,
-    "frac": _frac,
-    "trunc": _trunc,
-}
-_SPREADS = frozenset({"std", "std_mean", "var", "var_mean"})
-_DIVISIONS = frozenset(
-    """
-    __idiv__ __itruediv__ __truediv__ div div_ divide divide_ true_divide true_divide_
-    """.split()  # noqa: SIM905 - one per line would be a page
-)
-_FLOOR_DIVISIONS = frozenset(
-    """
-    __floordiv__ __ifloordiv__ __rfloordiv__ floor_divide floor_divide_
-    """.split()  # noqa: SIM905
-)
-_OF_WHOLE_NUMBERS = (
-    (_DIVISIONS, "Division", "x.float() / y"),
-    (_FLOOR_DIVISIONS, "`//`", "torch.floor(x.float() / y)"),
-    (frozenset({"mean"}), "The mean", "x.float().mean()"),
-)
+        if node.op in ("call_function", "call_method"):
+            apply_rules(node, values)
 
 
 def used_ipus(

@@ -350,11 +350,9 @@ class Recording:
         else:
             node = self.graph.call_function(operation.function, args, kwargs)
         scope = "".join(f"{name}/" for name in self.scopes)
-        operands = (*operation.args, *operation.kwargs.values())
         node.meta.update(
             operator=(scope, name),
             block=self.block,
-            is_whole=all(map(_is_whole, operands)),
             effects=effects,
             **self.notes,
         )
@@ -470,13 +468,6 @@ def _is_method(operation: Operation) -> bool:
         is_tensor_method_or_property(function)
         or getattr(Tensor, name, None) is function  # torch 2.0 forgets `unflatten`
         or name in ("__getitem__", "__setitem__")
-    )
-
-
-def _is_whole(operand: Any) -> bool:
-    """Return whether all numbers in an argument are whole."""
-    return not isinstance(operand, (float, complex, np.floating)) and not any(
-        t.is_floating_point() or t.is_complex() for t in tensors_in(operand)
     )
 
 

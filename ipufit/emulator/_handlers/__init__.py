@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of operators that a device computes otherwise than torch."""
+
+# The modules of rules add their rules as they are imported.
+from __future__ import annotations
+
+from ipufit.emulator._handlers import activations, elementwise, reductions
+from ipufit.emulator._handlers.rules import apply_rules, findings
+
+__all__ = ["activations", "apply_rules", "elementwise", "findings", "reductions"]

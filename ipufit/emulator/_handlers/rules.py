@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules: rows of the table `operators.tsv` that the emulator holds programs to.
+
+PopTorch's handlers turn torch's operators into PopART's. Where a device then computes
+other numbers than torch, the program computes them, too. Where PopTorch, PopART or
+Poplar refuses an operator, the emulator does. `ipufit check` reports both.
+
+A rule is a function of one operation of a traced program:
+
+    @rule("gelu-exact", "gelu")
+    def gelu(call):
+        if call.arguments("input approximate").get("approximate", "none") == "none":
+            return lambda x, **_: functional.gelu(x, approximate="tanh")
+        return None
+
+Operations on constants have no rules: torch computes them (PopTorch,
+`EvaluateConstexprs.cpp`).
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
+
+import numpy as np
+from torch import Tensor
+from torch.fx.node import Node, map_arg
+
+from ipufit.emulator._tracing.half import rounded_alike
+from ipufit.emulator._tracing.operation import (
+    Operation,
+    error_about,
+    function_name,
+    is_in_place,
+    original,
+    tensors_in,
+)
+from ipufit.emulator.errors import Error
+
+
+@dataclass(frozen=True)
+class Call(Operation):
+    """An operation of a traced program with the tensors of the trace.
+
+    Attributes:
+        result: Its result in the trace, as torch computes it.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> Call(torch.exp, "exp", (x,), {}, result=x.exp()).trains
+        True
+    """
+
+    result: Any
+
+    @property
+    def trains(self) -> bool:
+        """Whether a gradient passes through the operation."""
+        return any(tensor.requires_grad for tensor in tensors_in(self.result))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all numbers among the arguments are whole."""
+        given = (*self.args, *self.kwargs.values())
+        return not any(
+            isinstance(value, (float, complex, np.floating))
+            or any(t.is_floating_point() or t.is_complex() for t in tensors_in(value))
+            for value in given
+        )
+
+
+Condition = Callable[[Call], Any]
+
+
+class Rule(NamedTuple):
+    """A row of the table, and the function that finds where it holds.
+
+    Attributes:
+        row: The row's `rule`.
+        find: Returns the function with which a device computes the operation; a text
+            to refuse it with; True if the row holds and torch's function stays; else
+            None or False.
+        is_reported: Whether `ipufit check` reports it. It doesn't if the row depends on
+            values, which a check doesn't know.
+        is_certain: Whether a row that refuses does so for certain; else it is reported.
+    """
+
+    row: str
+    find: Condition
+    is_reported: bool
+    is_certain: bool
+
+
+RULES: dict[str, list[Rule]] = {}
+"""The rules of each function of torch, by the name under which it is recorded."""
+
+
+def rule(
+    row: str, *names: str, is_reported: bool = True, is_certain: bool = True
+) -> Callable[[Condition], Condition]:
+    """Make a function the rule of a row.
+
+    Args:
+        row: The row's `rule` in the table.
+        names: Names of torch's functions, as they are recorded. Those that change
+            their first argument are included: `clamp_` with `clamp`.
+        is_reported: As in `Rule`.
+        is_certain: As in `Rule`.
+    """
+
+    def add(find: Condition) -> Condition:
+        for name in names:
+            found = Rule(row, find, is_reported, is_certain)
+            RULES.setdefault(name, []).append(found)
+        return find
+
+    return add
+
+
+class Finding(NamedTuple):
+    """A rule that holds for a node.
+
+    Attributes:
+        rule: The rule.
+        found: The value that the rule's `find` returned.
+    """
+
+    rule: Rule
+    found: Any
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the program is refused."""
+        is_refusal = table()[self.rule.row]["verdict"] == "refused"
+        return isinstance(self.found, str) or (is_refusal and self.rule.is_certain)
+
+    def message(self, node: Node) -> str:
+        """Say what a device does, when, and what to do instead."""
+        if isinstance(self.found, str):
+            return self.found
+        row = table()[self.rule.row]
+        when = f", if {row['when']}" if row["when"] else ""
+        instead = f" Instead: {row['instead']}." if row["instead"] else ""
+        return (
+            f"`{function_name(node)}`: a device {row['device']}{when} "
+            f"({row['citation']}).{instead}"
+        )
+
+
+def findings(node: Node, values: Mapping[Node, Any]) -> Iterator[Finding]:
+    """Yield the rules that hold for a node.
+
+    Args:
+        node: A node that isn't constant.
+        values: The value of each node while tracing.
+    """
+    name = function_name(node)
+    rules = RULES.get(_base(name), ())
+    if not rules or node not in values:
+        return
+    args, kwargs = map_arg((node.args, node.kwargs), values.get)
+    function: Any = original(node.target)
+    call = Call(function, name, tuple(args), dict(kwargs), values[node])
+    for one in rules:
+        found = one.find(call)
+        if found:
+            yield Finding(one, found)
+
+
+def apply_rules(node: Node, values: Mapping[Node, Any]) -> None:
+    """Compute a node as a device does.
+
+    Raises:
+        Error: A device refuses it.
+    """
+    for finding in findings(node, values):
+        if finding.is_refused:
+            raise refusal(finding, node)
+        if callable(finding.found):
+            computed = _like(node, finding.found)
+            node.target = rounded_alike(node.target, computed)
+            node.op = "call_function"
+
+
+def refusal(finding: Finding, node: Node) -> Error:
+    """Return the error for a node that a device refuses."""
+    return error_about(finding.message(node), node)
+
+
+@functools.lru_cache(maxsize=None)
+def table() -> dict[str, dict[str, str]]:
+    """Return the rows of the table that have a rule, by its name.
+
+    Example:
+        >>> table()["gelu-exact"]["verdict"]
+        'number'
+    """
+    path = Path(__file__).with_name("operators.tsv")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return {row["rule"]: row for row in rows if row["rule"]}
+
+
+def _base(name: str) -> str:
+    """Remove the underscore of a function that changes its argument."""
+    return name if name.endswith("__") else name.rstrip("_")
+
+
+def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a replacement the name of a node's function, and its effect in place."""
+
+    def in_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x.copy_(function(x.clone(), *args, **kwargs))
+
+    def same(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    is_changing = is_in_place(node) or bool(node.kwargs.get("inplace"))
+    computed = in_place if is_changing else same
+    computed.__name__ = computed.__qualname__ = function_name(node)
+    return computed
