@@ -264,3 +264,12 @@ def worst_in_a_process():
 
 def test_that_processes_compare_the_weights_of_the_first(pool):
     assert max(pool.run(worst_in_a_process)) < 1e-4
+
+
+def test_what_a_device_computes_otherwise_is_noted():
+    layers = [torch.nn.Linear(3, 6), torch.nn.GELU(), torch.nn.Linear(6, 4)]
+    found = compare(make(module=torch.nn.Sequential(*layers)), (X, Y))
+    (note,) = [one for one in found.notes if "gelu" in one]
+    assert "the tanh form" in note
+    assert "in 1" in note
+    assert not any("a device" in one for one in compare(make(), (X, Y)).notes)

@@ -230,7 +230,7 @@ def findings_of_program(
 ) -> list[Finding]:
     """Return findings about the traced program."""
     found = [finding_of(error, "module") for error in seen.refusals]
-    found += _of_survey(seen.survey)
+    found += findings_of_survey(seen.survey)
     for warning in seen.warnings:
         what, advice = _parted(str(warning))
         topic = "baked in" if "BakedIn" in type(warning).__name__ else "buffer"
@@ -273,7 +273,7 @@ def finding_of(error: Exception, topic: str, place: Any = None) -> Finding:
     return _finding(REFUSED, topic, text, place, by_colon=False)
 
 
-def _of_survey(survey: Any) -> list[Finding]:
+def findings_of_survey(survey: Any) -> list[Finding]:
     """Convert a survey to findings.
 
     Args:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -19,13 +20,16 @@ from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import StreamSource, as_batch, as_source
+from ipufit.engine.loop import Training
 from ipufit.engine.objective import Inferred, Objective
+from ipufit.engine.program import surveyed
 from ipufit.engine.step import NoForwardError, results_of, total_loss
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import deep_copied, mode
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
 
+from .checking import findings_of_survey
 from .model import FitArguments, IPUModel
 
 _NUMBERS = (bool, int, float, tuple)
@@ -84,7 +88,8 @@ class Comparison:
         differences: One for each tensor, the worst first: by the share of elements
             that are NaN or infinite on one side only, then by `share`.
         layers: Differences of layers, in the order of their calls.
-        notes: Sentences about parts that were left out or can't be equal.
+        notes: Sentences about parts that were left out or can't be equal, and about
+            operations that a device computes otherwise than torch.
     """
 
     differences: tuple[Difference, ...]
@@ -395,6 +400,7 @@ class _Twin:
             sums, _ = model._executors.train(call.batch)
             training.metrics.add(sums)
         training.metrics.gather()
+        self._note_other_numbers(training)
         loss = torch.tensor(training.metrics.loss)
         yield from differences("loss", {"": torch.tensor(expected)}, {"": loss})
         yield from differences("gradient", known, training.gradients())
@@ -411,6 +417,24 @@ class _Twin:
             yield from differences("buffer", buffers, named)
         elif buffers:
             notes.append("No buffers: each replica has its own.")
+
+    def _note_other_numbers(self, training: Training) -> None:
+        """Note the operations that a device computes otherwise than torch.
+
+        They explain differences. The emulator knows them, so on PopTorch there are no
+        such notes.
+        """
+        model, objective = self.model, training.metrics.objective
+        with contextlib.suppress(UnsupportedError):
+            seen = surveyed(
+                *(model.module, model.config, training.batches.structure, objective),
+                *(training.options, training.plan, training.batches.example()),
+            )
+            self.notes += [
+                str(finding)
+                for finding in findings_of_survey(seen.survey)
+                if finding.topic == "numbers"
+            ]
 
     def _host_loss(self, objective: Objective, micro_batch_size: int) -> float:
         """Return the mean loss of an update on the host, and compute its gradients.

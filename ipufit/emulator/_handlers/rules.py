@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
@@ -143,11 +144,12 @@ class Finding(NamedTuple):
         if isinstance(self.found, str):
             return self.found
         row = table()[self.rule.row]
-        when = f", if {row['when']}" if row["when"] else ""
+        when = f" ({row['when']})" if row["when"] else ""
+        sources = re.sub(r"[\w./-]+/", "", row["citation"])
         instead = f" Instead: {row['instead']}." if row["instead"] else ""
         return (
-            f"`{function_name(node)}`: a device {row['device']}{when} "
-            f"({row['citation']}).{instead}"
+            f"`{function_name(node)}`{when}: a device {row['device']} "
+            f"[{sources}].{instead}"
         )
 
 
