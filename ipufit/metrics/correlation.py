@@ -139,7 +139,7 @@ def _limbs(terms: list[Tensor]) -> Tensor:
     """Split terms into multiples of each of `LIMBS` and the rest, and sum each."""
     limbs, rests = [], torch.stack(terms)
     for unit in LIMBS:
-        limb = torch.trunc(rests.div(unit)).mul(unit)
+        limb = torch.round(rests.div(unit)).mul(unit)
         limbs.append(limb.sum(dim=0))
         rests = rests.sub(limb)
     return torch.stack([*limbs, rests.sum(dim=0)])

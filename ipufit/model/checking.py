@@ -283,6 +283,7 @@ def findings_of_survey(survey: Any) -> list[Finding]:
         _finding(
             REFUSED if remark.is_refused else NUMBERS,
             *(remark.topic, remark.message, remark.place),
+            by_colon=remark.topic != "numbers",
         )
         for remark in survey.remarks
     ]

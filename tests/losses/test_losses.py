@@ -143,6 +143,27 @@ def test_a_name_is_torchs_loss_with_weights_as_keras_has_them(name):
     torch.testing.assert_close(terms.total, real.sum())
 
 
+class Factor(nn.Module):
+    """Multiplies its input by a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def test_a_device_computes_every_loss_as_torch_does():
+    model = IPUModel(Factor(), IPUConfig(micro_batch_size=1))
+    for name, (outputs, targets, _) in EXPECTED.items():
+        smoothed = {"label_smoothing": 0.1} if "crossentropy" in name else {}
+        model.compile("sgd", name, **smoothed)
+        report = model.check(outputs, targets, 1, sample_weight=torch.ones(3))
+        assert [one for one in report.findings if one.topic == "numbers"] == [], name
+        assert not report.is_refused, name
+
+
 SYNONYMS = {
     "BCE": "binary_cross_entropy",
     "BCEWithLogitsLoss": "binary_cross_entropy",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ipufit import IPUConfig, IPUModel
 from ipufit.errors import DataError, UnsupportedError
 from ipufit.metrics import Metric, metric_names, resolve_metrics
 from tests.metrics.harness import (
@@ -129,3 +130,25 @@ def test_positions_have_weights_or_are_left_out(name):
     left_out = targets.clone()
     left_out[:, ::2] = -100  # torch's losses leave it out too
     assert figure(make(name), outputs, left_out, None, (8, 3)) == expected
+
+
+class Scaled(torch.nn.Module):
+    """Multiplies its input by a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_a_device_computes_every_metric_as_torch_does(kind):
+    model = IPUModel(Scaled(), IPUConfig(micro_batch_size=4))
+    for name in [name for name, one in PAIRS if one == kind]:
+        model.compile("sgd", lambda outputs, _: outputs.mean(), metrics=[make(name)])
+        outputs, targets = (tensor[:8] for tensor in DATA[kind])
+        report = model.check(outputs, targets, 4)
+        assert [one for one in report.findings if one.topic == "numbers"] == [], name
+        assert not report.is_refused, name
