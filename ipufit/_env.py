@@ -16,7 +16,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 
 from .errors import ConfigError
 
@@ -50,6 +52,49 @@ def backend() -> str:
             f"{', '.join(BACKENDS)}, or unset it."
         )
     return value
+
+
+_OF_HOSTS_WITH_IPUS = (
+    "POPLAR_SDK_ENABLED",
+    "IPUOF_VIPU_API_PARTITION_ID",
+    "IPUOF_CONFIG_PATH",
+)
+
+
+def signs_of_ipus() -> list[str]:
+    """List what says that this host has IPUs: environment variables and devices.
+
+    The SDK's `enable.sh`, a V-IPU partition and PopRun set such variables; cards are
+    devices of the system.
+
+    Example:
+        >>> [sign for sign in signs_of_ipus() if sign.startswith("IPUFIT_")]
+        []
+    """
+    variables = [name for name in _OF_HOSTS_WITH_IPUS if os.environ.get(name)]
+    of_poprun = sorted(name for name in os.environ if name.startswith("POPDIST_"))
+    return [*variables, *of_poprun[:1], *sorted(glob.glob("/dev/ipu*"))[:1]]
+
+
+def no_poptorch() -> str:
+    """Say how to install PopTorch, by the wheel of the SDK if this shell has one.
+
+    Example:
+        >>> "3.8" in no_poptorch()
+        True
+    """
+    poplar = os.environ.get("POPLAR_SDK_ENABLED", "")
+    folders = [poplar, os.path.dirname(poplar)] if poplar else []
+    wheels = [w for f in folders for w in glob.glob(os.path.join(f, "poptorch-*.whl"))]
+    wheel = sorted(wheels)[-1] if wheels else "the SDK's poptorch-*.whl"
+    tag = re.search(r"-cp(\d)(\d+)-", wheel)
+    version = ".".join(tag.groups()) if tag else "3.8"
+    return (
+        f"PopTorch is on no package index: its wheel in the Poplar SDK is for Python "
+        f"{version}. Make a virtual environment of that Python, run `pip install "
+        f"{wheel}` in it, and source the enable.sh of the SDK's poplar and popart "
+        "folders"
+    )
 
 
 def waits_for_ipus() -> bool:

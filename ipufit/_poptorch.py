@@ -2,8 +2,9 @@
 """The seam: the only module that chooses between PopTorch and the emulator.
 
 It takes the installed PopTorch if there is one, else `ipufit.emulator`, which keeps the
-same contract; `IPUFIT_BACKEND` can insist on either. An installed PopTorch that is
-broken raises its own error: no script that needs IPUs is emulated silently.
+same contract; `IPUFIT_BACKEND` can insist on either. No script that needs IPUs is
+emulated silently: an installed PopTorch that is broken raises its own error, and a host
+with IPUs but without PopTorch is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import platform
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import _env
@@ -30,10 +33,22 @@ else:
         try:
             import poptorch  # noqa: TID251 - the one module that may
 
+            if poptorch.__spec__ is not None and poptorch.__spec__.origin is None:
+                # A folder of this name on the path, without an `__init__.py`.
+                raise ModuleNotFoundError("it is a folder only", name="poptorch")
             logger.info("Running on PopTorch %s.", poptorch.__version__)
         except ModuleNotFoundError as error:
             if _wanted == "poptorch" or error.name != "poptorch":
                 raise
+            signs = _env.signs_of_ipus()
+            if signs:
+                raise ConfigError(
+                    f"This host has IPUs ({', '.join(signs)}), but the Python that "
+                    f"runs here has no PopTorch ({platform.python_version()}, "
+                    f"{sys.executable}): nothing would run on them. "
+                    f"{_env.no_poptorch()}. To run on this machine's processor, set "
+                    "IPUFIT_BACKEND=emulator."
+                ) from None
             import ipufit.emulator as poptorch
 
             logger.warning(

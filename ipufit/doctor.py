@@ -43,10 +43,6 @@ EXTRAS = {
 _PREFIXES = ("IPUFIT_", "IPUOF_", "POPART_", "POPDIST_", "POPLAR_", "POPTORCH_")
 _SECRET = re.compile("KEY|PASSWORD|SECRET|TOKEN")
 _MOST_IPUS = 1024
-_HOW_TO_INSTALL = (
-    "PopTorch comes with the Poplar SDK and is on no package index: install the SDK's "
-    "wheel with Python 3.8, and source the enable.sh of its poplar and popart folders"
-)
 
 
 class Finding(NamedTuple):
@@ -151,15 +147,19 @@ def _back_end() -> Iterator[Found]:
         return
     if wanted == "poptorch" and not is_there:
         why = "IPUFIT_BACKEND=poptorch insists on PopTorch, which isn't installed"
-        yield name, f"none: {why}", _HOW_TO_INSTALL, True
+        yield name, f"none: {why}", _env.no_poptorch(), True
     elif wanted == "emulator":
         yield name, "emulator: IPUFIT_BACKEND=emulator asks for it"
         yield _trial()
     elif is_there:
         why = "it is installed" if wanted == "auto" else "IPUFIT_BACKEND asks for it"
         yield name, f"PopTorch: {why}"
+    elif _env.signs_of_ipus():
+        signs = ", ".join(_env.signs_of_ipus())
+        why = f"this host has IPUs ({signs}), and PopTorch isn't installed"
+        yield name, f"none: {why}", _env.no_poptorch(), True
     else:
-        yield name, "emulator: PopTorch isn't installed", _HOW_TO_INSTALL
+        yield name, "emulator: PopTorch isn't installed", _env.no_poptorch()
         yield _trial()
 
 
@@ -212,8 +212,12 @@ def _poplar_sdk() -> Iterator[Found]:
     elif module is not None:
         where = os.path.dirname(module.__file__ or "")
         yield "poptorch", f"{module.__version__}, in {where}"
+    elif _is_there("poptorch"):
+        yield "poptorch", "installed, not used"
     else:
-        yield "poptorch", "installed, not used" if _is_there("poptorch") else "missing"
+        found = ", ".join(_folders("poptorch"))
+        advice = f"{found} is a folder of that name only, and no PopTorch"
+        yield "poptorch", "missing", advice if found else ""
     yield "popdist", "installed" if _is_there("popdist") else "missing"
     for tool in ("poprun", "popc", "gc-monitor"):
         yield tool, shutil.which(tool) or "missing"
@@ -266,9 +270,21 @@ def _real_poptorch() -> tuple[Any, Exception | None]:
 
 def _is_there(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
     except ValueError:  # something else stands under its name in this process
         return False
+    return spec is not None and spec.origin is not None  # else a folder of this name
+
+
+def _folders(module: str) -> list[str]:
+    """List the folders of a module's name on the path that have no `__init__.py`."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ValueError:
+        return []
+    if spec is None or spec.origin is not None:
+        return []
+    return list(spec.submodule_search_locations or ())
 
 
 def _installed(package: str) -> str:

@@ -57,6 +57,30 @@ def test_without_poptorch_the_emulator_runs_and_nothing_is_wrong(tmp_path):
     assert found["poptorch"]["value"] == "missing"
 
 
+def test_a_folder_of_that_name_is_no_poptorch(tmp_path):
+    (tmp_path / "poptorch").mkdir()
+    found, status = examined(tmp_path)
+    assert status == 0
+    assert found["back end"]["value"] == "emulator: PopTorch isn't installed"
+    assert found["poptorch"]["value"] == "missing"
+    assert f"{tmp_path / 'poptorch'} is a folder" in found["poptorch"]["advice"]
+
+
+def test_a_host_with_ipus_and_without_poptorch_is_wrong(tmp_path):
+    wheel = "poptorch-3.3.0+113432_960e9c294b_ubuntu_20_04-cp38-cp38-linux_x86_64.whl"
+    (tmp_path / "poplar").mkdir()
+    (tmp_path / wheel).write_text("")
+    variables = {"POPLAR_SDK_ENABLED": str(tmp_path / "poplar")}
+    found, status = examined(tmp_path, **variables)
+    assert status == 1
+    assert found["back end"]["is_wrong"]
+    assert "host has IPUs (POPLAR_SDK_ENABLED)" in found["back end"]["value"]
+    assert "Python 3.8" in found["back end"]["advice"]
+    assert f"pip install {tmp_path / wheel}" in found["back end"]["advice"]
+    _, status = examined(tmp_path, IPUFIT_BACKEND="emulator", **variables)
+    assert status == 0
+
+
 def test_poptorch_and_its_ipus_are_found(tmp_path):
     found, status = examined(tmp_path, SEES_IPUS)
     assert status == 0

@@ -40,8 +40,8 @@ BROKEN = {
 def python(tmp_path):
     """Run code in a new interpreter, with `poptorch` made of a source if any."""
 
-    def run(code, *, poptorch=None, backend=None):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    def run(code, *, poptorch=None, backend=None, **variables):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
         environment.pop("IPUFIT_BACKEND", None)
         if poptorch is not None:
             package = tmp_path / "poptorch"
@@ -77,6 +77,30 @@ def test_without_one_the_emulator_says_once_that_it_is_the_emulator(python):
     assert line.startswith("WARNING:ipufit:")
     assert "ipufit.emulator" in line
     assert "IPUFIT_BACKEND=poptorch" in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "POPLAR_SDK_ENABLED",
+        "IPUOF_VIPU_API_PARTITION_ID",
+        "IPUOF_CONFIG_PATH",
+        "POPDIST_NUM_TOTAL_REPLICAS",
+    ],
+)
+def test_a_host_with_ipus_is_not_emulated(python, name):
+    done = python(WHICH, **{name: "1"})
+    assert done.returncode == 1
+    assert last_line(done).startswith(
+        f"ipufit.errors.ConfigError: This host has IPUs ({name}), but the Python"
+    )
+    assert "IPUFIT_BACKEND=emulator" in last_line(done)
+    assert python(WHICH, backend="emulator", **{name: "1"}).returncode == 0
+
+
+def test_a_folder_of_that_name_is_no_poptorch(python, tmp_path):
+    (tmp_path / "poptorch").mkdir()
+    assert python(WHICH).stdout.startswith("ipufit.emulator ")
 
 
 @pytest.mark.parametrize("kind", BROKEN)
