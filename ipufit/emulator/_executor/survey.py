@@ -8,15 +8,11 @@ ends at the first refusal; a survey records it, and goes on with torch's result.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-import sysconfig
 import traceback
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -40,7 +36,7 @@ from ipufit.emulator._program.program import (
     with_bodies,
 )
 from ipufit.emulator._program.strict import (
-    StrictTracer,
+    WatchingTracer,
     alternative_to,
     unsupported_nodes,
 )
@@ -51,6 +47,16 @@ from ipufit.emulator._tracing.operation import (
     function_name,
     map_tensors,
     tensors_in,
+)
+from ipufit.emulator._tracing.places import (
+    NOWHERE,
+    PACKAGE,
+    TORCH,
+    Place,
+    find_place,
+    inside,
+    place_of,
+    place_of_error,
 )
 from ipufit.emulator._tracing.recording import (
     Recording,
@@ -68,33 +74,11 @@ from ipufit.emulator._tracing.refusals import (
 from ipufit.emulator._tracing.tracer import REFUSALS, guarded
 from ipufit.emulator.errors import Error
 
-_PLACE = "place"
 _REFUSED = "refused"
 _MOST_ASKED = 100
 """Refusals at one place after which the survey ends: a loop may never end."""
 
 _CONTROL_FLOW = ("__bool__", "__contains__", "is_nonzero")
-_TORCH = f"{Path(torch.__file__).parent}/"
-_PACKAGE = f"{Path(__file__).parents[2]}/"
-_STANDARD = tuple(f"{sysconfig.get_paths()[n]}/" for n in ("stdlib", "platstdlib"))
-_USERS, _INSTALLED, _SKIPPED = range(3)
-
-
-class Place(NamedTuple):
-    """A source line of a program, and the module that it runs in.
-
-    Attributes:
-        file: Path of the source file; "" if no line of the user's is known.
-        line: Number of the line.
-        module: Path of the module that ran there; "" for the whole.
-    """
-
-    file: str = ""
-    line: int = 0
-    module: str = ""
-
-
-_NOWHERE = Place()
 
 
 class Remark(NamedTuple):
@@ -169,7 +153,7 @@ def survey(
         notes.attempt("module", check, module)
     notes.attempt("dtype", check_inputs, list(tensors))
     if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):  # type: ignore[attr-defined,unused-ignore]
-        return Survey(list(notes.remarks), None, _NOWHERE, False, [], 0)
+        return Survey(list(notes.remarks), None, NOWHERE, False, [], 0)
     inputs = [device_tensor(tensor.detach(), copy=True) for tensor in tensors]
     outputs: Any = ()
     error: Exception | None = None
@@ -196,10 +180,10 @@ def survey(
             logger.disabled = was_disabled
         for problem in rebound:
             path, _, name = problem.split()[1].rpartition(".")
-            place = notes.assigned.get((id(module.get_submodule(path)), name), _NOWHERE)
+            place = notes.assigned.get((id(module.get_submodule(path)), name), NOWHERE)
             place = place._replace(module=path)
             notes.attempt("buffer", refuse_rebound, [problem], place=place)
-        place = _NOWHERE if error is None else notes.of_error(error)
+        place = NOWHERE if error is None else notes.of_error(error)
         if isinstance(error, Error):
             notes.add("program", error, place)
         graph = recording.graph
@@ -209,7 +193,7 @@ def survey(
             results = notes.attempt("own backward", recording.finish, flat) or []
             exchanges = [node for node in graph.nodes if node.target is setattr]
             for problem in recording.rebound():
-                place = place_of(exchanges[-1]) if exchanges else _NOWHERE
+                place = place_of(exchanges[-1]) if exchanges else NOWHERE
                 notes.attempt("buffer", refuse_rebound, [problem], place=place)
             notes.attempt("control flow", eliminate, recording, results)
         graph.output(tuple(results))
@@ -277,11 +261,6 @@ def _check_nodes(
         notes.add("operator", what, place_of(node))
 
 
-def place_of(node: Node) -> Place:
-    """Return the place that a survey recorded for a node."""
-    return node.meta.get(_PLACE, _NOWHERE)
-
-
 class Notes:
     """The remarks of a survey without repetition, and the place being traced.
 
@@ -326,7 +305,7 @@ class Notes:
         topic: str,
         check: Callable[..., Any],
         *args: Any,
-        place: Place | None = _NOWHERE,
+        place: Place | None = NOWHERE,
     ) -> Any:
         """Call a check, and record its refusal."""
         try:
@@ -353,53 +332,22 @@ class Notes:
 
     def here(self) -> Place:
         """Return the place being traced."""
-        return self._place(traceback.walk_stack(sys._getframe(1)))
+        frames = traceback.walk_stack(sys._getframe(1))
+        return find_place(frames, survey.__code__, self.running[-1])
 
     def of_error(self, error: BaseException) -> Place:
         """Return the place where an error was raised, or where its cause was."""
-        found = Place(module=self.running[-1])
-        cause: BaseException | None = error
-        while cause is not None:
-            frames = list(traceback.walk_tb(cause.__traceback__))
-            place = self._place(reversed(frames))
-            found = place if place.file else found
-            cause = cause.__cause__
-        return found
+        return place_of_error(error, survey.__code__, self.running[-1])
 
     def is_in_torch(self) -> bool:
         """Return whether torch's own code makes the call, and no line of the user's."""
-        for path, _ in _inner(traceback.walk_stack(sys._getframe(1))):
-            if not path.startswith((_PACKAGE, f"{_TORCH}overrides")):
-                return path.startswith(_TORCH)
+        for path, _ in inside(traceback.walk_stack(sys._getframe(1)), survey.__code__):
+            if not path.startswith((PACKAGE, f"{TORCH}overrides")):
+                return path.startswith(TORCH)
         return True
 
-    def _place(self, frames: Iterable[tuple[FrameType, int]]) -> Place:
-        """Return the user's innermost line, or else that of an installed package."""
-        nothing = "", 0
-        found = min(_inner(frames), key=lambda one: _kind(one[0]), default=nothing)
-        path, line = nothing if _kind(found[0]) == _SKIPPED else found
-        return Place(path, line, self.running[-1])
 
-
-def _inner(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[str, int]]:
-    """Yield path and line of the frames inside a call of `survey`, innermost first."""
-    for frame, line in frames:
-        if frame.f_code is survey.__code__:
-            return
-        yield frame.f_code.co_filename, line
-
-
-@functools.lru_cache(maxsize=None)
-def _kind(path: str) -> int:
-    """Rank a source file: the user's, an installed package's, torch's or Python's."""
-    if path.startswith((_TORCH, _PACKAGE, "<frozen")):
-        return _SKIPPED
-    if "/site-packages/" in path or "/dist-packages/" in path:
-        return _INSTALLED
-    return _SKIPPED if path.startswith(_STANDARD) else _USERS
-
-
-class SurveyTracer(StrictTracer):
+class SurveyTracer(WatchingTracer):
     """Tracer that records refused operations, and runs them.
 
     Attributes:
@@ -444,7 +392,7 @@ class SurveyTracer(StrictTracer):
             if place is None:
                 place = self.notes.here()
                 self._note_widening(name, (args, kwargs), result, place)
-            node.meta.setdefault(_PLACE, place)
+            node.meta.setdefault("place", place)
             node.meta.setdefault(_REFUSED, self._refused)
         return result
 

@@ -21,7 +21,7 @@ from ipufit.emulator._ground.custom_args import (
     flattenTensorStructure,
     reconstructTensorStructure,
 )
-from ipufit.emulator._ground.switches import CHANNELS_LAST_VARIABLE, is_on, is_strict
+from ipufit.emulator._ground.switches import CHANNELS_LAST_VARIABLE, is_on
 from ipufit.emulator._ground.torch_extras import host_tensor
 from ipufit.emulator._handlers import apply_rules
 from ipufit.emulator._ops.control_flow import Body
@@ -29,7 +29,10 @@ from ipufit.emulator._ops.markers import identity_loss
 from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.channels_last import in_channels_last
-from ipufit.emulator._program.strict import StrictTracer, refuse_unsupported_operators
+from ipufit.emulator._program.strict import (
+    WatchingTracer,
+    refuse_unsupported_operators,
+)
 from ipufit.emulator._tracing.operation import (
     FACTORIES,
     NORM_FUNCTIONS,
@@ -46,6 +49,7 @@ from ipufit.emulator._tracing.operation import (
     storage_of,
     tensors_in,
 )
+from ipufit.emulator._tracing.places import add_place
 from ipufit.emulator._tracing.recording import (
     Recording,
     call_pre_compile_hooks,
@@ -55,7 +59,7 @@ from ipufit.emulator._tracing.recording import (
     tracing,
     unchanged,
 )
-from ipufit.emulator._tracing.tracer import Tracer, guarded
+from ipufit.emulator._tracing.tracer import guarded
 from ipufit.emulator.errors import Error, createPoptorchError
 
 _KNOWN = "known"
@@ -246,7 +250,7 @@ def trace(
                 strategy,
                 is_training=is_training,
             )
-            tracer = StrictTracer(recording) if is_strict() else Tracer(recording)
+            tracer = WatchingTracer(recording)
             with tracing(recording), post_compile_hooks(), (
                 recording.module_scopes(module)
                 if names_modules
@@ -255,11 +259,29 @@ def trace(
                 call_pre_compile_hooks()
                 outputs = module(*arguments.args, **arguments.kwargs)
             is_random = not torch.equal(rng_state, torch.random.get_rng_state())
-    except Error:
+    except Error as error:
         # A weight that was replaced explains best why it can't be used.
         refuse_rebound(rebound)
+        add_place(error, trace.__code__, recording.running[-1])
         raise
     refuse_rebound(rebound)
+    try:
+        return _as_program(
+            recording, outputs, is_training=is_training, is_random=is_random
+        )
+    except Error as error:
+        add_place(error, trace.__code__, "")
+        raise
+
+
+def _as_program(
+    recording: Recording, outputs: Any, *, is_training: bool, is_random: bool
+) -> Program:
+    """Return the program of a recording, as a device computes it.
+
+    Raises:
+        Error: PopTorch refuses it.
+    """
     flat = list(flattenTensorStructure(outputs))
     computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
     nodes = dict(zip(computed, recording.finish(computed.values())))
@@ -282,8 +304,7 @@ def trace(
     for one in graphs:
         known = constant_nodes(one, constant_inputs)
         compute_as_device(one, known, recording.results)
-    if is_strict():
-        refuse_unsupported_operators(graphs, constant_inputs)
+    refuse_unsupported_operators(graphs, constant_inputs)
     ipus = used_ipus(graphs, constant_inputs)
     shapes = add_final_loss(graph, recording.results) if is_training else {}
     changing = {*changed_memory(graphs), *recording.weight_memory()}
@@ -359,16 +380,18 @@ def check_node(node: Node, constants: set[Node]) -> None:
     """
     name = function_name(node)
     if name in ("triu", "triu_"):
-        raise createPoptorchError(
+        raise error_about(
             "torch.triu is only supported within constant expressions: multiply by "
-            "the triangle of a constant, torch.triu(torch.ones(n, n))."
+            "the triangle of a constant, torch.triu(torch.ones(n, n)).",
+            node,
         )
     if name == "embedding_bag":
         offsets = node.kwargs.get("offsets", (*node.args, None, None, None)[2])
         if isinstance(offsets, Node) and offsets not in constants:
-            raise createPoptorchError(
+            raise error_about(
                 "Unsupported aten::embedding_bag operation: offsets tensor must be a "
-                "constant, made in `forward` with torch.tensor or torch.arange."
+                "constant, made in `forward` with torch.tensor or torch.arange.",
+                node,
             )
     if is_in_place(node):
         indices = [node.args[1]] if name == "__setitem__" else []
@@ -378,9 +401,10 @@ def check_node(node: Node, constants: set[Node]) -> None:
             base = base.args[0]
         parts = [p for i in indices for p in (i if isinstance(i, tuple) else (i,))]
         if any(isinstance(p, slice) and p.step not in (None, 1) for p in parts):
-            raise createPoptorchError(
+            raise error_about(
                 "In-place modification of slices with step size other than 1 is not "
-                "supported. Use torch.where with a constant mask."
+                "supported. Use torch.where with a constant mask.",
+                node,
             )
 
 

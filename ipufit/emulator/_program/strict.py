@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict mode: refuse the operators that PopTorch doesn't compile.
+"""Find the operators that PopTorch doesn't compile: a warning, or strict mode's error.
 
-The emulator computes with all of torch. With `IPUFIT_EMULATOR_STRICT=1` a model with
-operators that no IPU has fails when it is compiled, as on a pod.
+The emulator computes with all of torch. It warns of operators that no IPU has when a
+model is compiled. With `IPUFIT_EMULATOR_STRICT=1` such a model is refused, as on a pod.
 
 As in PopTorch's dispatcher, a function is judged by the ATen operators that torch
 splits it into: it compiles if they do. So do functions of constants, which are computed
@@ -19,16 +19,18 @@ from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import resolve_name
 
-from ipufit.emulator._ground.switches import STRICT_VARIABLE
+from ipufit.emulator._ground.logging import logger
+from ipufit.emulator._ground.switches import STRICT_VARIABLE, is_strict
 from ipufit.emulator._ground.torch_extras import DispatchMode
 from ipufit.emulator._tracing.operation import (
     Operation,
     constant_nodes,
+    error_about,
     original,
     tensors_in,
 )
+from ipufit.emulator._tracing.places import place_of
 from ipufit.emulator._tracing.tracer import Tracer
-from ipufit.emulator.errors import createPoptorchError
 
 _HANDLED = """
     __and__ __or__ __xor__ _cdist_forward _convolution _embedding_bag _log_softmax
@@ -74,7 +76,7 @@ _HANDLED = """
 supported operations"). `as_strided` is left out, as its handler only raises."""
 
 _INTERCEPTED = """
-    _weight_norm_interface alias empty empty_strided select_scatter
+    _weight_norm_interface alias empty empty_strided
 """
 """Operators that PopTorch only intercepts (`RegisterOptionalAtenOps.cpp.inc`)."""
 
@@ -88,9 +90,9 @@ _EXTENSIONS = """
 _COMPOSED = """
     _conj _euclidean_dist _linalg_check_errors _neg_view _reshape_copy _stack _to_copy
     addr affine_grid_generator block_diag conj_physical deg2rad dist empty_like fill
-    isinf lift lift_fresh new_empty normal_functional rad2deg rand_like randint_like
-    randn_like rot90 scalar_tensor slice_scatter unsafe_split unsafe_split_with_sizes
-    zero
+    isinf lift lift_fresh new_empty normal_functional pixel_unshuffle rad2deg
+    rand_like randint_like randn_like rot90 scalar_tensor slice_scatter unsafe_split
+    unsafe_split_with_sizes zero
 """
 """Operators that torch 2.0.1 composes of the above on every device
 (`CompositeExplicitAutograd` in its `native_functions.yaml`)."""
@@ -173,11 +175,14 @@ class OperatorWatch(DispatchMode):
         return result
 
 
-class StrictTracer(Tracer):
-    """Tracer that records the ATen operators of each operation."""
+class WatchingTracer(Tracer):
+    """Tracer that records the ATen operators of functions that may not compile."""
 
     def compute(self, operation: Operation) -> Any:
         """Run an operation, and store its operators for its nodes."""
+        if _bare(operation.name) in SUPPORTED_OPERATORS:
+            self.recording.notes.pop("operators", None)
+            return super().compute(operation)
         with OperatorWatch() as watch:
             result = super().compute(operation)
         function = original(operation.function)
@@ -188,33 +193,45 @@ class StrictTracer(Tracer):
 def refuse_unsupported_operators(
     graphs: Collection[Graph], constant_inputs: Collection[str]
 ) -> None:
-    """Refuse a program with operators that PopTorch doesn't compile.
+    """Refuse a program with operators that PopTorch doesn't compile, or warn of them.
 
     Args:
-        graphs: Recorded by a `StrictTracer`, without dead operations.
+        graphs: Recorded by a `WatchingTracer`, without dead operations.
         constant_inputs: Names of inputs that are compiled in.
 
     Raises:
-        Error: There are such operators; the message lists them all.
+        Error: There are such operators, in strict mode; the message lists them all.
     """
     unsupported: dict[str, set[str]] = {}
+    nodes: dict[str, Node] = {}
     for graph in graphs:
-        for _, name, operators in unsupported_nodes(graph, constant_inputs):
+        for node, name, operators in unsupported_nodes(graph, constant_inputs):
             unsupported[name] = unsupported.get(name, set()) | operators
-    if unsupported:
+            nodes.setdefault(name, node)
+    if unsupported and not is_strict():
+        listed = "; ".join(
+            ", ".join(filter(None, (name, str(place_of(node)), _way(name))))
+            for name, node in sorted(nodes.items())
+        )
+        logger.warning(
+            "PopTorch doesn't compile functions of this model, so that a pod refuses "
+            "it: %s. The emulator computes them; with %s=1 it refuses them.",
+            listed,
+            STRICT_VARIABLE,
+        )
+    elif unsupported:
         names = ", ".join(sorted(set().union(*unsupported.values())))
         sources = "; ".join(
-            f"{function} (try {alternative_to(function)})"
-            if alternative_to(function)
-            else function
+            f"{function} ({_way(function)})" if _way(function) else function
             for function in sorted(unsupported)
         )
-        raise createPoptorchError(
+        raise error_about(
             f"Unsupported ops found in compiled model: [{names}]. They come from "
             f"{sources}. Not all operations of torch run on an IPU (PopTorch user "
             'guide, "IPU supported operations"): compose them of those that do, or let '
             "the host compute them before or after the model. This is the emulator's "
-            f"strict mode: without {STRICT_VARIABLE} it computes them all."
+            f"strict mode: without {STRICT_VARIABLE} it computes them all.",
+            *nodes.values(),
         )
 
 
@@ -255,6 +272,11 @@ def alternative_to(function: str) -> str:
         'torch.bucketize'
     """
     return _ALTERNATIVES.get(_bare(function.rpartition(".")[2]), "")
+
+
+def _way(function: str) -> str:
+    way = alternative_to(function)
+    return f"try {way}" if way else ""
 
 
 def _bare(name: str) -> str:

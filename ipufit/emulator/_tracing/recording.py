@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 import threading
+import traceback
 from collections import OrderedDict
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, TypeVar
@@ -37,6 +39,7 @@ from ipufit.emulator._tracing.operation import (
     storage_of,
     tensors_in,
 )
+from ipufit.emulator._tracing.places import Place, find_place
 from ipufit.emulator._tracing.refusals import (
     host_tensor_among,
     refuse_custom_backward,
@@ -147,6 +150,7 @@ class Recording:
         results: Value of each node while tracing.
         notes: Further metadata for the nodes that are recorded.
         is_running_operation: Whether an operation runs that isn't recorded yet.
+        tracing_function: The code of the function that traces.
     """
 
     def __init__(
@@ -157,6 +161,7 @@ class Recording:
         *,
         is_training: bool,
     ) -> None:
+        self.tracing_function = sys._getframe(1).f_code
         self.strategy = strategy
         self.is_training = is_training
         self.weights = weights
@@ -354,9 +359,15 @@ class Recording:
             operator=(scope, name),
             block=self.block,
             effects=effects,
+            place=self.here(),
             **self.notes,
         )
         self._bind_result(result, node)
+
+    def here(self) -> Place:
+        """Return the place that is traced."""
+        frames = traceback.walk_stack(sys._getframe(1))
+        return find_place(frames, self.tracing_function, self.running[-1])
 
     def finish(self, outputs: Iterable[Tensor]) -> list[Node]:
         """Close the recording, and return the nodes of `outputs`.

@@ -49,9 +49,12 @@ UNSUPPORTED = [
 
 @pytest.mark.parametrize(("function", "operator", "written"), UNSUPPORTED)
 def test_an_unsupported_function_is_refused_by_its_names(
-    function, operator, written, monkeypatch
+    function, operator, written, monkeypatch, caplog
 ):
+    caplog.clear()
     assert isinstance(strictly(function), torch.Tensor)  # it isn't strict yet
+    [warning] = [one for one in _models.said(caplog) if "doesn't compile" in one]
+    assert written in warning
     monkeypatch.setenv("IPUFIT_EMULATOR_STRICT", "1")
     with pytest.raises(poptorch.Error) as caught:
         strictly(function)
