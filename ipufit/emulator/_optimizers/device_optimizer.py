@@ -33,6 +33,7 @@ from ipufit.emulator._optimizers.settings import (
     Variables,
     camel_case,
     check_replaceable,
+    check_values,
     optimizer_log,
 )
 from ipufit.emulator._options.options import Options, Settings
@@ -925,7 +926,8 @@ class OptimizerSync:
         """Send the settings of an optimizer, and link it to this device.
 
         Raises:
-            Error: A constant, the type or the clip norm changed after compilation.
+            Error: A constant, the type or the clip norm changed after compilation, or
+                PopART takes a hyper-parameter for an error.
         """
         is_compiled, before = self._executor.isCompiled(), self._poptorch
         if is_compiled and optimizer is not self.optimizer:
@@ -939,6 +941,7 @@ class OptimizerSync:
         is_changed = settings != self.settings
         if is_compiled:
             check_replaceable(self.settings, settings)
+            check_values(settings)
         self.settings = settings
         if self._device is not None:
             self._device.update(settings)
@@ -978,7 +981,9 @@ class OptimizerSync:
 
         Raises:
             KeyError: A parameter of the optimizer is not among the weights.
+            Error: PopART takes a hyper-parameter for an error.
         """
+        check_values(self.settings)
         self._indices = _group_indices(self.optimizer, weights)
         # On the device "meta", torch would import its compiler for zeros.
         empty = {name: torch.empty(0, dtype=weights[name].dtype) for name in trained}

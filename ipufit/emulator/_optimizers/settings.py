@@ -218,7 +218,7 @@ class OptimizerReader:
 
     def _loss_scaling(self, optimizer: torch.optim.Optimizer) -> Variable:
         value = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
-        if value == 0.0:
+        if not abs(value) > 0.0:  # or NaN
             raise Error(
                 "Loss scaling cannot be 0: no gradient would be left.",
                 type="popart_exception",
@@ -322,6 +322,67 @@ def _max_grad_norm(kind: Kind, optimizer: torch.optim.Optimizer) -> float:
             "Maximum norm of gradients cannot be NaN.", type="poptorch_cpp_error"
         )
     return value
+
+
+_NEVER_NEGATIVE = {
+    "weight_decay": "weight decay",
+    "momentum": "momentum",
+    "dampening": "dampening",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "alpha": "alpha",
+}
+
+
+def check_values(settings: OptimizerSettings) -> None:
+    """Refuse hyper-parameters that PopART takes for errors (`runValueChecks`).
+
+    Raises:
+        Error: A value of the defaults or of a parameter group is one.
+    """
+    family, scaling = settings.kind.family, settings.loss_scaling
+    mistaken = "bailing as this might be a user error"
+    for group in (settings.defaults, *settings.groups):
+        values = {name: variable.value for name, variable in group.items()}
+        lr = values["lr"]
+        if lr < 0:
+            raise _refusal(
+                f"Negative learning rate ({lr:g}) in {family}, {mistaken}. Clamp a "
+                "schedule at 0"
+            )
+        if lr == 0 and group["lr"].is_const:
+            raise _refusal(
+                f"Constant, zero learning rate in {family}, {mistaken}. Pass lr to "
+                "the optimizer's constructor, so that it is variable"
+            )
+        for name, what in _NEVER_NEGATIVE.items():
+            if values.get(name, 0.0) < 0:
+                raise _refusal(
+                    f"Negative {what} ({values[name]:g}) in {family}, {mistaken}"
+                )
+        if values.get("eps", 1.0) <= 0:
+            raise _refusal(
+                f"Non-positive eps ({values['eps']:g}) in {family} is not supported. "
+                "Take a tiny one, such as 1e-30"
+            )
+        if family == "SGD":
+            velocity = values.get("velocity_scaling", scaling.value)
+            if velocity <= 0:
+                why = (
+                    ""
+                    if "velocity_scaling" in values
+                    else ", and it is the loss scaling where velocity and accumulated "
+                    "gradient are separate"
+                )
+                raise _refusal(
+                    f"Non-positive velocity scaling ({velocity:g}) in SGD is not "
+                    f"supported{why}"
+                )
+            if values["nesterov"] and values["dampening"] > 0:
+                raise _refusal(
+                    "With Nesterov momentum, dampening "
+                    f"({values['dampening']:g}) in SGD should be zero"
+                )
 
 
 def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:

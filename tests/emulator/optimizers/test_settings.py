@@ -150,8 +150,68 @@ def test_rmsprop_groups_must_agree_on_centered():
 def test_senseless_values_are_errors_of_the_device():
     with pytest.raises(Error, match="Maximum norm of gradients cannot be NaN"):
         train(sgd(max_grad_norm=math.nan))
-    with pytest.raises(Error, match="Loss scaling cannot be 0"):
-        train(sgd(loss_scaling=0.0))
+    for scaling in (0.0, math.nan):
+        with pytest.raises(Error, match="Loss scaling cannot be 0"):
+            train(sgd(loss_scaling=scaling))
+
+
+def with_value(make, **values):
+    """Make an optimizer of `make` whose parameter group has other values."""
+
+    def made(weights):
+        optimizer = make(weights)
+        optimizer.param_groups[0].update(values)
+        return optimizer
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "match"),
+    [
+        (sgd(), {"lr": -0.1}, r"Negative learning rate \(-0.1\) in SGD"),
+        (torch.optim.Adam, {"lr": -1e-3}, r"Negative learning rate \(-0.001\) in Adam"),
+        (optim.RMSprop, {"lr": -2}, r"Negative learning rate \(-2\) in Adaptive"),
+        (optim.LAMB, {"lr": 0.0}, "Constant, zero learning rate in Adam"),
+        (optim.Adam, {"eps": 0.0}, r"Non-positive eps \(0\) in Adam is not supported"),
+        (torch.optim.AdamW, {"eps": 0.0}, r"Non-positive eps \(0\) in Adam"),
+        (optim.RMSprop, {"eps": -1.0}, r"Non-positive eps \(-1\) in Adaptive"),
+        (optim.Adam, {"betas": (-0.1, 0.9)}, r"Negative beta1 \(-0.1\) in Adam"),
+        (optim.LAMB, {"betas": (0.9, -0.5)}, r"Negative beta2 \(-0.5\) in Adam"),
+        (optim.RMSprop, {"alpha": -0.1}, r"Negative alpha \(-0.1\) in Adaptive"),
+        (optim.RMSprop, {"momentum": -0.1}, r"Negative momentum \(-0.1\) in Adaptive"),
+        (sgd(), {"momentum": -0.1}, r"Negative momentum \(-0.1\) in SGD"),
+        (sgd(), {"dampening": -0.1}, r"Negative dampening \(-0.1\) in SGD"),
+        (sgd(), {"weight_decay": -0.1}, r"Negative weight decay \(-0.1\) in SGD"),
+        (
+            sgd(momentum=0.9, nesterov=True),
+            {"dampening": 0.1},
+            r"dampening \(0.1\) in SGD should be zero",
+        ),
+        (
+            sgd(use_combined_accum=True, velocity_scaling=0.0),
+            {},
+            r"Non-positive velocity scaling \(0\) in SGD",
+        ),
+        (sgd(loss_scaling=-2.0), {}, "it is the loss scaling where"),
+    ],
+)
+def test_values_that_popart_takes_for_errors_dont_compile(make, values, match):
+    training = train(with_value(make, **values))
+    with pytest.raises(Error, match=match):
+        training.step(make_gradients(0))
+
+
+def test_a_schedule_that_falls_below_0_is_refused_when_it_does():
+    training = compiled(torch_sgd())
+    training.optimizer.param_groups[0]["lr"] = -0.1
+    with pytest.raises(Error, match=r"Negative learning rate \(-0.1\) in SGD"):
+        training.send()
+
+
+def test_a_learning_rate_of_0_is_accepted_if_it_may_change():
+    for make in (sgd(), torch_sgd(), torch_sgd(lr=0.0)):
+        compiled(with_value(make, lr=0.0))
 
 
 # Unexpected attributes ------------------------------------------------------------

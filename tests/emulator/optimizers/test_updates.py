@@ -183,7 +183,7 @@ def test_lambs_ratio_is_one_where_a_norm_is_zero():
 
 @pytest.mark.parametrize("is_tensorflow", [True, False])
 def test_tensorflows_velocity_keeps_the_learning_rate_it_was_made_with(is_tensorflow):
-    arguments = {"alpha": 0.0, "eps": 0.0, "momentum": 0.5}
+    arguments = {"alpha": 0.0, "eps": 1e-30, "momentum": 0.5}
     arguments["use_tf_variant"] = is_tensorflow
     training = one_weight(optim.RMSprop, [0.0], lr=0.5, **arguments)
     training.step({"w": torch.tensor([3.0])})
