@@ -560,7 +560,7 @@ class FoldRunner(Runner):
             folded.extend(self._run_folds(call, sizes, indices))
             columns = zip(*(results for _, results in folded))
             nodes = call.device.program.graph.graph.nodes
-            is_half = any(original(node.target) is not node.target for node in nodes)
+            is_half = any(hasattr(n.target, "_computes_in_float32") for n in nodes)
             relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
             reason = _difference(
                 "results",

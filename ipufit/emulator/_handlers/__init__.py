@@ -4,7 +4,14 @@
 # The modules of rules add their rules as they are imported.
 from __future__ import annotations
 
-from ipufit.emulator._handlers import activations, elementwise, reductions
+from ipufit.emulator._handlers import activations, elementwise, layers, reductions
 from ipufit.emulator._handlers.rules import apply_rules, findings
 
-__all__ = ["activations", "apply_rules", "elementwise", "findings", "reductions"]
+__all__ = [
+    "activations",
+    "apply_rules",
+    "elementwise",
+    "findings",
+    "layers",
+    "reductions",
+]

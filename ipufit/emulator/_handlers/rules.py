@@ -224,4 +224,5 @@ def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
     is_changing = is_in_place(node) or bool(node.kwargs.get("inplace"))
     computed = in_place if is_changing else same
     computed.__name__ = computed.__qualname__ = function_name(node)
+    computed._stands_for = original(node.target)  # type: ignore[attr-defined]
     return computed

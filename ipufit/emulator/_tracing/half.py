@@ -30,7 +30,6 @@ from torch.autograd.function import Function
 from ipufit.emulator._tracing.operation import (
     Operation,
     map_tensors,
-    original,
     tensors_in,
 )
 
@@ -229,7 +228,7 @@ def rounded_alike(target: Any, function: Callable[..., Any]) -> Callable[..., An
         target: Function that the node calls, which `in_float32` may have wrapped.
         function: Computes the same in another way.
     """
-    if original(target) is target:
+    if not hasattr(target, "_computes_in_float32"):
         return function
     return _as_computation(function, function.__name__)
 

@@ -231,8 +231,12 @@ _OF_A_SHAPE = frozenset(
 
 
 def original(target: Any) -> Any:
-    """Return the torch function that a node calls, unwrapped from `in_float32`."""
-    return getattr(target, "_computes_in_float32", target)
+    """Return the torch function that a node calls, or that its own stands for.
+
+    `in_float32` wraps functions, and rules replace them.
+    """
+    target = getattr(target, "_computes_in_float32", target)
+    return getattr(target, "_stands_for", target)
 
 
 def function_name(node: Node) -> str:
