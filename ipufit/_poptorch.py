@@ -110,7 +110,7 @@ def emulate_everywhere() -> None:
     A command that surveys a script needs it: the script may import PopTorch itself,
     whose functions the emulator wouldn't see.
     """
-    importlib.import_module("ipufit.emulator").install()
+    importlib.import_module("ipufit.emulator").install(force=True)
 
 
 __all__ = ["emulate_everywhere", "popdist", "poptorch", "survey"]

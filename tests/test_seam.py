@@ -142,6 +142,31 @@ def test_the_emulator_alone_does_not_mind_a_broken_poptorch(python):
     assert (done.stdout.strip(), done.stderr) == ("ipufit.emulator", "")
 
 
+CHECKED = """
+import poptorch, torch
+from ipufit import IPUModel, poptorch as seam
+assert poptorch is seam
+model = IPUModel(torch.nn.Linear(4, 3))
+model.compile("adamw", "cross_entropy")
+model.fit(torch.rand(8, 4), torch.randint(3, (8,)), batch_size=2)
+"""
+
+
+@pytest.mark.parametrize(
+    "source", ["__version__ = '3.4.0'", *BROKEN["wrong torch"][:1]]
+)
+@pytest.mark.parametrize("backend", [None, "poptorch"])
+def test_the_emulator_checks_where_poptorch_is_installed(
+    python, tmp_path, source, backend
+):
+    (tmp_path / "script.py").write_text(CHECKED, encoding="utf-8")
+    script = "['ipufit', 'check', 'script.py']"
+    code = f"import sys; from ipufit.cli import main; sys.argv = {script}; main()"
+    done = python(code, poptorch=source, backend=backend)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing is refused" in done.stdout
+
+
 def test_models_train_through_the_one_installed_module(python):
     code = """
 import sys, torch, poptorch, ipufit
