@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 # Room -> its limits, and the packages and modules right under `ipufit` that it has.
 ROOMS = {
-    "emulator": (Size(70, 11191, 83665), "emulator"),
+    "emulator": (Size(71, 11435, 85567), "emulator"),
     "engine and model": (Size(20, 8021, 63084), "engine model"),
     "data": (Size(5, 2510, 20111), "data"),
     "metrics and losses": (Size(12, 1923, 16477), "metrics losses"),
@@ -44,7 +44,7 @@ ROOMS = {
         "planning",
     ),
     "command lines, distributed, Lightning, ground": (
-        Size(17, 2824, 19391),
+        Size(17, 2824, 19394),
         "__init__ cli __main__ _env _files _kinds _lazy _poptorch "
         "_tree _version distributed doctor errors "
         "integrations state types",

@@ -213,7 +213,7 @@ def _(call: Call) -> Any:
         function: Callable[..., Tensor] = torch.kl_div
         loss = function(input, target, 0, log_target=log_target)
         shares = target.exp() if log_target else target
-        loss = torch.where(shares > 0, loss, torch.zeros_like(loss))
+        loss = torch.where(shares.gt(0), loss, torch.zeros_like(loss))
         return _reduced(loss, **reduction)
 
     return kl_div

@@ -222,7 +222,7 @@ def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     is_changing = is_in_place(node) or bool(node.kwargs.get("inplace"))
-    computed = in_place if is_changing else same
+    computed: Any = in_place if is_changing else same
     computed.__name__ = computed.__qualname__ = function_name(node)
-    computed._stands_for = original(node.target)  # type: ignore[attr-defined]
+    computed._stands_for = original(node.target)
     return computed
