@@ -192,8 +192,8 @@ def creates_on_device(operation: Operation) -> bool:
 def requested_device(operation: Operation) -> Any:
     """Return the device among the arguments, if any.
 
-    Tensors of an emulated device have the device `torch.device("cpu")`, so only the
-    string "cpu" means the host.
+    The tracer writes the string "cpu" for the host, and `torch.device("cpu")` for an
+    IPU, whose tensors are in the host's memory.
     """
     positional = operation.args[1:2] if operation.name == "to" else ()
     devices = [d for d in positional if isinstance(d, (str, torch.device))]

@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import sys
+import traceback
 from dataclasses import replace
 from typing import Any, Callable, Iterator
 
@@ -22,6 +24,7 @@ from torch import Tensor
 from torch._C import _jit_get_schemas_for_operator
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+from torch.utils import checkpoint
 
 from ipufit.emulator._ground.torch_extras import DispatchMode, is_importing_compiler
 from ipufit.emulator._tracing.half import in_float32
@@ -34,6 +37,7 @@ from ipufit.emulator._tracing.operation import (
     observed,
     tensors_in,
 )
+from ipufit.emulator._tracing.places import PACKAGE
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import (
     is_whole_number,
@@ -144,6 +148,13 @@ REFUSALS: dict[str, Callable[[Operation], None]] = {
 }
 """Refuse operations on the device's tensors that don't compile, in this order."""
 
+_OF_DEVICE = {
+    "device": torch.device("ipu:0"),
+    "is_cpu": False,
+    "is_ipu": True,
+}
+"""Properties of a device's tensor that tell where it is."""
+
 _MOVES = frozenset({"to", "type_as"})
 _RETURN_NOTHING = frozenset({"__setitem__", "__set__"})
 
@@ -159,10 +170,6 @@ class Tracer(TorchFunctionMode):
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.recording = recording
         self.escape: Error | None = None
-        # The devices that a model has read from tensors of the host. They are told by
-        # their identity: tensors of an emulated device have `torch.device("cpu")` too,
-        # but each reading gives an object of its own.
-        self._host_devices: dict[int, torch.device] = {}  # kept alive: ids are reused
 
     def __torch_function__(
         self,
@@ -178,9 +185,9 @@ class Tracer(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         kwargs = kwargs or {}
         if name == "to":
-            args = (*args[:1], *map(self._device, args[1:]))
+            args = (*args[:1], *map(_in_memory, args[1:]))
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": self._device(kwargs["device"])}
+            kwargs = {**kwargs, "device": _in_memory(kwargs["device"])}
         operation = Operation(func, name, args, kwargs)
         if name == "new" and isinstance(args[-1], torch.Size):
             # In a graph the size becomes a tuple, and `new` of a tuple takes values.
@@ -191,12 +198,11 @@ class Tracer(TorchFunctionMode):
         on_device = [t for t in touched if self.recording.is_on_device(t)]
         is_creating = creates_on_device(operation)
         if not on_device and not is_creating:
-            result = operation.run()  # the host's, which no program repeats
-            if name == "__get__" and isinstance(result, torch.device):
-                self._host_devices[id(result)] = result
-            return result
+            return operation.run()  # the host's, which no program repeats
         if on_device and operation.name in _ANSWERS:
             return _ANSWERS[operation.name](operation)
+        if on_device and name == "__get__" and _tells_device(func):
+            return _OF_DEVICE[func.__self__.__name__]  # type: ignore[attr-defined]
         # Creation takes constants from the host.
         self.check(operation, on_device, [] if is_creating else touched)
         self.recording.is_running_operation = True
@@ -205,17 +211,6 @@ class Tracer(TorchFunctionMode):
         finally:
             self.recording.is_running_operation = False
         return map_tensors(result, self.recording.on_host)
-
-    def _device(self, value: Any) -> Any:
-        """Replace a device of the host's tensors by "cpu", and an IPU by the host's.
-
-        A factory function that gets "cpu" uses the host. `torch.distributions`, for
-        example, passes the device of the distribution's parameters.
-        """
-        if value is not None and self._host_devices.get(id(value)) is value:
-            return "cpu"
-        is_ipu = isinstance(value, (str, torch.device)) and str(value).startswith("ipu")
-        return torch.device("cpu") if is_ipu else value
 
     def check(
         self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
@@ -281,6 +276,24 @@ class Tracer(TorchFunctionMode):
         elif name == "copy_":
             touched = touched[:1]
         self.recording.require_device(name, touched)
+
+
+def _tells_device(getter: Any) -> bool:
+    """Return whether a property of a tensor on the device tells where it is."""
+    if getter.__self__.__name__ not in _OF_DEVICE:
+        return False
+    frames = traceback.walk_stack(sys._getframe(1))
+    files = (frame.f_code.co_filename for frame, _ in frames)
+    asker = next((file for file in files if not file.startswith(PACKAGE)), "")
+    return asker != checkpoint.__file__  # it would look for a module `torch.ipu`
+
+
+def _in_memory(device: Any) -> Any:
+    """Return "cpu" for the host, and the host's device for an emulated IPU."""
+    if not isinstance(device, (str, torch.device)):
+        return device
+    kind = str(device).partition(":")[0]
+    return {"cpu": "cpu", "ipu": torch.device("cpu")}.get(kind, device)
 
 
 @contextlib.contextmanager

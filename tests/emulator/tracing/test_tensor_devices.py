@@ -79,6 +79,38 @@ def test_a_constant_can_be_moved_and_is_frozen(move):
     assert executor(torch.ones(6)).tolist() == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_tensor_says_that_it_is_on_the_ipu():
+    """PopTorch, `Tensor.cpp`: `DeviceType::IPU`, index 0."""
+    seen = []
+
+    def forward(m, x):
+        y = m.layer(x)
+        for tensor in (x, y, m.layer.weight, torch.ones(2, device=x.device)):
+            seen.append((str(tensor.device), tensor.is_ipu, tensor.is_cpu))
+        seen.append((str(m.constant.device), m.constant.is_ipu, m.constant.is_cpu))
+        return -y if x.device.type == "ipu" else y
+
+    module = Function(forward, layer=nn.Linear(2, 2), constant=torch.ones(2))
+    x = torch.randn(3, 2)
+    device = poptorch.inferenceModel(module)(x)
+    assert seen == [("ipu:0", True, False)] * 4 + [("cpu", False, True)]
+    torch.testing.assert_close(device, -module.layer(x))
+    assert str(module.layer.weight.device) == "cpu"
+
+
+@pytest.mark.parametrize("host", ["cpu", torch.device("cpu")])
+def test_the_device_cpu_is_the_host(host):
+    made = []
+
+    def forward(m, x):
+        made.append(torch.arange(2.0, device=host))
+        return x + made[-1]
+
+    with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
+        poptorch.inferenceModel(Function(forward))(torch.ones(2))
+    assert str(made[-1].device) == "cpu"
+
+
 def test_values_of_the_hosts_tensors_can_be_read():
     module = Function(
         lambda m, x: x * 2 if m.flag.item() else x, flag=torch.tensor(True)
