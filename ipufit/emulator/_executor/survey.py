@@ -200,7 +200,7 @@ def survey(
         graphs = with_bodies(graph, recording.root)
         constant_inputs = recording.constant_inputs()
         for one in graphs:
-            _check_nodes(one, constant_inputs, recording.results, notes)
+            _check_nodes(one, constant_inputs, recording, notes)
         if error is None:  # else which operations count, and the loss, are unknown
             ipus = notes.attempt("blocks", used_ipus, graphs, constant_inputs) or (0,)
             before = len(notes.remarks)
@@ -232,7 +232,7 @@ def survey(
 
 
 def _check_nodes(
-    graph: Graph, constant_inputs: set[str], values: dict[Node, Any], notes: Notes
+    graph: Graph, constant_inputs: set[str], recording: Recording, notes: Notes
 ) -> None:
     constants = constant_nodes(graph, constant_inputs)
     for node in graph.nodes:
@@ -241,7 +241,8 @@ def _check_nodes(
             continue
         place = place_of(node)
         notes.attempt("arguments", check_node, node, constants, place=place)
-        for finding in findings(node, values):
+        found = findings(node, recording.results, is_training=recording.is_training)
+        for finding in found:
             if finding.rule.is_reported or finding.is_refused:
                 is_refused = finding.is_refused
                 what = finding.message(node)

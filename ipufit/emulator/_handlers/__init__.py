@@ -4,14 +4,23 @@
 # The modules of rules add their rules as they are imported.
 from __future__ import annotations
 
-from ipufit.emulator._handlers import activations, elementwise, layers, reductions
+from ipufit.emulator._handlers import (
+    activations,
+    dtypes,
+    elementwise,
+    layers,
+    operands,
+    reductions,
+)
 from ipufit.emulator._handlers.rules import apply_rules, findings
 
 __all__ = [
     "activations",
     "apply_rules",
+    "dtypes",
     "elementwise",
     "findings",
     "layers",
+    "operands",
     "reductions",
 ]

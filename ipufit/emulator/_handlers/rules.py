@@ -48,15 +48,17 @@ class Call(Operation):
 
     Attributes:
         result: Its result in the trace, as torch computes it.
+        is_training: Whether the program is differentiated.
 
     Example:
         >>> import torch
         >>> x = torch.ones(2, requires_grad=True)
-        >>> Call(torch.exp, "exp", (x,), {}, result=x.exp()).trains
+        >>> Call(torch.exp, "exp", (x,), {}, x.exp(), is_training=True).trains
         True
     """
 
     result: Any
+    is_training: bool
 
     @property
     def trains(self) -> bool:
@@ -153,12 +155,15 @@ class Finding(NamedTuple):
         )
 
 
-def findings(node: Node, values: Mapping[Node, Any]) -> Iterator[Finding]:
+def findings(
+    node: Node, values: Mapping[Node, Any], *, is_training: bool
+) -> Iterator[Finding]:
     """Yield the rules that hold for a node.
 
     Args:
         node: A node that isn't constant.
         values: The value of each node while tracing.
+        is_training: Whether the program is differentiated.
     """
     name = function_name(node)
     rules = RULES.get(_base(name), ())
@@ -166,20 +171,20 @@ def findings(node: Node, values: Mapping[Node, Any]) -> Iterator[Finding]:
         return
     args, kwargs = map_arg((node.args, node.kwargs), values.get)
     function: Any = original(node.target)
-    call = Call(function, name, tuple(args), dict(kwargs), values[node])
+    call = Call(function, name, tuple(args), dict(kwargs), values[node], is_training)
     for one in rules:
         found = one.find(call)
         if found:
             yield Finding(one, found)
 
 
-def apply_rules(node: Node, values: Mapping[Node, Any]) -> None:
+def apply_rules(node: Node, values: Mapping[Node, Any], *, is_training: bool) -> None:
     """Compute a node as a device does.
 
     Raises:
         Error: A device refuses it.
     """
-    for finding in findings(node, values):
+    for finding in findings(node, values, is_training=is_training):
         if finding.is_refused:
             raise refusal(finding, node)
         if callable(finding.found):

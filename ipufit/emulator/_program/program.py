@@ -303,7 +303,7 @@ def _as_program(
     constant_inputs = recording.constant_inputs()
     for one in graphs:
         known = constant_nodes(one, constant_inputs)
-        compute_as_device(one, known, recording.results)
+        compute_as_device(one, known, recording.results, is_training=is_training)
     refuse_unsupported_operators(graphs, constant_inputs)
     ipus = used_ipus(graphs, constant_inputs)
     shapes = add_final_loss(graph, recording.results) if is_training else {}
@@ -409,7 +409,11 @@ def check_node(node: Node, constants: set[Node]) -> None:
 
 
 def compute_as_device(
-    graph: Graph, constants: set[Node], values: Mapping[Node, Any]
+    graph: Graph,
+    constants: set[Node],
+    values: Mapping[Node, Any],
+    *,
+    is_training: bool,
 ) -> None:
     """Refuse a program that doesn't compile; replace functions by the device's.
 
@@ -417,6 +421,7 @@ def compute_as_device(
         graph: A traced program, which is changed.
         constants: Its constant nodes, which torch computes.
         values: The value of each node while tracing.
+        is_training: Whether the program is differentiated.
 
     Raises:
         Error: A node is refused by `check_node` or by a row of the table of operators.
@@ -425,7 +430,8 @@ def compute_as_device(
         >>> graph, x = Graph(), torch.zeros(1)
         >>> values = {graph.placeholder("x"): x}
         >>> node = graph.call_function(torch.trunc, tuple(values))
-        >>> compute_as_device(graph, constants=set(), values={**values, node: x})
+        >>> values[node] = x
+        >>> compute_as_device(graph, set(), values, is_training=False)
         >>> node.target(torch.tensor([2.7, 1e10]))
         tensor([ 2.0000e+00, -2.1475e+09])
     """
@@ -434,7 +440,7 @@ def compute_as_device(
         check_node(node, constants)
     for node in nodes:
         if node.op in ("call_function", "call_method"):
-            apply_rules(node, values)
+            apply_rules(node, values, is_training=is_training)
 
 
 def used_ipus(

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device computes in which type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ipufit.emulator.errors import Error
+from tests.emulator.handlers._programs import infer, reports
+
+BYTES = torch.tensor([1, 2, 3], dtype=torch.uint8)
+SHORTS, INTS, FLOATS = BYTES.short(), BYTES.int(), BYTES.float()
+BOOLS = BYTES > 1
+
+
+@pytest.mark.parametrize(
+    ("function", "refused", "allowed"),
+    [
+        (lambda x: x > 1, [BYTES, SHORTS], [INTS, FLOATS]),
+        (lambda x: x.greater_equal(x), [BYTES, SHORTS], [INTS, FLOATS, BOOLS]),
+        (lambda x: x > 1.5, [], [BYTES, SHORTS, INTS]),
+        (lambda x: x == 1, [BYTES, BYTES.char()], [SHORTS, INTS, BOOLS]),
+        (lambda x: x != x.float(), [], [BYTES, SHORTS]),
+        (lambda x: x + 1, [BYTES, SHORTS], [INTS, FLOATS, BOOLS]),
+        (lambda x: x * 2.0, [], [BYTES, SHORTS]),
+        (lambda x: x.clamp(0, 2), [BYTES], [INTS]),
+        (lambda x: torch.max(x, x), [BYTES], [INTS]),
+        (lambda x: x.max(), [], [INTS]),
+        (lambda x: x**2, [SHORTS], [INTS]),
+        (lambda x: 3 - x, [BYTES], [INTS]),
+        (lambda x: torch.where(x.bool(), x, x), [BYTES, SHORTS], [INTS, FLOATS, BOOLS]),
+        (lambda x: x.masked_fill(x.bool(), 1), [BYTES], [FLOATS]),
+        (torch.exp, [INTS, BOOLS, BYTES], [FLOATS]),
+        (torch.relu, [INTS], [FLOATS]),
+        (torch.log1p, [INTS], [FLOATS]),
+        (torch.floor, [INTS], [FLOATS]),
+        (torch.sqrt, [INTS], [FLOATS]),
+        (torch.rsqrt, [INTS], [FLOATS]),
+        (torch.isnan, [INTS], [FLOATS]),
+        (abs, [BYTES, SHORTS], [INTS, FLOATS]),
+        (lambda x: -x, [BYTES], [INTS]),
+        (torch.logical_not, [INTS, FLOATS], [BOOLS]),
+        (lambda x: torch.logical_and(x, x > 1), [INTS], [BOOLS]),
+        (lambda x: x & 1, [BYTES, BYTES.char()], [SHORTS, INTS]),
+        (lambda x: x.to(torch.bfloat16).float(), [FLOATS], []),
+        (lambda x: torch.complex(x, x).real, [FLOATS], []),
+    ],
+)
+def test_a_device_refuses(function, refused, allowed):
+    for x in refused:
+        with pytest.raises(Error, match=r"device|Poplar"):
+            infer(function, x)
+    for x in allowed:
+        infer(function, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "words"),
+    [
+        (lambda x: x.masked_fill(x, False), BOOLS, "int32 instead of bool"),
+        (lambda x: x.masked_fill(x > 1, 5), INTS, ""),
+        (lambda x: (x * 1).masked_fill_(x > 1, 5), INTS, "casts the mask"),
+        (lambda x: (x * 1).masked_fill_(x > 1, 5), FLOATS, ""),
+        (lambda x: x > 2**40, FLOATS, "cannot be represented"),
+        (lambda x: x > 2**30, FLOATS, ""),
+        (lambda x: x.sort()[0], BYTES, "int32 values"),
+        (lambda x: x.topk(1)[0], BYTES, "int32 values"),
+        (lambda x: x.topk(1)[0], INTS, ""),
+        (lambda x: x.clone().scatter_(0, x.long(), 0), BYTES, "casts the index"),
+        (lambda x: x.clone().scatter_(0, x.long(), 0), INTS, ""),
+    ],
+)
+def test_what_a_check_says(function, x, words):
+    said = reports(function, x % 3 if x is not BOOLS else x)
+    assert any(words in message for message in said) if words else not said
+
+
+def test_a_fraction_that_fills_whole_numbers_makes_fractions():
+    device = infer(lambda x: x.masked_fill(x > 1, 0.5), INTS)
+    assert device.tolist() == [1.0, 0.5, 0.5]
+    assert device.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore")  # torch deprecates such masks
+def test_a_mask_of_bytes_is_reported():
+    said = reports(lambda x: torch.where(x, x.float(), 0.0), BYTES)
+    assert "Select takes a bool selector" in said[0]
+    infer(lambda x: torch.where(x, x.float(), 0.0), BYTES)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes, dimensions and options of operators on a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ipufit.emulator.errors import Error
+from tests.emulator.handlers._programs import gradients, infer, reports, trained
+
+X = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_refused"),
+    [
+        (lambda x: torch.cross(x, x, dim=-1), True),
+        (lambda x: torch.linalg.cross(x, x), True),
+        (lambda x: torch.linalg.cross(x, x, dim=1), False),
+        (lambda x: torch.cross(x, x + 1, dim=1), False),
+        (lambda x: torch.linalg.cross(x, x[:1], dim=1), True),
+        (lambda x: x.take_along_dim(x.long() % 2, -1), True),
+        (lambda x: x.take_along_dim(x.long() % 2, 1), False),
+        (lambda x: x.sum().log_softmax(0), True),
+        (lambda x: x[0].log_softmax(0), False),
+        (lambda x: functional.l1_loss(x.sum(), x.mean()), True),
+        (lambda x: functional.l1_loss(x, x), False),
+        (lambda x: functional.dropout(x, 1.0), True),
+        (lambda x: functional.dropout(x, 1.0, training=False), False),
+        (lambda x: x.argsort(stable=True), True),
+        (lambda x: x.argsort(), False),
+    ],
+)
+def test_what_a_device_refuses(function, is_refused):
+    if is_refused:
+        with pytest.raises(Error, match="a device"):
+            infer(function, X)
+    else:
+        infer(function, X)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "constant", "circular"])
+def test_padding_of_what_is_trained(mode):
+    padding = {"padding": 1, "padding_mode": mode.replace("constant", "zeros")}
+    layers = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 3, **padding))
+    x = torch.ones(1, 1, 4)
+    trained(layers[1:], x)  # a padded input has no gradient
+    infer(layers, x)
+    if mode in ("reflect", "replicate"):
+        with pytest.raises(Error, match="PadGradOp"):
+            trained(layers, x)
+    else:
+        trained(layers, x)
+
+
+def test_dropout_is_the_identity_in_an_inference_model():
+    x = torch.ones(2, 50)
+    for layer in (nn.Dropout(), nn.Dropout1d(), lambda x: torch.dropout(x, 0.5, True)):
+        assert torch.equal(infer(layer, x), x)
+        assert "the identity in inference" in reports(layer, x)[0]
+    assert not reports(nn.Dropout().eval(), x)
+    assert (infer(nn.Dropout(inplace=True), x) == 0).any()
+
+
+def test_dropout_drops_in_a_training_model():
+    (gradient,) = gradients(
+        lambda w: functional.dropout(w).sum(), weights=[torch.ones(50)]
+    )
+    assert set(gradient.tolist()) == {0.0, 2.0}
+
+
+def test_a_random_number_passes_gradients_on():
+    mean, spread = torch.zeros(3), torch.ones(3)
+    first, second = gradients(
+        lambda m, s: torch.normal(m, s).sum(), weights=[mean, spread]
+    )
+    assert first.tolist() == [1, 1, 1]
+    assert len(set(second.tolist())) == 3
+
+
+def test_an_index_without_dimensions_removes_the_dimension():
+    device = infer(lambda x, i: x.index_select(1, i), X, torch.tensor(2).int())
+    assert device.tolist() == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "words"),
+    [
+        (lambda x: torch.zeros_like(x).copy_(x[0]), X, "shape of the source"),
+        (lambda x: torch.zeros_like(x).copy_(x), X, ""),
+        (lambda x: x.argsort(), X.int(), "bitonic"),
+        (lambda x: x.sort(stable=True)[1], X.int(), ""),
+    ],
+)
+def test_what_a_check_says(function, x, words):
+    said = reports(function, x)
+    assert (words in said[0]) if words else not said
