@@ -160,7 +160,7 @@ LAYERS = {
     "dropout in eval mode": lambda: [torch.nn.Dropout(0.5).eval()],
     "LayerNorm": lambda: [torch.nn.LayerNorm(4)],
     "GroupNorm": lambda: [torch.nn.GroupNorm(2, 4)],
-    "PReLU": lambda: [torch.nn.PReLU()],
+    "ELU": lambda: [torch.nn.ELU()],
     "Bilinear-free GELU": lambda: [torch.nn.GELU()],
     "softmax": lambda: [torch.nn.Softmax(1)],
     "Flatten": lambda: [torch.nn.Flatten()],

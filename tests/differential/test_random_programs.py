@@ -58,7 +58,7 @@ FLAT_NORMS = {
     "layer": lambda: nn.LayerNorm(WIDTH),
 }
 ACTIVATIONS = (nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU)
-ACTIVATIONS += (nn.LeakyReLU, nn.Softplus, nn.PReLU, nn.Hardswish)
+ACTIVATIONS += (nn.LeakyReLU, nn.Softplus, nn.Mish, nn.Hardswish)
 POOLINGS = {
     "none": nn.Identity,
     "max": lambda: nn.MaxPool2d(2),
