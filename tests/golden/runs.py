@@ -121,7 +121,7 @@ class Convolutions(nn.Module):
         filled(self)
 
     def forward(self, x):
-        x = torch.max_pool2d(torch.relu(self.norm(self.first(x))), 2)
+        x = torch.max_pool2d(torch.relu(self.norm(self.first(x))), 2, 2)
         return self.last(nn.functional.gelu(self.second(x)).mean(dim=(2, 3)))
 
 

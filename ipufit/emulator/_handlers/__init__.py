@@ -11,8 +11,9 @@ from ipufit.emulator._handlers import (
     layers,
     operands,
     reductions,
+    resizing,
 )
-from ipufit.emulator._handlers.rules import apply_rules, findings
+from ipufit.emulator._handlers.rules import apply_rules, findings, settle_shapes
 
 __all__ = [
     "activations",
@@ -23,4 +24,6 @@ __all__ = [
     "layers",
     "operands",
     "reductions",
+    "resizing",
+    "settle_shapes",
 ]

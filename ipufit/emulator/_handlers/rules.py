@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.fx.graph import Graph
 from torch.fx.node import Node, map_arg
 
 from ipufit.emulator._tracing.half import rounded_alike
@@ -36,6 +38,7 @@ from ipufit.emulator._tracing.operation import (
     error_about,
     function_name,
     is_in_place,
+    map_tensors,
     original,
     tensors_in,
 )
@@ -49,9 +52,10 @@ class Call(Operation):
     Attributes:
         result: Its result in the trace, as torch computes it.
         is_training: Whether the program is differentiated.
+        users: Names of the functions that take its result; `output` if the program
+            returns it.
 
     Example:
-        >>> import torch
         >>> x = torch.ones(2, requires_grad=True)
         >>> Call(torch.exp, "exp", (x,), {}, x.exp(), is_training=True).trains
         True
@@ -59,6 +63,7 @@ class Call(Operation):
 
     result: Any
     is_training: bool
+    users: frozenset[str] = frozenset()
 
     @property
     def trains(self) -> bool:
@@ -171,19 +176,28 @@ def findings(
         return
     args, kwargs = map_arg((node.args, node.kwargs), values.get)
     function: Any = original(node.target)
-    call = Call(function, name, tuple(args), dict(kwargs), values[node], is_training)
+    users = frozenset(map(function_name, node.users))
+    call = Call(
+        function, name, tuple(args), dict(kwargs), values[node], is_training, users
+    )
     for one in rules:
         found = one.find(call)
         if found:
             yield Finding(one, found)
 
 
-def apply_rules(node: Node, values: Mapping[Node, Any], *, is_training: bool) -> None:
+def apply_rules(
+    node: Node, values: Mapping[Node, Any], *, is_training: bool
+) -> str | None:
     """Compute a node as a device does.
+
+    Returns:
+        The message about the node if its result has another shape than in the trace.
 
     Raises:
         Error: A device refuses it.
     """
+    message = None
     for finding in findings(node, values, is_training=is_training):
         if finding.is_refused:
             raise refusal(finding, node)
@@ -191,6 +205,74 @@ def apply_rules(node: Node, values: Mapping[Node, Any], *, is_training: bool) ->
             computed = _like(node, finding.found)
             node.target = rounded_alike(node.target, computed)
             node.op = "call_function"
+            if table()[finding.rule.row]["verdict"] == "shape":
+                message = finding.message(node)
+    return message
+
+
+_TAKES_TRACED_SHAPE = frozenset(
+    """
+    __getitem__ contiguous flatten identity_loss ravel reshape reshape_as squeeze stack
+    unflatten unsqueeze view view_as
+    """.split()  # noqa: SIM905 - one per line would be longer
+)
+"""Functions that PopTorch makes a reshape to the shape of the trace."""
+
+_NOT_RUN = frozenset({"call_on_host", "run_branch", "run_loop"})
+
+
+def settle_shapes(
+    graph: Graph, values: Mapping[Node, Any], resized: Mapping[Node, str]
+) -> None:
+    """Find which results have another shape on a device than in the trace.
+
+    PopART infers the shapes anew. A reshape takes the shape of the trace.
+
+    Args:
+        graph: A program to which the rules are applied.
+        values: The value of each node while tracing.
+        resized: Messages about nodes whose result has another shape on a device.
+
+    Raises:
+        Error: An operation doesn't take the device's shapes.
+    """
+    sized: dict[Node, Any] = {}
+    why: dict[Node, Node] = {}
+
+    def given(node: Node) -> Any:
+        value = sized.get(node, values.get(node))
+        return map_tensors(value, lambda tensor: tensor.detach().clone())
+
+    for node in graph.nodes if resized else ():
+        origins = [node] if node in resized else node.all_input_nodes
+        origin = next((why.get(n, n) for n in origins if n in {*why, *resized}), None)
+        is_called = node.op in ("call_function", "call_method")
+        if origin is None or not is_called or function_name(node) in _NOT_RUN:
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), given)
+        run = node.target if callable(node.target) else getattr(Tensor, node.target)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=()):
+                result = run(*args, **kwargs)
+        except (RuntimeError, IndexError, ValueError) as error:
+            message = f"{resized[origin]} Here: {error}"
+            raise error_about(message, node, origin) from None
+        traced = values.get(node)
+        if isinstance(result, Tensor) and isinstance(traced, Tensor):
+            if result.shape == traced.shape:
+                continue
+            is_reshape = function_name(node) in _TAKES_TRACED_SHAPE
+            if is_reshape and result.numel() == traced.numel():
+                node.target = _like(node, _reshaped(run, traced.shape))
+                node.op = "call_function"
+                continue
+        sized[node], why[node] = result, origin
+
+
+def _reshaped(
+    function: Callable[..., Tensor], shape: torch.Size
+) -> Callable[..., Tensor]:
+    return lambda *args, **kwargs: function(*args, **kwargs).reshape(shape)
 
 
 def refusal(finding: Finding, node: Node) -> Error:

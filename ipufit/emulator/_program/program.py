@@ -23,7 +23,7 @@ from ipufit.emulator._ground.custom_args import (
 )
 from ipufit.emulator._ground.switches import CHANNELS_LAST_VARIABLE, is_on
 from ipufit.emulator._ground.torch_extras import host_tensor
-from ipufit.emulator._handlers import apply_rules
+from ipufit.emulator._handlers import apply_rules, settle_shapes
 from ipufit.emulator._ops.control_flow import Body
 from ipufit.emulator._ops.markers import identity_loss
 from ipufit.emulator._options.strategies import BlockPlacement, ExecutionStrategy
@@ -438,9 +438,13 @@ def compute_as_device(
     nodes = [node for node in graph.nodes if node not in constants]
     for node in nodes:
         check_node(node, constants)
+    resized: dict[Node, str] = {}
     for node in nodes:
         if node.op in ("call_function", "call_method"):
-            apply_rules(node, values, is_training=is_training)
+            message = apply_rules(node, values, is_training=is_training)
+            if message:
+                resized[node] = message
+    settle_shapes(graph, values, resized)
 
 
 def used_ipus(

@@ -401,7 +401,7 @@ def _refuse_rnn(operation: Operation) -> None:
 
 def _refuse_upsampling(operation: Operation) -> None:
     given = operation.arguments_of(functional.interpolate)
-    mode, factors = given.get("mode", "nearest"), given.get("scale_factor")
+    mode = given.get("mode", "nearest")
     if mode in _LINEAR_UPSAMPLING:
         raise createPoptorchError(
             f"Unsupported upsample mode {_LINEAR_UPSAMPLING[mode]}: currently only "
@@ -409,18 +409,6 @@ def _refuse_upsampling(operation: Operation) -> None:
         )
     if mode == "bicubic" and given.get("align_corners"):
         raise createPoptorchError("Only support align_corners=False. Mode: bicubic.")
-    if mode == "bilinear" and factors and not given.get("recompute_scale_factor"):
-        factors = as_list(factors)
-        if len(set(factors)) > 1:
-            raise createPoptorchError(
-                f"Non-uniform bilinear upsampling not supported: {list(factors)}. Give "
-                "`size` instead."
-            )
-        if factors[0] != int(factors[0]):
-            raise createPoptorchError(
-                "Bilinear upsampling with non-integer factor not supported: "
-                f"{factors[0]}. Give `size` instead."
-            )
 
 
 def _refuse_singular_values(operation: Operation) -> None:

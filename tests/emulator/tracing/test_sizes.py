@@ -36,7 +36,9 @@ ACCEPTED = {
     "unfold": lambda x: x.unfold(0, TWO, ONE),
     "pad": lambda x: functional.pad(x, (ONE, 0)),
     "interpolate": lambda x: functional.interpolate(x[None, None], size=(SIX, SIX)),
-    "adaptive pooling": lambda x: functional.adaptive_avg_pool2d(x[None], (TWO, THREE)),
+    "adaptive pooling": lambda x: functional.adaptive_avg_pool2d(
+        x[None, None], (TWO, THREE)
+    ),
     "layer norm": lambda x: functional.layer_norm(x, (SIX,)),
     "one element": lambda x: x.repeat(torch.tensor([2], device="cpu"), 1),
 }
