@@ -239,6 +239,58 @@ def test_a_pattern_that_forward_never_calls_is_refused():
         model.fit(X, Y, batch_size=12, verbose=0)
 
 
+class Tied(nn.Module):
+    """Multiplies by the table again at the end, as language models do."""
+
+    def __init__(self, head=None):
+        super().__init__()
+        self.table, self.body = nn.Linear(3, 4, bias=False), nn.Linear(4, 3)
+        self.head = nn.Linear(3, 4, bias=False)
+        if head is None:
+            self.head.weight = self.table.weight
+        self.last = head or self.head
+
+    def forward(self, x):
+        x = self.body(self.table(x))
+        return self.last(x) if self.last is self.head else self.last(self, x)
+
+
+def by_function(module, x):
+    return module.head(x) @ module.body.weight.t()
+
+
+STAGES = ["table", "body", "head"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "16.16"])
+@pytest.mark.parametrize(
+    ("head", "weight"), [(None, "table.weight"), (by_function, "body.weight")]
+)
+def test_a_weight_on_two_ipus_is_refused_before_anything_compiles(
+    head, weight, precision
+):
+    config = IPUConfig(pipeline=STAGES, precision=precision)
+    model = reference.compiled(Tied(head), config)
+    message = "Submodules that share a weight stay on one IPU"
+    with pytest.raises(ConfigError, match=rf"{message}. {weight} is used in") as found:
+        model.fit(X, Y, batch_size=20, verbose=0)
+    assert "poptorch.Stage(...).ipu(" in str(found.value)
+    assert message in model.check(X, Y, 20).findings[0].what
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        IPUConfig(pipeline=["table", "body", poptorch.Stage("head").ipu(0)]),
+        IPUConfig(pipeline=STAGES, execution="sharded"),
+    ],
+)
+def test_a_weight_is_used_twice_on_one_ipu_or_by_one_after_the_other(config):
+    model = reference.compiled(Tied(), config)
+    assert not model.check(X, Y, 20).is_refused
+    model.fit(X, Y, batch_size=20, verbose=0)
+
+
 def test_a_block_with_a_bracket_in_its_name_is_no_pattern():
     module = reference.network()
     poptorch.BeginBlock(module[0], "part[0]")

@@ -11,10 +11,11 @@ import re
 import traceback
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, map_tensors
@@ -48,8 +49,15 @@ from ipufit.engine.trace_checks import (
     TraceChecks,
     refuse_hidden,
     require_gradient,
+    tensors_of,
 )
-from ipufit.engine.weights import HostValue, mode, replaced_by_inputs, weights_of
+from ipufit.engine.weights import (
+    HostValue,
+    mode,
+    replaced_by_inputs,
+    user_name,
+    weights_of,
+)
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -62,11 +70,13 @@ from ipufit.metrics import rows_of
 from ipufit.mixing import mixed_inputs
 from ipufit.placement import (
     Beginnings,
+    Begun,
     Blocks,
     annotated_blocks,
     find_beginnings,
     is_inside,
     own_stages,
+    stage_and_ipu,
     started_blocks,
 )
 
@@ -418,6 +428,81 @@ def refuse_unseen_pipeline(
     )
 
 
+def _is_known_pipeline(module: torch.nn.Module, config: IPUConfig) -> bool:
+    """Return whether the IPU of each block of a pipeline is known in a trace."""
+    own = config.customize, config.training_options
+    is_named = len(set(config.stage_ipus)) > 1 and all(one is None for one in own)
+    return is_named and config.is_pipelined and not annotated_blocks(module)
+
+
+def _weights_on_device(
+    module: torch.nn.Module, given: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """Return weights by name; without whole numbers, which are constants."""
+    inputs = set(map(id, given))
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {
+        name: weight
+        for name, weight in named
+        if weight.dtype.is_floating_point and id(weight) not in inputs
+    }
+
+
+class WeightPlaces(TorchFunctionMode):
+    """Refuses a weight that a pipeline's stages use on two IPUs, as PopART does.
+
+    PopART finds it after it has compiled for minutes (`pipeline.cpp`).
+
+    Args:
+        weights: The weights in the trace, by their names.
+        config: The stages.
+        blocks: Blocks that have begun, in order; the last one runs.
+
+    Example:
+        >>> weights, config = {"w": torch.ones(2)}, IPUConfig(pipeline=["a", "b"])
+        >>> blocks = [("a", None)]
+        >>> with WeightPlaces(weights, config, blocks):
+        ...     scaled = weights["w"] * 2
+        ...     blocks.append(("b", None))
+        ...     scaled * weights["w"]
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: Submodules that share a weight stay on one IPU...
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], config: IPUConfig, blocks: Blocks
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._name_of = {id(weight): name for name, weight in weights.items()}
+        self._config, self._blocks = config, blocks
+        self._places: dict[str, tuple[int, str]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a torch function, and note the place of the weights that it reads."""
+        result = func(*args, **(kwargs or {}))
+        given = {id(tensor) for tensor in tensors_of((args, kwargs))}
+        used = [self._name_of[one] for one in given if one in self._name_of]
+        if used and any(id(tensor) not in given for tensor in tensors_of(result)):
+            block: Begun = self._blocks[-1] if self._blocks else (None, 0)
+            ipu = stage_and_ipu(block, self._config)[1] or 0
+            where = (
+                f"on IPU {ipu}" if block[0] is None else f"in {block[0]!r}, IPU {ipu}"
+            )
+            for name in used:
+                first, place = self._places.setdefault(name, (ipu, where))
+                if first != ipu:
+                    raise ConfigError(
+                        "Submodules that share a weight stay on one IPU. "
+                        f"{user_name(name)} is used {place}, and {where}: PopART can't "
+                        "pipeline it. Give each its own weight, or put the later "
+                        f"submodule on the first IPU: poptorch.Stage(...).ipu({first}) "
+                        "in pipeline=(...)."
+                    )
+        return result
+
+
 class ShortPipelineError(ConfigError):
     """Raised if a call has too few micro-batches for the model's own blocks."""
 
@@ -707,6 +792,9 @@ class Step(torch.nn.Module):
                     blocks = stack.enter_context(started_blocks(config.stages))
                     stack.enter_context(noted)
                     stack.enter_context(self._explained())
+                    if is_training and _is_known_pipeline(self.module, config):
+                        weights = _weights_on_device(self, tensors)
+                        stack.enter_context(WeightPlaces(weights, config, blocks))
                     if config.types.is_half:
                         stack.enter_context(computed_in(self.module, config))
                     own, outputs = self._called(batch, noted)

@@ -287,7 +287,7 @@ ROW_WISE = {
     "the same layer": lambda m, x: m.other(x),
     "conv": lambda m, x: m.conv(x).relu(),
     "layer norm": lambda m, x: m.norm(x),
-    "learnt": lambda m, x: m.learnt(x),
+    "learnt": lambda m, x: x if torch.is_grad_enabled() else m.learnt(x),
     "lstm": lambda m, x: m.lstm(x)[0],
     "gru, steps first": lambda m, x: m.gru(x.transpose(0, 1))[0].transpose(0, 1),
     "rnn": lambda m, x: m.rnn(x)[0],

@@ -66,6 +66,7 @@ from ipufit.emulator._program.program import (
     Program,
     check_operations,
     check_stages,
+    check_weights,
     trace,
 )
 from ipufit.emulator._tracing.recording import named_weights, unchanged
@@ -1587,6 +1588,20 @@ def _check_stages(program: Program, options: Options, is_training: bool) -> None
         )
 
 
+def _check_weights(program: Program, options: Options, is_training: bool) -> None:
+    if is_pipelined(options._execution_strategy) and len(program.ipus) > 1:
+        check_weights(program)
+
+
+def _check_loss_scaling(program: Program, options: Options, is_training: bool) -> None:
+    if is_training and Settings(options).scales_loss and not program.has_half:
+        raise createPoptorchError(
+            "Automatic loss scaling: no tracked gradient tensors of type fp16 were "
+            "found (PopART, `automaticlossscaling.cpp`). Compute in float16, as with "
+            "model.half(), or leave setAutomaticLossScaling out."
+        )
+
+
 def _check_period(program: Program, options: Options, is_training: bool) -> None:
     if options.output_mode != OutputMode.EveryN.value:
         return
@@ -1607,6 +1622,8 @@ PROGRAM_CHECKS = (
     _check_overlap,
     _check_placement,
     _check_stages,
+    _check_weights,
+    _check_loss_scaling,
     _check_period,
     _check_broadcast,
 )

@@ -30,6 +30,7 @@ from ipufit.emulator._program.args import check_inputs
 from ipufit.emulator._program.program import (
     Program,
     add_final_loss,
+    check_frozen_norms,
     check_node,
     eliminate,
     used_ipus,
@@ -207,6 +208,9 @@ def survey(
             if is_training:
                 notes.attempt("loss", add_final_loss, graph, recording.results)
             has_loss = is_training and len(notes.remarks) == before
+            if has_loss:
+                check = check_frozen_norms
+                notes.attempt("arguments", check, graph, recording.results)
             program = Program(recording, graphs, ipus, has_loss=has_loss)
             for check_program in PROGRAM_CHECKS:
                 notes.attempt("options", check_program, program, options, is_training)

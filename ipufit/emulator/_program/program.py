@@ -85,6 +85,8 @@ class Program:
             computes, then the loss if there is one.
         weight_names: Names of the weights, in the order in which the graph takes them.
         weight_shapes: Shapes of the weights, in the same order.
+        variables: Names of the floating-point weights. Others are constants.
+        has_half: Whether there is any tensor of float16.
         blocks: IPU, stage and phase of each block, in the order in which blocks begin.
         updated_weights: Floating-point weights that the program changes in place.
         volatile_weights: Integer weights that the program changes in place. They are
@@ -116,12 +118,21 @@ class Program:
         weights = recording.weights
         self.weight_names = tuple(weights)
         self.weight_shapes = tuple(weight.shape for weight in weights.values())
+        self.variables = frozenset(
+            name for name, weight in weights.items() if weight.is_floating_point()
+        )
+        made = (recording.results.get(node) for node in recording.graph.nodes)
+        self.has_half = any(
+            tensor.dtype == torch.float16
+            for value in (*weights.values(), *made)
+            for tensor in tensors_in(value)
+        )
         changes, weight_of = changed_memory(graphs), recording.weight_memory()
         inputs = recording.input_memory()
         self.num_inputs = len(inputs)
         self.written_inputs = tuple(i for i, m in enumerate(inputs) if m in changes)
         by = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
-        updated = {name for name in by if weights[name].is_floating_point()}
+        updated = by.keys() & self.variables
         self.updated_weights = frozenset(updated)
         self.volatile_weights = frozenset(by.keys() - updated)
         self.unsynchronised_weights = frozenset(
@@ -307,6 +318,8 @@ def _as_program(
     refuse_unsupported_operators(graphs, constant_inputs)
     ipus = used_ipus(graphs, constant_inputs)
     shapes = add_final_loss(graph, recording.results) if is_training else {}
+    if is_training:
+        check_frozen_norms(graph, recording.results)
     changing = {*changed_memory(graphs), *recording.weight_memory()}
     for node in graph.nodes:
         made = node.all_input_nodes[0] if node.target is identity_loss else node
@@ -517,6 +530,74 @@ def check_stages(graph: Graph) -> None:
                 "(PopART, `ir.cpp`). What runs before the first block is in stage 0 "
                 "on IPU 0: move it into the block, or put the first stage on IPU 0.",
                 node,
+            )
+
+
+def check_frozen_norms(graph: Graph, results: Mapping[Node, Any]) -> None:
+    """Refuse normalisation by running statistics where a gradient passes through.
+
+    Args:
+        graph: The program, whose last result is the loss.
+        results: Result of each node while the program was traced.
+
+    Raises:
+        Error: There is such a layer.
+    """
+    *_, output = graph.nodes
+    waiting, seen = [output.args[0][-1]], {output}
+    while waiting:
+        node = waiting.pop()
+        tensors = tensors_in(results.get(node))
+        if node in seen or (tensors and not any(t.requires_grad for t in tensors)):
+            continue
+        seen.add(node)
+        waiting.extend(node.all_input_nodes)
+        if function_name(node) not in NORM_FUNCTIONS:
+            continue
+        is_instance = function_name(node) == "instance_norm"
+        flag = "use_input_stats" if is_instance else "training"
+        if not (*node.args[5:6], node.kwargs.get(flag, is_instance))[0]:
+            raise error_about(
+                f"`{function_name(node)}`: a layer of batch norm in eval mode has no "
+                "gradient on a device, and the loss needs one of it (BatchNorm Op is "
+                "in inference mode, but its gradient Op is being created: PopART, "
+                "`batchnorm.cpp`). Freeze it together with all that is before it, or "
+                "compute (x - mean) * rsqrt(var + eps) * weight + bias.",
+                node,
+            )
+
+
+def check_weights(program: Program) -> None:
+    """Refuse a weight that two IPUs of a pipeline use.
+
+    PopART copies it between them if they run one after the other (`pipeline.cpp`).
+
+    Raises:
+        Error: There is such a weight, or a floating-point buffer.
+    """
+    nodes = list(program.graph.graph.nodes)
+    named = dict(zip(program.weight_names, nodes))
+    for name in program.used_weights & program.variables:
+        first: dict[int, Node] = {}
+        waiting = [named[name]]
+        while waiting:
+            for user in waiting.pop().users:
+                block: BlockPlacement | None = user.meta.get("block")
+                if not effects_of(user).is_operator:
+                    waiting.append(user)
+                elif block is not None and user.op != "output":
+                    first.setdefault(block.ipu, user)
+        if len(first) > 1:
+            ipus = sorted(first)
+            uses = " and ".join(
+                f"`{function_name(first[ipu])}` on IPU {ipu}" for ipu in ipus[:2]
+            )
+            raise error_about(
+                f"Can not copy variable tensor {name} between virtual graphs when "
+                "pipelining. All pipeline stages using this tensor should be on the "
+                f"same graph (PopART, `pipeline.cpp`): it is used by {uses}. Put what "
+                "shares it on one IPU, or use poptorch.ShardedExecution.",
+                first[ipus[1]],
             )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import pytest
 import torch
@@ -19,24 +20,30 @@ from ipufit.emulator import (
     ShardedExecution,
     Stage,
 )
+from ipufit.emulator._executor.survey import survey
 from tests.emulator import _models
 from tests.emulator._models import Function
 
 
 class Blocks(nn.Module):
-    """Enters a block on each of `ipus`; `prefix` is work outside all blocks."""
+    """Enters a block on each of `ipus`, each with a weight of its own.
+
+    `prefix` is work outside all blocks.
+    """
 
     def __init__(self, ipus, *, prefix=False):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
+        ones = [nn.Parameter(torch.ones(1)) for _ in range(1 + len(ipus))]
+        self.weights = nn.ParameterList(ones)
         self.ipus = ipus
         self.prefix = prefix
 
     def forward(self, x):
-        x = x * self.weight if self.prefix or not self.ipus else x
-        for number, ipu in enumerate(self.ipus):
+        first, *weights = self.weights
+        x = x * first if self.prefix or not self.ipus else x
+        for number, (ipu, weight) in enumerate(zip(self.ipus, weights)):
             Block.start(f"block{number}", ipu_id=ipu)
-            x = x * self.weight
+            x = x * weight
         return poptorch.identity_loss(x, reduction="mean")
 
 
@@ -78,10 +85,101 @@ def test_a_pipeline_computes_what_one_ipu_does():
         model = Blocks(ipus)
         executor = poptorch.trainingModel(model, make_options(G=6, D=2))
         losses.add(executor(torch.arange(12.0) / 100).item())
-        weights.add(model.weight.item())
+        weights.add(tuple(weight.item() for weight in model.weights))
         executor.destroy()
     assert len(losses) == len(weights) == 1
-    assert weights != {1.0}
+    assert 1.0 not in weights.pop()[1:]
+
+
+class Shared(nn.Module):
+    """Uses a weight, or a view of it, or a buffer, on two IPUs."""
+
+    def __init__(self, read=None, *, is_copied=False):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("shift", torch.ones(1))
+        self.register_buffer("index", torch.zeros(1, dtype=torch.long))
+        self.read = read
+        self.is_copied = is_copied
+
+    def forward(self, x):
+        with Block("first", ipu_id=0):
+            used = self.read(self)
+            x = x * used
+        with Block("second", ipu_id=1):
+            x = x + (used if self.is_copied else self.read(self))
+            return poptorch.identity_loss(x, reduction="mean")
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("scale", lambda m: m.scale),
+        ("scale", lambda m: m.scale.view(1, 1)[0]),
+        ("scale", lambda m: m.scale.contiguous()),
+        ("shift", lambda m: m.shift),
+    ],
+)
+def test_ipus_of_a_pipeline_share_no_weight(name, read):
+    match = f"Can not copy variable tensor {name}"
+    with pytest.raises(poptorch.Error, match=match):
+        compile_training(Shared(read), make_options(G=3), 3)
+    with pytest.raises(poptorch.Error, match=match):
+        compile_inference(Shared(read), make_options(D=3), 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "strategy"),
+    [
+        (Shared(lambda m: m.scale * 1, is_copied=True), None),
+        (Shared(lambda m: m.index), None),
+        (Shared(lambda m: m.scale), ShardedExecution()),
+    ],
+)
+def test_values_of_one_ipu_are_copied_to_another(module, strategy):
+    compile_inference(module, make_options(D=3, strategy=strategy), 3)
+
+
+# Gradients --------------------------------------------------------------------
+
+
+def test_automatic_loss_scaling_needs_gradients_in_half_precision():
+    options = make_options()
+    options.Training.setAutomaticLossScaling(True)
+    with pytest.raises(poptorch.Error, match="type fp16 were found"):
+        compile_training(Blocks([]), options)
+    compile_training(Blocks([]).half(), options)
+    compile_inference(Blocks([]), options)
+
+
+class Normalised(nn.Module):
+    def __init__(self, norm, *, is_frozen=False, is_detached=False):
+        super().__init__()
+        self.first, self.last = nn.Conv1d(1, 2, 1), nn.Conv1d(2, 1, 1)
+        self.norm = norm.eval()
+        self.is_detached = is_detached
+        if is_frozen:
+            self.first.requires_grad_(False)
+            self.norm.requires_grad_(False)
+
+    def forward(self, x):
+        hidden = self.norm(self.first(x.reshape(-1, 1, 1).expand(-1, 1, 2)))
+        result = self.last(hidden.detach() if self.is_detached else hidden)
+        return poptorch.identity_loss(result, reduction="mean"), hidden
+
+
+@pytest.mark.parametrize(
+    "make", [nn.BatchNorm1d, partial(nn.InstanceNorm1d, track_running_stats=True)]
+)
+def test_no_gradient_passes_through_running_statistics(make):
+    module = Normalised(make(2))
+    with pytest.raises(poptorch.Error, match="its gradient Op is being created"):
+        compile_training(module, None, 4)
+    found = survey(module, [torch.ones(4)], poptorch.Options(), is_training=True)
+    assert any("its gradient Op" in one.message for one in found.remarks)
+    compile_inference(module, None, 4)
+    compile_training(Normalised(make(2), is_detached=True), None, 4)
+    compile_training(Normalised(make(2), is_frozen=True), None, 4)
 
 
 def test_stages_must_increase_along_the_data():

@@ -85,7 +85,8 @@ def test_batch_norm_that_computes_with_its_count_is_refused():
     ):
         fitted(module)
     module[1].eval()
-    fitted(module)
+    module.requires_grad_(False)
+    fitted(torch.nn.Sequential(*module, torch.nn.Linear(2, 2)))
 
 
 def use_before(module, hidden):

@@ -149,13 +149,13 @@ def test_the_programs_used_last_are_kept(moves):
 def scaled_by_options():
     options = poptorch.Options().showCompilationProgressBar(False)
     options.Training.setAutomaticLossScaling(True)
-    return IPUConfig(training_options=options)
+    return IPUConfig(training_options=options, precision="16.32")
 
 
 @pytest.mark.parametrize(
     ("optimizer", "config"),
     [
-        (Optimizer("adam", loss_scaling="auto"), IPUConfig()),
+        (Optimizer("adam", loss_scaling="auto"), IPUConfig(precision="16.32")),
         ("adam", scaled_by_options()),
         (Optimizer("sgd", 0.1, momentum=0.9), IPUConfig()),
     ],

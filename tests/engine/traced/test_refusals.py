@@ -181,7 +181,8 @@ def test_norms_over_replicas_are_refused():
 def test_a_frozen_synchronised_norm_needs_no_statistics():
     module = synchronised()
     module[1].eval()
-    fit(module, replicas=2)
+    module.requires_grad_(False)
+    fit(torch.nn.Sequential(*module, torch.nn.Linear(2, 2)), replicas=2)
 
 
 @pytest.mark.skipif(not IS_EMULATED, reason="the core's stand-in can't trace in it")
