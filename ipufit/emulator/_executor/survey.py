@@ -209,8 +209,8 @@ def survey(
                 notes.attempt("loss", add_final_loss, graph, recording.results)
             has_loss = is_training and len(notes.remarks) == before
             if has_loss:
-                check = check_frozen_norms
-                notes.attempt("arguments", check, graph, recording.results)
+                made = recording.results
+                notes.attempt("arguments", check_frozen_norms, graph, made)
             program = Program(recording, graphs, ipus, has_loss=has_loss)
             for check_program in PROGRAM_CHECKS:
                 notes.attempt("options", check_program, program, options, is_training)
