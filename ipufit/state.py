@@ -21,6 +21,9 @@ _NOTHING: ContextManager[None] = contextlib.nullcontext()
 EVICTED = "SIGTERM"
 """The `stop_reason` of a run that goes on in another process."""
 
+EVICTING_SIGNALS = ("SIGTERM", "SIGUSR1")
+"""Signals by which schedulers tell a process to end: `sbatch --signal=USR1@120`."""
+
 
 @dataclass
 class RunState:

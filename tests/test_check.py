@@ -285,6 +285,66 @@ def test_calls_are_made_of_the_samples_that_a_split_leaves():
     assert report.title == "Linear, 80 samples per call"
 
 
+class UNet(nn.Module):
+    """Halves an image once, and enlarges it to the size of what it skips."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(n, 2, 3, padding=1) for n in (1, 2))
+        self.last = nn.Conv2d(4, 1, 1)
+
+    def forward(self, x):
+        wide = self.first(x).relu()
+        deep = self.second(nn.functional.max_pool2d(wide, 2, 2)).relu()
+        size = wide.shape[-2:]
+        deep = nn.functional.interpolate(deep, size=size, mode="bilinear")
+        return self.last(torch.cat([wide, deep], 1))
+
+
+def bert_layer():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, "gelu", batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 4)), layer, nn.Flatten())
+
+
+def prelu_network():
+    return nn.Sequential(nn.Linear(4, 4), nn.PReLU())
+
+
+IMAGES = torch.zeros(16, 1, 10, 9)
+
+
+@pytest.mark.parametrize(
+    ("network", "x", "said"),
+    [
+        (bert_layer, X, "the tanh form"),
+        (UNet, IMAGES, "the factor of the height for both axes"),
+        (prelu_network, X, "has no gradient"),
+    ],
+)
+def test_what_a_device_computes_otherwise(network, x, said):
+    findings = found(network(), x, x)
+    assert [one.severity for one in findings if one.topic == "numbers"] == [
+        "other numbers"
+    ]
+    [one] = [one for one in findings if one.topic == "numbers"]
+    assert said in one.what
+
+
+def test_padding_by_reflection_can_not_be_trained():
+    padded = nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")
+    network = nn.Sequential(nn.Conv2d(1, 1, 1), padded)
+    [one] = [f for f in found(network, IMAGES, IMAGES) if f.severity == "refused"]
+    assert "PadGradOp when mode is not" in one.what
+    assert not refused(nn.Sequential(padded), x=IMAGES, y=IMAGES)
+
+
+def test_hyper_parameters_that_popart_refuses():
+    model = IPUModel(nn.Linear(4, 4), IPUConfig(micro_batch_size=4))
+    model.compile(ipufit.Optimizer("rmsprop", eps=0.0), "mse")
+    [one] = [f for f in model.check(X, Y, 8).findings if f.severity == "refused"]
+    assert (one.topic, "Non-positive eps (0)" in one.what) == ("optimizer", True)
+
+
 def test_numbers_of_64_bits():
     wide = Net(lambda net, y: y + y.double().float())
     [one] = [f for f in found(wide) if f.topic == "dtype"]

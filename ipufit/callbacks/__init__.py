@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         EarlyStopping,
         LearningRateScheduler,
         ReduceLROnPlateau,
+        StopAfter,
         TerminateOnNaN,
     )
     from .progress import ProgressBar, ProgressDisplay, make_progress
@@ -41,6 +42,7 @@ __all__ = [
     "ProgressBar",
     "ProgressDisplay",
     "ReduceLROnPlateau",
+    "StopAfter",
     "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",
@@ -59,6 +61,7 @@ _HOMES = {
         "EarlyStopping",
         "LearningRateScheduler",
         "ReduceLROnPlateau",
+        "StopAfter",
         "TerminateOnNaN",
     ),
     "progress": ("ProgressBar", "ProgressDisplay", "make_progress"),

@@ -6,6 +6,8 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import os
+import time
 from typing import Any, Callable, ClassVar, Mapping, Sequence
 
 import numpy as np
@@ -323,6 +325,69 @@ class TerminateOnNaN(Callback):
             )
         say(f"Batch {batch}: Invalid loss, terminating training")
         self.run.stop(f"the loss is {loss} (TerminateOnNaN)")
+
+
+_JOB_END = "SLURM_JOB_END_TIME"
+
+
+class StopAfter(Callback):
+    """Save the run and end it in order before the time of its job is up.
+
+    The run ends after the call in which the time comes, as on SIGTERM: a
+    `ModelCheckpoint` or `BackupAndRestore` saves it whole, and the next job goes on
+    with `fit(resume="auto")` or with the same `BackupAndRestore`.
+
+    Args:
+        minutes: Time from the beginning of the run. None: until the job of Slurm ends
+            (`SLURM_JOB_END_TIME`, in seconds since 1970), less the margin.
+        margin: Minutes that are left for the last call and the checkpoint, if `minutes`
+            is None.
+
+    Raises:
+        ConfigError: `minutes` isn't above 0, `margin` is negative, or neither `minutes`
+            nor the variable is given.
+
+    Example:
+        >>> import torch
+        >>> from ipufit import IPUModel, StopAfter
+        >>> model = IPUModel(torch.nn.Linear(2, 1))
+        >>> model.compile("sgd", "mse")
+        >>> x, y = torch.zeros(8, 2), torch.ones(8, 1)
+        >>> stop = StopAfter(minutes=1e-9)
+        >>> history = model.fit(x, y, 4, epochs=9, verbose=0, callbacks=[stop])
+        StopAfter: the time is up, the run ends after this call
+    """
+
+    hears_every = None  # calls may be as long as without it
+
+    def __init__(self, minutes: float | None = None, *, margin: float = 2.0) -> None:
+        is_up = minutes is not None and not minutes > 0
+        if is_up or not margin >= 0:
+            raise ConfigError(
+                f"StopAfter(minutes={minutes!r}, margin={margin!r}): the minutes must "
+                "be above 0, and the margin 0 or more."
+            )
+        if minutes is None and not os.environ.get(_JOB_END, "").isdigit():
+            raise ConfigError(
+                f"StopAfter() ends with the job of Slurm, and {_JOB_END} isn't set to "
+                "a number of seconds: pass minutes."
+            )
+        self.minutes, self.margin = minutes, margin
+        self._end = 0.0
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Begin to count the time."""
+        if self.minutes is None:
+            self._end = int(os.environ[_JOB_END]) - 60.0 * self.margin
+        else:
+            self._end = time.time() + 60.0 * self.minutes
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """End the run if the time is up."""
+        if time.time() >= self._end and not self.run.was_told_to_end:
+            if self.run.processes.is_first:
+                say("StopAfter: the time is up, the run ends after this call")
+            self.run.tell_to_end()
 
 
 def set_learning_rate(

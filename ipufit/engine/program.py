@@ -895,6 +895,7 @@ def surveyed(
     options: poptorch.Options,
     plan: BatchPlan,
     example: Sequence[Tensor],
+    optimizer: Any = None,
 ) -> Surveyed:
     """Trace the training program, and record all refusals.
 
@@ -906,6 +907,7 @@ def surveyed(
         options: Options of PopTorch.
         plan: Factors of a call.
         example: Tensors of a call; the first micro-batch is traced.
+        optimizer: PopTorch's optimizer, to check its hyper-parameters.
 
     Raises:
         UnsupportedError: This process runs on PopTorch itself.
@@ -935,7 +937,9 @@ def surveyed(
             stack.enter_context(traced_mode(step))
             stack.enter_context(torch.enable_grad())
             given = [*tensors, *host_tensors(values, 1)]
-            found = survey()(step, given, options, is_training=True)
+            found = survey()(
+                step, given, options, is_training=True, optimizer=optimizer
+            )
         if not isinstance(found.error, MovedOnDeviceError):
             break
         moved += found.error.moved

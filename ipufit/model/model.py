@@ -135,7 +135,7 @@ from ipufit.resume import (
     numeric_settings,
     position_of,
 )
-from ipufit.state import EVICTED, RunState, awaited
+from ipufit.state import EVICTED, EVICTING_SIGNALS, RunState, awaited
 from ipufit.types import Logs, PathLike, Verbose
 
 if TYPE_CHECKING:
@@ -2425,6 +2425,7 @@ class IPUModel:
                         training.options,
                         plan,
                         batches.example(),
+                        self.optimizer,
                     )
                 findings += checking.findings_of_program(
                     self.module, plan, batches.structure, seen
@@ -3162,9 +3163,9 @@ def _ended_in_order(
     """End the loop in this context in order, if it is interrupted.
 
     On Ctrl-C `on_train_end` gets the metrics of the last complete epoch, and the IPUs
-    are released; then the interrupt continues. SIGTERM tells the run of an eviction, if
-    a callback saves then, and only the loop ends. Python handles signals in the main
-    thread only.
+    are released; then the interrupt continues. SIGTERM and SIGUSR1 tell the run of an
+    eviction, if a callback saves then, and only the loop ends. Python handles signals
+    in the main thread only.
 
     Args:
         training: The training of the loop, whose IPUs are released.
@@ -3172,16 +3173,19 @@ def _ended_in_order(
         run: State of the run.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    is_heard = run.heeds_eviction and is_main
-    if is_heard:
-        before = signal.signal(signal.SIGTERM, lambda *_: run.tell_to_end())
+    before: dict[Any, Any] = {}
+    if run.heeds_eviction and is_main:
+        for name in EVICTING_SIGNALS:
+            number = getattr(signal, name, None)  # Windows hasn't all of them
+            if number is not None:
+                before[number] = signal.signal(number, lambda *_: run.tell_to_end())
     try:
         try:
             yield
         finally:
-            if is_heard:  # None is a handler that wasn't installed from Python
-                own = signal.SIG_DFL if before is None else before
-                signal.signal(signal.SIGTERM, own)
+            for number, own in before.items():
+                # None is a handler that wasn't installed from Python.
+                signal.signal(number, signal.SIG_DFL if own is None else own)
     except EvictedError:
         pass
     except KeyboardInterrupt:

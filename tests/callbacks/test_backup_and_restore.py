@@ -14,7 +14,9 @@ import torch
 from ipufit import (
     BackupAndRestore,
     Callback,
+    ConfigError,
     IPUModel,
+    StopAfter,
     UnsupportedError,
 )
 from ipufit.checkpoint import read_manifest
@@ -96,14 +98,18 @@ class AtUpdate(Callback):
             self.action()
 
 
-def evict():
-    os.kill(os.getpid(), signal.SIGTERM)
+def evict(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("is_before", [True, False])
 @pytest.mark.parametrize("save_freq", ["epoch", 4])
-def test_an_evicted_run_saves_the_call_under_way(tmp_path, is_before, save_freq):
-    backup, evicting = BackupAndRestore(tmp_path, save_freq), AtUpdate(5, evict)
+def test_an_evicted_run_saves_the_call_under_way(
+    tmp_path, is_before, save_freq, number
+):
+    backup = BackupAndRestore(tmp_path, save_freq)
+    evicting = AtUpdate(5, lambda: evict(number))
     history = fit(*((evicting, backup) if is_before else (backup, evicting)))
     assert evicting.last == 5
     assert places(backup)[-1] == (0, 5)
@@ -181,6 +187,46 @@ def test_the_handler_of_the_signal_comes_back(tmp_path, outcome):
         signal.signal(signal.SIGTERM, before)
     assert inside != [mine]
     assert len(inside) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "job"), [({"minutes": 1.0}, None), ({"margin": 1.5}, 1150)]
+)
+def test_a_run_ends_before_its_time_is_up_and_goes_on(
+    tmp_path, monkeypatch, capsys, arguments, job
+):
+    def train(*callbacks):
+        torch.manual_seed(0)
+        model = linear(2, device_iterations=1)
+        x, y = torch.rand(16, 2), torch.rand(16, 1)
+        options = {"batch_size": 2, "epochs": 2, "verbose": 0}
+        history = model.fit(x, y, callbacks=list(callbacks), **options)
+        return history.history, model.get_weights()
+
+    if job is not None:
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(job))
+    whole, backup, stop = train(), BackupAndRestore(tmp_path), StopAfter(**arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr("time.time", lambda: 1000.0 + 12.1 * stop.run.updates)
+        train(backup, stop)
+    assert places(backup) == [(0, 5)]
+    assert "the time is up" in capsys.readouterr().out
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    rest = train(BackupAndRestore(tmp_path), StopAfter(minutes=60))
+    torch.testing.assert_close(rest, whole, rtol=0, atol=0)
+
+
+def test_without_a_backup_a_run_ends_all_the_same():
+    stop = StopAfter(minutes=1e-9)
+    assert fit(stop).epoch == []
+    assert stop.run.updates < 16
+
+
+@pytest.mark.parametrize("minutes", [0, -1.0, float("nan"), None])
+def test_a_time_that_is_none_is_refused(minutes, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    with pytest.raises(ConfigError, match="StopAfter"):
+        StopAfter(minutes)
 
 
 def test_an_eviction_at_the_end_of_an_epoch(tmp_path):

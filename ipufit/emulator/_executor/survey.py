@@ -25,6 +25,7 @@ from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.torch_extras import device_tensor
 from ipufit.emulator._handlers import findings
 from ipufit.emulator._layout.pod import reserved_ipus
+from ipufit.emulator._optimizers.settings import OptimizerReader, check_values
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.args import check_inputs
 from ipufit.emulator._program.program import (
@@ -130,6 +131,7 @@ def survey(
     options: Options,
     *,
     is_training: bool,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Survey:
     """Trace a module on one micro-batch, and record all refusals.
 
@@ -140,6 +142,7 @@ def survey(
         tensors: Arguments of one micro-batch.
         options: Options that the program would be compiled with.
         is_training: Whether it would be differentiated.
+        optimizer: The optimizer, to check its hyper-parameters.
 
     Example:
         >>> class Reader(torch.nn.Module):
@@ -217,6 +220,9 @@ def survey(
             num_ipus = program.num_ipus * options.replication_factor
             notes.attempt("options", reserved_ipus, options, num_ipus)
     notes.attempt("options", check_updatable_buffers, module, options)
+    if optimizer is not None:
+        settings = OptimizerReader(relax_attribute_checks=True).read(optimizer)
+        notes.attempt("optimizer", check_values, settings)
     norms: dict[str, Place] = {}
     for graph in graphs:
         for node in graph.nodes:
