@@ -724,6 +724,12 @@ def _poprun_line(
     ]
     if given.ipus_per_replica is not None:
         command.append(f"--ipus-per-replica={given.ipus_per_replica}")
+    if not any(option.startswith("--vipu-") for option in given.options):
+        # That of the shell, or the one that Graphcore's Slurm makes for a job.
+        job = os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID")
+        of_job = f"slurm_{job}" if job else ""
+        partition = os.environ.get("IPUOF_VIPU_API_PARTITION_ID") or of_job
+        command += [f"--vipu-partition={partition}"] if partition else []
     # -u as torchrun does: output goes through a pipe, and would be lost with a process
     # that is killed.
     python = [sys.executable, "-u", *(["-m"] if given.is_module else [])]

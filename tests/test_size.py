@@ -44,7 +44,7 @@ ROOMS = {
         "planning",
     ),
     "command lines, distributed, Lightning, ground": (
-        Size(17, 2827, 19405),
+        Size(17, 2832, 19471),
         "__init__ cli __main__ _env _files _kinds _lazy _poptorch "
         "_tree _version distributed doctor errors "
         "integrations state types",

@@ -72,7 +72,11 @@ def command(launcher, processes, program, *options):
 def eight_cores(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(sys, "executable", "python")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in (
+        *("OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_JOBID"),
+        "IPUOF_VIPU_API_PARTITION_ID",
+    ):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("eight_cores")
@@ -120,6 +124,30 @@ def test_torchrun_passes_a_program_and_its_arguments_on(program, processes, is_m
 def test_poprun_gets_a_program_and_its_arguments_at_the_end(program, processes):
     _, found = command("poprun", processes, program)
     assert found[-len(program) - 2 :] == [sys.executable, "-u", *program]
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "expected"),
+    [
+        ({}, "", []),
+        ({"SLURM_JOB_ID": "7"}, "", ["--vipu-partition=slurm_7"]),
+        ({"SLURM_JOBID": "8"}, "", ["--vipu-partition=slurm_8"]),
+        (
+            {"SLURM_JOB_ID": "7", "IPUOF_VIPU_API_PARTITION_ID": "p"},
+            "",
+            ["--vipu-partition=p"],
+        ),
+        ({"SLURM_JOB_ID": "7"}, "--vipu-partition=q", ["--vipu-partition=q"]),
+        ({"SLURM_JOB_ID": "7"}, "--vipu-allocation a", ["--vipu-allocation"]),
+    ],
+)
+def test_poprun_gets_the_partition_of_the_job(
+    variables, options, expected, monkeypatch
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    _, found = command("poprun", 1, ["train.py"], "--options", options)
+    assert [word for word in found if word.startswith("--vipu")] == expected
 
 
 @given(st.lists(st.text("abc=,: '\"$", min_size=1).map("--x".__add__)))
