@@ -435,10 +435,9 @@ class _PrecisionOptions(OptionsDict):
             >>> options._Popart.options["partialsTypeMatMuls"]
             'half'
         """
-        names = {torch.float: "float", torch.half: "half"}
-        if dtype not in names:
+        if dtype not in (torch.float, torch.half):
             raise ValueError(f"Partials are torch.float or torch.half, not {dtype!r}.")
-        name = names[dtype]
+        name = "float" if dtype == torch.float else "half"
         self._popart.set("partialsTypeMatMuls", name)
         return self._set_popart("convolutionOptions", {"partialsType": name})
 

@@ -171,6 +171,11 @@ def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
                 )
             _check_known(kind, key, [value])
             _check_range(key, value)
+            if kind == "uint" and not 0 <= value < 2**64:
+                raise _backend_error(
+                    f"Option {key} is {value}, and must be an integer of 64 bits "
+                    "without a sign."
+                )
             logger.debug("poptorch.Options set %s to value %s", key, _text(value))
 
 

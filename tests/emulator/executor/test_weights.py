@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 from torch import nn
@@ -45,6 +47,36 @@ def test_leaving_the_device_copies_if_stale(method, transfers):
     getattr(executor, method)()
     assert transfers == ["download"]
     assert model.weight.item() == -1
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda model, _: list(model.parameters()),
+        lambda model, _: model.weight.data,
+        lambda model, _: model.state_dict(),
+        lambda model, _: model(ONE),
+        lambda _, inference: inference(ONE),
+    ],
+)
+def test_a_replaced_copy_to_the_host_is_the_implicit_one(read):
+    model, executor = wrap()
+    inference = poptorch.inferenceModel(model)
+    counted, copy = [], executor.copyWeightsToHost
+
+    def counting(self):
+        counted.append(self)
+        copy()
+
+    executor.copyWeightsToHost = types.MethodType(counting, executor)
+    executor(ONE)
+    assert counted == []
+    for _ in range(2):  # the second reading finds them up to date
+        read(model, inference)
+        assert counted == [executor]
+    executor(ONE)
+    executor.destroy()
+    assert len(counted) == 2
 
 
 def test_a_host_edit_of_stale_weights_is_overwritten_by_the_fetch():

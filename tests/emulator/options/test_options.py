@@ -112,7 +112,7 @@ STORED = [
     ("updatableNamedBuffers(['b'])", {"updatableNamedBuffers": ["b"]}),
     ("connectionType(ConnectionType.OnDemand)", {"connection_type": 1}),
     ("syncPattern(SyncPattern.ReplicaAndLadder)", {"sync_pattern": 2}),
-    ("useIpuId(-3)", {"ipu_id": -3}),
+    ("useIpuId(3)", {"ipu_id": 3}),
     ("useIpuModel(False)", {"use_model": False}),
     ("useOfflineIpuTarget()", {"ipu_version": 2, "connection_type": 2}),
     ("enableExecutableCaching('c')", {"enableEngineCaching": True, "cachePath": "c"}),
@@ -248,6 +248,7 @@ def test_what_setters_store_is_known_when_a_model_is_compiled(call):
         ("Training.gradientAccumulation('2')", AssertionError, "Unexpected type"),
         (f"{REDUCTION}(ReductionType.NoReduction)", ValueError, r"ReductionType\.Sum"),
         ("Precision.setPartialsType(torch.bfloat16)", ValueError, r"torch\.half"),
+        ("Precision.setPartialsType([])", ValueError, r"torch\.half"),
         ("Precision.enableFloatingPointExceptions(1)", AssertionError, "enabled"),
         ("Precision.runningStatisticsAlwaysFloat(1)", ValueError, "bool"),
         ("Jit.traceModel(True)", ValueError, "traceModel"),
@@ -334,6 +335,25 @@ def test_the_seed_reaches_torch():
         first = torch.rand(3)
         torch.manual_seed(-7)
         assert torch.equal(first, torch.rand(3))
+
+
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [
+        (True, "Unknown bool option random_seed"),
+        (-7, "random_seed is -7"),
+        (2**64, "random_seed is 18446744073709551616"),
+    ],
+)
+def test_a_seed_that_the_backend_cannot_take_is_refused_when_it_compiles(seed, message):
+    with torch.random.fork_rng(devices=[]):
+        options = Options().outputMode(OutputMode.All)
+        if seed < 2**64:  # of which torch takes less
+            options.randomSeed(seed)
+        options.createOrSet(random_seed=seed)
+        assert options.random_seed == seed
+    with pytest.raises(Error, match=message):
+        validate_popart_options(options.toDict())
 
 
 def test_profiling_keeps_other_engine_options_and_warns_of_the_environment(
