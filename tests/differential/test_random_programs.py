@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import multiprocessing
 import pickle
@@ -47,7 +48,6 @@ NORMS = {
     "batch of now": lambda: nn.BatchNorm2d(WIDTH, track_running_stats=False),
     "instance": lambda: nn.InstanceNorm2d(WIDTH),
     "affine instance": lambda: nn.InstanceNorm2d(WIDTH, affine=True),
-    "tracking instance": lambda: nn.InstanceNorm2d(WIDTH, track_running_stats=True),
     "group": lambda: nn.GroupNorm(2, WIDTH),
     "layer": lambda: nn.LayerNorm((WIDTH, SIDE, SIDE)),
     "local": lambda: nn.LocalResponseNorm(3),
@@ -57,7 +57,8 @@ FLAT_NORMS = {
     "batch": lambda: nn.BatchNorm1d(WIDTH),
     "layer": lambda: nn.LayerNorm(WIDTH),
 }
-ACTIVATIONS = (nn.Identity, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU)
+TANH_GELU = functools.partial(nn.GELU, approximate="tanh")  # the form that PopTorch has
+ACTIVATIONS = (nn.Identity, nn.ReLU, TANH_GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU)
 ACTIVATIONS += (nn.LeakyReLU, nn.Softplus, nn.Mish, nn.Hardswish)
 POOLINGS = {
     "none": nn.Identity,
