@@ -154,15 +154,15 @@ def _(call: Call) -> Any:
     return log_sigmoid
 
 
-@rule("clamp-gradient-nan", "sqrt", "rsqrt", "log", "log2", "log10", "reciprocal")
-def _(call: Call) -> Any:
-    # The gradient of these is infinite at the bound 0.
-    maker = call.tensors()[0].grad_fn
-    bounds = getattr(maker, "_saved_min", None), getattr(maker, "_saved_max", None)
-    return call.trains and any(isinstance(b, (int, float)) and b == 0 for b in bounds)
+_SINGULAR = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "reciprocal"})
+"""Functions whose gradient at 0 is infinite."""
 
 
-@rule("relu-gradient-nan", "sqrt", "rsqrt", "log", "log2", "log10", "reciprocal")
+@rule("clamp-gradient-nan", "clamp", "clip", "clamp_min")
+@rule("relu-gradient-nan", "relu")
+@rule("where-gradient-nan", "where", "masked_fill")
 def _(call: Call) -> Any:
-    maker = call.tensors()[0].grad_fn
-    return call.trains and maker is not None and maker.name() == "ReluBackward0"
+    given = (*call.args, *call.kwargs.values())
+    is_0 = any(isinstance(v, (int, float)) and v == 0 for v in given)
+    is_passing = call.trains and not call.users.isdisjoint(_SINGULAR)
+    return is_passing and (is_0 or call.name.startswith("relu"))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable
 
 import torch
@@ -260,3 +261,31 @@ def _(call: Call) -> Any:
 @rule("gaussian-nll-loss", "gaussian_nll_loss")
 def _(call: Call) -> Any:
     return True
+
+
+@rule("hinge-embedding-loss", "hinge_embedding_loss", is_reported=False)
+def _(call: Call) -> Any:
+    if call.function is not functional.hinge_embedding_loss:
+        return None
+
+    def hinge_embedding_loss(
+        input: Tensor, target: Tensor, margin: float = 1.0, **reduction: Any
+    ) -> Tensor:
+        alike = torch.where(target.eq(1), input, torch.zeros_like(input))
+        loss = torch.where(target.eq(-1), (margin - input).clamp(min=0), alike)
+        return _reduced(loss, **reduction)
+
+    return hinge_embedding_loss
+
+
+@rule("soft-margin-loss", "soft_margin_loss", is_reported=False)
+def _(call: Call) -> Any:
+    if call.function is not functional.soft_margin_loss:
+        return None
+
+    def soft_margin_loss(input: Tensor, target: Tensor, **reduction: Any) -> Tensor:
+        power = torch.exp(-target * input)
+        nan = torch.full_like(power, math.nan)
+        return _reduced(torch.where(power.isinf(), nan, power.log1p()), **reduction)
+
+    return soft_margin_loss

@@ -10,6 +10,21 @@ from torch import Tensor
 
 from ipufit.emulator._handlers.rules import Call, rule
 
+_IN_PLACE = """
+    abs add addcdiv addcmul ceil clamp clamp_max clamp_min clip div divide exp fill
+    floor floor_divide index_fill log masked_fill mul multiply neg pow reciprocal relu
+    remainder round rsqrt scatter scatter_add sigmoid sqrt sub subtract tanh zero
+    """.split()  # noqa: SIM905 - one per line would be a page
+"""Functions of which a variant changes its first argument."""
+
+_STRIDED = frozenset(
+    """
+    as_strided diagonal expand expand_as movedim permute swapaxes swapdims t transpose
+    unfold
+    """.split()  # noqa: SIM905 - one per line would be longer
+)
+"""Views that are no slice and no reshape."""
+
 _DROPOUTS = "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"
 
 
@@ -44,6 +59,19 @@ def _(call: Call) -> Any:
 def _(call: Call) -> Any:
     to, source = call.tensors()
     return to.shape != source.shape
+
+
+@rule("in-place-view", *_IN_PLACE)
+def _(call: Call) -> Any:
+    # `y[0] += 1` assigns the result.
+    is_lost = call.name.endswith("_") and "__setitem__" not in call.users
+    return is_lost and len(call.makers) > 1 and "input" not in call.makers
+
+
+@rule("in-place-strided-view", *_IN_PLACE, "copy")
+def _(call: Call) -> Any:
+    is_lost = call.name.endswith("_") and "__setitem__" not in call.users
+    return is_lost and not _STRIDED.isdisjoint(call.makers[:-1])
 
 
 @rule("log-softmax-0d", "log_softmax")

@@ -54,6 +54,9 @@ class Call(Operation):
         is_training: Whether the program is differentiated.
         users: Names of the functions that take its result; `output` if the program
             returns it.
+        makers: Names of the functions that made the first argument if the operation
+            changes it: the last view first, then those before it up to the function
+            that made the base; `input` for a weight or an input.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
@@ -64,6 +67,7 @@ class Call(Operation):
     result: Any
     is_training: bool
     users: frozenset[str] = frozenset()
+    makers: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -178,12 +182,31 @@ def findings(
     function: Any = original(node.target)
     users = frozenset(map(function_name, node.users))
     call = Call(
-        function, name, tuple(args), dict(kwargs), values[node], is_training, users
+        function,
+        name,
+        tuple(args),
+        dict(kwargs),
+        values[node],
+        is_training,
+        users,
+        tuple(_makers(node, values)) if is_in_place(node) else (),
     )
     for one in rules:
         found = one.find(call)
         if found:
             yield Finding(one, found)
+
+
+def _makers(node: Node, values: Mapping[Node, Any]) -> Iterator[str]:
+    base: Any = node.args[0]
+    while isinstance(base, Node):
+        if base.op == "placeholder":
+            yield "input"
+            return
+        yield function_name(base)
+        value = values.get(base)
+        is_view = not isinstance(value, Tensor) or value._is_view()
+        base = base.args[0] if is_view and base.args else None
 
 
 def apply_rules(

@@ -107,7 +107,11 @@ def test_a_gradient_on_a_device(function, x, slopes):
     [
         (lambda x: x.clamp(min=0).sqrt(), True),
         (lambda x: x.clamp(min=1e-6).sqrt(), False),
+        (lambda x: (x.clamp(min=0) + 1e-6).sqrt(), False),
         (lambda x: functional.relu(x).log(), True),
+        (lambda x: torch.where(x > 1, x, 0.0).rsqrt(), True),
+        (lambda x: torch.where(x > 1, x, 1.0).rsqrt(), False),
+        (lambda x: x.masked_fill(x > 1, 0.0).sqrt(), True),
         (lambda x: functional.relu(x).exp(), False),
         (lambda x: functional.leaky_relu(x, -0.5), True),
         (functional.leaky_relu, False),

@@ -257,3 +257,16 @@ def test_triplets_of_many_dimensions_are_compared_over_the_second(swap):
     torch.testing.assert_close(infer(program, a, p, n), expected)
     assert "dimension 1" in reports(program, a, p, n)[0]
     assert not reports(program, a[0], p[0], n[0])
+
+
+def test_a_hinge_loss_ignores_targets_other_than_1_and_minus_1():
+    x, target = torch.tensor([0.5, 0.5, 0.5]), torch.tensor([1.0, -1.0, 0.0])
+    loss = nn.HingeEmbeddingLoss(margin=2.0, reduction="none")
+    assert infer(loss, x, target).tolist() == [0.5, 1.5, 0.0]
+
+
+def test_a_soft_margin_loss_that_overflows_is_nan():
+    loss = nn.SoftMarginLoss(reduction="none")
+    device = infer(loss, torch.tensor([100.0, 0.0]), torch.tensor([-1.0, 1.0]))
+    assert device[0].isnan()
+    torch.testing.assert_close(device[1], torch.tensor(2.0).log())

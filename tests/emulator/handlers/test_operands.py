@@ -86,12 +86,33 @@ def test_an_index_without_dimensions_removes_the_dimension():
     assert device.tolist() == [2, 5]
 
 
+def after(x, change):
+    change(x)
+    return x + 0
+
+
+def add_to_first_row(x):
+    x[0] += 1
+
+
 @pytest.mark.parametrize(
     ("function", "x", "words"),
     [
         (lambda x: torch.zeros_like(x).copy_(x[0]), X, "shape of the source"),
         (lambda x: torch.zeros_like(x).copy_(x), X, ""),
         (lambda x: x.argsort(), X.int(), "bitonic"),
+        (lambda x: after((x * 1), lambda y: y[0].add_(1)), X, "leaves the base"),
+        (lambda x: after((x * 1), lambda y: y.t().mul_(2)), X, "leaves the base"),
+        (lambda x: after((x * 1), lambda y: y.t().copy_(y.t())), X, "leaves the base"),
+        (lambda x: after((x * 1), lambda y: y[0].copy_(y[1])), X, ""),
+        (
+            lambda x: after((x * 1), lambda y: y.chunk(2)[0].zero_()),
+            X,
+            "leaves the base",
+        ),
+        (lambda x: after((x * 1), lambda y: y.add_(1)), X, ""),
+        (lambda x: after((x * 1), add_to_first_row), X, ""),
+        (lambda x: after(x, lambda y: y[0].add_(1)), X, ""),
         (lambda x: x.sort(stable=True)[1], X.int(), ""),
     ],
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ipufit.emulator.errors import Error
 from tests.emulator.handlers._programs import gradients, infer, reports
 
 X = torch.tensor([[1.0, 3.0], [2.0, 6.0]])
@@ -20,6 +21,8 @@ def test_the_mean_beside_a_variance_loses_its_dimension(function):
     assert "squeezed" in reports(lambda x: function(x, 1, keepdim=True)[1], X)[0]
     assert infer(lambda x: function(x)[1], X).tolist() == 3.0
     assert not reports(lambda x: function(x, 1)[1], X)
+    with pytest.raises(Error, match="squeezed"):
+        infer(lambda x: x - function(x, 1, keepdim=True)[1], torch.ones(2, 3))
 
 
 def test_a_larger_correction_is_read_as_1():
