@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ipufit.emulator._handlers.rules import Call, rule
-
-_SELU = 1.6732632423543772, 1.0507009873554805
-"""The numbers `alpha` and `scale` of `torch.selu`."""
 
 
 @rule("gelu-exact", "gelu")
@@ -38,16 +35,6 @@ def _(call: Call) -> Any:
     return call.trains and rrelu
 
 
-@rule("leaky-relu-zero", "leaky_relu", is_reported=False)
-def _(call: Call) -> Any:
-    def leaky_relu(
-        input: Any, negative_slope: float = 0.01, inplace: bool = False
-    ) -> Tensor:
-        return torch.where(input < 0, input * negative_slope, input)
-
-    return call.trains and leaky_relu
-
-
 @rule("leaky-relu-negative-slope", "leaky_relu")
 def _(call: Call) -> Any:
     def leaky_relu(
@@ -61,41 +48,37 @@ def _(call: Call) -> Any:
 
 @rule("elu-negative-alpha", "elu")
 def _(call: Call) -> Any:
-    return _alpha(call) < 0 and _elu(call)
+    def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+        negative: Any = alpha * torch.expm1(input)
+        return input.clamp(min=0) + negative.clamp(max=0)
+
+    return _alpha(call) < 0 and elu
 
 
 @rule("celu-alpha", "celu")
 def _(call: Call) -> Any:
-    return _alpha(call) != 1 and _elu(call)
+    def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+        return functional.elu(input, alpha)
 
-
-@rule("elu-large", "elu", "selu", "celu", is_reported=False)
-@rule("elu-zero", "elu", "selu", "celu", is_reported=False)
-def _(call: Call) -> Any:
-    return call.trains and _elu(call)
+    return _alpha(call) != 1 and celu
 
 
 def _alpha(call: Call) -> float:
     return float(call.arguments("input alpha").get("alpha", 1.0))
 
 
-def _elu(call: Call) -> Callable[..., Tensor]:
-    """Return PopART's Selu, which computes `elu`, `selu` and `celu`.
+@rule("elu-large", "elu", "selu", "celu")
+def _(call: Call) -> Any:
+    return call.trains
 
-    Where `exp` overflows, its gradient is multiplied by 0, which gives NaN.
-    """
-    alpha, scale = _SELU if call.name.startswith("selu") else (_alpha(call), 1.0)
 
-    def elu(input: Any, *_: Any, **__: Any) -> Any:
-        negative: Any = alpha * (torch.exp(input) - 1)
-        either: Any = torch.where(input > 0, input, negative)
-        either = torch.where(input == 0, input * ((1 + alpha) / 2), either)
-        if alpha < 0:
-            sides = input.clamp(min=0) + negative.clamp(max=0)
-            either = either + (sides - either).detach()
-        return either * scale
+@rule("mish", "mish", is_reported=False)
+def _(call: Call) -> Any:
+    def mish(input: Any, inplace: bool = False) -> Any:
+        square = torch.sigmoid(-input) ** 2
+        return input * (1 - square) / (1 + square)
 
-    return elu
+    return mish
 
 
 @rule("softplus-negative-beta", "softplus")
@@ -109,37 +92,12 @@ def _(call: Call) -> Any:
     return beta < 0 and softplus
 
 
-@rule("hardsigmoid-ends", "hardsigmoid", is_reported=False)
-def _(call: Call) -> Any:
-    def hardsigmoid(input: Any, inplace: bool = False) -> Tensor:
-        zero = input.new_zeros(())  # where both are equal, each has half the gradient
-        return torch.maximum(torch.minimum(input / 6 + 0.5, zero + 1), zero)
-
-    return call.trains and hardsigmoid
-
-
 @rule("hardshrink-negative", "hardshrink")
 def _(call: Call) -> Any:
-    return call.arguments("input lambd").get("lambd", 0.5) < 0 and _hardshrink
+    def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
+        return functional.hardshrink(input, abs(lambd))
 
-
-@rule("hardshrink-nan", "hardshrink", is_reported=False)
-def _(call: Call) -> Any:
-    return _hardshrink
-
-
-def _hardshrink(input: Any, lambd: float = 0.5) -> Tensor:
-    return torch.where(input.abs() > abs(lambd), input, 0.0)
-
-
-@rule("threshold-nan", "threshold", "_threshold", is_reported=False)
-def _(call: Call) -> Any:
-    def threshold(
-        input: Any, threshold: float, value: float, inplace: bool = False
-    ) -> Tensor:
-        return torch.where(input > threshold, input, value)
-
-    return threshold
+    return call.arguments("input lambd").get("lambd", 0.5) < 0 and hardshrink
 
 
 @rule("log-sigmoid-small", "log_sigmoid", "logsigmoid")

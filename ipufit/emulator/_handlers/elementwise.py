@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -230,11 +229,3 @@ def _(call: Call) -> Any:
 @rule("erfc", "erfc", is_reported=False)
 def _(call: Call) -> Any:
     return lambda x: 1 - torch.erf(x)
-
-
-@rule("log1p-ends", "log1p", is_reported=False)
-def _(call: Call) -> Any:
-    def log1p(x: Any) -> Tensor:
-        return torch.where((x > -1) & (x < math.inf), torch.log1p(x), math.nan)
-
-    return log1p
