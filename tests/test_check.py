@@ -345,6 +345,24 @@ def test_hyper_parameters_that_popart_refuses():
     assert (one.topic, "Non-positive eps (0)" in one.what) == ("optimizer", True)
 
 
+class Tied(nn.Module):
+    """Uses one weight in its first and in its last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
+def test_a_weight_on_two_ipus_of_a_pipeline():
+    config = IPUConfig(pipeline=["first", "last"], micro_batch_size=2)
+    [one] = [f for f in found(Tied(), config=config) if f.severity == "refused"]
+    assert "first.weight" in one.what
+
+
 def test_numbers_of_64_bits():
     wide = Net(lambda net, y: y + y.double().float())
     [one] = [f for f in found(wide) if f.topic == "dtype"]
