@@ -565,6 +565,7 @@ class IPUModel:
             validation_samples=_common_samples(validated),
             callbacks=[type(one).__name__ for one in CallbackList(callbacks).callbacks],
         )
+        _require_same_rows(self.processes, source, validated)
         given = FitArguments(
             batch_size=batch_size,
             callbacks=callbacks,
@@ -2960,6 +2961,25 @@ def _common_samples(source: Source | None) -> int | None:
     if source is None or isinstance(source, StreamSource):
         return None
     return source.num_samples
+
+
+def _require_same_rows(processes: Processes, *sources: Source | None) -> None:
+    """Refuse arrays in memory that differ between processes.
+
+    Raises:
+        DataError: Some of their rows, or the shapes, aren't the same everywhere.
+    """
+    for source in sources if processes.are_several else ():
+        checksum = None if source is None else source.checksum()
+        if len(set(processes.gathered(checksum))) > 1:
+            name = "x" if source is None else source.name
+            raise DataError(
+                f"The arrays of `{name}` have other rows in some processes. Each "
+                "process takes its part of the same data, so a row could be trained on "
+                "in one process and validated on in another. Seed what splits or makes "
+                "them: train_test_split(..., random_state=0), or random_split(..., "
+                "generator=torch.Generator().manual_seed(0))."
+            )
 
 
 def _require_targets(

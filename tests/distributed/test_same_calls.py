@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 import ipufit
-from ipufit import ProcessError
+from ipufit import DataError, ProcessError
 from ipufit.distributed import get_process_info, processes
 from tests.distributed.runs import model_of, samples
 
@@ -56,6 +57,27 @@ def test_processes_that_do_different_things_are_told_what_each_does(pool, name):
         assert message is not None
         assert "The processes don't do the same: process 0 is at " in message
         assert re.search(words, message)
+
+
+def told_of_rows(validates):
+    """What a process is told that makes or splits its arrays without a common seed."""
+    own = torch.Generator().manual_seed(get_process_info().index)
+    train, rest = torch.utils.data.random_split(
+        torch.utils.data.TensorDataset(X, Y), [24, 8], own
+    )
+    data = {"x": X, "y": Y, "validation_data": rest} if validates else {"x": train}
+    try:
+        model_of().fit(**{**FIT, "y": None, **data})
+    except DataError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_arrays_that_are_not_the_same_everywhere_are_refused(pool, validates):
+    for message in pool.run(told_of_rows, validates):
+        name = "validation_data" if validates else "x"
+        assert f"arrays of `{name}` have other rows in some processes" in message
+        assert "manual_seed(0)" in message
 
 
 def exchanged(kinds):
