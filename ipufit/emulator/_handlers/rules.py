@@ -52,8 +52,7 @@ class Call(Operation):
     Attributes:
         result: Its result in the trace, as torch computes it.
         is_training: Whether the program is differentiated.
-        users: Names of the functions that take its result; `output` if the program
-            returns it.
+        node: Its node.
         makers: Names of the functions that made the first argument if the operation
             changes it: the last view first, then those before it up to the function
             that made the base; `input` for a weight or an input.
@@ -66,8 +65,21 @@ class Call(Operation):
 
     result: Any
     is_training: bool
-    users: frozenset[str] = frozenset()
+    node: Node | None = None
     makers: tuple[str, ...] = ()
+
+    @property
+    def users(self) -> set[str]:
+        """Names of the functions that take the result; `output` is the program."""
+        return set(map(function_name, self.node.users if self.node else ()))
+
+    def argument_node(self, position: int, name: str) -> Node | None:
+        """Return the node of an argument."""
+        if self.node is None:
+            return None
+        others = self.node.args[position : position + 1]
+        found = self.node.kwargs.get(name, next(iter(others), None))
+        return found if isinstance(found, Node) else None
 
     @property
     def trains(self) -> bool:
@@ -180,7 +192,6 @@ def findings(
         return
     args, kwargs = map_arg((node.args, node.kwargs), values.get)
     function: Any = original(node.target)
-    users = frozenset(map(function_name, node.users))
     call = Call(
         function,
         name,
@@ -188,7 +199,7 @@ def findings(
         dict(kwargs),
         values[node],
         is_training,
-        users,
+        node,
         tuple(_makers(node, values)) if is_in_place(node) else (),
     )
     for one in rules:

@@ -24,6 +24,7 @@ from torch.fx.node import Node
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._options.options import Options
 from ipufit.emulator._program.program import Program
+from ipufit.emulator._tracing.operation import function_name
 from ipufit.emulator.enums import OutputMode
 from ipufit.emulator.errors import createPoptorchError
 
@@ -70,7 +71,8 @@ def named_nodes(program: Program) -> dict[str, Node]:
     named.update((f"input/{i}" if i else "input", n) for i, n in enumerate(inputs))
     counts: Counter[str] = Counter()
     for node in nodes:
-        has_result = node.target not in (operator.getitem, setattr, "__setitem__")
+        is_setting = function_name(node) == "__setitem__"
+        has_result = node.target not in (operator.getitem, setattr) and not is_setting
         if "operator" not in node.meta or not has_result:
             continue
         scope, function = node.meta["operator"]
