@@ -96,12 +96,12 @@ def _indexed(x: Tensor, parts: list[Any]) -> tuple[Tensor, list[Any]]:
 
 
 class _Assignment(NamedTuple):
-    """What `x[index] = value`, or `index_put`, assigns to.
+    """The part of a tensor that `x[index] = value`, or `index_put`, changes.
 
     Attributes:
         view: The part of x that tensors index.
         taken: The index of each of its dimensions, None of those that have none.
-        value: What is assigned.
+        value: The assigned values.
     """
 
     view: Tensor
