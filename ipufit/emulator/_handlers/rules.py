@@ -54,8 +54,9 @@ class Call(Operation):
         is_training: Whether the program is differentiated.
         node: Its node.
         makers: Names of the functions that made the first argument if the operation
-            changes it: the last view first, then those before it up to the function
-            that made the base; `input` for a weight or an input.
+            changes a view of what something else reads, too: the last view first, then
+            those before it up to the function that made the base; `input` for a
+            weight or an input.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
@@ -200,7 +201,7 @@ def findings(
         values[node],
         is_training,
         node,
-        tuple(_makers(node, values)) if is_in_place(node) else (),
+        _makers(node, values) if is_in_place(node) else (),
     )
     for one in rules:
         found = one.find(call)
@@ -208,16 +209,18 @@ def findings(
             yield Finding(one, found)
 
 
-def _makers(node: Node, values: Mapping[Node, Any]) -> Iterator[str]:
+def _makers(node: Node, values: Mapping[Node, Any]) -> tuple[str, ...]:
+    names: list[str] = []
+    is_read = False
     base: Any = node.args[0]
     while isinstance(base, Node):
-        if base.op == "placeholder":
-            yield "input"
-            return
-        yield function_name(base)
+        is_read = is_read or (bool(names) and len(base.users) > 1)
+        is_input = base.op == "placeholder"
+        names.append("input" if is_input else function_name(base))
         value = values.get(base)
         is_view = not isinstance(value, Tensor) or value._is_view()
-        base = base.args[0] if is_view and base.args else None
+        base = base.args[0] if is_view and base.args and not is_input else None
+    return tuple(names) if is_read else ()
 
 
 def apply_rules(

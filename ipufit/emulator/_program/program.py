@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import warnings
 from functools import cached_property
 from typing import Any, Callable, Collection, Mapping
@@ -612,6 +613,8 @@ _COMPARISONS = frozenset(
     for name in ("eq", "ge", "gt", "le", "lt", "ne")
     for form in (name, f"__{name}__")
 )
+_EXPONENTIALS = frozenset({"celu", "elu", "selu"})
+"""Activations whose exp(x) a device computes for positive x, too."""
 
 
 def check_operations(program: GraphModule) -> None:
@@ -666,6 +669,10 @@ def _checking(node: Node) -> Callable[..., Any]:
             )
         if name in _COMPARISONS and had_nan:
             raise _exception(f"`{name}` compared a NaN")
+        if name.rstrip("_") in _EXPONENTIALS:
+            largest = math.log(torch.finfo(args[0].dtype).max)
+            if bool((args[0] > largest).any()):
+                raise _exception(f"exp(x) in `{name}` overflows")
         return result
 
     check.__name__ = check.__qualname__ = f"checked_{name}"

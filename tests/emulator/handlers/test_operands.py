@@ -111,6 +111,7 @@ def add_to_first_row(x):
             "leaves the base",
         ),
         (lambda x: after((x * 1), lambda y: y.add_(1)), X, ""),
+        (lambda x: after((x * 1).view(-1), lambda y: y.add_(1)), X, ""),
         (lambda x: after((x * 1), add_to_first_row), X, ""),
         (lambda x: after(x, lambda y: y[0].add_(1)), X, ""),
         (lambda x: x.sort(stable=True)[1], X.int(), ""),

@@ -45,6 +45,13 @@ def test_the_message_names_the_function():
         run(torch.log, ZEROS, options=options(True))
 
 
+@pytest.mark.parametrize("function", [nn.ELU(), nn.SELU(), nn.CELU(), torch.selu_])
+def test_an_elu_of_a_large_number_overflows(function):
+    with pytest.raises(poptorch.Error, match="overflows"):
+        run(lambda x: function(x * 100), ONES, options=options(True))
+    run(lambda x: function(x * 80), ONES, options=options(True))
+
+
 def test_a_gradient_that_overflows_stops_the_update():
     def forward(self, x):
         # The root is 0, its slope isn't finite.
