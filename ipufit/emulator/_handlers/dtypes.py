@@ -30,7 +30,7 @@ _BITWISE = (*_forms("and", "or", "xor"), "bitwise_and", "bitwise_or", "bitwise_x
 _ARITHMETIC = (
     *_forms("add", "sub", "mul", "mod", "pow"),
     *("subtract", "rsub", "multiply", "square", "fmod", "remainder"),
-    *("clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum"),
+    *("clamp", "clip", "clamp_min", "clamp_max"),
 )
 _OF_FLOATS = """
     exp expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan arcsin
@@ -63,9 +63,10 @@ def _(call: Call) -> Any:
     return call.result.dtype in _NARROW
 
 
-@rule("arithmetic-narrow", "max", "min")
+@rule("arithmetic-narrow", "maximum", "minimum", "max", "min")
 def _(call: Call) -> Any:
-    return len(call.tensors()) == 2 and call.result.dtype in _NARROW
+    is_of_two = len(call.tensors()) == 2
+    return is_of_two and call.result.dtype in (*_NARROW, torch.bool)
 
 
 @rule("select-narrow", "where", "masked_fill")

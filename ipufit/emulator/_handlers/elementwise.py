@@ -59,7 +59,7 @@ def _(call: Call) -> Any:
         return None
     if call.name == "__rfloordiv__":
         return lambda x, other: torch.floor(other / x)
-    return lambda x, other: torch.floor(x / other)
+    return lambda input, other: torch.floor(input / other)
 
 
 @rule("remainder-fraction", *_REMAINDERS, is_reported=False)
@@ -69,18 +69,17 @@ def _(call: Call) -> Any:
 
 @rule("remainder-gradient", *_REMAINDERS)
 def _(call: Call) -> Any:
-    divisor = _swapped(call.name, *call.args)[1]
+    given = call.arguments("input other")
+    divisor = given["input"] if call.name == "__rmod__" else given["other"]
     is_trained = isinstance(divisor, Tensor) and divisor.requires_grad
     return is_trained and call.trains and _remainder(call)
 
 
-def _swapped(name: str, x: Any, other: Any) -> tuple[Any, Any]:
-    return (other, x) if name == "__rmod__" else (x, other)
-
-
 def _remainder(call: Call) -> Any:
-    def remainder(x: Any, other: Any) -> Tensor:
-        x, divisor = _swapped(call.name, x, other)
+    is_swapped = call.name == "__rmod__"
+
+    def remainder(input: Any, other: Any) -> Tensor:
+        x, divisor = (other, input) if is_swapped else (input, other)
         x = torch.as_tensor(x)
         constant = divisor.detach() if isinstance(divisor, Tensor) else divisor
         return torch.fmod(divisor + torch.fmod(x, constant), constant)

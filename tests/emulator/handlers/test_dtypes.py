@@ -25,7 +25,7 @@ BOOLS = BYTES > 1
         (lambda x: x + 1, [BYTES, SHORTS], [INTS, FLOATS, BOOLS]),
         (lambda x: x * 2.0, [], [BYTES, SHORTS]),
         (lambda x: x.clamp(0, 2), [BYTES], [INTS]),
-        (lambda x: torch.max(x, x), [BYTES], [INTS]),
+        (lambda x: torch.max(x, x), [BYTES, BOOLS], [INTS]),
         (lambda x: x.max(), [], [INTS]),
         (lambda x: x**2, [SHORTS], [INTS]),
         (lambda x: 3 - x, [BYTES], [INTS]),

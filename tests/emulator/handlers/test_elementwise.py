@@ -32,7 +32,7 @@ def in_place(operator):
         (in_place("floor_divide_"), [1.0], [10.0]),
         (lambda x: x % 1.0, [1e-9, -1e-9, -0.25, 2.5], [0.0, 0.0, 0.75, 0.5]),
         (lambda x: x % -2.0, [3.0, -3.0, 2.0], [-1.0, -1.0, 0.0]),
-        (lambda x: torch.remainder(x, INF), [3.0], [NAN]),
+        (lambda x: torch.remainder(input=x, other=INF), [3.0], [NAN]),
         (lambda x: -7.5 % x, [2.0, -2.0], [0.5, -1.5]),
         (in_place("remainder_"), [0.25], [0.05]),
         (lambda x: torch.round(x, decimals=2), [1.236, -0.5], [1.0, 0.0]),
