@@ -433,6 +433,39 @@ def _reduction(call: Call) -> tuple[str, bool]:
     return given.get("reduce") or "", given.get("include_self", True)
 
 
+@rule("scatter-extreme-ties", "scatter_reduce", "index_reduce", is_reported=False)
+def _(call: Call) -> Any:
+    given = call.arguments("input dim index src reduce")
+    kind, includes_self = _reduction(call)
+    source = given.get("src", given.get("source"))
+    if not call.trains or kind not in ("amax", "amin"):
+        return None
+    function, dim = getattr(torch, call.name), given["dim"]
+    is_vector = call.name == "index_reduce"
+    if not is_vector and given["index"].shape != source.shape:
+        return None
+
+    def reduce(input: Tensor, _: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = function(input, dim, index, *args, **kwargs)
+        src = args[0] if args else kwargs.get("src", kwargs.get("source"))
+        if is_vector:
+            ones = [1] * src.dim()
+            ones[dim] = -1
+            index = index.view(ones).expand(src.shape)
+        extreme = found.detach()
+        is_extreme = torch.eq(src, extreme.gather(dim, index))
+        untouched = torch.ones_like(extreme).scatter(dim, index, 0.0)
+        own = torch.eq(input, extreme) if includes_self else untouched.bool()
+        # Each that is equal, times 1.
+        whole = torch.where(own, input, 0.0).scatter_add(
+            dim, index, torch.where(is_extreme, src, 0.0)
+        )
+        nothing = whole - whole.detach()  # NaN if it is infinite
+        return torch.where(nothing == 0, extreme + nothing, found)
+
+    return reduce
+
+
 @rule("scatter-prod-gradient", *_GROUPED)
 def _(call: Call) -> Any:
     return call.trains and _reduction(call)[0] in ("prod", "multiply")

@@ -179,7 +179,8 @@ def fps(
         Indices of the points in `src`.
 
     Raises:
-        Error: An argument has another type, or `ptr` is too short.
+        Error: An argument has another type or shape, `ptr` is too short, or `ratio` is
+            out of range.
         NotImplementedError: Outside a trace: PopTorch has no code for the host.
 
     Example:
@@ -203,7 +204,16 @@ def fps(
         raise createPoptorchError(
             f"`random_start` of fps must be a bool. Got {random_start!r}."
         )
-    return _device("fps").record(sample_farthest, src, ptr, ratio, random_start)
+    trace = _device("fps")
+    if not 0.0 < ratio <= 1.0:
+        raise createPoptorchError(
+            f"`ratio` ({ratio}) has to be in range (0.0, 1.0> (fps)."
+        )
+    if src.dim() != 2:
+        raise createPoptorchError(
+            f"`src` is supposed to be 2d Tensor, while it has {src.dim()} dims (fps)."
+        )
+    return trace.record(sample_farthest, src, ptr, ratio, random_start)
 
 
 def nearest(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import ipufit.emulator as poptorch
-from tests.emulator.handlers._programs import infer, reports
+from tests.emulator.handlers._programs import gradients, infer, reports
 
 X = torch.randn(3, 4)
 IMAGES = torch.randn(2, 3, 4, 5)
@@ -219,3 +219,24 @@ def test_what_a_check_says_of_scattering(scatter, fragment):
 def test_what_is_reported_alone(function, tensors, fragment):
     assert fragment in reports(function, *tensors)[0]
     infer(function, *tensors)
+
+
+SOURCE = torch.tensor([2.0, 3.0, 3.0, 1.0, 1.0])
+GROUPS = torch.tensor([0, 0, 0, 1, 1])
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize(
+    ("includes_self", "of_source", "of_self"),
+    [(True, [0, 1, 1, 0, 0], [1, 1, 1]), (False, [0, 1, 1, 1, 1], [0, 0, 1])],
+)
+@pytest.mark.parametrize("name", ["scatter_reduce", "index_reduce"])
+def test_gradients_of_equal_extremes(includes_self, of_source, of_self, name):
+    def largest(source, own, index):
+        function = getattr(torch, name)
+        found = function(own, 0, index, source, "amax", include_self=includes_self)
+        return found.sum()
+
+    own = torch.tensor([3.0, 5.0, 0.0])
+    found = gradients(largest, GROUPS, weights=[SOURCE, own])
+    assert [gradient.tolist() for gradient in found] == [of_source, of_self]

@@ -218,6 +218,15 @@ def test_fps_checks_its_arguments(arguments):
         poptorch.fps(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("points", "ratio", "fragment"),
+    [(POINTS[:, 0], 0.5, "2d Tensor"), (POINTS, 1.5, "range"), (POINTS, 0.0, "range")],
+)
+def test_fps_of_other_points_or_shares_is_refused(points, ratio, fragment):
+    with pytest.raises(poptorch.Error, match=fragment):
+        run(lambda x: poptorch.fps(x, [0, 5], ratio), points)
+
+
 @settings(max_examples=examples(20), deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.integers(0, 99))
 def test_the_nearest_point_of_the_batch_is_found(num_x, num_y, batches, seed):
