@@ -200,8 +200,8 @@ class Loss:
     ) -> Tensor:
         """Return weighted values per sample or element, `[rows, ...]`."""
         if weights is not None:
-            cut = partial(_without_gradients, weights=weights)
-            outputs = tree_map(cut, outputs)
+            outputs = tree_map(partial(_without_gradients, weights=weights), outputs)
+            targets = tree_map(partial(_without_missing, weights=weights), targets)
         values = self._checked((self.each or self.function)(outputs, targets))
         if values.dim() == 0 or len(values) != rows:
             raise UnsupportedError(
@@ -227,13 +227,31 @@ class Loss:
 
 def _without_gradients(tensor: Any, weights: Tensor) -> Any:
     """Detach values of weight 0, as 0 times a NaN gradient would be NaN."""
-    if not isinstance(tensor, Tensor) or tensor.shape[:1] != weights.shape[:1]:
+    counts = _counts(tensor, weights)
+    return tensor if counts is None else torch.where(counts, tensor, tensor.detach())
+
+
+def _without_missing(tensor: Any, weights: Tensor) -> Any:
+    """Replace NaN targets of weight 0 by zeros.
+
+    The gradient of `torch.where` is multiplied by the mask on a device, so that there a
+    NaN gradient of a loss goes through it (PopART, `WhereOp`).
+    """
+    counts = _counts(tensor, weights)
+    if counts is None or not tensor.is_floating_point():
         return tensor
+    is_kept = counts.logical_or(torch.isnan(tensor).logical_not())
+    return torch.where(is_kept, tensor, torch.zeros_like(tensor, device=tensor.device))
+
+
+def _counts(tensor: Any, weights: Tensor) -> Tensor | None:
+    """Return which elements have another weight than 0; None if they have no weight."""
+    if not isinstance(tensor, Tensor) or tensor.shape[:1] != weights.shape[:1]:
+        return None
     if tensor.shape[: weights.dim()] != weights.shape:
         weights = weights.abs().flatten(1).sum(dim=1)
     missing = tensor.dim() - weights.dim()
-    counts = weights.ne(0).reshape(weights.shape + (1,) * missing)
-    return torch.where(counts, tensor, tensor.detach())
+    return weights.ne(0).reshape(weights.shape + (1,) * missing)
 
 
 # By name ----------------------------------------------------------------------------

@@ -31,7 +31,7 @@ ROOMS = {
     "emulator": (Size(75, 12955, 101008), "emulator"),
     "engine and model": (Size(20, 8098, 63698), "engine model"),
     "data": (Size(5, 2521, 20240), "data"),
-    "metrics and losses": (Size(12, 1923, 16477), "metrics losses"),
+    "metrics and losses": (Size(12, 1931, 16593), "metrics losses"),
     "optimizers": (Size(4, 1689, 12858), "optimizers"),
     "callbacks": (Size(9, 1977, 16177), "callbacks"),
     "checkpoint and resume": (Size(5, 2132, 16585), "checkpoint resume"),

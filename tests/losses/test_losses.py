@@ -594,6 +594,37 @@ def test_missing_targets_of_weight_0_train_nothing(loss, by_position):
     np.testing.assert_array_equal(weights[0], weights_with_holes[0])
 
 
+_WHERE = torch.where
+
+
+class WhereOfADevice(torch.autograd.Function):
+    """`torch.where` with PopART's gradient: that of its result times the mask."""
+
+    @staticmethod
+    def forward(ctx, condition, one, other):
+        ctx.save_for_backward(condition)
+        return _WHERE(condition, one, other)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (condition,) = ctx.saved_tensors
+        mask = condition.to(gradient.dtype)
+        return None, gradient * mask, gradient * (1 - mask)
+
+
+@pytest.mark.parametrize("name", ["mse", "mae", "huber", "bce", "mape", "log_cosh"])
+def test_no_gradient_of_a_missing_target_is_nan_on_a_device(name, monkeypatch):
+    monkeypatch.setattr(torch, "where", WhereOfADevice.apply)
+    outputs = torch.randn(4, 2, requires_grad=True)
+    targets, weights = torch.rand(4, 2), torch.tensor([1.0, 0.0, 2.0, 1.0])
+    targets[1] = math.nan
+    terms = resolve_loss(name).terms(outputs, targets, 4, weights)
+    terms.value.backward()
+    assert outputs.grad.isfinite().all()
+    assert outputs.grad[1].eq(0).all()
+    assert outputs.grad[0].ne(0).any()
+
+
 # The order of arguments ---------------------------------------------------------------
 
 
