@@ -1159,10 +1159,13 @@ def _set_process(options: poptorch.Options, process: ProcessInfo) -> None:
 
 
 def _set_seed(options: poptorch.Options, seed: int | None) -> None:
-    """Seed the device, and restore torch's generator, which PopTorch seeds too."""
+    """Seed the device, and restore torch's generator, which PopTorch seeds too.
+
+    PopTorch takes numbers without a sign.
+    """
     if seed is not None:
         with torch.random.fork_rng(devices=[]):
-            options.randomSeed(seed)
+            options.randomSeed(seed % 2**64)
 
 
 # The user's own options, and customize ------------------------------------------------

@@ -219,7 +219,7 @@ def test_what_cannot_be_compared():
         compare(make(offline=True), (X, Y))
     with pytest.raises(ConfigError):
         compare(make(micro_batch_size=5), (X, Y))
-    scaled = make(Optimizer("adam", loss_scaling="auto"))
+    scaled = make(Optimizer("adam", loss_scaling="auto"), precision="16.32")
     found = compare(scaled, (X, Y))
     assert "gradient" not in parts(found)
     assert "No gradients" in " ".join(found.notes)

@@ -215,6 +215,8 @@ def test_a_seed_reaches_the_device_and_leaves_torchs_generator_alone():
     before = torch.random.get_rng_state()
     options, _ = built(IPUConfig(seed=7))
     assert options.random_seed == 7
+    options, _ = built(IPUConfig(seed=-1))
+    assert options.random_seed == 2**64 - 1  # PopTorch takes no negative one
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -36,7 +36,7 @@ ROOMS = {
     "callbacks": (Size(9, 1977, 16177), "callbacks"),
     "checkpoint and resume": (Size(5, 2132, 16585), "checkpoint resume"),
     "config, placement, batching": (
-        Size(4, 1295, 9765),
+        Size(4, 1295, 9769),
         "batching config mixing placement",
     ),
     "planning": (
