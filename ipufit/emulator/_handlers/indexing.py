@@ -516,3 +516,32 @@ def _(call: Call) -> Any:
 def _(call: Call) -> Any:
     names = "input dim" if call.name == "slice_tensor" else "input src dim"
     return call.arguments(names).get("dim", 0) < 0
+
+
+# Operators of torch_scatter and torch_spline_conv -----------------------------------
+
+
+@rule("torch-scatter-size", "scatter_max", "scatter_min", "scatter_mul")
+def _(call: Call) -> Any:
+    given = call.arguments("src index dim out dim_size")
+    return given.get("out") is None and given.get("dim_size") is None
+
+
+@rule("torch-scatter-mul-gradient", "scatter_mul")
+def _(call: Call) -> Any:
+    return call.trains
+
+
+@rule("spline-degree", "spline_basis")
+def _(call: Call) -> Any:
+    given = call.arguments("pseudo kernel_size is_open_spline degree")
+    return not 0 <= given["degree"] <= 3 or given["pseudo"].dim() != 2
+
+
+@rule("spline-gradient", "spline_basis", "spline_weighting")
+def _(call: Call) -> Any:
+    if not call.trains:
+        return None
+    return lambda *args: call.function(
+        *(arg.detach() if isinstance(arg, Tensor) else arg for arg in args)
+    )

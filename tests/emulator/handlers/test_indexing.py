@@ -240,3 +240,45 @@ def test_gradients_of_equal_extremes(includes_self, of_source, of_self, name):
     own = torch.tensor([3.0, 5.0, 0.0])
     found = gradients(largest, GROUPS, weights=[SOURCE, own])
     assert [gradient.tolist() for gradient in found] == [of_source, of_self]
+
+
+@pytest.fixture(scope="module")
+def operators():
+    """Operators as torch_scatter and torch_spline_conv define them."""
+    scatter = torch.library.Library("torch_scatter", "DEF")
+    splines = torch.library.Library("torch_spline_conv", "DEF")
+    scatter.define(
+        "scatter_mul(Tensor s, Tensor i, int d, Tensor? o, int? n) -> Tensor"
+    )
+    splines.define("spline_basis(Tensor p, Tensor k, Tensor o, int d) -> Tensor")
+
+    def multiply(src, index, dim, out, size):
+        ones = src.new_ones(index.unique().numel() if size is None else size)
+        return ones.scatter_reduce(dim, index, src, "prod")
+
+    def basis(pseudo, kernel, is_open, degree):
+        return pseudo * degree
+
+    scatter.impl("scatter_mul", multiply, "CompositeImplicitAutograd")
+    splines.impl("spline_basis", basis, "CompositeImplicitAutograd")
+    yield torch.ops.torch_scatter.scatter_mul, torch.ops.torch_spline_conv.spline_basis
+    del scatter, splines
+
+
+def test_products_of_groups_have_a_size(operators):
+    multiply, _ = operators
+    x, groups = torch.tensor([2.0, 3.0, 4.0]), torch.tensor([0, 0, 1])
+    assert (
+        "give dim_size"
+        in reports(lambda x, i: multiply(x, i, 0, None, None), x, groups)[0]
+    )
+    assert infer(lambda x, i: multiply(x, i, 0, None, 2), x, groups).tolist() == [6, 4]
+    trained = Scattering(lambda x, i, s: multiply(s[0, :3] + x, i, 0, None, 2))
+    assert "0 * inf" in reports(trained, x, groups, trains=True)[0]
+
+
+def test_nothing_before_splines_trains(operators):
+    _, basis = operators
+    assert "between 0 and 3" in reports(lambda x: basis(x, x, x, 4), X)[0]
+    (gradient,) = gradients(lambda w: basis(w, w, w, 2) + w, weights=[X])
+    torch.testing.assert_close(gradient, 2 * 3 * X / X.numel())
