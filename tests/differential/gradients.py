@@ -188,7 +188,7 @@ for _name, _layers in LAYERS.items():
     enter_layers(_name, _layers)
 for _name, _layers in BATCHED.items():
     enter_layers(_name, _layers, has_replicas=False)
-enter_layers("frozen BatchNorm", lambda: [torch.nn.BatchNorm1d(4).eval()])
+enter_layers("frozen BatchNorm", lambda: [torch.nn.BatchNorm1d(4).eval()], REFUSED)
 enter_layers(
     "BatchNorm without momentum",
     lambda: [torch.nn.BatchNorm1d(4, momentum=None)],
@@ -202,7 +202,7 @@ def set_eval(module, _):
 
 @kind(
     "BatchNorm frozen later",
-    {BETWEEN: RIGHT, COMPILED_AGAIN: RIGHT, MID_FIT: REFUSED},
+    {BETWEEN: REFUSED, COMPILED_AGAIN: REFUSED, MID_FIT: REFUSED},
     has_replicas=False,
 )
 def _():
