@@ -247,13 +247,15 @@ def apply_rules(
     return message
 
 
-_TAKES_TRACED_SHAPE = frozenset(
+_RESHAPES = frozenset(
     """
-    __getitem__ contiguous flatten identity_loss ravel reshape reshape_as squeeze stack
-    unflatten unsqueeze view view_as
+    flatten ravel reshape reshape_as squeeze unflatten unsqueeze view view_as
     """.split()  # noqa: SIM905 - one per line would be longer
 )
 """Functions that PopTorch makes a reshape to the shape of the trace."""
+
+_MAY_RESHAPE = frozenset({"__getitem__", "contiguous", "identity_loss", "stack"})
+"""Functions that it makes one at times: `x[None]`, for example."""
 
 _NOT_RUN = frozenset({"call_on_host", "run_branch", "run_loop"})
 
@@ -298,8 +300,14 @@ def settle_shapes(
         if isinstance(result, Tensor) and isinstance(traced, Tensor):
             if result.shape == traced.shape:
                 continue
-            is_reshape = function_name(node) in _TAKES_TRACED_SHAPE
-            if is_reshape and result.numel() == traced.numel():
+            name = function_name(node)
+            if result.numel() != traced.numel():
+                if name in _RESHAPES:
+                    wrong = (
+                        f"{name} to {list(traced.shape)} of {result.numel()} elements"
+                    )
+                    raise error_about(f"{resized[origin]} Here: {wrong}", node, origin)
+            elif name in _RESHAPES or name in _MAY_RESHAPE:
                 node.target = _like(node, _reshaped(run, traced.shape))
                 node.op = "call_function"
                 continue

@@ -145,6 +145,8 @@ def test_other_sizes_train():
 def test_a_wrong_shape_passes_on_until_something_refuses_it():
     enlarge = bilinear(size=(7, 7))
     assert infer(lambda x: enlarge(x).relu() + 1, SQUARES).shape == (1, 2, 6, 6)
+    with pytest.raises(poptorch.Error, match=r"Here: flatten to \[1, 98\] of 72 elem"):
+        infer(lambda x: enlarge(x).flatten(1), SQUARES)
     skip = torch.randn(1, 2, 7, 7)
     with pytest.raises(poptorch.Error, match=r"loses the last row.* Here: .*size"):
         infer(lambda x, y: torch.cat([enlarge(x), y], 1), SQUARES, skip)
