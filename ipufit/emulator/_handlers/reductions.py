@@ -151,11 +151,11 @@ def _extreme(
     function: Callable[..., Tensor], x: Tensor, places: tuple[int, ...], keepdim: bool
 ) -> Tensor:
     """Give the whole gradient to each of equal extremes; torch divides it."""
-    found = function(x, places, keepdim=True)
-    count = torch.eq(x.detach(), found.detach()).sum(places, keepdim=True)
-    whole = found * count
-    nothing = whole - whole.detach()  # NaN if it is infinite
-    found = torch.where(nothing == 0, found.detach() + nothing, found)
+    extreme = function(x.detach(), places, keepdim=True)
+    is_extreme = torch.eq(x.detach(), extreme)
+    total = torch.where(is_extreme, x, 0.0).sum(places, keepdim=True)
+    nothing = total - total.detach()  # NaN if it is infinite
+    found = torch.where(nothing == 0, extreme + nothing, extreme)
     return found if keepdim else _squeezed(found, places)
 
 
