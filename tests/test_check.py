@@ -330,6 +330,13 @@ def test_what_a_device_computes_otherwise(network, x, said):
     assert said in one.what
 
 
+def test_what_many_layers_have_is_one_finding():
+    layers = [one for _ in range(3) for one in (nn.Linear(4, 4), nn.GELU())]
+    [one] = [f for f in found(nn.Sequential(*layers)) if f.topic == "numbers"]
+    assert one.what.endswith("(the first of 3 places)")
+    assert one.module == "1"
+
+
 def test_padding_by_reflection_can_not_be_trained():
     padded = nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")
     network = nn.Sequential(nn.Conv2d(1, 1, 1), padded)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
@@ -279,14 +280,21 @@ def findings_of_survey(survey: Any) -> list[Finding]:
     Args:
         survey: The emulator's survey.
     """
-    found = [
-        _finding(
+    times, found = Counter(remark.message for remark in survey.remarks), []
+    for remark in survey.remarks:
+        is_otherwise = remark.topic == "numbers" and not remark.is_refused
+        count = times.pop(remark.message, 0) if is_otherwise else 1
+        if not count:  # in fifty layers it is one finding
+            continue
+        one = _finding(
             REFUSED if remark.is_refused else NUMBERS,
             *(remark.topic, remark.message, remark.place),
             by_colon=remark.topic != "numbers",
         )
-        for remark in survey.remarks
-    ]
+        if count > 1:
+            more = f"{one.what.rstrip('.')} (the first of {count} places)"
+            one = replace(one, what=more)
+        found.append(one)
     is_refused = any(remark.is_refused for remark in survey.remarks)
     error = survey.error
     cause = None if error is None else error.__cause__
