@@ -440,8 +440,8 @@ def _(call: Call) -> Any:
     source = given.get("src", given.get("source"))
     if not call.trains or kind not in ("amax", "amin"):
         return None
-    function, dim = getattr(torch, call.name), given["dim"]
-    is_vector = call.name == "index_reduce"
+    name, dim = call.name.rstrip("_"), given["dim"]
+    function, is_vector = getattr(torch, name), name == "index_reduce"
     if not is_vector and given["index"].shape != source.shape:
         return None
 
