@@ -50,7 +50,7 @@ ROOMS = {
         "integrations state types",
     ),
 }
-MAX_TOKENS_PER_LINE = 7.95  # of the emulator
+MAX_TOKENS_PER_LINE = 7.85  # of the emulator
 # A limit may be that much above what a room has: several people may make rooms smaller
 # at the same time, and not each of them touches this file.
 SLACK = 1.10
