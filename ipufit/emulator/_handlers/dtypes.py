@@ -8,7 +8,6 @@ from typing import Any, Iterator
 import torch
 from torch import Tensor
 
-from ipufit.emulator._handlers.elementwise import of_whole_numbers
 from ipufit.emulator._handlers.rules import Call, rule
 
 _8_BIT = torch.uint8, torch.int8
@@ -93,12 +92,15 @@ def _(call: Call) -> Any:
 
 @rule("sqrt-whole", "sqrt")
 def _(call: Call) -> Any:
-    return call.is_whole and of_whole_numbers("The square root", "x.float().sqrt()")
+    return call.is_whole and (lambda input: torch.sqrt(input).trunc())
 
 
 @rule("rsqrt-whole", "rsqrt")
 def _(call: Call) -> Any:
-    return call.is_whole and of_whole_numbers("`rsqrt`", "x.float().rsqrt()")
+    def rsqrt(input: Tensor) -> Tensor:
+        return torch.sqrt(input).trunc().reciprocal().trunc()
+
+    return call.is_whole and rsqrt
 
 
 @rule("isnan-whole", "isnan")

@@ -24,7 +24,11 @@ def _is_constant(node: Node | None) -> bool:
 
 
 def _as_parts(index: Any) -> list[Any]:
-    return list(index) if isinstance(index, tuple) else [index]
+    is_several = isinstance(index, list) and any(
+        part is None or part is Ellipsis or isinstance(part, (Tensor, Node, slice))
+        for part in index
+    )
+    return list(index) if is_several or isinstance(index, tuple) else [index]
 
 
 def _is_index(part: Any) -> bool:

@@ -132,13 +132,19 @@ def _(call: Call) -> Any:
 
 @rule("embedding-bag-frozen", "embedding_bag")
 def _(call: Call) -> Any:
-    weight = call.arguments_of(functional.embedding_bag)["weight"]
-    return not weight.requires_grad
+    return not _bag(call)["weight"].requires_grad
+
+
+def _bag(call: Call) -> dict[str, Any]:
+    """Return the arguments of an embedding bag: torch's has another order."""
+    if call.function is functional.embedding_bag:
+        return call.arguments_of(functional.embedding_bag)
+    return call.arguments("weight input offsets")
 
 
 @rule("embedding-bag-empty", "embedding_bag")
 def _(call: Call) -> Any:
-    given = call.arguments_of(functional.embedding_bag)
+    given = _bag(call)
     offsets = given.get("offsets")
     if offsets is None:
         return False

@@ -50,7 +50,9 @@ def _(call: Call) -> Any:
 @rule("index-select-0d", "index_select")
 def _(call: Call) -> Any:
     def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
-        return torch.index_select(input, dim, index).squeeze(dim)
+        found = torch.index_select(input, dim, index)
+        # `argmax()` over everything has the shape [1] on a device.
+        return found if index.dim() else found.squeeze(dim)
 
     return call.arguments("input dim index")["index"].dim() == 0 and index_select
 

@@ -169,11 +169,11 @@ class Finding(NamedTuple):
             return self.found
         row = table()[self.rule.row]
         when = f" ({row['when']})" if row["when"] else ""
-        sources = re.sub(r"[\w./-]+/", "", row["citation"])
+        source = re.sub(r"[\w./-]+/", "", row["citation"].split(";")[0])
         instead = f" Instead: {row['instead']}." if row["instead"] else ""
         return (
             f"`{function_name(node)}`{when}: a device {row['device']} "
-            f"[{sources}].{instead}"
+            f"[{source}].{instead}"
         )
 
 
@@ -257,6 +257,9 @@ _RESHAPES = frozenset(
 _MAY_RESHAPE = frozenset({"__getitem__", "contiguous", "identity_loss", "stack"})
 """Functions that it makes one at times: `x[None]`, for example."""
 
+_OF_THE_TRACE = frozenset({"fill", "index_fill", "masked_fill", "stack"})
+"""Functions whose operands it reshapes to the trace, or broadcasts from one element."""
+
 _NOT_RUN = frozenset({"call_on_host", "run_branch", "run_loop"})
 
 
@@ -287,6 +290,16 @@ def settle_shapes(
         origin = next((why.get(n, n) for n in origins if n in {*why, *resized}), None)
         is_called = node.op in ("call_function", "call_method")
         if origin is None or not is_called or function_name(node) in _NOT_RUN:
+            continue
+        operands = [one for one in node.all_input_nodes if one in sized]
+        if _base(function_name(node)) in _OF_THE_TRACE and all(
+            sized[one].numel() == values[one].numel() for one in operands
+        ):
+            for one in operands:
+                shape = tuple(values[one].shape)
+                with graph.inserting_before(node):
+                    plain = graph.call_function(torch.reshape, (one, shape))
+                node.replace_input_with(one, plain)
             continue
         args, kwargs = map_arg((node.args, node.kwargs), given)
         run = node.target if callable(node.target) else getattr(Tensor, node.target)
@@ -351,7 +364,11 @@ def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
         return x.copy_(function(x.clone(), *args, **kwargs))
 
     def same(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+        if not args and "input" in kwargs:
+            args = (kwargs.pop("input"),)
+        out = kwargs.pop("out", None)
+        result = function(*args, **kwargs)
+        return result if out is None else out.copy_(result)
 
     is_changing = is_in_place(node) or bool(node.kwargs.get("inplace"))
     computed: Any = in_place if is_changing else same

@@ -411,7 +411,11 @@ def check_node(node: Node, constants: set[Node]) -> None:
         indices = [node.args[1]] if name == "__setitem__" else []
         base = node.args[0] if node.args else None
         while isinstance(base, Node) and function_name(base) == "__getitem__":
-            indices.append(base.args[1])  # a slice of a slice
+            index = base.args[1]
+            own = index if isinstance(index, tuple) else (index,)
+            if any(isinstance(part, (Node, list)) for part in own):
+                break  # a copy
+            indices.append(index)  # a slice of a slice
             base = base.args[0]
         parts = [p for i in indices for p in (i if isinstance(i, tuple) else (i,))]
         if any(isinstance(p, slice) and p.step not in (None, 1) for p in parts):
