@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipufit.emulator._handlers.indexing import is_constant
 from ipufit.emulator._handlers.rules import Call, rule
 
 _DIVISIONS = "div", "divide", "true_divide", "__truediv__", "__itruediv__", "__idiv__"
@@ -162,6 +163,12 @@ def _(call: Call) -> Any:
         return input
 
     return clamp
+
+
+@rule("clamp-max-tensor", "clamp_max")
+def _(call: Call) -> Any:
+    bound = call.argument_node(1, "max")
+    return bound is not None and not is_constant(bound)
 
 
 @rule("round-decimals", "round")

@@ -16,11 +16,11 @@ from ipufit.emulator._tracing.operation import function_name
 _SCATTERS = "scatter", "scatter_add", "scatter_reduce"
 
 
-def _is_constant(node: Node | None) -> bool:
+def is_constant(node: Node | None) -> bool:
     """Return whether a node depends on no input and no weight."""
     if node is None or node.op == "placeholder":
         return False
-    return all(_is_constant(one) for one in node.all_input_nodes)
+    return all(is_constant(one) for one in node.all_input_nodes)
 
 
 def _as_parts(index: Any) -> list[Any]:
@@ -40,7 +40,7 @@ def _has_negative_constant(call: Call) -> bool:
         return False
     nodes = _as_parts(call.node.args[1])
     return any(
-        (isinstance(part, list) or (isinstance(node, Node) and _is_constant(node)))
+        (isinstance(part, list) or (isinstance(node, Node) and is_constant(node)))
         and bool(torch.as_tensor(part).lt(0).any())
         for node, part in zip(nodes, _as_parts(call.args[1]))
         if _is_index(part)

@@ -116,6 +116,16 @@ def _(call: Call) -> Any:
     return call.kwargs.get("correction") not in (None, 0, 1) and _spread(call)
 
 
+@rule("var-correction-none", *_SPREADS)
+def _(call: Call) -> Any:
+    return call.kwargs.get("correction", 1) is None
+
+
+@rule("topk-unsorted", "topk")
+def _(call: Call) -> Any:
+    return not call.arguments("input k dim largest sorted").get("sorted", True)
+
+
 @rule("var-mean-keepdim", "std_mean", "var_mean")
 def _(call: Call) -> Any:
     given = call.arguments("input dim unbiased keepdim")

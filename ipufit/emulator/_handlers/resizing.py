@@ -20,6 +20,7 @@ _ADAPTIVE = tuple(f"adaptive_avg_pool{rank}d" for rank in (1, 2, 3))
 _AVG_ARGUMENTS = (
     "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
 )
+_CONV_ARGUMENTS = "input weight bias stride padding"
 _MAX_ARGUMENTS = "input kernel_size stride padding dilation ceil_mode return_indices"
 
 
@@ -32,6 +33,14 @@ def _(call: Call) -> Any:
 def _(call: Call) -> Any:
     given = call.arguments("input norm_type kernel_size stride")
     return given.get("stride") in (None, [], ())
+
+
+@rule("padding-of-one", "max_pool2d", "max_pool3d", *_AVG_POOLS, "conv2d", "conv3d")
+def _(call: Call) -> Any:
+    is_pool = "pool" in call.name
+    names = "input kernel_size stride padding" if is_pool else _CONV_ARGUMENTS
+    padding = call.arguments(names).get("padding")
+    return isinstance(padding, (list, tuple)) and len(padding) == 1
 
 
 @rule("max-pool-dilation", *_MAX_POOLS)

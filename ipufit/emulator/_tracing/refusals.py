@@ -346,9 +346,6 @@ def refuse_unsupported(operation: Operation) -> None:
                 f"{name}: Poplar does not support binary operations on 8-bit integral "
                 "types. Cast to torch.int32, or to torch.bool."
             )
-    elif name == "topk":
-        if not operation.arguments("input k dim largest sorted").get("sorted", True):
-            raise createPoptorchError("sorted=False is not supported for torch.topk.")
     elif name in ("norm", "linalg_norm", "linalg_matrix_norm"):
         _refuse_singular_values(operation)
 

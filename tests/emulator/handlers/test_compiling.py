@@ -61,3 +61,36 @@ class Bag(nn.Module):
 
 def test_torchs_own_embedding_bag_takes_the_weight_first():
     assert reports(Bag(), torch.arange(4)) == []
+
+
+# What a POD64 with PopTorch 3.3 refused, in results that are public.
+REFUSED = {
+    "clamp_max by a tensor": (lambda a: a.clamp_max(a * 0), X, "ir.h:510"),
+    "correction=None": (
+        lambda a: a.var(dim=1, correction=None),
+        X,
+        "Cannot force a non-constant node",
+    ),
+    "padding of one number": (
+        lambda a: torch.conv2d(a, torch.ones(2, 3, 2, 2, device=a.device), padding=[0]),
+        torch.randn(1, 3, 4, 4),
+        "Padding vector",
+    ),
+    "pooling, padding of one number": (
+        lambda a: torch.max_pool2d(a, 2, 2, [0]),
+        torch.randn(1, 3, 4, 4),
+        "Padding vector",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused(name):
+    program, given, said = REFUSED[name]
+    assert said in reports(program, given)[0]
+
+
+def test_topk_may_be_unsorted():
+    torch.testing.assert_close(
+        infer(lambda a: a.topk(2, sorted=False)[0].sum(1), X), X.topk(2)[0].sum(1)
+    )

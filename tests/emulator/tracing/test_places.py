@@ -35,7 +35,7 @@ class Network(nn.Module):
 
 FAULTS = {
     "value": lambda x: x * x.sum().item(),
-    "argument": lambda x: torch.topk(x, 2, sorted=False)[0],
+    "argument": lambda x: torch.bincount(x[:, 0].int()),
     "rule": lambda x: x + (x > 0).sum() / 3,
     "a later check": lambda x: x.triu(),
 }
