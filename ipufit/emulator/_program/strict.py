@@ -88,12 +88,12 @@ _EXTENSIONS = """
 """Operators of other libraries that PopTorch lowers, with the library's name."""
 
 _COMPOSED = """
-    _conj _euclidean_dist _linalg_check_errors _neg_view _reshape_copy _stack _to_copy
-    addr affine_grid_generator block_diag conj_physical conv_tbc deg2rad detach_copy
-    dist empty_like expand_copy fill isinf lift lift_fresh lift_fresh_copy new_empty
-    normal_functional permute_copy pixel_unshuffle rad2deg rand_like randint_like
-    randn_like rot90 scalar_tensor select_copy transpose_copy unbind_copy unsafe_split
-    unsafe_split_with_sizes unsqueeze_copy zero
+    addr affine_grid_generator block_diag _conj conj_physical conv_tbc deg2rad
+    detach_copy dist empty_like _euclidean_dist expand_copy fill isinf lift lift_fresh
+    lift_fresh_copy _linalg_check_errors _neg_view new_empty normal_functional
+    permute_copy pixel_unshuffle rad2deg rand_like randint_like randn_like _reshape_copy
+    rot90 scalar_tensor select_copy squeeze_copy _stack _to_copy transpose_copy
+    unbind_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy view_copy zero
 """
 """Operators that torch 2.0.1 composes of the above on every device
 (`CompositeExplicitAutograd` in its `native_functions.yaml`)."""
