@@ -27,6 +27,7 @@ from ipufit.distributed import processes
 network = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4))
 model = ipufit.IPUModel(network)  # which lives to the end
 model.compile("sgd", "mse")
+torch.manual_seed(0)  # the same in both processes
 x, y = torch.randn(32, 2), torch.randn(32, 4)
 model.fit(x, y, batch_size=16, validation_data=(x, y), verbose=0)
 total = processes().summed(torch.tensor([float(os.environ["RANK"]) + 1]))
