@@ -100,12 +100,12 @@ def _indexed(x: Tensor, parts: list[Any]) -> tuple[Tensor, list[Any]]:
 
 
 class _Assignment(NamedTuple):
-    """The part of a tensor that `x[index] = value`, or `index_put`, changes.
+    """An assignment `x[index] = value` with tensors in the index, or an `index_put`.
 
     Attributes:
-        view: The part of x that tensors index.
-        taken: The index of each of its dimensions, None of those that have none.
-        value: The assigned values.
+        view: `x` after slices and single numbers of the index.
+        taken: The tensor that indexes each dimension of `view`; None for none.
+        value: The right side, without leading dimensions of 1.
     """
 
     view: Tensor
@@ -119,14 +119,14 @@ class _Assignment(NamedTuple):
 
     @property
     def is_by_vector(self) -> bool:
-        """Whether PopTorch scatters whole slices: by one vector of numbers."""
+        """Whether one 1-D index selects slices, which PopTorch scatters whole."""
         index = self.taken[self.dims[0]]
         is_vector = index.dim() == 1 and index.numel() != 1
         return len(self.dims) == 1 and is_vector and not _is_mask(index)
 
     @property
     def is_by_mask(self) -> bool:
-        """Whether PopTorch selects by a mask."""
+        """Whether a mask is the only index, of which PopTorch makes a `where`."""
         return len(self.taken) == 1 and _is_mask(self.taken[0])
 
 
@@ -168,14 +168,14 @@ class _Order(NamedTuple):
     Attributes:
         shape: Shape of the elements on a device: dimensions without an index before
             those of the indices or behind them.
-        places: Positions in the flattened tensor, in that shape.
-        torchs: Their shape in torch.
-        moved: The dimensions of `shape` among those of `torchs`.
+        places: Position of each element in the flattened tensor, of that shape.
+        torch_shape: Shape of the elements in torch.
+        moved: For each dimension of `shape` its place in `torch_shape`.
     """
 
     shape: list[int]
     places: Tensor
-    torchs: list[int]
+    torch_shape: list[int]
     moved: list[int]
 
 
@@ -200,11 +200,11 @@ def _order(view: Tensor, taken: list[Any]) -> _Order:
         places = places * size + index
     is_adjacent = dims[-1] - dims[0] == len(dims) - 1
     before = dims[0] if is_adjacent else 0
-    torchs = [*rest[:before], *shared, *rest[before:]]
+    torch_shape = [*rest[:before], *shared, *rest[before:]]
     own = list(range(before, before + len(shared)))
-    others = [dim for dim in range(len(torchs)) if dim not in own]
+    others = [dim for dim in range(len(torch_shape)) if dim not in own]
     moved = [*others, *own] if is_last else [*own, *others]
-    return _Order(shape, places.expand(shape), torchs, moved)
+    return _Order(shape, places.expand(shape), torch_shape, moved)
 
 
 def _broadcast_shape(*shapes: torch.Size) -> torch.Size:
@@ -270,7 +270,7 @@ def _(call: Call) -> Any:
     if _misses(assigned, order):
         return _WITHOUT_PLACES
     numbers = torch.arange(assigned.value.numel()).view(assigned.value.shape)
-    torchs = numbers.expand(order.torchs).permute(order.moved).reshape(-1)
+    torchs = numbers.expand(order.torch_shape).permute(order.moved).reshape(-1)
     is_alike = torch.equal(_in_turn(numbers, order.shape), torchs)
     return not is_alike and _assigning(call, _scattered)
 

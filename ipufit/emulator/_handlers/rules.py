@@ -42,7 +42,6 @@ from ipufit.emulator._tracing.operation import (
     original,
     tensors_in,
 )
-from ipufit.emulator.errors import Error
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ def apply_rules(
     message = None
     for finding in findings(node, values, is_training=is_training):
         if finding.is_refused:
-            raise refusal(finding, node)
+            raise error_about(finding.message(node), node)
         if callable(finding.found):
             computed = _like(node, finding.found)
             node.target = rounded_alike(node.target, computed)
@@ -254,7 +253,7 @@ _RESHAPES = frozenset(
 )
 """Functions that PopTorch makes a reshape to the shape of the trace."""
 
-_MAY_RESHAPE = frozenset({"__getitem__", "contiguous", "identity_loss", "stack"})
+_MAY_RESHAPE = frozenset({"__getitem__", "contiguous", "identity_loss"})
 """Functions that it makes one at times: `x[None]`, for example."""
 
 _OF_THE_TRACE = frozenset({"fill", "index_fill", "masked_fill", "stack"})
@@ -331,11 +330,6 @@ def _reshaped(
     function: Callable[..., Tensor], shape: torch.Size
 ) -> Callable[..., Tensor]:
     return lambda *args, **kwargs: function(*args, **kwargs).reshape(shape)
-
-
-def refusal(finding: Finding, node: Node) -> Error:
-    """Return the error for a node that a device refuses."""
-    return error_about(finding.message(node), node)
 
 
 @functools.lru_cache(maxsize=None)
