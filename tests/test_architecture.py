@@ -78,6 +78,7 @@ FLOORS = {
         "_torch_ops": 15,
         "_impl": 14,
         "_poplar_executor": 14,
+        "_utils": 14,
         "ops": 14,
         "options": 14,
         "poptorch_core": 14,

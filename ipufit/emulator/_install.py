@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 _EMULATOR = __name__.rpartition(".")[0]
 _POPTORCH_MODULES = (
-    "_impl",  # private in PopTorch; optimum-graphcore imports it and the next
-    "_poplar_executor",
+    "_impl",  # private in PopTorch, like the next two, and imported by
+    "_poplar_executor",  # optimum-graphcore and PopTorch Geometric
+    "_utils",
     "enums",
     "ops",
     "optim",
@@ -55,7 +56,22 @@ _SITE_FOLDERS = ("site-packages", "dist-packages")
 _PYTHON_PATH = "PYTHONPATH"
 
 
-class _AliasFinder(MetaPathFinder, Loader):
+class _AliasLoader(Loader):
+    """Import loader that gives one of the names of `_TARGETS` the emulator's module."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Replace the new, empty module by the emulator's."""
+        sys.modules[self._name] = self.load_module()
+
+    def load_module(self, fullname: str | None = None) -> ModuleType:
+        """Return the emulator's module; PopTorch Geometric calls it without a name."""
+        return importlib.import_module(_TARGETS[fullname or self._name])
+
+
+class _AliasFinder(MetaPathFinder):
     """Import finder that maps the names of `_TARGETS` to the emulator's modules.
 
     It refuses other names inside these packages. Otherwise Python would look into the
@@ -78,12 +94,7 @@ class _AliasFinder(MetaPathFinder, Loader):
             return None
         if fullname not in _TARGETS or find_spec(_TARGETS[fullname]) is None:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        return ModuleSpec(fullname, self)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Replace the new, empty module by the emulator's."""
-        name = module.__name__
-        sys.modules[name] = importlib.import_module(_TARGETS[name])
+        return ModuleSpec(fullname, _AliasLoader(fullname))
 
 
 class _Installation:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import os
 import pickle
 import sys
@@ -97,6 +99,62 @@ def test_the_private_names_that_optimum_graphcore_imports_are_there():
     names["rewrapModelIfNecessary"](module)
     assert type(module).__name__ == "PoptorchBatchNorm1d"
     assert executor.model is module
+
+
+class Doubling:
+    """Replaces `torch.relu`, as PopTorch Geometric replaces functions of PyG."""
+
+    def replace(self):
+        self.before, torch.relu = torch.relu, lambda x: x * 2
+
+    def restore(self):
+        torch.relu = self.before
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_private_names_that_poptorch_geometric_uses_are_there(monkeypatch):
+    spec = importlib.util.find_spec("poptorch._poplar_executor")
+    managers = spec.loader.load_module()._OverwriteContextManager
+    again = importlib.import_module("poptorch._poplar_executor")
+    assert again._OverwriteContextManager is managers
+    utils = importlib.import_module("poptorch._utils")
+    (joined,) = utils.combine_batch_tensors_gen([[torch.ones(1)], [torch.zeros(2)]])
+    assert joined.tolist() == [1, 0, 0]
+
+    monkeypatch.setattr(managers, "_manager_types", [])
+    managers.registerSubsitutionManager(Doubling)
+    managers.registerSubsitutionManager(Doubling)  # twice is as once
+    before = torch.relu
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            if self.fails:
+                raise ValueError("no")
+            return torch.relu(x)
+
+    module = Module()
+    for module.fails in (True, False):
+        executor = ipufit.emulator.inferenceModel(module)
+        with contextlib.suppress(ValueError):
+            assert executor(torch.tensor([3.0])).tolist() == [6.0]
+        assert torch.relu is before
+    assert not module.fails
+
+
+@pytest.mark.usefixtures("installed")
+def test_substitutions_are_undone_if_one_of_them_fails(monkeypatch):
+    executor_module = importlib.import_module("poptorch._poplar_executor")
+    managers = executor_module._OverwriteContextManager
+
+    class Failing(Doubling):
+        def replace(self):
+            raise ValueError("it can't be replaced")
+
+    monkeypatch.setattr(managers, "_manager_types", [Doubling, Failing])
+    before = torch.relu
+    with pytest.raises(ValueError, match="it can't be replaced"):
+        ipufit.emulator.inferenceModel(torch.nn.ReLU())(torch.ones(1))
+    assert torch.relu is before
 
 
 def test_uninstalling_leaves_things_as_found(monkeypatch):

@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections import OrderedDict
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, TypeVar
+from typing import Any, Callable, ClassVar, Dict, Iterable, Iterator, TypeVar
 
 import numpy as np
 import torch
@@ -532,10 +532,36 @@ def current_trace() -> Recording | None:
     return None if trace is None or trace.is_running_operation else trace
 
 
+class Substitutions(contextlib.ExitStack):
+    """Functions of other packages that are replaced while a model is traced.
+
+    PopTorch Geometric replaces functions of PyG that don't compile. PopTorch calls
+    this class `_OverwriteContextManager`, and spells its method so.
+    """
+
+    _manager_types: ClassVar[list[Callable[[], Any]]] = []
+
+    @classmethod
+    def registerSubsitutionManager(cls, type: Callable[[], Any]) -> None:
+        """Register a class whose objects have `replace()` and `restore()`."""
+        if type not in cls._manager_types:
+            cls._manager_types.append(type)
+
+    def __enter__(self) -> Substitutions:
+        try:
+            for manager in [manager_type() for manager_type in self._manager_types]:
+                manager.replace()
+                self.callback(manager.restore)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+
 @contextlib.contextmanager
 def tracing(recording: Recording) -> Iterator[None]:
     """Make a trace the current one of this thread inside the context."""
-    with _ONE_TRACE:
+    with _ONE_TRACE, Substitutions():
         before, _thread.trace = _thread.trace, recording
         try:
             yield
