@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import time
+from datetime import timedelta
 from importlib.util import find_spec
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ipufit.errors import ConfigError
 from ipufit.types import Verbose
@@ -16,7 +17,7 @@ from .base import Callback
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.progress import Progress
+    from rich.live import Live
 
 Clock = Callable[[], float]
 _SECONDS_BETWEEN = 0.1
@@ -44,6 +45,7 @@ class ProgressDisplay(Callback):
         self._start_seconds = 0.0
         self._samples_before = 0
         self._steps_done = 0
+        self._compile_seconds: float | None = None
 
     @property
     def _console(self) -> Console:
@@ -56,11 +58,9 @@ class ProgressDisplay(Callback):
         """Whether the display shows metrics after the present call."""
         return False
 
-    def compiling(self, what: str) -> None:
-        """Called before a program is compiled."""
-
-    def compiled(self, what: str, seconds: float, remark: str = "") -> None:
-        """Called after a program was compiled; `remark` names automatic choices."""
+    def compiled(self, what: str, seconds: float) -> None:
+        """Called after a program was compiled."""
+        self._compile_seconds = (self._compile_seconds or 0.0) + seconds
 
     def noted(self, line: str) -> None:
         """Called with a line about an automatic choice."""
@@ -138,19 +138,41 @@ class ProgressDisplay(Callback):
         return f" ({self.run.coverage})" if self.run.coverage else ""
 
 
-class LineProgress(ProgressDisplay):
-    """Display of `verbose=2`: a line per compilation, and Keras's lines."""
-
-    def compiled(self, what: str, seconds: float, remark: str = "") -> None:
-        """Print the time that compilation took, and the remark."""
-        ending = f": {remark}" if remark else ""
-        self._print(f"Compiled the {what} program in {seconds:.1f}s{ending}")
+class _Printing(ProgressDisplay):
+    """Base of displays that print: one line for the compilations before a run."""
 
     def noted(self, line: str) -> None:
         """Print the line."""
         self._print(line)
 
     def _begin(self, title: str) -> None:
+        if self._compile_seconds is not None:
+            self._print(f"Compiled in {self._compile_seconds:.1f} s")
+            self._compile_seconds = None
+
+    def _print(self, line: str) -> None:
+        """Print a line; on a terminal, break it between metrics."""
+        console = self._console
+        if console.is_jupyter:  # whose lines are pages of HTML, and go with the widget
+            console = _plain_output()
+        width = console.width
+        if console.is_dumb_terminal:  # rich assumes 80 columns
+            width = get_terminal_size((width, 0)).columns
+        is_wrapped = console.is_terminal and len(line) > width
+        console.print(
+            in_lines(line, width) if is_wrapped else line,
+            highlight=False,
+            markup=False,
+            soft_wrap=not is_wrapped,
+            width=width if is_wrapped else None,
+        )
+
+
+class LineProgress(_Printing):
+    """Display of `verbose=2`: Keras's lines, after one for compilations."""
+
+    def _begin(self, title: str) -> None:
+        super()._begin(title)
         if self._is_fit and self.params["epochs"] > 1:
             self._print(title)
 
@@ -166,99 +188,129 @@ class LineProgress(ProgressDisplay):
             f"{format_duration(seconds / done)}/step{figures}{self._coverage()}"
         )
 
-    def _print(self, line: str) -> None:
-        """Print a line; on a terminal, break it between metrics."""
-        console, width = self._console, self._console.width
-        if console.is_dumb_terminal:  # rich assumes 80 columns
-            width = get_terminal_size((width, 0)).columns
-        is_wrapped = console.is_terminal and len(line) > width
-        text = in_lines(line, width) if is_wrapped else line
-        console.print(
-            text,
-            highlight=False,
-            markup=False,
-            soft_wrap=not is_wrapped,
-            width=width if is_wrapped else None,
-        )
 
+class BarProgress(_Printing):
+    """Display of `verbose=1`: a bar while a run lasts, and a line per epoch after it.
 
-class BarProgress(LineProgress):
-    """Display of `verbose=1`: compilations, and a bar per epoch.
-
-    Where a bar can't be redrawn, it shows the lines of `verbose=2`.
+    The bar shows the updates or batches so far, the seconds, those to come (ETA),
+    samples per second, and the metrics. It moves within a call, by the time of the call
+    before. Where no bar can be redrawn, only the lines are printed.
     """
 
-    _bar: Progress | None = None
-    _task: Any = 0
+    _live: Live | None = None
+    _title = ""
+    _figures = ""
     _shown_at = 0.0
+    _first_step = 0
+    _call = (0.0, 0.0, 0)  # when it began, seconds and steps of the one before
 
     @property
     def is_due(self) -> bool:
         """Whether the metrics on the screen are old enough to be replaced."""
-        is_on = self._bar is not None
+        is_on = self._live is not None
         return is_on and self._clock() - self._shown_at >= _SECONDS_BETWEEN
 
-    def compiling(self, what: str) -> None:
-        """Print that a program is being compiled."""
-        if can_redraw(self._console):
-            self._console.print(f"Compiling the {what} program ...", style="dim")
-
     def close(self) -> None:
-        """Restore the terminal, also after an error."""
+        """Restore the terminal; a bar that an error has ended stays."""
         super().close()
+        if self._live is not None:
+            self._live.transient = False
         self._stop()
 
     def _begin(self, title: str) -> None:
         """Start a bar."""
-        if not can_redraw(self._console):
-            super()._begin(title)
-            return
-        total = self.params.get("steps")  # None for a stream of unknown length
-        self._bar = _bar_with_figures(self._console, self._clock, title, total)
-        self._bar.start()
-        self._task = self._bar.add_task(title, total=total, figures="")
-        self._steps_done = self._steps_before() if self._is_fit else 0
-        self._shown_at = -math.inf
+        super()._begin(title)
+        self._title, self._figures, self._shown_at = title, "", -math.inf
+        self._first_step = self._steps_done = self._steps_before()
+        self._call = (self._clock(), 0.0, 0)
+        if can_redraw(self._console):
+            from rich.live import Live
+
+            self._live = Live(
+                get_renderable=self._bar, console=self._console, transient=True
+            )
+            self._live.start()
 
     def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
-        """Count a call; the screen changes at most ten times a second."""
+        """Count a call; the metrics change at most ten times a second."""
+        now = self._clock()
+        self._call = (now, now - self._call[0], steps - self._steps_done)
         super()._advance(steps, logs)
-        if self._bar is not None and self.is_due and (logs or logs is None):
-            self._shown_at = self._clock()
-            figures = self._figures(logs or {})
-            self._bar.update(self._task, completed=self._steps_done, figures=figures)
+        if self.is_due and (logs or logs is None):
+            self._shown_at = now
+            samples = self.run.samples - self._samples_before
+            rate = f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
+            figures = format_logs(logs or {}, "  ", " ")
+            self._figures = f"{rate}  {figures}" if self._is_fit else figures
 
     def _end(self, logs: dict[str, Any]) -> None:
-        """Leave the bar on the screen, with the last metrics."""
-        if self._bar is None:
-            super()._end(logs)
-            return
-        total = self._bar.tasks[0].total
-        self._bar.update(
-            self._task,
-            completed=self._steps_done,
-            total=self._steps_done if total is None else total,
-            figures=self._figures(logs) + (self._coverage() if logs else ""),
-        )
+        """Replace the bar by a line with the last metrics."""
         self._stop()
+        if not self._steps_done:  # as in Keras
+            return
+        titles = {"Evaluating": "Evaluated", "Predicting": "Predicted"}
+        title = titles.get(self._title, self._title.replace("Epoch ", ""))
+        seconds = self._seconds()
+        time_taken = f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+        figures = format_logs(logs, "  ", " ")
+        line = "  ".join(filter(None, (f"{title} {time_taken}", figures)))
+        self._print(line + (self._coverage() if logs else ""))
 
     def _steps_before(self) -> int:
         """Return the updates of this epoch that an interrupted run made."""
         steps, calls = self.params.get("steps"), self.params.get("calls")
+        if not self._is_fit:
+            return 0
         return self.run.calls * (steps // calls if steps and calls else 1)
 
     def _stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
-    def _figures(self, logs: dict[str, Any]) -> str:
-        """Format the metrics; in training, samples per second come first."""
-        if not self._is_fit:
-            return format_logs(logs)
-        samples = self.run.samples - self._samples_before
-        rate = f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
-        return f"{rate} - {format_logs(logs)}"
+    def _bar(self) -> RenderableType:
+        """Draw the bar, with the metrics beside it or, where it's narrow, below."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        console, done = self._console, self._steps_done
+        total = self.params.get("steps")  # None for a stream of unknown length
+        began, call_seconds, call_steps = self._call
+        part = (self._clock() - began) / call_seconds if call_seconds else 0.0
+        reached = done + call_steps * min(part, 0.9)
+        seconds = self._seconds()
+        times = f"{_in_hours(seconds)}"
+        if total is not None and done > self._first_step:
+            per_step = seconds / (done - self._first_step)
+            times += f" ETA {_in_hours(per_step * max(total - reached, 0))}"
+        counts = f"{done}/{'?' if total is None else total}"
+        texts = len(self._title) + len(counts) + len(times) + 3
+        cells: list[RenderableType] = [Text(f"{self._title} {counts} {times}")]
+        width = min(20, console.width - texts)
+        if width >= 4:
+            bar = ProgressBar(total, min(reached, total or reached), width)
+            cells = [
+                Text(self._title),
+                bar,
+                Text(counts, "green"),
+                Text(times, "yellow"),
+            ]
+        row = Table.grid(padding=(0, 1))
+        row.add_row(*cells)
+        if not self._figures:
+            return row
+        if texts + max(width, 0) + 1 + len(self._figures) <= console.width:
+            row = Table.grid(padding=(0, 1))
+            row.add_row(*cells, Text(self._figures))
+            return row
+        return Group(row, Text(in_lines(self._figures, console.width)))
+
+
+def _in_hours(seconds: float) -> str:
+    """Format a duration as 0:01:02."""
+    return str(timedelta(seconds=int(seconds)))
 
 
 def make_progress(
@@ -269,8 +321,8 @@ def make_progress(
     """Return the display that `verbose` chooses.
 
     Args:
-        verbose: 0 for none, 2 for lines, 1 for bars, or lines where bars can't be
-            redrawn; `"auto"` is 1 on a terminal, else 2.
+        verbose: 0 for none, 2 for Keras's lines, 1 or `"auto"` for bars, and a line
+            per epoch.
         console: Console to write to; standard output by default.
         clock: Returns the time in seconds, from any origin.
 
@@ -282,8 +334,7 @@ def make_progress(
         'LineProgress'
     """
     if verbose == "auto":
-        console = console or _standard_output()
-        verbose = 1 if console.is_terminal else 2
+        verbose = 1
     displays = {0: ProgressDisplay, 1: BarProgress, 2: LineProgress}
     if not isinstance(verbose, int) or verbose not in displays:
         raise ConfigError(f"verbose={verbose!r} is none of 0, 1, 2 and 'auto'.")
@@ -311,14 +362,21 @@ def _standard_output() -> Console:
     from rich.console import Console
 
     console = Console()
-    if console.is_jupyter and not can_redraw(console):
-        # Else each line would be a page of HTML. Kernels ask for a terminal's colours.
-        return Console(force_jupyter=False, force_terminal=False)
-    return console
+    return (
+        _plain_output() if console.is_jupyter and not can_redraw(console) else console
+    )
+
+
+def _plain_output() -> Console:
+    """Return a console whose lines stay in a saved notebook, as text."""
+    from rich.console import Console
+
+    # Kernels ask for a terminal's colours.
+    return Console(force_jupyter=False, force_terminal=False)
 
 
 class ProgressBar(BarProgress):
-    """Show the bars of `verbose=1`, or lines where no bar can be redrawn.
+    """Show the bars of `verbose=1`, and a line per epoch.
 
     It replaces the display that `verbose` chooses, and shows values that earlier
     callbacks add to the logs.
@@ -334,18 +392,22 @@ class ProgressBar(BarProgress):
     """
 
 
-def in_lines(figures: str, width: int) -> str:
+def in_lines(line: str, width: int) -> str:
     """Break a line of metrics at `width`, between metrics where possible.
 
     Example:
         >>> print(in_lines("2/2 - accuracy: 0.9877 - loss: 0.2500", 24))
         2/2 - accuracy: 0.9877
         loss: 0.2500
+        >>> print(in_lines("1/2 3s  accuracy 0.9877  loss 0.2500", 26))
+        1/2 3s  accuracy 0.9877
+        loss 0.2500
     """
-    first, *others = figures.split(" - ")
+    between = " - " if " - " in line else "  "
+    first, *others = line.split(between)
     lines = [first]
     for figure in others:
-        longer = f"{lines[-1]} - {figure}"
+        longer = f"{lines[-1]}{between}{figure}"
         if len(longer) <= width:
             lines[-1] = longer
         else:
@@ -367,59 +429,14 @@ def format_duration(seconds: float) -> str:
     return f"{seconds * 1e6:.0f}us"
 
 
-def format_logs(logs: dict[str, Any]) -> str:
+def format_logs(logs: dict[str, Any], between: str = " - ", of: str = ": ") -> str:
     """Format metrics as Keras does: four decimals, or an exponent if they are small.
 
     Example:
         >>> format_logs({"accuracy": 0.98765, "loss": -0.00012})
         'accuracy: 0.9877 - loss: -1.2000e-04'
     """
-    return " - ".join(
-        f"{name}: {value:.4f}" if abs(value) > 1e-3 else f"{name}: {value:.4e}"
+    return between.join(
+        f"{name}{of}{value:.4f}" if abs(value) > 1e-3 else f"{name}{of}{value:.4e}"
         for name, value in logs.items()
     )
-
-
-def _bar_with_figures(
-    console: Console, clock: Clock, title: str, total: int | None
-) -> Progress:
-    """Return a bar, not started yet, that fits its numbers on one line.
-
-    Metrics are beside it, or below it if the terminal is too narrow.
-
-    Args:
-        console: Console to write to.
-        clock: Returns the time in seconds, from any origin.
-        title: Text in front of the bar, such as "Epoch 1/3".
-        total: Number of updates or batches to come; None if unknown.
-    """
-    from rich import progress
-    from rich.measure import Measurement
-    from rich.table import Table
-    from rich.text import Text
-
-    class FiguresBar(progress.Progress):
-        def get_renderables(self) -> Iterable[RenderableType]:
-            """Yield the bar and its metrics for rich to draw."""
-            bar = self.make_tasks_table(self.tasks)
-            figures = self.tasks[0].fields["figures"] if self.tasks else ""
-            taken = Measurement.get(console, console.options, bar).maximum
-            if figures and taken + 1 + len(figures) <= console.width:
-                row = Table.grid(padding=(0, 1))
-                row.add_row(bar, Text(figures))
-                yield row
-            else:
-                yield bar
-                if figures:
-                    yield Text(in_lines(figures, console.width))
-
-    counts = 2 * len(str(total or 9999)) + 1
-    room = console.width - len(title) - counts - len("0:00:00") - 3
-    columns: list[progress.ProgressColumn] = [
-        progress.TextColumn("{task.description}"),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-    ]
-    if room >= 4:
-        columns.insert(1, progress.BarColumn(bar_width=min(20, room)))
-    return FiguresBar(*columns, console=console, get_time=clock, refresh_per_second=10)

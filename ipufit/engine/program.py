@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import re
 import sys
 import time
@@ -80,6 +81,7 @@ from ipufit.placement import find_beginnings
 from ipufit.state import span
 from ipufit.types import Batch
 
+logger = logging.getLogger("ipufit")
 KEPT_PROGRAMS = 4
 """Programs of a kind that a model keeps: those that were used last."""
 
@@ -434,7 +436,10 @@ class Executors:
                 options = options.clone()
                 options.setExecutionStrategy(poptorch.ShardedExecution())
         self.seconds += seconds
-        display.compiled("training" if is_training else "inference", seconds, remark)
+        name = "training" if is_training else "inference"
+        display.compiled(name, seconds)
+        ending = f": {remark}" if remark else ""
+        logger.info("Compiled the %s program in %.1f s%s", name, seconds, ending)
         program = Program(executor, step, count, baked_in)
         if is_training:
             loops = options.device_iterations * options.Training.gradient_accumulation
@@ -468,7 +473,6 @@ class Executors:
             stack.callback(make_plain, weights_of(step))
             stack.enter_context(traced_mode(step))
             executor = make()
-            display.compiling("training" if step.is_training else "inference")
             while self._news:
                 display.noted(self._news.pop(0))
             start = time.perf_counter()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import keras
@@ -342,17 +343,17 @@ def test_an_epoch_cut_short_shows_the_steps_it_made(capsys):
     assert [line.split(" ")[0] for line in printed] == ["5/5", "1/5"]
 
 
-def test_auto_writes_lines_where_there_is_no_terminal(capsys):
+def test_without_a_terminal_bars_leave_only_their_lines(capsys):
     shown = []
     for fitted in compiled(networks()):
         fitted.evaluate(*data(8), batch_size=8, verbose="auto")
         shown.append(capsys.readouterr().out)
     assert "\x1b[" in shown[0]
-    assert without_times(shown[1])[0].startswith("1/1 - TIME - TIME/step - loss: ")
+    assert re.match(r"Compiled in .* s\nEvaluated [\d.]+s  loss \d", shown[1])
     assert "\x1b[" not in shown[1]
 
 
 def test_compilations_are_said(capsys):
     for fitted in compiled(networks()):
         fitted.evaluate(*data(8), batch_size=8, verbose=2)
-    assert capsys.readouterr().out.count("Compiled the inference program in ") == 1
+    assert capsys.readouterr().out.count("Compiled in ") == 1

@@ -220,7 +220,7 @@ def fit_both(pair, x, y, **arguments):
 
 def without_times(text):
     """What was printed, without durations and ipufit's lines about compilation."""
-    lines = [line for line in text.splitlines() if not line.startswith("Compiled the")]
+    lines = [line for line in text.splitlines() if not line.startswith("Compiled in")]
     return [
         re.sub(r" \d+s - \d+(s|ms|us)/step", " TIME - TIME/step", line)
         for line in lines

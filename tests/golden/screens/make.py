@@ -118,7 +118,8 @@ def _environment(**variables):
 SCREENS = {
     "pipe.txt": of_pipe,
     "terminal-40.txt": lambda: screen(sent_to_terminal(40), 40),
-    "terminal-100.txt": lambda: screen(sent_to_terminal(100), 100),
+    "terminal-80.txt": lambda: screen(sent_to_terminal(80), 80),
+    "terminal-120.txt": lambda: screen(sent_to_terminal(120), 120),
     "dumb-40.txt": lambda: screen(sent_to_terminal(40, TERM="dumb"), 40),
     "notebook.txt": as_in_notebook,
 }
