@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from typing import Any, Callable, Dict, List, Union
 
@@ -22,3 +23,25 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 Verbose = Union[int, str]
 """0 silent, 1 bars, 2 lines, or `"auto"`."""
+
+
+class ShownAsText:
+    """A result that a prompt and a notebook show as its text, not as a dataclass.
+
+    Example:
+        >>> class Found(ShownAsText):
+        ...     def __str__(self):
+        ...         return "1 < 2"
+        >>> Found()
+        1 < 2
+        >>> Found()._repr_html_()
+        '<pre>1 &lt; 2</pre>'
+    """
+
+    def __repr__(self) -> str:
+        """Return the text, as `print` shows it."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the text for a notebook, with its columns in line."""
+        return f"<pre>{html.escape(str(self), quote=False)}</pre>"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from html import escape
 from typing import Any, ClassVar, Mapping, NoReturn, Sequence
 
 from ipufit._kinds import Kind, anything, count, dict_of, list_of, text
@@ -64,6 +65,17 @@ class History(Callback):
         ]
         plural = "" if len(self.epoch) == 1 else "s"
         return f"<History: {', '.join([f'{len(self.epoch)} epoch{plural}', *last])}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the epochs for a notebook, where it stays in the file."""
+        names = sorted(self.history)
+        values = {n: dict(zip(self.epochs_of[n], self.history[n])) for n in names}
+        rows = ["".join(f"<th>{escape(name)}</th>" for name in ("epoch", *names))]
+        for epoch in self.epoch:
+            figures = (values[name].get(epoch) for name in names)
+            cells = (f"{v:.4g}" if isinstance(v, float) else v or "" for v in figures)
+            rows.append("".join(f"<td>{cell}</td>" for cell in (epoch + 1, *cells)))
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     def __getitem__(self, name: str) -> NoReturn:
         raise UnsupportedError(

@@ -14,6 +14,7 @@ from ipufit.callbacks.measuring import throughput_line
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
 from ipufit.engine.loop import Inference, Training
 from ipufit.errors import DataError, UnknownNameError
+from ipufit.types import ShownAsText
 
 REAL, GENERATED, SYNTHETIC = DATA_KINDS = ("real", "generated", "synthetic")
 TRAINING, INFERENCE = MODES = ("training", "inference")
@@ -43,8 +44,8 @@ class Spread(NamedTuple):
         return cls(min(times), sum(times) / len(times), max(times))
 
 
-@dataclass(frozen=True)
-class BenchmarkResult:
+@dataclass(frozen=True, repr=False)
+class BenchmarkResult(ShownAsText):
     """The results of `IPUModel.benchmark`, of all processes together.
 
     Attributes:

@@ -17,10 +17,11 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.data.random_state import HostRandomState
 from ipufit.engine.loop import Inference, Training
+from ipufit.types import ShownAsText
 
 
-@dataclass(frozen=True)
-class BuiltProgram:
+@dataclass(frozen=True, repr=False)
+class BuiltProgram(ShownAsText):
     """A program that `build` has prepared.
 
     Attributes:
@@ -50,8 +51,8 @@ class BuiltProgram:
         )
 
 
-@dataclass(frozen=True)
-class Build:
+@dataclass(frozen=True, repr=False)
+class Build(ShownAsText):
     """The programs that `build` has prepared, in the order of their compilation.
 
     Example:

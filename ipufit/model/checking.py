@@ -18,6 +18,7 @@ from ipufit.data.datasets import SampleStructure
 from ipufit.engine.loop import Training, describe_coverage
 from ipufit.engine.program import Surveyed
 from ipufit.errors import IpufitError
+from ipufit.types import ShownAsText
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,8 +48,8 @@ _LARGE_RESULTS = 64 * 2**20
 """Bytes of a call's results that take noticeable time and memory on the host."""
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, repr=False)
+class Finding(ShownAsText):
     """One result of a check.
 
     Attributes:
@@ -84,8 +85,8 @@ class Finding:
         return f"{text}. {self.advice}" if self.advice else text
 
 
-@dataclass(frozen=True)
-class CheckReport:
+@dataclass(frozen=True, repr=False)
+class CheckReport(ShownAsText):
     """The findings of a check, the most serious first.
 
     Attributes:
@@ -195,7 +196,8 @@ def findings_of_calls(training: Training) -> list[Finding]:
                 f"fit leaves out {batches.num_dropped} of {batches.source.num_samples} "
                 "samples in every epoch: they don't fill "
                 f"{plan.describe_unfilled(batches.num_dropped)}",
-                "Choose factors that divide the number of samples, or drop_last='pad'.",
+                "drop_last='pad' trains on them, too; or choose factors that divide the "
+                "number of samples.",
             )
         )
     if batches.num_empty_updates:

@@ -28,6 +28,7 @@ from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import deep_copied, mode
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
+from ipufit.types import ShownAsText
 
 from .checking import findings_of_survey
 from .model import FitArguments, IPUModel
@@ -80,8 +81,8 @@ class Difference:
         return broken, share, absolute
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(ShownAsText):
     """The results of `compare`.
 
     Attributes:
@@ -106,7 +107,7 @@ class Comparison:
         broken = (one.name for one in self.layers if one.num_broken)
         return next(broken, None)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         """Return a table of the worst differences, of at most 100 columns."""
         lines = [_line("", "tensor", "at", "host", "device", "abs", "rel", "share")]
         lines += [_row(one) for one in self.differences[:_SHOWN]]

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
+from ipufit.types import ShownAsText
+
 from .memory import (
     Device,
     Estimate,
@@ -80,8 +82,8 @@ class PlanChoice(NamedTuple):
     cost: str = ""
 
 
-@dataclass(frozen=True)
-class ModelPlan:
+@dataclass(frozen=True, repr=False)
+class ModelPlan(ShownAsText):
     """Memory and work of training a model, and its pipeline.
 
     `print` shows it as a short text. All numbers are data: bytes, FLOPs of one forward

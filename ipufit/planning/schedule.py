@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Iterator, NamedTuple
 
 from ipufit.batching import BatchPlan
+from ipufit.types import ShownAsText
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -198,8 +199,8 @@ class PipelineSchedule(NamedTuple):
         yield "All cycles are drawn equally long."
 
 
-@dataclass(frozen=True)
-class EpochPlan:
+@dataclass(frozen=True, repr=False)
+class EpochPlan(ShownAsText):
     """The factors of a training call, and the calls of an epoch.
 
     Attributes:

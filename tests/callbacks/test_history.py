@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -120,3 +121,14 @@ def test_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ConfigError, match=r"History.plot.*pip install ipufit\[plot\]"):
         history_of(ROWS).plot()
+
+
+def test_a_notebook_shows_a_table_of_the_epochs():
+    history = History()
+    history.on_epoch_end(0, {"loss": 0.5})
+    history.on_epoch_end(1, {"loss": 0.25, "val_loss": 0.125})
+    assert re.findall(r"<t[hd]>(.*?)</t", history._repr_html_()) == [
+        *("epoch", "loss", "val_loss"),
+        *("1", "0.5", ""),
+        *("2", "0.25", "0.125"),
+    ]
