@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import glob
+import multiprocessing
 import os
 import re
 
@@ -74,6 +75,18 @@ def signs_of_ipus() -> list[str]:
     variables = [name for name in _OF_HOSTS_WITH_IPUS if os.environ.get(name)]
     of_poprun = sorted(name for name in os.environ if name.startswith("POPDIST_"))
     return [*variables, *of_poprun[:1], *sorted(glob.glob("/dev/ipu*"))[:1]]
+
+
+def is_first_process() -> bool:
+    """Return whether this process may say what all processes of a run would say.
+
+    Example:
+        >>> is_first_process()
+        True
+    """
+    ranks = "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"
+    is_first = all(os.environ.get(rank, "0") == "0" for rank in ranks)
+    return is_first and multiprocessing.parent_process() is None
 
 
 def no_poptorch() -> str:

@@ -51,11 +51,11 @@ else:
                 ) from None
             import ipufit.emulator as poptorch
 
-            logger.warning(
-                "PopTorch is not installed: running on ipufit.emulator, on this "
-                "machine's processor. Set IPUFIT_BACKEND=emulator to choose it, or "
-                "IPUFIT_BACKEND=poptorch to insist on IPUs."
-            )
+            if _env.is_first_process():
+                logger.warning(
+                    "Running on this machine's processor, on ipufit's emulator of "
+                    "PopTorch (`ipufit doctor` says why)."
+                )
 
 
 @functools.lru_cache(maxsize=None)

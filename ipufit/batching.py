@@ -65,18 +65,24 @@ class BatchPlan:
         return self.samples_per_call // self.micro_batch_size
 
     def describe(self) -> str:
-        """Return the factors of a call as text, for messages.
+        """Return the factors of a call that aren't 1 as text, for messages.
 
         Example:
             >>> print(BatchPlan(4, 5, replicas=2).describe())
-            40 = micro-batch 4 * gradient accumulation 5 * replicas 2 * device...
+            40 = micro-batch 4 * gradient accumulation 5 * replicas 2
+            >>> print(BatchPlan(4).describe())
+            4
         """
+        factors = {
+            "micro-batch": self.micro_batch_size,
+            "gradient accumulation": self.gradient_accumulation,
+            "replicas": self.replicas,
+            "device iterations": self.device_iterations,
+        }
+        others = [f"{name} {value}" for name, value in factors.items() if value != 1]
+        product = f" = {' * '.join(others)}" if len(others) > 1 else ""
         each = f" in each of {self.processes} processes" if self.processes > 1 else ""
-        return (
-            f"{self.samples_per_call} = micro-batch {self.micro_batch_size} * gradient "
-            f"accumulation {self.gradient_accumulation} * replicas {self.replicas} * "
-            f"device iterations {self.device_iterations}{each}"
-        )
+        return f"{self.samples_per_call}{product}{each}"
 
     def describe_unfilled(self, num_samples: int) -> str:
         """Describe the update, or the call, that remaining samples don't fill.
@@ -86,7 +92,7 @@ class BatchPlan:
 
         Example:
             >>> print(BatchPlan(4, 5, device_iterations=3).describe_unfilled(10))
-            an update of 20 = micro-batch 4 * gradient accumulation 5 * replicas 1 *...
+            an update of 20 = micro-batch 4 * gradient accumulation 5
         """
         if num_samples < self.batch_size:
             return f"an update of {replace(self, device_iterations=1).describe()}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import html
 from unittest import mock
 
 import numpy as np
@@ -95,7 +96,7 @@ def cases(table):
 
 BAD_FITS = {
     DataError: [
-        ("7 samples, .*32 = micro", fit(X[:7], Y[:7])),
+        ("7 samples, .*takes 32. Lower its factors", fit(X[:7], Y[:7])),
         (r"\[32\], targets \[31\]", fit(X, Y[1:])),
         (r"\[32, 30\]", fit((X, X[2:]), Y)),
         ("`x` has no targets", fit(X)),
@@ -382,8 +383,29 @@ def test_without_a_batch_size_the_config_counts_and_not_the_last_fit(config, exp
 
 def test_samples_that_do_not_fill_a_call_are_counted():
     model = compiled()
-    with pytest.warns(DroppedRowsWarning, match="leaves out 5 of 32 .* 9 =") as caught:
+    said = "leaves out 5 of 32 .* an update of 9. .* batch_size=8"
+    with pytest.warns(DroppedRowsWarning, match=said) as caught:
         history = model.fit(X, Y, batch_size=9, epochs=2, verbose=0)
     assert history.dropped_samples == 5
     assert len(caught) == 1
     assert caught[0].filename == __file__
+    assert history.coverage == "training on 27 of 32 samples"  # 1 in 10 or more
+
+
+def test_a_line_says_that_an_epoch_leaves_out_many_samples(capsys):
+    with pytest.warns(DroppedRowsWarning, match="drop_last='pad', as Keras does, or"):
+        compiled().fit(X, Y, batch_size=20)
+    assert "(training on 20 of 32 samples)" in capsys.readouterr().out
+
+
+def test_results_are_shown_as_their_text():
+    model = compiled()
+    for result in (
+        model.check(X, Y, batch_size=8),
+        model.batch_plan(X, Y, batch_size=8),
+        model.plan(X, Y, batch_size=8),
+        model.build(X, Y, batch_size=8, verbose=0),
+    ):
+        assert repr(result) == str(result)
+        text = html.unescape(result._repr_html_())
+        assert text == f"<pre>{result}</pre>"

@@ -196,8 +196,8 @@ def findings_of_calls(training: Training) -> list[Finding]:
                 f"fit leaves out {batches.num_dropped} of {batches.source.num_samples} "
                 "samples in every epoch: they don't fill "
                 f"{plan.describe_unfilled(batches.num_dropped)}",
-                "drop_last='pad' trains on them, too; or choose factors that divide the "
-                "number of samples.",
+                "drop_last='pad' trains on them, too. Or choose factors that divide "
+                "the number.",
             )
         )
     if batches.num_empty_updates:

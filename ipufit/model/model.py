@@ -618,8 +618,12 @@ class IPUModel:
         in_words = {**settings.in_words, **{n: described(v) for n, v in of_run.items()}}
         check_same_run(checkpoint, training, source.num_samples, in_words)
         left_out = batches.num_dropped, batches.num_empty_updates
-        self._warn_of_tail(batches, plan)
+        self._warn_of_tail(training)
         coverage = {"": _warn_of_coverage(training.options, plan, "fit")}
+        total_samples = source.num_samples or 0
+        if 0 < total_samples <= 10 * (batches.num_dropped or 0):  # not to be overlooked
+            trained_on = total_samples - (batches.num_dropped or 0)
+            coverage["training "] = f"on {trained_on} of {total_samples} samples"
         if validation is not None:
             coverage["validation "] = _warn_of_coverage(
                 validation.options, validation.plan, "fit's validation"
@@ -723,7 +727,7 @@ class IPUModel:
         if (batches.num_dropped, batches.num_empty_updates) != left_out:
             # Only the end of a stream tells how many samples don't fill a call.
             history.dropped_samples = batches.num_dropped or 0
-            self._warn_of_tail(batches, plan)
+            self._warn_of_tail(training)
         return history
 
     def evaluate(
@@ -2345,11 +2349,18 @@ class IPUModel:
         is_padding = given.drop_last is not True
         nearest: tuple[int, ...] = ()
         if count is not None and not is_padding:
-            one = plan if choice is None else replace(plan, device_iterations=1)
-            derive = partial(config.training_plan, own_stages=own)
-            nearest = choices.nearest_batch_sizes(count, one, derive)
+            nearest = self._nearest_batch_sizes(count, plan, choice)
         reason = "" if choice is None else choice.reason
         return source, EpochPlan(plan, count, is_padding, stages, nearest, reason)
+
+    def _nearest_batch_sizes(
+        self, count: int, plan: BatchPlan, choice: choices.Choice | None
+    ) -> tuple[int, ...]:
+        """Return batch sizes near a plan's that leave out none of `count` samples."""
+        one = plan if choice is None else replace(plan, device_iterations=1)
+        stages = own_stages(self.module, self.config)
+        derive = partial(self.config.training_plan, own_stages=stages)
+        return choices.nearest_batch_sizes(count, one, derive)
 
     def _plan_of_fit(
         self,
@@ -2435,18 +2446,23 @@ class IPUModel:
             before.put_back()
         return checking.report_of(title, findings)
 
-    def _warn_of_tail(self, batches: TrainingBatches, plan: BatchPlan) -> None:
+    def _warn_of_tail(self, training: Training) -> None:
         """Warn of samples that are left out, and of updates without any; for `fit`."""
+        batches, plan = training.batches, training.plan
         if not self.processes.is_first:
             return
         if batches.num_dropped:
             total = batches.source.num_samples
             of = "" if total is None else f" of {total}"
             whole = plan.describe_unfilled(batches.num_dropped)
+            sizes: tuple[int, ...] = ()
+            if total is not None:
+                sizes = self._nearest_batch_sizes(total, plan, training.choice)
+            other = f", or batch_size={' or '.join(map(str, sizes))}" if sizes else ""
             warn(
                 f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
-                f"because they don't fill {whole}. Choose factors that divide the "
-                "number of samples to use them all, or drop_last='pad'.",
+                f"because they don't fill {whole}. To train on all of them: "
+                f"drop_last='pad', as Keras does{other}.",
                 DroppedRowsWarning,
             )
         if batches.num_empty_updates:
@@ -3250,7 +3266,7 @@ def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
     elif not run.calls:
         raise DataError(
             f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
-            f"{training.plan.describe()}. Lower one of these, pass more data, or pad "
+            f"{training.plan.describe()}. Lower its factors, pass more data, or pad "
             "with fit(drop_last='pad')."
         )
 

@@ -219,19 +219,20 @@ def nearest_batch_sizes(
         derive: Returns the plan of another batch size, or raises a `ConfigError`.
 
     Returns:
-        Up to two smaller and two larger sizes, in ascending order; empty if the present
-        batch size divides the epoch.
+        Up to two smaller and two larger sizes, none below half or above twice the
+        present one, in ascending order; empty if the present one divides the epoch.
 
     Example:
         >>> nearest_batch_sizes(100, BatchPlan(16), BatchPlan)
-        (5, 10, 20, 25)
+        (10, 20, 25)
     """
     per_update, rest = divmod(num_samples, batch.device_iterations)
     if rest or not num_samples % (batch.batch_size * batch.device_iterations):
         return ()
-    sizes = divisors(per_update)
-    smaller = [size for size in reversed(sizes) if size < batch.batch_size]
-    larger = [size for size in sizes if size > batch.batch_size]
+    size_now = batch.batch_size
+    sizes = [n for n in divisors(per_update) if size_now <= 2 * n <= 4 * size_now]
+    smaller = [size for size in reversed(sizes) if size < size_now]
+    larger = [size for size in sizes if size > size_now]
 
     def has_plan(size: int) -> bool:
         try:
