@@ -108,8 +108,7 @@ def test_the_sizes_that_it_names_leave_nothing_over(count, size, iterations):
 def test_what_a_plan_says():
     model = compiled(micro_batch_size=8)
     assert str(model.batch_plan(*data(100), batch_size=48)).splitlines() == [
-        "batch size 48 = micro-batch 8 * gradient accumulation 6 * replicas 1 * "
-        "processes 1",
+        "batch size 48 = micro-batch 8 * gradient accumulation 6",
         "A call makes 2 updates, of 96 samples together (not more because no larger "
         "number divides the 2 updates of an epoch).",
         "An epoch of 100 samples is 1 call, 2 updates. 4 samples are left out.",

@@ -40,7 +40,7 @@ ROOMS = {
         "batching config mixing placement",
     ),
     "planning": (
-        Size(7, 1203, 9229),
+        Size(7, 1198, 9179),
         "planning",
     ),
     "command lines, distributed, Lightning, ground": (

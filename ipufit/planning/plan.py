@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
     from ipufit.types import PathLike
 
+_WORTH_ADVICE = 0.1
+"""Share of an IPU's memory below which a plan advises nothing that saves memory."""
+
 _STATIC_SHARES = (
     (0.5, "in the range of public configurations"),
     (0.8, "uncertain: compile to know"),
@@ -323,13 +326,15 @@ def _contents(plan: ModelPlan) -> Iterator[Content]:
     yield str(plan.epoch)
     yield from _work(plan)
     yield from _memory(plan)
-    traffic = [
-        (one.program, one.output_mode, _size(one.input_bytes), _size(one.output_bytes))
-        for one in plan.traffic
+    first, *others = plan.choices
+    has_room = max(first.share, first.least_share) < _WORTH_ADVICE
+    shown = [
+        one
+        for one in others
+        if one.bubble < first.bubble
+        or (one.share < _WORTH_ADVICE if "off'" in one.change else not has_room)
     ]
-    header = ["program", "output mode", "to IPUs", "to host"]
-    yield Table("Host traffic per call", header, traffic)
-    header = ["change", "batch size", "idle", "fullest IPU", "share", "at least"]
+    header = ["change", "batch size", "idle", "fullest IPU", "share"]
     choices = [
         (
             choice.change or "as it is",
@@ -337,13 +342,15 @@ def _contents(plan: ModelPlan) -> Iterator[Content]:
             share_in_words(choice.bubble),
             _about(choice.memory),
             share_in_words(choice.share),
-            share_in_words(choice.least_share),
             choice.cost,
         )
-        for choice in plan.choices
+        for choice in (first, *shown)
     ]
-    yield Table("Choices", [*header, "price"], choices)
-    yield "\n".join(_notes(plan))
+    if shown:
+        yield Table("What may be changed", [*header, "price"], choices)
+    notes = "\n".join(_notes(plan))
+    if notes:
+        yield notes
 
 
 def _work(plan: ModelPlan) -> Iterator[Content]:
@@ -368,9 +375,12 @@ def _work(plan: ModelPlan) -> Iterator[Content]:
             "times the mean."
         )
     if plan.num_stages > 1:
+        least = 2 * plan.num_stages - 1
+        tried = (least * factor for factor in (1, 2, 4, 8, 16))
+        idle = ", ".join(f"{share_in_words(plan.bubble_at(g))} at {g}" for g in tried)
         caption += (
             f" {plan.num_stages} stages are ideally {plan.ideal_speedup:.2f} times as "
-            "fast as one IPU."
+            f"fast as one IPU.\nIdle by gradient accumulation: {idle}."
         )
     header = ["stage", "IPU", "begins with", "parameters", "forward", "of all"]
     yield Table("Stages", header, stages, caption)
@@ -384,48 +394,32 @@ def _work(plan: ModelPlan) -> Iterator[Content]:
     )
     if plan.num_stages == 1:
         return
-    cycles = []
-    pairs = ("update", plan.schedule), ("inference call", plan.inference_schedule)
-    for name, schedule in pairs:
-        full = schedule.num_full_cycles
-        filling = schedule.num_slots - 1 if full else "-"  # it is never full
-        row = [schedule.micro_batches, schedule.num_cycles, filling, full, filling]
-        cycles.append([name, *map(str, row), share_in_words(schedule.idle_share)])
-    least = 2 * plan.num_stages - 1
-    tried = [least * factor for factor in (1, 2, 4, 8, 16)]
-    idle = ", ".join(f"{share_in_words(plan.bubble_at(g))} at {g}" for g in tried)
-    header = ["", "micro-batches", "cycles", "fill", "full", "drain", "idle"]
-    caption = f"Idle by gradient accumulation: {idle}."
-    yield Table("Pipeline", header, cycles, caption)
     yield plan.schedule.timeline()
 
 
 def _memory(plan: ModelPlan) -> Iterator[Content]:
     """Yield the bytes on each IPU."""
+    capacity = _size(plan.device.num_bytes)
     rows = [
         (
             str(memory.ipu),
-            _size(memory.parameters),
-            _size(memory.buffers),
-            _size(memory.optimizer_state),
-            _size(memory.accumulators),
-            _size(memory.exact),
+            _size(memory.parameters + memory.buffers),
+            _size(memory.optimizer_state + memory.accumulators),
             _about(memory.gradients),
             _about(memory.activations),
             _about(memory.total),
             share_in_words(memory.share),
-            f"{_size(memory.total.least)} to {_size(memory.total.most)}",
+            _size(memory.total.most),
         )
         for memory in plan.memory
     ]
-    capacity = _size(plan.device.num_bytes)
-    header = ["IPU", "parameters", "buffers", "state", "accumulators", "exact"]
-    header += ["gradients", "activations", "total", f"of {capacity}"]
+    header = ["IPU", "weights", "optimizer", "gradients", "activations", "total"]
+    traffic = next(one for one in plan.traffic if one.program == "training")
     caption = (
-        "Numbers with ~ are estimates, and the bounds are how far they may be off. "
-        f"Code isn't counted.\n{_judgement(plan)}"
+        f"~ marks estimates. Code isn't counted. {_judgement(plan)}\n"
+        f"A call of the training takes {_size(traffic.input_bytes)} from the host."
     )
-    yield Table("Memory", [*header, "bounds of the total"], rows, caption)
+    yield Table("Memory", [*header, f"of {capacity}", "at most"], rows, caption)
     yield Bars(
         "Memory in training",
         [f"IPU {memory.ipu}" for memory in plan.memory],
@@ -472,7 +466,7 @@ def _judgement(plan: ModelPlan) -> str:
 
 
 def _notes(plan: ModelPlan) -> Iterator[str]:
-    """List what isn't counted, and the source of the IPU's memory size."""
+    """List what will be refused, and what isn't counted."""
     least, given = plan.schedule.num_slots, plan.epoch.batch.gradient_accumulation
     if given < least:
         yield (
@@ -505,7 +499,6 @@ def _notes(plan: ModelPlan) -> Iterator[str]:
             f"Used by several stages, and counted with the first: "
             f"{_first_names(plan.shared)}."
         )
-    yield f"Memory of {plan.device.name}: {plan.device.source}."
 
 
 def _first_names(names: Sequence[str]) -> str:

@@ -215,7 +215,7 @@ class EpochPlan(ShownAsText):
 
     Example:
         >>> print(EpochPlan(BatchPlan(8, 2, device_iterations=3), 100))
-        batch size 16 = micro-batch 8 * gradient accumulation 2 * replicas 1 * proc...
+        batch size 16 = micro-batch 8 * gradient accumulation 2
         A call makes 3 updates, of 48 samples together.
         An epoch of 100 samples is 2 calls, 6 updates. 4 samples are left out.
     """
@@ -272,11 +272,15 @@ class EpochPlan(ShownAsText):
 
     def _lines(self) -> Iterator[str]:
         batch = self.batch
-        yield (
-            f"batch size {batch.batch_size} = micro-batch {batch.micro_batch_size} * "
-            f"gradient accumulation {batch.gradient_accumulation} * replicas "
-            f"{batch.replicas} * processes {batch.processes}"
-        )
+        factors = {
+            "micro-batch": batch.micro_batch_size,
+            "gradient accumulation": batch.gradient_accumulation,
+            "replicas": batch.replicas,
+            "processes": batch.processes,
+        }
+        others = [f"{name} {value}" for name, value in factors.items() if value != 1]
+        product = f" = {' * '.join(others)}" if len(others) > 1 else ""
+        yield f"batch size {batch.batch_size}{product}"
         why = f" (not more because {self.reason})" if self.reason else ""
         updates = _counted(batch.device_iterations, "update")
         yield (
