@@ -72,3 +72,12 @@ def test_a_billion_epochs_take_no_memory_before_they_are_run():
     # Some 300 GiB if there were an entry for each.
     history = compiled().fit(X, Y, epochs=10**9, verbose=0, callbacks=[Stop()])
     assert history.epoch == [0]
+
+
+@pytest.mark.parametrize("name", ["w.keras", "w.pt", "w.h5", "w.ckpt", "w.safetensors"])
+def test_a_checkpoint_with_the_name_of_a_file_is_refused(name, tmp_path):
+    model = compiled()
+    with pytest.raises(ConfigError, match=r"save_weights\('.*w\.safetensors'\)"):
+        model.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    model.save(tmp_path / "epoch_0.25")  # a dot is no suffix of a file

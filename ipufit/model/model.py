@@ -13,6 +13,7 @@ import signal
 import threading
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -171,6 +172,11 @@ _OF_KERAS = {
     "loss, {'loss': loss, 'error': error}",
 }
 """Methods that Keras's users override, and what stands in their place."""
+
+_SUFFIXES_OF_FILES = {
+    *(".bin", ".ckpt", ".h5", ".hdf5", ".json", ".keras", ".npz", ".onnx", ".pickle"),
+    *(".pkl", ".pt", ".pth", ".safetensors", ".zip"),
+}
 
 
 @dataclass(frozen=True)
@@ -1617,9 +1623,17 @@ class IPUModel:
             path: A directory, which is made; a checkpoint there is replaced.
 
         Raises:
+            ConfigError: The name ends as that of a file, such as `.keras` or `.pt`.
             NotCompiledError: `compile` wasn't called.
             CheckpointError: The checkpoint can't be written.
         """
+        if Path(path).suffix.lower() in _SUFFIXES_OF_FILES:
+            raise ConfigError(
+                f"save({str(path)!r}) would make a directory of this name. Give it the "
+                f"name of one, such as {str(Path(path).with_suffix(''))!r}; or write "
+                f"the weights alone: save_weights("
+                f"{str(Path(path).with_suffix('.safetensors'))!r})."
+            )
         if _env.compile_only() is not None:  # a trained model may be there
             return
         taken = self.checkpoint()
