@@ -19,7 +19,7 @@ import hashlib
 import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -580,7 +580,6 @@ def damaged(checkpoint: files.Checkpoint, fault: str) -> DamagedCheckpointError:
 
 AUTO = "auto"
 _COUNTERS = "epoch", "calls", "updates", "samples"
-_STREAMS = "pass", "validation"
 _GLOBAL = "torch", "python", "python_gauss", "numpy", "numpy_gauss"
 _REFERENCE = fields({"$tensor": text, "is_array": flag}, is_closed=True)
 """What stands for an array in the state of a callback."""
@@ -596,7 +595,6 @@ def _figures(value: Any, where: str) -> str | None:
     return list_of(number, length)(value["sums"], f"{where}.sums")
 
 
-_NUM_BLOCKS = dict.fromkeys(_STREAMS, count)
 _RUN = fields(
     {
         "run": {
@@ -609,7 +607,7 @@ _RUN = fields(
             "seed": whole,
             "place": list_of(count, 2),
             "num_samples": optional(count),
-            "num_blocks": _NUM_BLOCKS,
+            "num_blocks": dict_of(count),
         },
         "plan": fields(
             {one.name: count for one in dataclasses.fields(BatchPlan)}, is_closed=True
@@ -618,7 +616,7 @@ _RUN = fields(
         "figures": optional(_figures),
         "callbacks": dict_of(dict_of(anything)),
         "processes": list_of(
-            fields({"num_blocks": _NUM_BLOCKS, "figures": optional(_figures)})
+            fields({"num_blocks": dict_of(count), "figures": optional(_figures)})
         ),
     }
 )
@@ -775,7 +773,7 @@ class Snapshot:
         batches: The data, and the position in it.
         hooks: The callbacks.
         run: Counters of the run.
-        validation: The data to validate on; None for no validation.
+        validated: The sets to validate on, by name; `""` names the only one.
         settings: Settings that a resumed run must have too, in words.
     """
 
@@ -783,7 +781,7 @@ class Snapshot:
     batches: TrainingBatches
     hooks: CallbackList
     run: RunState
-    validation: Source | None = None
+    validated: Mapping[str, Source] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -865,15 +863,21 @@ class Snapshot:
         if kept is not None:
             tensors.update({f"loader/{name}": t for name, t in packed(kept).items()})
         replays = {"pass": self.batches.replay(), "validation": None}
-        if isinstance(self.validation, StreamSource):
-            replays["validation"] = self.validation.first_pass()
-        num_blocks = dict.fromkeys(_STREAMS, 0)
+        for name, stream in self._validated_streams():
+            replays[name] = stream.first_pass()
+        num_blocks = dict.fromkeys(replays, 0)
         for name, replay in replays.items():
             if replay is not None:
                 num_blocks[name] = replay.num_blocks
                 for time, state in ("start", replay.at_start), ("last", replay.at_last):
                     tensors.update({f"{name}/{time}/{n}": t for n, t in state.items()})
         return tensors, num_blocks
+
+    def _validated_streams(self) -> Iterator[tuple[str, StreamSource]]:
+        """Yield the streams to validate on, by their names in checkpoints."""
+        for name, source in self.validated.items():
+            if isinstance(source, StreamSource):
+                yield f"validation:{name}" if name else "validation", source
 
     def _losses(self) -> torch.nn.Module:
         return torch.nn.ModuleList(self.training.metrics.objective.modules)
@@ -926,7 +930,7 @@ class Snapshot:
                 check_weights({n: t for n, t in own.items() if n in given}, given)
             part = _process_state(checkpoint, index)
             states = [under("host/", part.random)]
-            for name in _STREAMS:
+            for name in part.num_blocks:
                 replay = _replay(name, part)
                 states += [] if replay is None else [replay.at_start, replay.at_last]
             device = part.random.get("device")
@@ -980,15 +984,15 @@ class Snapshot:
         if figures is not None:
             training.metrics.load_state_dict(figures)
         # Among another number of processes samples come in the order of process 0.
-        replays = {name: _replay(name, part, is_exact=are_as_many) for name in _STREAMS}
-        if isinstance(self.validation, StreamSource):
-            self.validation.go_on(replays["validation"], is_due=True)
+        for name, stream in self._validated_streams():
+            stream.go_on(_replay(name, part, is_exact=are_as_many), is_due=True)
         states = [
             under("host/", _process_state(checkpoint, one).random)
             for one in range(num_saved)
         ]
         kept = unpacked(under("loader/", part.random)) if are_as_many else None
-        self.batches.go_on(_host_state(index, states), replays["pass"], kept)
+        replay = _replay("pass", part, is_exact=are_as_many)
+        self.batches.go_on(_host_state(index, states), replay, kept)
 
     def _put_back_device(self, checkpoint: files.Checkpoint) -> None:
         """Set the random states of the device.
@@ -1037,7 +1041,7 @@ def _replay(name: str, part: _ProcessState, *, is_exact: bool = True) -> Replay 
     Args:
         is_exact: If False, blocks are others, so that none of them is the last one.
     """
-    num_blocks = part.num_blocks[name]
+    num_blocks = part.num_blocks.get(name, 0)
     if not num_blocks:
         return None
     at_start = under(f"{name}/start/", part.random)

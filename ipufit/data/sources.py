@@ -1236,8 +1236,8 @@ def fit_sources(
     *,
     num_workers: int = 0,
     processes: Processes = ALONE,
-) -> tuple[Source, Source | None]:
-    """Make the sources that `fit` trains on and validates on.
+) -> tuple[Source, dict[str, Source]]:
+    """Make the source that `fit` trains on, and those that it validates on.
 
     Args:
         x: Training samples in any form that `as_source` takes.
@@ -1245,9 +1245,14 @@ def fit_sources(
         sample_weight: One number per sample, if `x` is arrays.
         validation_split: Fraction of the samples to validate on; 0 for none. Ignored
             if there is `validation_data`.
-        validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`.
+        validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`; or
+            several such sets by name.
         num_workers: Number of processes that load an `IterableDataset`.
         processes: Processes that divide the samples.
+
+    Returns:
+        The training samples; and the sets to validate on by name, `""` for the only
+        one. It is empty if there are none.
 
     Raises:
         DataError: The data can't be used, or can't be split.
@@ -1255,47 +1260,104 @@ def fit_sources(
     Example:
         >>> import torch
         >>> x, y = torch.zeros(4, 1), torch.zeros(4)
-        >>> train, validation = fit_sources(x, y, None, 0.5, None)
-        >>> train.num_samples, validation.num_samples
+        >>> train, validated = fit_sources(x, y, None, 0.5, None)
+        >>> train.num_samples, validated[""].num_samples
         (2, 2)
     """
     if validation_data is None and validation_split:
-        return split_validation(x, y, validation_split, sample_weight)
+        train, validation = split_validation(x, y, validation_split, sample_weight)
+        return train, {"": validation}
     loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
     source = as_source(x, y, sample_weight, **loading)
     loading["columns"] = source.columns
     if validation_data is None:
-        return source, None
-    if validation_data is x and isinstance(source, StreamSource):
-        # A loader may allow only one iterator at a time, with processes behind it.
-        return source, source
-    return source, validation_source(validation_data, y, **loading)
+        return source, {}
+    # A loader may allow only one iterator at a time, with processes behind it.
+    again = source if isinstance(source, StreamSource) else None
+    return source, validation_sources(validation_data, y, x, again, **loading)
 
 
-def validation_source(
+def validation_sources(
     validation_data: Any,
     y: Any = None,
+    x: Any = None,
+    source_of_x: Source | None = None,
     **loading: Any,
-) -> Source:
-    """Make the source to validate on.
+) -> dict[str, Source]:
+    """Make the sources to validate on.
 
     Args:
         validation_data: As for `fit_sources`.
         y: Names of target columns, if it has columns.
+        x: The training data.
+        source_of_x: Its source, if that is to be used again; None for a new one.
         **loading: Arguments for `as_source`.
 
+    Returns:
+        The sources by the names of the sets; `""` names the only one.
+
     Raises:
-        DataError: The data can't be used.
+        DataError: The data can't be used, or it isn't clear whether it is named sets.
     """
-    given = validation_data
-    if not isinstance(given, (tuple, list)):
-        given = (given, y) if column_names(y) else (given,)
-    elif len(given) not in (2, 3):
+    sources = {}
+    for key, given in _named_sets(validation_data, x).items():
+        name = f"validation_data[{key!r}]" if key else "validation_data"
+        if given is x and source_of_x is not None:
+            sources[key] = source_of_x
+            continue
+        if not isinstance(given, (tuple, list)):
+            given = (given, y) if column_names(y) else (given,)
+        elif len(given) not in (2, 3):
+            raise DataError(
+                f"`{name}` has {len(given)} parts: pass a dataset, a pair (x, y), or "
+                "(x, y, sample_weight)."
+            )
+        sources[key] = as_source(*given, name=name, **loading)
+    return sources
+
+
+def _named_sets(given: Any, x: Any) -> Mapping[str, Any]:
+    """Return the sets to validate on by name; `""` names the only one.
+
+    A mapping has named sets if its values are datasets, loaders or tuples (x, y). If
+    its values are arrays, or it has the keys of a training input, it is an input.
+
+    Args:
+        given: The validation data.
+        x: The training data.
+
+    Raises:
+        DataError: Some values could be sets and others couldn't, or a name is none.
+    """
+    if not isinstance(given, Mapping):
+        return {"": given}
+    keys = set(x) if isinstance(x, Mapping) else set()
+
+    def is_set(one: Any) -> bool:
+        if isinstance(one, Mapping):
+            return bool(keys) and set(one) == keys
+        is_pair = isinstance(one, (tuple, list)) and len(one) in (2, 3)
+        return is_array_like(one[0]) if is_pair else not is_array_like(one)
+
+    unlike = [key for key, one in given.items() if not is_set(one)]
+    are_arrays = all(is_array_like(one) for one in given.values())
+    if len(unlike) == len(given) or (are_arrays and set(given) == keys):
+        return {"": given}
+    if unlike:
+        one = unlike[0]
         raise DataError(
-            f"`validation_data` has {len(given)} parts: pass a dataset, a pair (x, y), "
-            "or (x, y, sample_weight)."
+            f"`validation_data` has sets of samples, and under {one!r} "
+            f"{describe(given[one])}: give each set as a dataset, a loader or a tuple "
+            "(x, y). If the keys are those of an input, pass (inputs, targets), or a "
+            "dataset."
         )
-    return as_source(*given, name="validation_data", **loading)
+    for name in given:
+        if not isinstance(name, str) or not name:
+            raise DataError(
+                f"`validation_data` has a set with the name {name!r}: use a string "
+                "that isn't empty, such as 'test', for metrics called val_test_loss."
+            )
+    return given
 
 
 def split_validation(

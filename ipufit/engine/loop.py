@@ -17,7 +17,7 @@ import contextlib
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
 from ipufit.state import RunState, awaited, span
 from ipufit.types import Logs
+
+T = TypeVar("T")
 
 
 def returned_rows(options: poptorch.Options, plan: BatchPlan) -> Tensor | None:
@@ -612,9 +614,11 @@ class Evaluation(Inference):
 
     Attributes:
         metrics: Loss and metrics to report.
+        prefix: Text before the names of metrics: the set's name, if it has one.
     """
 
     metrics: MetricState
+    prefix: str = ""
     _waiting: RowBuffer = field(init=False)
     _seen: tuple[int, Tensor] = field(init=False)  # calls with rows there, their sums
 
@@ -678,7 +682,7 @@ class Evaluation(Inference):
                 self._sums_of_waiting()
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
             logs = processes.running(self.metrics, self._sums_of_waiting)
-            hooks.on_test_batch_end(last, logs)
+            hooks.on_test_batch_end(last, self.named(logs))
             processes.sync()
             if processes.ends_evaluation or run.is_evicted:
                 break
@@ -687,8 +691,17 @@ class Evaluation(Inference):
             self._count(self._waiting.all(), vector)
             self._waiting.parts.clear()
         self.metrics.gather()
-        hooks.on_test_end(self.metrics.logs())
-        return self.metrics.logs()
+        hooks.on_test_end(self.named(self.metrics.logs()))
+        return self.named(self.metrics.logs())
+
+    def names(self) -> set[str]:
+        """Return the metrics' names that are known before the first call."""
+        names = {one.full_name for one in self.metrics.objective.metrics}
+        return {"loss", *names, *self.executors.inference.step.findings.packing.names}
+
+    def named(self, of_metrics: Mapping[str, T]) -> dict[str, T]:
+        """Put the set's name before the names of metrics."""
+        return {self.prefix + name: value for name, value in of_metrics.items()}
 
     def _sums_of_waiting(self) -> Tensor | None:
         """Return the sums of buffered rows; None if there are none."""

@@ -64,7 +64,7 @@ from ipufit.data.sources import (
     generators_of,
     is_stream,
     num_trained_on,
-    validation_source,
+    validation_sources,
 )
 from ipufit.distributed import (
     Processes,
@@ -506,7 +506,9 @@ class IPUModel:
                 terminal, else 2.
             callbacks: `ipufit.Callback`s.
             validation_split: Share of the samples, at the end, to validate on.
-            validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`.
+            validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`;
+                or several such sets by name: `{"test": a, "hard": b}` reports
+                `val_test_loss`, `val_hard_loss` and so on.
             shuffle: Draw a new order every epoch; batches come as they are.
             class_weight: Weights of samples in the loss by their class: index to
                 weight, 1 for classes left out. Training only, as in Keras.
@@ -560,6 +562,7 @@ class IPUModel:
         source, validated = fit_sources(
             x, y, sample_weight, validation_split, validation_data, **self._of_data
         )
+        counts = {name: _common_samples(one) for name, one in validated.items()}
         self._target_columns, self._columns = column_names(y) or (), source.columns
         self.processes.require_same(
             "fit",
@@ -568,10 +571,10 @@ class IPUModel:
             epochs=epochs,
             steps_per_epoch=steps_per_epoch,
             shuffle=shuffle,
-            validation_samples=_common_samples(validated),
+            validation_samples=counts.get("", counts or None),
             callbacks=[type(one).__name__ for one in CallbackList(callbacks).callbacks],
         )
-        _require_same_rows(self.processes, source, validated)
+        _require_same_rows(self.processes, source, *validated.values())
         given = FitArguments(
             batch_size=batch_size,
             callbacks=callbacks,
@@ -597,19 +600,20 @@ class IPUModel:
         per_epoch = None if calls.num_calls is None else calls.num_calls * updates
         total = None if per_epoch is None else per_epoch * len(to_come)
         between = _calls_between(validation_updates, updates, validated)
-        validation = None
-        if validated is not None:
-            times = itertools.islice(filter(is_validated, to_come), 2)
-            _check_repeats(
-                validated, validation_steps, len([*times]) + 2 * bool(between)
-            )
+        validations = []
+        times = len([*itertools.islice(filter(is_validated, to_come), 2)])
+        for name, one in validated.items():
+            _check_repeats(one, validation_steps, times + 2 * bool(between))
             validation = self._evaluation(
-                validated,
+                one,
                 validation_batch_size,
                 validation_steps,
                 training=plan,
+                beside=[other for other in validated.values() if other is not one],
                 callbacks=callbacks,
             )
+            validation.prefix = f"{name}_" if name else ""
+            validations.append(validation)
         of_run = {
             "shuffle": shuffle,
             "drop_last": drop_last,
@@ -630,12 +634,12 @@ class IPUModel:
         if 0 < total_samples <= 10 * (batches.num_dropped or 0):  # not to be overlooked
             trained_on = total_samples - (batches.num_dropped or 0)
             coverage["training "] = f"on {trained_on} of {total_samples} samples"
-        if validation is not None:
+        for validation in validations[:1]:  # all have the same options
             coverage["validation "] = _warn_of_coverage(
                 validation.options, validation.plan, "fit's validation"
             )
-        if self._only_compiled(validation, training):
-            return self._unknown_history(training, validation, to_come)
+        if self._only_compiled(*validations, training):
+            return self._unknown_history(training, validations, to_come)
 
         # The run: programs, then epochs of calls.
         history, self._batch_loop = History(), None
@@ -660,13 +664,17 @@ class IPUModel:
             try:
                 for line in optimization.news():
                     display.noted(line)
-                if validation is not None:
+                names = []
+                for validation in validations:
                     validation.prepare(display)
-                    run.directions.update(validation.metrics.directions)
+                    names.append((validation.prefix, validation.names()))
                 training.prepare(display)
-                run.directions.update(training.metrics.directions)
-                if validation is not None:
-                    _refuse_names_of_validation(training.metrics.names)
+                ways = training.metrics.directions
+                for validation in validations:
+                    own_ways = {**validation.metrics.directions, **ways}
+                    run.directions.update(validation.named(own_ways))
+                run.directions.update(ways)
+                _refuse_names_of_validation(training.metrics.names, names)
                 self.history, self._snapshot = history, snapshot
                 hooks.on_train_begin({})
                 with _ended_in_order(training, hooks, run):
@@ -690,7 +698,7 @@ class IPUModel:
                             training.metrics.reset()
                             hooks.on_epoch_begin(epoch, {})
                         elif between and run.calls % between == 0:
-                            _validate(validation, calls, hooks, run, display)
+                            _validate(validations, calls, hooks, run, display)
                         for call in awaited(calls):
                             first = run.calls * updates
                             hooks.on_train_batch_begin(first, {})
@@ -704,10 +712,10 @@ class IPUModel:
                             # Before the next call is taken from the data: a run that
                             # is saved meanwhile goes on with the validation.
                             if between and run.calls % between == 0:
-                                _validate(validation, calls, hooks, run, display)
+                                _validate(validations, calls, hooks, run, display)
                         _check_length(calls, training, run)
                         if is_validated(epoch):
-                            _validate(validation, calls, hooks, run, display)
+                            _validate(validations, calls, hooks, run, display)
                         # An eviction before this saves each process's own sums.
                         training.metrics.gather()
                         logs = training.metrics.logs()
@@ -728,7 +736,7 @@ class IPUModel:
                 self._num_passes = number + (done > 0)
                 self._snapshot = None
                 batches.close()
-                if validation is not None:
+                for validation in validations:
                     validation.batches.close()
         if (batches.num_dropped, batches.num_empty_updates) != left_out:
             # Only the end of a stream tells how many samples don't fill a call.
@@ -1175,9 +1183,9 @@ class IPUModel:
             ):
                 watched = CallbackList(callbacks).watched_gradients(self.module)
                 training = self._training(source, given, watched)
-            tested, num_tested = source, None
+            tested, num_tested = {"": source}, None
             if validation_data is not None:
-                tested = validation_source(validation_data, y, **self._of_data)
+                tested = validation_sources(validation_data, y, x, **self._of_data)
             elif source.num_certain is not None and validation_split:
                 count = source.num_certain
                 num_tested = count - num_trained_on(count, validation_split)
@@ -1187,8 +1195,11 @@ class IPUModel:
             def add(
                 inferred: Inferred, kind: str, size: int | None = None, **how: Any
             ) -> None:
-                one = self._inference(tested, inferred, kind, size, **how)
-                plans.setdefault((inferred, one.plan), one)
+                for data in tested.values():
+                    beside = [one for one in tested.values() if one is not data]
+                    how.update(beside=beside if "training" in how else ())
+                    one = self._inference(data, inferred, kind, size, **how)
+                    plans.setdefault((inferred, one.plan), one)
 
             # Each with the arguments for which it may have a program of its own.
             if training is None:
@@ -2513,6 +2524,7 @@ class IPUModel:
         steps: int | None = None,
         *,
         training: BatchPlan | None = None,
+        beside: Sequence[Source] = (),
         max_rows: int | None = None,
         callbacks: CallbackLike = None,
         is_open: bool = True,
@@ -2529,6 +2541,7 @@ class IPUModel:
                 the default.
             steps: Number of steps; None for all samples.
             training: Plan of the training that is validated, if there is one.
+            beside: Other sets that are validated on, by the same program if possible.
             max_rows: Number of samples that later data will have, if it is known.
             callbacks: Callbacks of the run.
             is_open: Whether passes may be chosen, if the config leaves them open.
@@ -2539,10 +2552,15 @@ class IPUModel:
         Raises:
             ConfigError: The replicas don't divide the batch size.
         """
-        batch_size, rows = _rows_to_evaluate(
-            self.config, source, batch_size, steps, training
-        )
+        sets = source, *beside
+        asked = [
+            _rows_to_evaluate(self.config, one, batch_size, steps, training)
+            for one in sets
+        ]
+        batch_size, rows = asked[0]
         max_rows = rows if max_rows is None else max_rows
+        limits = [max_rows, *(rows for _, rows in asked[1:])]
+        counts = [_samples_to_infer(*one) for one in zip(sets, limits)]
         self._settle(source)
         config, choice = self.config, None
         plan = _plan_of_pass(self.module, config, batch_size)
@@ -2560,7 +2578,7 @@ class IPUModel:
                 hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
                 is_heard = CallbackList(callbacks).hears(*hooks)
                 if not is_heard:
-                    choice = self._chosen_passes(source, least, max_rows, inferred)
+                    choice = self._chosen_passes(source, least, counts, inferred)
                 everyone = self.processes.gathered((is_heard, choice))
                 choice = None if any(one for one, _ in everyone) else everyone[0][1]
         if choice is not None:
@@ -2663,14 +2681,17 @@ class IPUModel:
         return joined(_in_order(call, rows) for call in zip(*of_processes))
 
     def _chosen_passes(
-        self, source: Source, plan: BatchPlan, max_rows: int | None, inferred: Inferred
+        self,
+        source: Source,
+        plan: BatchPlan,
+        counts: Sequence[int | None],
+        inferred: Inferred,
     ) -> choices.Choice:
         least, num_workers = plan.device_iterations, self.config.num_workers
-        known = source.num_certain
-        known = source.num_samples if known is None else known
-        counts = [count for count in (known, max_rows) if count is not None]
-        is_one_call = bool(counts) and min(counts) <= plan.batch_size * least
-        if is_one_call and min(counts) % plan.micro_batch_size == 0:
+        known = [count for count in counts if count is not None]
+        is_one_call = len(known) == len(counts)
+        is_one_call = is_one_call and max(known) <= plan.batch_size * least
+        if is_one_call and all(one % plan.micro_batch_size == 0 for one in known):
             return choices.Choice(least)
 
         # Bytes of inputs, labels and outputs of a pass in one process, if they can be
@@ -2696,8 +2717,7 @@ class IPUModel:
                 return choices.Choice(least, reason)
 
         passes = []
-        if counts:
-            count = min(counts)
+        for count in known:
             passes.append(-(-count // plan.batch_size))
             single_rows = count % plan.micro_batch_size
             if single_rows and (size is None or size.has_scalars):
@@ -2798,13 +2818,17 @@ class IPUModel:
         return folder is not None
 
     def _unknown_history(
-        self, training: Training, validation: Evaluation | None, epochs: Sequence[int]
+        self,
+        training: Training,
+        validations: Iterable[Evaluation],
+        epochs: Sequence[int],
     ) -> History:
         """Return a history of NaN."""
         training.metrics.reset()
         names = {*training.metrics.logs(), *_unknown_metrics(training.metrics)}
-        if validation is not None:
-            names |= {f"val_{name}" for name in _unknown_metrics(validation.metrics)}
+        for one in validations:
+            unknown = _unknown_metrics(one.metrics)
+            names |= {f"val_{one.prefix}{name}" for name in unknown}
         history = self.history = History()
         history.epoch = list(epochs)
         history.history = {name: [math.nan] * len(epochs) for name in sorted(names)}
@@ -2924,7 +2948,7 @@ def _epochs(
 
 
 def _calls_between(
-    updates: int | None, per_call: int, source: Source | None
+    updates: int | None, per_call: int, validated: Mapping[str, Source]
 ) -> int | None:
     """Return the number of calls between validations in an epoch; None for none.
 
@@ -2941,7 +2965,7 @@ def _calls_between(
             "that a call makes (device_iterations), and a validation comes between "
             "calls. Choose a multiple."
         )
-    if source is None:
+    if not validated:
         raise ConfigError(
             f"validation_updates={updates} was given, and there is nothing to validate "
             "on. Pass validation_data, or leave it out."
@@ -2958,7 +2982,7 @@ def _check_repeats(source: Source, steps: int | None, num_validations: int) -> N
     is_one_shot = isinstance(source, StreamSource) and source.is_one_shot
     if steps is None and is_one_shot and num_validations > 1:
         raise DataError(
-            "`validation_data` is a generator, which can be gone through once, and "
+            f"`{source.name}` is a generator, which can be gone through once, and "
             "there are several validations. Pass a loader or a dataset, "
             "which can be begun anew."
         )
@@ -2986,29 +3010,33 @@ def _check_weighting(objective: Objective, given: FitArguments) -> None:
     )
 
 
-def _common_samples(source: Source | None) -> int | None:
+def _common_samples(source: Source) -> int | None:
     """Return the number of samples, if all processes have the same ones."""
-    if source is None or isinstance(source, StreamSource):
-        return None
-    return source.num_samples
+    return None if isinstance(source, StreamSource) else source.num_samples
 
 
-def _require_same_rows(processes: Processes, *sources: Source | None) -> None:
+def _samples_to_infer(source: Source, max_rows: int | None) -> int | None:
+    """Return the number of samples, `max_rows` at most; None if unknown."""
+    known = source.num_certain
+    known = source.num_samples if known is None else known
+    counts = [count for count in (known, max_rows) if count is not None]
+    return min(counts, default=None)
+
+
+def _require_same_rows(processes: Processes, *sources: Source) -> None:
     """Refuse arrays in memory that differ between processes.
 
     Raises:
         DataError: Some of their rows, or the shapes, aren't the same everywhere.
     """
     for source in sources if processes.are_several else ():
-        checksum = None if source is None else source.checksum()
-        if len(set(processes.gathered(checksum))) > 1:
-            name = "x" if source is None else source.name
+        if len(set(processes.gathered(source.checksum()))) > 1:
             raise DataError(
-                f"The arrays of `{name}` have other rows in some processes. Each "
-                "process takes its part of the same data, so a row could be trained on "
-                "in one process and validated on in another. Seed what splits or makes "
-                "them: train_test_split(..., random_state=0), or random_split(..., "
-                "generator=torch.Generator().manual_seed(0))."
+                f"The arrays of `{source.name}` have other rows in some processes. "
+                "Each process takes its part of the same data, so a row could be "
+                "trained on in one process and validated on in another. Seed what "
+                "splits or makes them: train_test_split(..., random_state=0), or "
+                "random_split(..., generator=torch.Generator().manual_seed(0))."
             )
 
 
@@ -3034,18 +3062,38 @@ def _require_targets(
         )
 
 
-def _refuse_names_of_validation(names: Sequence[str]) -> None:
-    """Refuse metrics of the training with a validation's name.
+def _refuse_names_of_validation(
+    names: Sequence[str], validated: Sequence[tuple[str, set[str]]]
+) -> None:
+    """Refuse metrics with the name of another one of a validation.
+
+    Args:
+        names: Names of the training's metrics.
+        validated: Prefix of each validation's set, and names of its metrics.
 
     Raises:
-        ConfigError: A name begins with `val_`.
+        ConfigError: A name of the training begins with `val_`, or metrics of two sets
+            have one name.
     """
-    for name in names:
+    for name in names if validated else ():
         if name.startswith("val_"):
             raise ConfigError(
                 f"The training reports {name!r}, and fit() puts val_ in front of the "
                 "metrics of validation_data. Give the scalar or metric another name."
             )
+    sets_of: dict[str, str] = {}
+    for prefix, own in validated:
+        for metric in sorted(own.union(names)):
+            name, other = prefix + metric, sets_of.get(prefix + metric)
+            if prefix and name in names:
+                other = "the training"
+            if other is not None:
+                raise ConfigError(
+                    f"{metric!r} of validation_data[{prefix[:-1]!r}] would be called "
+                    f"'val_{name}', like a metric of {other}. Give the set another "
+                    "name."
+                )
+            sets_of[name] = f"validation_data[{prefix[:-1]!r}]"
 
 
 # Sizes --------------------------------------------------------------------------------
@@ -3174,31 +3222,38 @@ def _warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -
 
 
 def _validate(
-    validation: Evaluation | None,
+    validations: Sequence[Evaluation],
     calls: Epochs,
     hooks: CallbackList,
     run: RunState,
     display: ProgressDisplay,
 ) -> None:
-    """Validate, unless the run was resumed after the validation.
+    """Validate on all sets, unless the run was resumed after the validation.
 
-    If the run is evicted meanwhile, random states are restored: the process that
-    resumes the run validates again.
+    If the run is evicted meanwhile, random states and streams are restored: the process
+    that resumes the run validates again.
 
     Raises:
         EvictedError: The process was told to end.
     """
-    if validation is None or run.validated_calls == run.calls:
+    if not validations or run.validated_calls == run.calls:
         return
     generators = calls.generators
     before = HostRandomState(generators) if run.heeds_eviction else None
-    validation.prepare(display)
-    logs = validation.run(hooks, run)
-    if before is not None and run.is_evicted:
-        set_random_state(before.tensors(), generators)
-        run.heed_eviction()
-        raise EvictedError
-    run.directions.update(validation.metrics.directions)
+    sources = [validation.batches.source for validation in validations]
+    streams = [one for one in sources if isinstance(one, StreamSource)]
+    first_passes = [stream.first_pass() for stream in streams]
+    logs: Logs = {}
+    for validation in validations:
+        validation.prepare(display)
+        logs.update(validation.run(hooks, run))
+        if before is not None and run.is_evicted:
+            for stream, first_pass in zip(streams, first_passes):
+                stream.go_on(first_pass, is_due=True)
+            set_random_state(before.tensors(), generators)
+            run.heed_eviction()
+            raise EvictedError
+        run.directions.update(validation.named(validation.metrics.directions))
     run.validated, run.validated_calls = logs, run.calls
 
 
