@@ -23,7 +23,6 @@ from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import handle_torch_function
 
-from ipufit.emulator._ground.logging import logger
 from ipufit.emulator.errors import Error, createPoptorchError
 
 
@@ -167,8 +166,8 @@ RANDOM_FACTORIES = frozenset(
 def creates_on_device(operation: Operation) -> bool:
     """Return whether an operation creates a tensor on the IPU, whatever its operands.
 
-    A factory function without a device does so, and each such call logs a warning
-    (PopTorch, `_poplar_executor.py`). `device=None` means torch's choice, the host.
+    A factory function without a device does so (PopTorch, `_poplar_executor.py`).
+    `device=None` means torch's choice, the host.
 
     Example:
         >>> creates_on_device(Operation(torch.zeros, "zeros", (2,), {"device": None}))
@@ -179,14 +178,7 @@ def creates_on_device(operation: Operation) -> bool:
         return bool(device != "cpu")
     if operation.function not in FACTORIES or "device" in operation.kwargs:
         return False
-    if operation.function is torch.normal and operation.tensors():
-        return False
-    logger.warning(
-        "No device set in torch.%s(): forcing to IPU. Pass `device`, for example that "
-        "of an input.",
-        operation.name,
-    )
-    return True
+    return not (operation.function is torch.normal and operation.tensors())
 
 
 def requested_device(operation: Operation) -> Any:

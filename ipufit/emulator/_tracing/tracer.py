@@ -26,6 +26,7 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils import checkpoint
 
+from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.torch_extras import DispatchMode, is_importing_compiler
 from ipufit.emulator._tracing.half import in_float32
 from ipufit.emulator._tracing.operation import (
@@ -35,6 +36,7 @@ from ipufit.emulator._tracing.operation import (
     creates_on_device,
     map_tensors,
     observed,
+    requested_device,
     tensors_in,
 )
 from ipufit.emulator._tracing.places import PACKAGE
@@ -199,6 +201,12 @@ class Tracer(TorchFunctionMode):
         is_creating = creates_on_device(operation)
         if not on_device and not is_creating:
             return operation.run()  # the host's, which no program repeats
+        if is_creating and requested_device(operation) is None:
+            logger.warning(
+                "No device set in torch.%s() (%s): forcing to IPU. Pass `device`, for "
+                "example that of an input.",
+                *(name, self.recording.here()),
+            )
         if on_device and operation.name in _ANSWERS:
             return _ANSWERS[operation.name](operation)
         if on_device and name == "__get__" and _tells_device(func):

@@ -131,6 +131,8 @@ def test_factories_without_a_device_are_warned_of_each_time(caplog):
     forced = [line for line in said(caplog) if "forcing to IPU" in line]
     functions = [line.partition("torch.")[2].partition("(")[0] for line in forced]
     assert functions == ["zeros", "zeros", "zeros_like"]
+    line = forward.__code__.co_firstlineno + 2
+    assert f"torch.zeros() (test_tensor_devices.py:{line})" in forced[0]
 
 
 # torch.distributions --------------------------------------------------------------
