@@ -30,15 +30,15 @@ from pathlib import Path
 from typing import Iterator, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PIECE = re.compile(
     r"^(?:<!-- file: (?P<file>\S+) -->\n)?```python\n(?P<code>.*?)^```$"
     r"|^(?P<mark><!-- prints(?P<times>, with other times)?(?:: (?P<command>.+))? -->\n)"
     r"```text\n(?P<text>.*?)^```$",
     re.M | re.S,
 )
-TIME = re.compile(r" *\d+\.\d+(?: (?:s|ms|us)\b|%)")
-PICTURE = re.compile(r"^!\[[^]]*\]\(([\w-]+\.svg)\)$", re.M)
+TIME = re.compile(r" *\d+\.\d+(?: ?(?:s|ms|us)\b|%)")
+PICTURE = re.compile(r"^!\[[^]]*\]\((?:docs/)?([\w-]+\.svg)\)$", re.M)
 COLUMNS = 80
 
 
@@ -58,6 +58,11 @@ def has_screens(page: Path) -> bool:
     """Whether a page shows what its code or a command prints."""
     text = page.read_text(encoding="utf-8")
     return any(piece["mark"] for piece in PIECE.finditer(text))
+
+
+def picture_of(page: Path, name: str) -> Path:
+    """The file of a picture: beside its page, or in docs for README.md."""
+    return (ROOT / "docs" if page.parent == ROOT else page.parent) / name
 
 
 def without_times(text: str) -> str:
@@ -156,7 +161,7 @@ def main() -> None:
             page.write_text(found.text, encoding="utf-8")
         for name, content in found.pictures.items():
             lines = [f"{line.rstrip()}\n" for line in content.splitlines()]
-            (page.parent / name).write_text("".join(lines), encoding="utf-8")
+            picture_of(page, name).write_text("".join(lines), encoding="utf-8")
         print(page.relative_to(ROOT), *found.pictures)
 
 

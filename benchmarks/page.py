@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the benchmarks write into `docs/` and the README."""
+"""Where the benchmarks write into `docs/`."""
 
 from __future__ import annotations
 

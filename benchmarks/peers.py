@@ -92,8 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         page.write(f"peers --write {args.write}", _settings(args), *tables, beside)
     if args.write == "peers":
         draw_speeds(rows, page.DOCS / "benchmarks-peers.svg")
-        for path in (page.PAGE, page.DOCS.parent / "README.md"):
-            page.write("page", page.summary(rows), path=path)
+        page.write("page", page.summary(rows))
     return 1 if unlike else 0
 
 

@@ -51,8 +51,9 @@ def load_digits(name: str, folder: str) -> Digits:
         if name == "mnist":
             sys.exit(
                 f"MNIST can't be had ({reason}). torchvision reads it from {folder!r}, "
-                "or downloads it; README.md says how to install torchvision beside "
-                "your torch. Or take scikit-learn's images: --data digits."
+                "or downloads it. docs/reference/versions.md says how to install "
+                "torchvision beside your torch. Or take scikit-learn's images: --data "
+                "digits."
             )
         print(f"MNIST can't be had ({reason}) Using scikit-learn's digits instead.")
         return _scikit_learn_digits()

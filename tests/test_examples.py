@@ -134,7 +134,7 @@ def test_a_script_prints_and_draws_what_it_promises(script, load, capsys, tmp_pa
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("mnist", "README.md says how to install torchvision"),
+        ("mnist", "says how to install torchvision"),
         ("digits", "pip install scikit-learn"),
     ],
 )

@@ -33,7 +33,7 @@ def test_a_page_shows_what_its_code_prints_and_draws(page, monkeypatch):
     assert sorted(found.pictures) == sorted(pictures)
     for name, drawn in found.pictures.items():
         # Another matplotlib may write other bytes, and places that differ a little.
-        here = texts_of_svg((page.parent / name).read_text("utf-8"))
+        here = texts_of_svg(WRITER["picture_of"](page, name).read_text("utf-8"))
         assert [told for _, _, told in texts_of_svg(drawn)] == [
             told for _, _, told in here
         ], ADVICE
