@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         load_checkpoint,
     )
     from .config import IPUConfig
-    from .data import CachedDataset
+    from .data import CachedDataset, FixedSizeBatches
     from .engine.metric_state import log
     from .errors import (
         BakedInWarning,
@@ -108,6 +108,7 @@ __all__ = [
     "EmptyUpdatesWarning",
     "FileError",
     "Finding",
+    "FixedSizeBatches",
     "Frozen",
     "GradientMonitor",
     "History",
@@ -165,7 +166,7 @@ _HOMES = {
         "load_checkpoint",
     ],
     "config": ["IPUConfig"],
-    "data": ["CachedDataset"],
+    "data": ["CachedDataset", "FixedSizeBatches"],
     "errors": [name for name in __all__ if name.endswith(("Error", "Warning"))],
     "metrics": ["Metric", "StreamedMetric"],
     "mixing": ["Mixing"],

@@ -85,6 +85,18 @@ def popdist() -> Any:
     return module
 
 
+def custom_parser(value: object) -> Any:
+    """Return the parser that `registerCustomArgParser` has for a value, or None.
+
+    PopTorch has no public function for it; the emulator has the same private one.
+    """
+    if poptorch.__name__ == "poptorch":
+        utils = importlib.import_module("poptorch._utils")
+    else:
+        utils = importlib.import_module("ipufit.emulator._utils")
+    return utils.getCustomParser(value)
+
+
 def survey() -> Any:
     """Return the emulator's `survey`, which finds all refusals of a program at once.
 

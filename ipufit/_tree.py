@@ -7,7 +7,7 @@ they must not change.
 
 Outputs may nest in objects too: data classes, classes of attrs, `SimpleNamespace` and
 subclasses of dict are rebuilt as such. Samples are rebuilt from tuples, lists and dicts
-only.
+only, and batches also from types with a parser of PopTorch's.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Structure:
     children: tuple[Structure, ...] = ()
     attributes: tuple[str, ...] = ()  # their children follow those of the keys
     template: Any = field(default=None, compare=False, repr=False)
+    parser: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, value: Any) -> Structure:
@@ -86,6 +87,20 @@ class Structure:
         return dataclasses.replace(bare, template=bare._refilled(nothing))
 
     @classmethod
+    def of_batch(cls, value: Any, parser_of: Callable[[Any], Any]) -> Structure:
+        """Return the structure of a batch, in which types with a parser nest, too.
+
+        Args:
+            value: The batch. What is no tensor in a type with a parser is fixed.
+            parser_of: Returns PopTorch's parser for a value; None if there is none.
+        """
+        parser = parser_of(value)
+        if parser is None:
+            return cls._of(value, lambda one: cls.of_batch(one, parser_of))
+        leaves = (_LEAF,) * len(list(parser.yieldTensors(value)))
+        return cls(type(value), (), leaves, template=value, parser=parser)
+
+    @classmethod
     def _of(cls, value: Any, of: Callable[[Any], Structure]) -> Structure:
         if value is None or isinstance(value, (str, bytes)):
             return cls(CONSTANT, (value,))
@@ -122,9 +137,19 @@ class Structure:
 
     def _steps(self) -> list[str]:
         """Return the key or the attribute of each child: `[0]`, `.a`."""
+        if self.parser is not None:
+            return self._steps_of_template()
         names = [f".{name}" for name in self.attributes]
         keys = self.keys or range(len(self.children) - len(names))
         return [*(f"[{key!r}]" for key in keys), *names]
+
+    def _steps_of_template(self) -> list[str]:
+        """Return the attribute of each tensor, or its number where it has none."""
+        own = getattr(self.template, "to_dict", None)  # PyG's; others have attributes
+        named = own() if callable(own) else parts_of(self.template)
+        of = {id(value): f".{name}" for name, value in named.items()}
+        tensors = self.parser.yieldTensors(self.template)
+        return [of.get(id(t), f" (tensor {i})") for i, t in enumerate(tensors)]
 
     def flatten(self, value: Any, path: str = "") -> list[Any]:
         """Return the leaves of `value` in the order of this structure.
@@ -156,6 +181,15 @@ class Structure:
             raise ConstantChangedError(f"{path} was {expected!r} and is {value!r} now")
 
     def _elements(self, value: Any) -> Sequence[Any]:
+        if self.parser is not None:
+            expected, given = self.kind.__name__, type(value)
+            if given is not self.kind:
+                raise TypeError(f"expected a {expected}, got a {given.__name__}")
+            tensors = list(self.parser.yieldTensors(value))
+            if len(tensors) != len(self.children):
+                counts = f"{len(self.children)} tensors, got {len(tensors)}"
+                raise TypeError(f"expected a {expected} of {counts}")
+            return tensors
         if self.template is not None:
             if type(value) is not self.kind:
                 raise TypeError(f"expected a {self.kind.__name__}, got {value!r}")
@@ -178,6 +212,8 @@ class Structure:
             return next(leaves)
         if self.kind == CONSTANT:
             return self.keys[0]
+        if self.parser is not None:
+            return self.parser.reconstruct(self.template, leaves)
         elements = [child._rebuild(leaves) for child in self.children]
         if self.template is not None:
             return self._refilled(elements)

@@ -147,6 +147,9 @@ class Loss:
         whole: Tensor | float
         if self._ignores(outputs, targets):
             valid = targets.ne(self.ignore_index).reshape(rows, -1).to(values.dtype)
+            if share is not None:  # padding counts here, as the shares expect it
+                is_row = share.gt(0).to(valid.dtype).unsqueeze(1)
+                valid = valid * is_row + (1.0 - is_row)
             counts = valid.sum(dim=1)
             each, whole = values.sum(dim=1), counts.sum().clamp(min=1)
         elif self.is_sum:
@@ -207,7 +210,7 @@ class Loss:
             raise UnsupportedError(
                 f"The loss {self.name!r} gives a value of shape {tuple(values.shape)} "
                 f"for {rows} samples, so they can't be weighted (augment, "
-                "sample_weight, class_weight, drop_last='pad'). Let it return "
+                "sample_weight, class_weight, drop_last='pad', masks). Let it return "
                 "one value per sample."
             )
         if weights is not None:

@@ -4,5 +4,6 @@
 from __future__ import annotations
 
 from .datasets import CachedDataset
+from .sources import FixedSizeBatches
 
-__all__ = ["CachedDataset"]
+__all__ = ["CachedDataset", "FixedSizeBatches"]

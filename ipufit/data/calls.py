@@ -439,37 +439,29 @@ class Call(NamedTuple):
         return sum(self.num_real_of_each)
 
 
-def shares(
-    num_real: int,
-    rows: int,
-    rows_per_update: int,
-    num_of_all: Tensor,
-    num_processes: int = 1,
-) -> Tensor:
+def shares(is_real: Tensor, num_of_all: Tensor, num_processes: int = 1) -> Tensor:
     """Compute the weight of each row of a call in the loss of its update.
 
     Args:
-        num_real: Number of rows without padding, which follows them.
-        rows: Number of rows of the call.
-        rows_per_update: Number of rows of one update; divides `rows`.
+        is_real: `[rows, ...]`, float32: 0 for padding, else 1.
         num_of_all: Number of unpadded rows of all processes in each update.
         num_processes: Number of processes, each with as many rows.
 
     Returns:
-        `[rows]`, float32: 0 for padding. Over all processes, the weights in an update
-        sum to the number of its rows, so that the mean over all rows is the mean over
-        the unpadded ones.
+        float32 of the same shape: 0 for padding. Over all processes, the weights in an
+        update sum to the number of its rows, so that the mean over all rows is the mean
+        over the unpadded ones.
 
     Example:
-        >>> shares(3, 6, 2, torch.tensor([2, 1, 0]))
+        >>> shares(torch.tensor([1.0, 1, 1, 0, 0, 0]), torch.tensor([2, 1, 0]))
         tensor([1., 1., 2., 0., 0., 0.])
-        >>> shares(1, 2, 2, num_of_all=torch.tensor([3]), num_processes=2)
+        >>> shares(torch.tensor([1.0, 0]), torch.tensor([3]), num_processes=2)
         tensor([1.3333, 0.0000])
     """
-    is_real = torch.arange(rows).lt(num_real).to(torch.float32)
-    per_update = is_real.reshape(-1, rows_per_update)
+    per_update = is_real.reshape(len(num_of_all), -1)
     counts = num_of_all.unsqueeze(1).clamp(min=1)
-    return torch.flatten(per_update * (rows_per_update * num_processes / counts))
+    rows = per_update.shape[1] * num_processes
+    return (per_update * (rows / counts)).reshape(is_real.shape)
 
 
 def pad(batch: Sequence[Tensor], rows: int) -> Batch:
@@ -547,6 +539,8 @@ class _Batches:
     dataset writes its traceback to a temporary file.
 
     Attributes:
+        plan_of_samples: The factors of a call, in samples where the source's items are
+            whole micro-batches.
         is_seeded: Whether each sample is loaded with its own seed, so that it is the
             same in whichever process it is loaded. It is set if other processes load,
             or if several train. Samples in memory draw nothing.
@@ -563,6 +557,7 @@ class _Batches:
         self.source = source
         self.structure = source.structure
         self._plan, self._options, self._loading = plan, options, loading
+        self.plan_of_samples = source.structure.of_samples(plan)
         self._rows = plan.samples_per_call
         self._processes = processes
         self._division = Division.of(processes, plan)
@@ -625,6 +620,17 @@ class _Batches:
             if batch is None:
                 return
             yield list(batch)
+
+    def is_real(self, call: Call) -> Tensor | None:
+        """Return which rows of a call's outputs are samples; None if all are."""
+        structure = self.structure
+        if structure.rows is not None:
+            mask = call.batch[structure.num_given].gt(0)
+            mask[call.num_real :] = False
+            return mask.flatten()
+        if call.num_real == self._rows:
+            return None
+        return torch.arange(self._rows).lt(call.num_real)
 
     def close(self) -> None:
         """End the loading processes; the next pass starts new ones."""
@@ -808,6 +814,13 @@ class TrainingBatches(_Batches):
         super().__init__(source, plan, options, loading, processes)
         self.position = start
         self._class_weights: ClassWeights | None = None
+        if source.structure.rows is not None and (class_weight or mixing):
+            what = "class_weight" if class_weight else "augment"
+            raise DataError(
+                f"{what} needs the samples one by one, and those of FixedSizeBatches "
+                "are in whole micro-batches: leave it out. Batches may have sample "
+                "weights, (inputs, targets, weights)."
+            )
         if class_weight is not None:
             self._class_weights = ClassWeights(class_weight, source.structure)
             self.structure = self._class_weights.structure
@@ -1015,18 +1028,15 @@ class TrainingBatches(_Batches):
         """
         if self._class_weights is not None:
             batch.append(self._class_weights.of(batch))
-        if self._is_padding:
+        if self.structure.is_padded:
             division = self._division
-            in_updates = division.num_in_updates(each)
-            batch.append(
-                shares(
-                    each[division.index],
-                    self._rows,
-                    division.block,
-                    in_updates,
-                    division.count,
-                )
-            )
+            is_item = torch.arange(self._rows).lt(each[division.index])
+            is_real, counts = is_item.to(torch.float32), division.num_in_updates(each)
+            if self.structure.rows is not None:
+                is_real = batch.pop().mul(is_real.unsqueeze(1))
+                own = is_real.reshape(len(counts), -1).sum(dim=1)
+                counts = self._processes.summed(own)
+            batch.append(shares(is_real, counts, division.count))
         if self._mixed_rows is not None:
             batch.append(self._mixed_rows.of(batch, self.seed, self.position))
         return batch

@@ -10,7 +10,7 @@ import os
 import traceback
 import warnings
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 from ipufit._tree import ConstantChangedError, Structure
-from ipufit.batching import check_count
+from ipufit.batching import BatchPlan, check_count
 from ipufit.distributed import Processes
 from ipufit.errors import DataError
 from ipufit.types import Batch
@@ -78,6 +78,9 @@ class SampleStructure:
         weights: Structure of the sample weights; without leaves if there are none.
         is_padded: Whether a batch has a tensor with the share of each row after these.
         is_mixed: Whether a batch ends with the tensor of `ipufit.mixing.Coefficients`.
+        rows: Samples and padding of an item that is a whole micro-batch; None if an
+            item is a sample. The tensors of such items are `[items, ...]`, and their
+            last one, `[items, rows]`, is above 0 for samples: a mask or the shares.
 
     Example:
         >>> structure = SampleStructure(Structure.of({"a": 0}), Structure.of(0))
@@ -90,6 +93,7 @@ class SampleStructure:
     weights: Structure = NOTHING
     is_padded: bool = False
     is_mixed: bool = False
+    rows: int | None = None
 
     @classmethod
     def of(cls, parts: Sequence[Any]) -> SampleStructure:
@@ -120,7 +124,32 @@ class SampleStructure:
 
     def split(self, tensors: Sequence[Any]) -> tuple[Any, Labels]:
         """Split the tensors of a batch into nested inputs and labels."""
-        return self.inputs.rebuild(tensors[: self.num_inputs]), self.labels(tensors)
+        return self.nested(tensors), self.labels(tensors)
+
+    def nested(self, tensors: Sequence[Any]) -> Any:
+        """Nest the inputs of a batch as the data does."""
+        return self.inputs.rebuild(map(self._joined, tensors[: self.num_inputs]))
+
+    def _joined(self, tensor: Any) -> Any:
+        """Join items that are whole micro-batches along their own first dimension."""
+        if self.rows is None:
+            return tensor
+        return tensor.flatten(0, 1) if tensor.dim() > 1 else tensor.reshape(())
+
+    def num_rows(self, tensors: Sequence[Tensor]) -> int:
+        """Count the rows of a micro-batch, padding included."""
+        return len(tensors[0]) if self.rows is None else self.rows
+
+    def of_samples(self, plan: BatchPlan) -> BatchPlan:
+        """Return a plan that counts samples and padding in the place of items."""
+        if self.rows is None:
+            return plan
+        return replace(plan, micro_batch_size=self.rows)
+
+    def paths(self) -> list[str]:
+        """Return the path of each tensor of a sample, such as `inputs['x']`."""
+        names = zip(self.parts, ("inputs", "targets", "sample weights"))
+        return [path for part, name in names for path in part.paths(name)]
 
     @property
     def num_given(self) -> int:
@@ -146,7 +175,7 @@ class SampleStructure:
 
     def labels(self, tensors: Sequence[Any]) -> Labels:
         """Take nested targets, weights and shares from the tensors of a batch."""
-        rest = iter(tensors[self.num_inputs :])
+        rest = map(self._joined, tensors[self.num_inputs :])
         targets = self.targets.rebuild(rest)
         weights = self.weights.rebuild(rest) if self.has_weights else None
         return Labels(targets, weights, next(rest) if self.is_padded else None)
@@ -372,7 +401,8 @@ def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
     if len(set(lengths)) > 1:
         raise DataError(
             f"{where} has arrays of different numbers of samples: "
-            f"{short_list(lengths)}. Dim 0 must be the same for all."
+            f"{short_list(lengths)}. Dim 0 must be the same for all. If a batch is a "
+            "whole micro-batch, such as padded graphs, use ipufit.FixedSizeBatches."
         )
     return [t if t.dim() else t.expand(lengths[0]).clone() for t in tensors]
 
@@ -419,12 +449,10 @@ def check_integers(
             continue
         is_wrong = tensor.lt(_LEAST).logical_or(tensor.gt(_MOST))
         at = tuple(is_wrong.nonzero()[0].tolist())
-        parts = zip(structure.parts, ("inputs", "targets", "sample weights"))
-        names = [path for part, name in parts for path in part.paths(name)]
         as_cut = int(tensor[at].to(torch.int32))
         raise DataError(
             f"Sample {sample_of(at[0])} of `{name}` has {int(tensor[at])} in its "
-            f"{names[number]}: an IPU has integers of 32 bits, from "
+            f"{structure.paths()[number]}: an IPU has integers of 32 bits, from "
             f"{_LEAST} to {_MOST}, and would take {as_cut} for it. Subtract an offset, "
             "number the values from 0, or pass them as float32 if they are quantities."
         )

@@ -39,7 +39,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from ipufit._poptorch import poptorch
+from ipufit._poptorch import custom_parser, poptorch
+from ipufit._tree import Structure
 from ipufit.distributed import Processes
 from ipufit.errors import DataError, WholeStreamWarning, warn
 from ipufit.types import Batch
@@ -363,6 +364,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
         >>> generators_of(DataLoader([1, 2], shuffle=True, generator=own)) == [own]
         True
     """
+    loader = loader.batches if isinstance(loader, FixedSizeBatches) else loader
     if not isinstance(loader, DataLoader):
         return []
     batch_sampler: Any = loader.batch_sampler
@@ -616,7 +618,7 @@ class StreamSource(Source):
         """Set the structure of samples, and return the first block of a pass."""
         loading = self.own_loading
         parts = self._parts_of(batch if loading is None else loading.peek(batch[:1]))
-        self.structure = SampleStructure.of(parts)
+        self.structure = self._structure_of(parts)
         block = self._flatten(parts)
         if not len(block[0]):
             raise DataError(f"The first batch of `{self.name}` has no rows.")
@@ -732,6 +734,9 @@ class StreamSource(Source):
             is_stateful=self.is_stateful,
         )
 
+    def _structure_of(self, parts: Sequence[Any]) -> SampleStructure:
+        return SampleStructure.of(parts)
+
     def _flatten(self, parts: Sequence[Any]) -> Batch:
         where = f"A batch of `{self.name}`"
         return same_rows(self.structure.flatten_like("the first", parts, where), where)
@@ -743,15 +748,174 @@ class StreamSource(Source):
             DataError: It doesn't.
         """
         block = self._flatten(self._parts_of(batch))
-        for leaf, first in zip(block, self._first):
+        paths = [*self.structure.paths(), "the mask"]
+        for path, leaf, first in zip(paths, block, self._first):
             if leaf.shape[1:] != first.shape or leaf.dtype != first.dtype:
+                what = "samples" if self.structure.rows is None else path
                 raise DataError(
-                    f"A batch of `{self.name}` has samples of {leaf.dtype} and shape "
+                    f"A batch of `{self.name}` has {what} of {leaf.dtype} and shape "
                     f"{tuple(leaf.shape[1:])}, and the first had {first.dtype} and "
                     f"{tuple(first.shape)}. The shapes of a compiled model are fixed: "
                     "pad or crop samples to one shape."
                 )
         return block
+
+
+class FixedSizeBatches:
+    """Batches that are whole micro-batches of fixed sizes, such as padded graphs.
+
+    `fit`, `evaluate` and `predict` take it where they take a dataset. A forward pass
+    gets one batch as it is, so tensors may differ in their first dimension: nodes,
+    edges and graphs. A mask says which rows of outputs, targets and weights are samples
+    and which are padding. Loss and metrics are those of the samples alone, each with
+    the same weight in its whole update, and `predict` returns the samples' rows.
+
+    What counts samples elsewhere counts batches here: `batch_size` in `fit` is the
+    number of batches of an update, gradient accumulation times replicas, and may be
+    left out. A module's own loss is the mean over the samples of its batch.
+
+    Args:
+        batches: Loader, list or another iterable of batches: inputs, `(inputs,
+            targets)` or `(inputs, targets, weights)`. Inputs are tensors, nested in
+            tuples, lists and dicts, or of types with a parser that
+            `poptorch.registerCustomArgParser` was given, such as PyG's `Batch`. A
+            tensor has the same shape in all batches.
+        mask: Name of an entry or attribute of the inputs that is `[rows]`, True for
+            samples; an entry of a dict isn't given to the module. Or a function that
+            returns it for a batch.
+
+    Raises:
+        DataError: `batches` is no iterable, or `mask` neither a name nor a function.
+
+    Example:
+        >>> import torch, ipufit
+        >>> class Sums(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layer = torch.nn.Linear(1, 1)
+        ...     def forward(self, x, graph):  # [nodes, 1], [nodes] -> [graphs, 1]
+        ...         h = self.layer(x)
+        ...         zeros = torch.zeros(3, 1, device=x.device)
+        ...         return zeros.scatter_add(0, graph.unsqueeze(1), h)
+        >>> graph = torch.tensor([0, 0, 1, 2, 2])  # the third graph is padding
+        >>> mask = torch.tensor([True, True, False])
+        >>> inputs = {"x": torch.ones(5, 1), "graph": graph, "mask": mask}
+        >>> data = ipufit.FixedSizeBatches([(inputs, torch.ones(3, 1))] * 4, "mask")
+        >>> model = ipufit.IPUModel(Sums())
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(data, epochs=2, verbose=0)
+        >>> model.predict(data, verbose=0).shape  # four batches of two graphs
+        torch.Size([8, 1])
+    """
+
+    def __init__(
+        self, batches: Iterable[Any], mask: str | Callable[[Any], Any]
+    ) -> None:
+        if not isinstance(batches, Iterable):
+            raise DataError(
+                f"FixedSizeBatches got {describe(batches)}, which is no iterable of "
+                "batches. Pass a loader, or a list of batches."
+            )
+        if not (isinstance(mask, str) or callable(mask)):
+            raise DataError(
+                f"mask={mask!r} is neither the name of an entry of the inputs, such as "
+                "'graphs_mask', nor a function of a batch that returns a mask."
+            )
+        self.batches, self.mask = batches, mask
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the batches."""
+        return iter(self.batches)
+
+
+@dataclass(frozen=True)
+class WholeParts:
+    """Splits a batch that is a whole micro-batch into its parts and its mask.
+
+    Args:
+        parts_of: Splits a batch into inputs, targets and weights.
+        mask: The mask of `FixedSizeBatches`.
+    """
+
+    parts_of: Parts
+    mask: str | Callable[[Any], Any]
+
+    def __call__(self, batch: Any) -> Sequence[Any]:
+        """Return inputs, targets, weights and the mask; None for what is missing.
+
+        Raises:
+            DataError: The batch has no such mask or targets, or the mask isn't 1-d.
+        """
+        where, names = f"A batch of `{self.parts_of.name}`", self.parts_of.columns
+        is_tuple = isinstance(batch, (tuple, list))
+        inputs, rest = (batch[0], batch[1:]) if is_tuple and batch else (batch, ())
+        if isinstance(self.mask, str):
+            mask = _entry(inputs, self.mask, where)
+            inputs = without_columns(inputs, [self.mask])
+        else:
+            mask = self.mask(batch)
+        mask = as_tensor(mask, f"The mask of {where[0].lower()}{where[1:]}")
+        if mask.dim() != 1 or not len(mask):
+            raise DataError(
+                f"{where} has a mask of shape {tuple(mask.shape)}: it must be [rows], "
+                "True for each row of the outputs that is a sample."
+            )
+        parts: Sequence[Any]
+        if names and custom_parser(inputs) is not None:  # which keeps its targets
+            named = {name: _entry(inputs, name, where) for name in names}
+            parts = (inputs, named[names[0]] if self.parts_of.is_single else named)
+            parts = parts[:1] if self.parts_of.inputs_only else parts
+        else:
+            parts = self.parts_of((inputs, *rest) if is_tuple else inputs)
+        return [*(*parts, None, None)[:3], mask.ne(0).to(torch.float32)]
+
+
+def _entry(inputs: Any, name: str, where: str) -> Any:
+    """Return an entry of a mapping, or an attribute of another object."""
+    if isinstance(inputs, Mapping):
+        found, known = inputs.get(name), f". It has: {', '.join(map(str, inputs))}"
+    else:
+        found, known = getattr(inputs, name, None), f": it is {describe(inputs)}"
+    if found is None:
+        raise DataError(f"{where} has no {name!r}{known}.")
+    return found
+
+
+class WholeSource(StreamSource):
+    """Micro-batches of `FixedSizeBatches`: the tensors of each are a row, `[1, ...]`.
+
+    A row ends with the mask.
+    """
+
+    def _structure_of(self, parts: Sequence[Any]) -> SampleStructure:
+        inputs, targets, weights = [
+            NOTHING if part is None else Structure.of_batch(part, custom_parser)
+            for part in parts[:3]
+        ]
+        return SampleStructure(
+            inputs, targets, weights, is_padded=True, rows=len(parts[3])
+        )
+
+    def _flatten(self, parts: Sequence[Any]) -> Batch:
+        structure, where = self.structure, f"A batch of `{self.name}`"
+        leaves = structure.flatten_like("the first", parts, where)
+        paths, mask = structure.paths(), parts[3]
+        for path, leaf in zip(paths, leaves):
+            if not isinstance(leaf, (Tensor, np.ndarray, np.generic, int, float)):
+                raise DataError(
+                    f"{where} has {describe(leaf)} as its {path}, for which PopTorch "
+                    "has no parser. Register one, poptorch.registerCustomArgParser("
+                    f"{type(leaf).__name__}, parser), or give tensors in a dict. The "
+                    "parser of PyG's types comes with `import poptorch_geometric`."
+                )
+        tensors = [as_tensor(leaf, where) for leaf in leaves]
+        for path, tensor in list(zip(paths, tensors))[structure.num_inputs :]:
+            if tensor.shape[:1] != mask.shape:
+                raise DataError(
+                    f"{where} has {path} of shape {tuple(tensor.shape)}, and a mask of "
+                    f"{len(mask)} rows: give one row for each entry of the mask."
+                )
+        return [tensor.unsqueeze(0) for tensor in (*tensors, mask)]
 
 
 def plain_values(data: Any) -> list[str]:
@@ -812,8 +976,9 @@ def as_source(
         x: Tensors, NumPy arrays or pandas frames, nested in tuples, lists or dicts,
             with samples in dim 0; a map-style `Dataset` or a Hugging Face dataset of
             samples; an `IterableDataset` of samples; or a `DataLoader`, a
-            `poptorch.DataLoader`, a generator or another iterable of batches. Samples
-            and batches are an input, `(input, target)` or `(input, target, weight)`.
+            `poptorch.DataLoader`, a generator or another iterable of batches; or
+            `FixedSizeBatches`. Samples and batches are an input, `(input, target)` or
+            `(input, target, weight)`.
         y: Targets, if `x` is arrays; or the names of the target columns, if `x` has
             named columns.
         sample_weight: One number per sample, if `x` is arrays.
@@ -854,6 +1019,8 @@ def as_source(
     has_lists = is_hugging_face(x)
     parts_of = Parts(targets, is_single, name, has_lists, inputs_only, left_out)
     _refuse_beside(x, None if targets else y, sample_weight)
+    if isinstance(x, FixedSizeBatches):
+        return _from_whole(x, parts_of, name, processes)
     if is_indexed(x):
         return _from_dataset(x, parts_of, name)
     if isinstance(x, IterableDataset) or is_hugging_face(x):
@@ -1130,6 +1297,44 @@ def _from_batches(
         stream.batch_size *= processes.count
         if stream.num_samples is not None:
             stream.num_samples *= processes.count
+    return stream
+
+
+def _from_whole(
+    x: FixedSizeBatches, parts_of: Parts, name: str, processes: Processes
+) -> WholeSource:
+    batches: Any = x.batches
+    options = getattr(batches, "options", None)  # None of one without a batch size
+    if isinstance(batches, poptorch.DataLoader) and options is not None:
+        layout = {
+            "device iterations": options.device_iterations,
+            "gradient accumulation": options.Training.gradient_accumulation,
+            "replicas": options.replication_factor,
+        }
+        joined = [f"{n} {what}" for what, n in layout.items() if n != 1]
+        if joined:
+            raise DataError(
+                f"The loader of `{name}` joins several micro-batches in a batch: its "
+                f"options have {', '.join(joined)}. Make it without options: ipufit "
+                "takes the layout from IPUConfig, and joins them itself."
+            )
+    try:
+        count = len(batches)
+    except (TypeError, NotImplementedError):  # of stream packing in random order
+        count = None
+    is_own_part = processes.are_several and is_divided(batches, processes, name)
+    stream = WholeSource(
+        batches,
+        WholeParts(parts_of, x.mask),
+        name=name,
+        num_samples=count,
+        processes=processes,
+        is_own_part=is_own_part,
+    )
+    if isinstance(batches, (list, tuple)):
+        stream.num_certain = count
+    elif is_own_part and count is not None:  # its loader counts those of one process
+        stream.num_samples = count * processes.count
     return stream
 
 

@@ -63,7 +63,7 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
         module.float()
     try:
         with mode(module, training=False), torch.no_grad():
-            call_module(module, source.structure.inputs.rebuild(leaves))
+            call_module(module, source.structure.nested(leaves))
     finally:
         if in_half:
             now = [*module.named_parameters(), *module.named_buffers()]
@@ -164,7 +164,7 @@ def output_size(
         80
     """
     sample = _first_as_zeros(example)
-    inputs = structure.inputs.rebuild(sample[: structure.num_inputs])
+    inputs = structure.nested(sample)
     before = HostRandomState()
     try:
         with contextlib.ExitStack() as stack:
@@ -361,7 +361,7 @@ def refuse_own_sum(
 
     def value(times: int) -> float:
         sample = [_as_on_devices(torch.cat([one[:1]] * 3 * times)) for one in example]
-        inputs = structure.inputs.rebuild(sample[: structure.num_inputs])
+        inputs = structure.nested(sample)
         with mode(module, training=True), _weights_as_zeros(
             module
         ), collected(), ResultsNoted() as noted:
@@ -370,7 +370,8 @@ def refuse_own_sum(
             )
         return math.nan if own is None else float(own)
 
-    if objective.owns_loss and rows > 1:
+    # Several items that are whole micro-batches can't be called together.
+    if objective.owns_loss and rows > 1 and structure.rows is None:
         _refuse_doubled("The model's own loss", value, rows)
 
 

@@ -17,7 +17,16 @@ import contextlib
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple, TypeVar
+from typing import (
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 import torch
 from torch import Tensor
@@ -94,10 +103,15 @@ def describe_coverage(options: poptorch.Options, plan: BatchPlan) -> str:
     return f"OutputMode.{name}: {len(rows)} of every {plan.samples_per_call} samples"
 
 
-def check_rows(outputs: Any, num_rows: int) -> None:
+def check_rows(outputs: Any, num_rows: int, of_mask: int | None = None) -> None:
     """Refuse outputs that don't have one row per sample.
 
     A value per micro-batch can't be told from rows, cut or joined.
+
+    Args:
+        outputs: Everything that the module returned.
+        num_rows: Number of samples that came back, padding included.
+        of_mask: Number of entries of the mask that says which rows are samples.
 
     Raises:
         UnsupportedError: An output is a scalar or has another number of rows.
@@ -107,6 +121,14 @@ def check_rows(outputs: Any, num_rows: int) -> None:
     """
     for leaf in Structure.of_outputs(outputs).flatten(outputs):
         if isinstance(leaf, Tensor) and (leaf.dim() == 0 or len(leaf) != num_rows):
+            if of_mask is not None:
+                num_batches = num_rows // of_mask
+                raise UnsupportedError(
+                    f"The module returned a tensor of shape {tuple(leaf.shape)} for a "
+                    f"call of {num_batches} batches, with masks of {of_mask} entries. "
+                    "Every output needs one row for each entry: pass the mask of what "
+                    "the model returns, such as graphs or nodes."
+                )
             raise UnsupportedError(
                 f"The module returned a tensor of shape {tuple(leaf.shape)} for "
                 f"{num_rows} samples. Outside training every output needs one row per "
@@ -409,7 +431,7 @@ class Training:
         findings = self.executors.prepare(
             self.batches.example(),
             self.batches.structure,
-            self.plan,
+            self.batches.plan_of_samples,
             self.options,
             objective.trained,
             display,
@@ -512,10 +534,12 @@ class Training:
 
     def _stream(self, outputs: Any, call: Call) -> None:
         """Pass the unpadded rows that were returned to streamed metrics."""
-        plan, rows = self.plan, returned_rows(self.options, self.plan)
+        plan = self.batches.plan_of_samples
+        rows = returned_rows(self.options, plan)
         if rows is None:
             rows = torch.arange(plan.samples_per_call)
-        check_rows(outputs, rows.numel())
+        check_rows(outputs, rows.numel(), self.batches.structure.rows)
+        is_real = self.batches.is_real(call)
         labels = self.batches.structure.labels(call.batch)
         mixing = self.batches.structure.mixing(call.batch)
         if mixing is not None:
@@ -523,7 +547,9 @@ class Training:
         of_update = rows.div(plan.samples_per_update, rounding_mode="floor")
         for update in range(plan.device_iterations):
             # A metric that rounds gives the same value, however many updates come.
-            is_taken = rows.lt(call.num_real).logical_and(of_update.eq(update))
+            is_taken = of_update.eq(update)
+            if is_real is not None:
+                is_taken = is_taken.logical_and(is_real[rows])
             if not is_taken.any():
                 continue
             taken = cut(labels._replace(share=None), rows[is_taken])
@@ -562,7 +588,7 @@ class Inference:
         self.executors.prepare(
             example,
             self.batches.structure,
-            self.plan,
+            self.batches.plan_of_samples,
             self.options,
             self.inferred,
             display,
@@ -584,7 +610,6 @@ class Inference:
         program = self.executors.inference
         hooks.on_predict_begin({})
         for number, call in enumerate(awaited(self.batches)):
-            batch, num_real = call.batch, call.num_real
             if self.executors.inference is not program:
                 raise ConfigError(
                     "Something else was evaluated or predicted between two parts of "
@@ -593,12 +618,13 @@ class Inference:
                 )
             first = number * self.batches.passes_per_call
             hooks.on_predict_batch_begin(first, {})
-            outputs, _ = self.executors.infer(batch)
-            num_rows = len(batch[0])
+            outputs, _ = self.executors.infer(call.batch)
             if number == 0:  # every call has the same shapes
-                check_rows(outputs, num_rows)
-            if num_real < num_rows:
-                outputs = cut(outputs, slice(num_real))
+                num_rows = self.batches.plan_of_samples.samples_per_call
+                check_rows(outputs, num_rows, self.batches.structure.rows)
+            is_real = self.batches.is_real(call)
+            if is_real is not None:
+                outputs = cut(outputs, is_real)
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
             hooks.on_predict_batch_end(last, {"outputs": outputs})
             yield outputs
@@ -664,7 +690,9 @@ class Evaluation(Inference):
         objective = self.metrics.objective
         is_joined = objective.is_streamed and self.metrics.processes.are_several
         by_pass = is_joined or not objective.is_additive
-        self._waiting = RowBuffer(self.plan.samples_per_update, by_pass=by_pass)
+        self._waiting = RowBuffer(
+            self.batches.plan_of_samples.samples_per_update, by_pass=by_pass
+        )
         self._seen = 0, torch.zeros(0)
         run.stop_evaluating = False
         hooks.on_test_begin({})
@@ -672,7 +700,7 @@ class Evaluation(Inference):
         for number, call in enumerate(awaited(self.batches)):
             if not call.num_real_of_all:  # there for the scalars of single rows only
                 scalars = self.executors.infer(call.batch)[1]
-                self._add_scalars(scalars, call.num_singles, 1)
+                self._add_scalars(scalars, [1] * call.num_singles)
                 continue
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
@@ -716,24 +744,22 @@ class Evaluation(Inference):
         self.metrics.stream(*widened_all(*rows[:2]))
 
     def _add_call(self, call: Call) -> None:
-        batch, num_real = call.batch, call.num_real
+        batch, is_real = call.batch, self.batches.is_real(call)
         outputs, scalars = self.executors.infer(batch)
-        labels = self.batches.structure.labels(batch)
-        rows = returned_rows(self.options, self.plan)
-        num_rows = self.plan.samples_per_call if rows is None else rows.numel()
-        check_rows(outputs, num_rows)
+        labels = self.batches.structure.labels(batch)._replace(share=None)
+        plan = self.batches.plan_of_samples
+        rows = returned_rows(self.options, plan)
+        num_rows = plan.samples_per_call if rows is None else rows.numel()
+        check_rows(outputs, num_rows, self.batches.structure.rows)
         if scalars:
-            size = self.plan.micro_batch_size
-            self._add_scalars(scalars, num_real // size, size)
+            self._add_scalars(scalars, self._counts(call, is_real))
         if rows is not None:
             labels = cut(labels, rows)
-        whole = outputs, labels
-        if rows is not None:
-            is_real = rows.lt(num_real)
+            is_real = None if is_real is None else is_real[rows]
+        whole, num_real = (outputs, labels), num_rows
+        if is_real is not None:
             outputs, labels = cut(whole, is_real)
             num_real = int(is_real.sum())
-        elif num_real < num_rows:
-            outputs, labels = cut(whole, slice(num_real))
         if not num_real:  # no real row came back: NaN under the right names
             self.metrics.add(torch.zeros_like(self._vector((*whole, num_rows))))
             return
@@ -757,17 +783,26 @@ class Evaluation(Inference):
         self.metrics.adopt(entries)
         return vector
 
-    def _add_scalars(self, scalars: Scalars, count: int, size: int) -> None:
+    def _counts(self, call: Call, is_real: Tensor | None) -> list[int]:
+        """Return the number of samples of each micro-batch whose means count.
+
+        One that is padded in part is left out: each of its rows follows in a micro-
+        batch of its own. In a whole micro-batch the module itself leaves padding out.
+        """
+        size = self.batches.plan_of_samples.micro_batch_size
+        if self.batches.structure.rows is None or is_real is None:
+            return [size] * (call.num_real // size)
+        return [int(count) for count in is_real.reshape(-1, size).sum(dim=1)]
+
+    def _add_scalars(self, scalars: Scalars, counts: Sequence[int]) -> None:
         """Add means over micro-batches, from the first on.
 
         Args:
             scalars: Means over the micro-batches of a call, by name.
-            count: Number of micro-batches without padding. One that is padded in part
-                is left out: each of its rows follows in a micro-batch of its own, of
-                that row alone.
-            size: Number of samples of a micro-batch.
+            counts: Number of samples of each micro-batch that counts.
         """
         values = {name: tensor.tolist() for name, tensor in scalars.items()}
-        for index in range(count):
-            means = {name: column[index] for name, column in values.items()}
-            self.metrics.add_means(means, size)
+        for index, count in enumerate(counts):
+            if count:  # the mean of a micro-batch without samples is none
+                means = {name: column[index] for name, column in values.items()}
+                self.metrics.add_means(means, count)

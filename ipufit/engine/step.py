@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, map_tensors
 from ipufit.config import IPUConfig
-from ipufit.data.datasets import NOTHING, SampleStructure
+from ipufit.data.datasets import NOTHING, Labels, SampleStructure
 from ipufit.engine.metric_state import (
     MetricSums,
     Scalars,
@@ -66,7 +66,6 @@ from ipufit.errors import (
     UnsupportedError,
 )
 from ipufit.losses import LossTerms
-from ipufit.metrics import rows_of
 from ipufit.mixing import mixed_inputs
 from ipufit.placement import (
     Beginnings,
@@ -803,7 +802,7 @@ class Step(torch.nn.Module):
                     refuse_unseen_pipeline(self.module, config, blocks)
                 found = probability_outputs(outputs, noted)
                 with last_block(config.last_block, blocks):
-                    own = _checked_mean(own, noted, rows_of(batch[0]))
+                    own = _checked_mean(own, noted, self._structure.num_rows(batch))
                     if is_training:
                         returned, packing, entries = self._trained(
                             batch, own, outputs, scalars, noted, found
@@ -841,7 +840,7 @@ class Step(torch.nn.Module):
                 mixed_inputs(t if t.is_floating_point() else t.to(dtype), mixing)
                 for t in given
             ]
-        inputs = self._structure.inputs.rebuild(given)
+        inputs = self._structure.nested(given)
         return results_of(
             *(self._computed, self.module, self._structure, inputs, tensors),
             noted.marked,
@@ -862,12 +861,15 @@ class Step(torch.nn.Module):
         before it looks for the loss.
         """
         packing, objective = Packing(), self._objective
-        rows, labels = rows_of(tensors[0]), self._structure.labels(tensors)
+        rows = self._structure.num_rows(tensors)
+        labels = self._structure.labels(tensors)
+        if self._structure.rows is not None:
+            labels = _without_padding(labels)
         if self._computed.step is not None and objective.metrics:
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
         if objective.owns_loss:
-            terms = self._own_terms(own, wide, rows)
+            terms = self._own_terms(own, wide, rows, labels.share)
         else:
             objective.check_logits(wide, labels, probabilities)
             self.loss_inputs[:] = [
@@ -909,7 +911,7 @@ class Step(torch.nn.Module):
         return Packing.of(outputs, scalars)
 
     def _own_terms(
-        self, own: Tensor | None, outputs: Any, rows: int
+        self, own: Tensor | None, outputs: Any, rows: int, share: Tensor | None
     ) -> dict[str, tuple[LossTerms, float]]:
         if own is None and self._computed.step is not None:
             raise ConfigError(
@@ -925,6 +927,10 @@ class Step(torch.nn.Module):
                 f"the like to compile().{self._targets_hint}"
             )
         value: Tensor = own.to(torch.float32)
+        if share is not None:  # the mean over the samples of a whole micro-batch
+            count = share.gt(0).to(torch.float32).sum()
+            total = value.detach().mul(count)
+            return {"": (LossTerms(value.mul(share.mean()), total, count), 1.0)}
         total = value.detach().mul(rows)
         count = torch.full_like(total, float(rows), device=total.device)
         return {"": (LossTerms(value, total, count), 1.0)}
@@ -982,6 +988,19 @@ def _checked_mean(own: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor 
             "scalar, the mean over the samples of a micro-batch."
         )
     return own.reshape(())  # PopTorch gives one inside another the shape [1]
+
+
+def _without_padding(labels: Labels) -> Labels:
+    """Give padding the weight 0, with which its loss and targets may be NaN."""
+    assert labels.share is not None  # noqa: S101 - whole micro-batches have shares
+    mask = labels.share.gt(0).to(torch.float32)
+    if labels.weights is None:
+        return labels._replace(weights=mask)
+
+    def masked(weights: Tensor) -> Tensor:
+        return weights.mul(mask.reshape((-1,) + (1,) * (weights.dim() - 1)))
+
+    return labels._replace(weights=map_tensors(masked, labels.weights))
 
 
 def _require_outputs(outputs: Any) -> None:

@@ -334,7 +334,7 @@ class _Twin:
                 vars(self.optimizer)[name] = value
 
     def _inputs(self, tensors: Sequence[Tensor]) -> Any:
-        return self.structure.inputs.rebuild(tensors[: self.structure.num_inputs])
+        return self.structure.nested(tensors)
 
     def _on_host(self, inferred: Inferred) -> Any:
         """Return the outputs of the host's module in eval mode, without its loss."""

@@ -79,11 +79,13 @@ def write_program(
     _begin_blocks(module, config.inference_config, options)
     compute_in_types(module, config)
     example = source.example(plan.samples_per_call, inputs_only=True)
-    inputs = source.structure.inputs.rebuild(
-        leaf.half().contiguous()
-        if config.types.is_half and leaf.is_floating_point()
-        else leaf.contiguous()
-        for leaf in example
+    inputs = source.structure.nested(
+        [
+            leaf.half().contiguous()
+            if config.types.is_half and leaf.is_floating_point()
+            else leaf.contiguous()
+            for leaf in example
+        ]
     )
     by_place, by_name = arguments_of(inputs)
     parameters = inspect.signature(module.forward).parameters

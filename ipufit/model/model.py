@@ -493,7 +493,8 @@ class IPUModel:
                 an `IterableDataset`. Or batches of such: a `DataLoader` (with its own
                 sampler, batch sampler, collate function and workers), a
                 `poptorch.DataLoader`, a generator or another iterable. Their batches
-                are cut and joined to fit the calls.
+                are cut and joined to fit the calls. Or batches that are whole
+                micro-batches: `ipufit.FixedSizeBatches`.
             y: Targets, if `x` is arrays; or the names of the columns that are targets,
                 if `x` has columns.
             batch_size: Samples of one weight update, over all replicas: the product of
@@ -1431,7 +1432,7 @@ class IPUModel:
         else:
             self._settle(source)
             leaves = source.example(1, inputs_only=True)
-            example = source.structure.inputs.rebuild(leaves)
+            example = source.structure.nested(leaves)
         from .summary import summarize  # few processes ask for it
 
         summary = summarize(self.module, self.config, example)
@@ -2177,7 +2178,8 @@ class IPUModel:
         optimization, objective = settings.optimization, settings.objective
         check_covers(optimization.optimizer, self.module)
         _require_targets(source, objective, "x", "train")
-        _check_weighting(objective, given)
+        if source.structure.rows is None:
+            _check_weighting(objective, given)
         plan, choice = self._training_plan(source, given)
         self._check_processes(plan)
         seed = self.config.seed
@@ -2230,7 +2232,7 @@ class IPUModel:
             ConfigError: The batch size is not made of its factors.
         """
         self._settle(source)
-        config, batch_size = self.config, given.batch_size
+        config, batch_size = _config_of_items(self.config, source), given.batch_size
         if batch_size is None and config.micro_batch_size is None:
             batch_size = source.batch_size
         plan = config.training_plan(batch_size, own_stages(self.module, config))
@@ -2562,7 +2564,7 @@ class IPUModel:
         limits = [max_rows, *(rows for _, rows in asked[1:])]
         counts = [_samples_to_infer(*one) for one in zip(sets, limits)]
         self._settle(source)
-        config, choice = self.config, None
+        config, choice = _config_of_items(self.config, source), None
         plan = _plan_of_pass(self.module, config, batch_size)
         is_set = config.inference_iterations or config.inference_options
         if is_open and not is_single and is_set is None:
@@ -2644,6 +2646,11 @@ class IPUModel:
         Raises:
             ConfigError: The own inference options don't return every row.
         """
+        if source.structure.rows is not None and self.processes.are_several:
+            raise UnsupportedError(
+                "predict() with FixedSizeBatches doesn't know how many samples each "
+                "process has, and so not their order. Predict in one process."
+            )
         what = self._predicted_by, "predict", batch_size, steps
         plan = self._inference(source, *what, **how)
         mode = poptorch.OutputMode(plan.options.output_mode)
@@ -3099,6 +3106,22 @@ def _refuse_names_of_validation(
 # Sizes --------------------------------------------------------------------------------
 
 
+def _config_of_items(config: IPUConfig, source: Source) -> IPUConfig:
+    """Return the config for data whose items may be whole micro-batches.
+
+    Raises:
+        ConfigError: It asks for several of these in a micro-batch.
+    """
+    if source.structure.rows is None or config.micro_batch_size == 1:
+        return config
+    if config.micro_batch_size is not None:
+        raise ConfigError(
+            f"micro_batch_size={config.micro_batch_size}, and each batch of "
+            "FixedSizeBatches is a whole micro-batch: leave it out."
+        )
+    return replace(config, micro_batch_size=1)
+
+
 def _plan_of_pass(
     module: torch.nn.Module,
     config: IPUConfig,
@@ -3152,13 +3175,22 @@ def _rows_to_evaluate(
     size = batch_size
     if size is not None:
         check_positive("batch_size", size)
-    else:
+    if steps is not None:
+        check_positive("steps" if training is None else "validation_steps", steps)
+    if source.structure.rows is not None:
+        copies = config.num_inference_replicas * config.process.count
+        if size not in (None, copies):
+            raise ConfigError(
+                f"batch_size={size}, and a pass takes {copies} of the batches of "
+                "FixedSizeBatches, one for each replica: leave it out."
+            )
+        return copies, None if steps is None else steps * copies
+    if size is None:
         micro = DEFAULT_BATCH_SIZE if training is None else training.micro_batch_size
         copies = config.num_inference_replicas * config.process.count
         size = (config.micro_batch_size or micro) * copies
     if steps is None:
         return size, None
-    check_positive("steps" if training is None else "validation_steps", steps)
     own = size if training is None else training.batch_size
     return size, steps * (batch_size or source.batch_size or own)
 
