@@ -342,6 +342,79 @@ def test_a_type_without_a_parser_is_refused(batches):
         compiled(OnGraphs()).predict(FixedSizeBatches(own, "mask"), verbose=0)
 
 
+def test_batches_of_pyg_reach_its_layers():
+    """Needs PyG; the parser is one as PopTorch Geometric has."""
+    data, nn = (
+        pytest.importorskip(f"torch_geometric.{name}") for name in ("data", "nn")
+    )
+
+    def named(struct):
+        items = sorted(struct.to_dict().items())
+        return {name: one for name, one in items if isinstance(one, torch.Tensor)}
+
+    class Parser(poptorch.ICustomArgParser):
+        def yieldTensors(self, struct):  # noqa: N802
+            yield from named(struct).values()
+
+        def reconstruct(self, original_structure, tensor_iterator):
+            names = named(original_structure)
+            return data.Data.from_dict({n: next(tensor_iterator) for n in names})
+
+    def padded(count):
+        sizes = [3] * count + [NODES - 3 * count]
+        graphs = [
+            data.Data(
+                x=torch.randn(size, FEATURES),
+                edge_index=torch.randint(size, (2, 5 if index < count else 17)),
+                y=torch.randint(CLASSES, (1,)),
+            )
+            for index, size in enumerate(sizes)
+        ]
+        graphs[-1].edge_index = graphs[-1].edge_index[:, : 20 - 5 * count]
+        empty = data.Data(
+            x=torch.zeros(0, FEATURES),
+            edge_index=torch.zeros(2, 0, dtype=torch.int64),
+            y=torch.zeros(1, dtype=torch.int64),
+        )
+        graphs += [empty] * (GRAPHS - len(graphs))
+        one = data.Batch.from_data_list(graphs)
+        one.mask = torch.arange(GRAPHS) < count
+        return one
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.GINConv(torch.nn.Linear(FEATURES, CLASSES))
+
+        def forward(self, batch):
+            h = self.layer(batch.x, batch.edge_index)
+            return nn.global_add_pool(h, batch.batch, size=GRAPHS)
+
+    torch.manual_seed(0)
+    batches, network = [padded(count) for count in (3, 1, 2, 3)], Network()
+    twin = copy.deepcopy(network)
+    poptorch.registerCustomArgParser(data.Batch, Parser())
+    try:
+        model = compiled(network, IPUConfig(gradient_accumulation=2))
+        whole = FixedSizeBatches(batches, "mask")
+        model.fit(whole, y="y", verbose=0)
+        predicted = model.predict(whole, verbose=0)
+    finally:
+        poptorch.registerCustomArgParser(data.Batch, None)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.02, momentum=0.9)
+    for first in (0, 2):
+        some = batches[first : first + 2]
+        outputs = torch.cat([twin(one)[one.mask] for one in some])
+        optimizer.zero_grad()
+        F.cross_entropy(
+            outputs, torch.cat([one.y[one.mask] for one in some])
+        ).backward()
+        optimizer.step()
+    assert_same_weights(network, twin)
+    expected = torch.cat([twin(one)[one.mask] for one in batches])
+    torch.testing.assert_close(predicted, expected.detach())
+
+
 class Stream(IterableDataset):
     def __init__(self, batches):
         self.batches = batches
