@@ -148,7 +148,11 @@ def test_fit_evaluate_and_predict_are_those_of_plain_torch(
     )
     model, twin = compiled(config=config, metrics=["accuracy"]), GIN()
     data = FixedSizeBatches(batches, "mask")
-    history = model.fit(data, validation_data=data, epochs=3, verbose=0).history
+    throughput = ipufit.Throughput(verbose=0)
+    history = model.fit(
+        data, validation_data=data, epochs=3, verbose=0, callbacks=throughput
+    ).history
+    assert throughput.epoch_samples == sum(COUNTS)
     expected = plain_fit(twin, batches, accumulation * replicas, epochs=3)
     assert history["loss"] == pytest.approx(expected, abs=1e-5)
     assert_same_weights(model.module, twin)

@@ -30,7 +30,7 @@ class Size(NamedTuple):
 ROOMS = {
     "emulator": (Size(76, 13050, 101940), "emulator"),
     "engine and model": (Size(20, 8259, 65103), "engine model"),
-    "data": (Size(5, 2706, 21897), "data"),
+    "data": (Size(5, 2713, 21958), "data"),
     "metrics and losses": (Size(12, 1934, 16630), "metrics losses"),
     "optimizers": (Size(4, 1689, 12858), "optimizers"),
     "callbacks": (Size(9, 2007, 16438), "callbacks"),

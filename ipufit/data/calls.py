@@ -426,17 +426,25 @@ class Call(NamedTuple):
             order: 0 in calls for single rows only.
         num_singles: Number of rows that come once more, each in a micro-batch of its
             own; these come before the padding.
+        num_masked: Number of samples of all processes in this call of a training, if
+            its rows are whole micro-batches.
     """
 
     batch: Batch
     num_real: int
     num_real_of_each: tuple[int, ...]
     num_singles: int = 0
+    num_masked: int | None = None
 
     @property
     def num_real_of_all(self) -> int:
-        """Number of samples of all processes in this call."""
+        """Number of rows of all processes in this call that aren't padding."""
         return sum(self.num_real_of_each)
+
+    @property
+    def num_samples_of_all(self) -> int:
+        """Number of samples of all processes in this call of a training."""
+        return self.num_real_of_all if self.num_masked is None else self.num_masked
 
 
 def shares(is_real: Tensor, num_of_all: Tensor, num_processes: int = 1) -> Tensor:
@@ -838,6 +846,7 @@ class TrainingBatches(_Batches):
         self._is_padding = is_padding and bool(may_be_short)
         if self._is_padding:
             self.structure = replace(self.structure, is_padded=True)
+        self._num_masked: int | None = None
         self._mixed_rows: MixedRows | None = None
         if mixing is not None:
             self._mixed_rows = MixedRows(
@@ -969,7 +978,8 @@ class TrainingBatches(_Batches):
                 break  # what is left at the end
             source.check(batch, self._sample_of)
             self.position = self.position._replace(calls=self.position.calls + 1)
-            yield Call(self._completed(batch, each), each[index], each)
+            batch = self._completed(batch, each)
+            yield Call(batch, each[index], each, num_masked=self._num_masked)
         if isinstance(source, StreamSource):
             self._count(num_samples, each)
         self._is_exhausted = True
@@ -1036,6 +1046,7 @@ class TrainingBatches(_Batches):
                 is_real = batch.pop().mul(is_real.unsqueeze(1))
                 own = is_real.reshape(len(counts), -1).sum(dim=1)
                 counts = self._processes.summed(own)
+                self._num_masked = int(counts.sum())
             batch.append(shares(is_real, counts, division.count))
         if self._mixed_rows is not None:
             batch.append(self._mixed_rows.of(batch, self.seed, self.position))

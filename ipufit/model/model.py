@@ -704,7 +704,7 @@ class IPUModel:
                             first = run.calls * updates
                             hooks.on_train_batch_begin(first, {})
                             training.run(call)
-                            run.count_call(updates, call.num_real_of_all)
+                            run.count_call(updates, call.num_samples_of_all)
                             _warn_if_not_finite(training, run, first)
                             logs = sync.running(training.metrics)
                             hooks.on_train_batch_end(first + updates - 1, logs)
