@@ -130,6 +130,11 @@ def _(call: Call) -> Any:
 # Embeddings ---------------------------------------------------------------------------
 
 
+@rule("embedding-max-norm", "embedding")
+def _(call: Call) -> Any:
+    return call.arguments_of(functional.embedding)["max_norm"] is not None
+
+
 @rule("embedding-bag-frozen", "embedding_bag")
 def _(call: Call) -> Any:
     return not _bag(call)["weight"].requires_grad

@@ -44,6 +44,7 @@ def with_affine(function, *more, weight=True, bias=True, **kwargs):
             "pass a zero bias",
         ),
         (lambda x: torch.layer_norm(x, (4,), x[0, 0], None), [X], "pass a zero bias"),
+        (nn.Embedding(4, 3, max_norm=1.0), [WHOLE], "embedding_renorm_"),
         (
             nn.EmbeddingBag.from_pretrained(torch.rand(4, 3)),
             [WHOLE],
