@@ -33,7 +33,7 @@ from typing import (
     TypeVar,
 )
 
-from . import _env, doctor
+from . import _env, conformance, doctor
 from ._files import file_errors
 from ._version import __version__
 from .errors import ConfigError, IpufitError
@@ -101,7 +101,7 @@ def main() -> None:
         run, _ = COMMANDS[name]
         run(arguments)
         return
-    lines = [f"  {name:7}  {text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:11}  {text}" for name, (_, text) in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         prog="ipufit",
         usage="%(prog)s [-h] [--version] COMMAND ...",
@@ -811,6 +811,7 @@ def _variable(name: str) -> str:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "check": (check, "say what PopTorch would refuse in a script"),
     "compile": (compile_, "compile a script's programs, run none"),
+    "conformance": (conformance.main, "record what IPUs do, compare the emulator"),
     "doctor": (doctor.main, "say what is installed, and what is missing"),
     "launch": (launch, "run a script in several processes"),
     "plan": (plan, "say what a script's fit takes of IPUs, run none of it"),

@@ -37,6 +37,7 @@ FLOORS = {
         "config": 2,
         "doctor": 2,
         "distributed": 1.5,
+        "conformance": 1.5,
         "losses": 3,  # some are means of what metrics compute
         "metrics": 2,
         "mixing": 2,

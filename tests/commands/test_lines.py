@@ -102,7 +102,7 @@ def as_json(run):
 def test_it_names_its_commands_and_its_version(run):
     status, out, _ = run()
     assert status == 0
-    assert "launch   run a script in several processes" in out
+    assert "launch       run a script in several processes" in out
     status, _, err = run("lunch")
     assert status == 2
     assert "'lunch' (choose from" in err
