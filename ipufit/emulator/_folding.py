@@ -30,7 +30,7 @@ from typing import (
 import torch
 from torch import Tensor
 from torch._C import _functorch as _vmap_of_torch
-from torch._C import _nn, _set_grad_enabled, _VariableFunctions
+from torch._C import _set_grad_enabled
 from torch.autograd.function import Function
 from torch.func import vmap  # type: ignore[attr-defined,unused-ignore]
 from torch.fx.graph import Graph
@@ -50,6 +50,7 @@ from ipufit.emulator._ops.custom_ops import run_custom_op
 from ipufit.emulator._ops.printing import print_tensor
 from ipufit.emulator._options.options import Settings
 from ipufit.emulator._program.program import Program
+from ipufit.emulator._tracing.gradients import function_of
 from ipufit.emulator._tracing.operation import (
     effects_of,
     function_name,
@@ -62,8 +63,6 @@ from ipufit.emulator._tracing.operation import (
 Forward = Callable[..., Tuple[Tensor, ...]]
 
 _functorch: Any = _vmap_of_torch
-_BINDINGS = (_VariableFunctions, _nn, Tensor.__base__)
-"""Where torch has functions of Python for its operators."""
 
 
 def fold(
@@ -157,11 +156,7 @@ class _Recorder(DispatchMode):
         if not self._is_paused:
             node = self._add("call_function", func, args, kwargs or {}, results)
             node.meta["writes"] = func._schema.is_mutable
-            name = func._schema.name.split("::")[1]
-            for home in _BINDINGS:  # called in half the time
-                if hasattr(home, name):
-                    node.target = getattr(home, name)
-                    break
+            node.target = function_of(func)  # called in half the time
         return results
 
     def _add(self, op: str, target: Any, args: Any, kwargs: Any, results: Any) -> Node:

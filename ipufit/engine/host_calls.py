@@ -62,7 +62,7 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
     if in_half:  # in which many operations exist on devices only
         module.float()
     try:
-        with mode(module, training=False), torch.no_grad():
+        with mode(module, training=False):
             call_module(module, source.structure.nested(leaves))
     finally:
         if in_half:
@@ -168,7 +168,6 @@ def output_size(
     before = HostRandomState()
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
             stack.enter_context(mode(module, training=False))
             buffers = stack.enter_context(_weights_as_zeros(module))
             scalars = stack.enter_context(collected())

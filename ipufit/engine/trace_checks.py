@@ -69,10 +69,11 @@ _NO_VALUES = ("__get__", "dim", "size", "numel", "stride", "__len__", "__repr__"
 class TraceChecks(TorchFunctionMode):
     """Refuses, or corrects, code that a trace would ignore.
 
-    Gradients in `forward`, hooks on gradients, autograd functions with a backward pass
-    of their own, autocast and inference mode are refused. Results computed without
-    gradients are detached, because PopTorch derives from the weights which tensors need
-    a gradient, and ignores `torch.no_grad` (`fixRequiresGradFromDispatch`).
+    Autocast and inference mode are refused, and in training gradients in `forward`,
+    hooks on gradients, and autograd functions with a backward pass of their own.
+    Results computed without gradients are detached in training, because PopTorch
+    derives from the weights which tensors need a gradient, and ignores `torch.no_grad`
+    (`fixRequiresGradFromDispatch`).
 
     Integer buffers are recorded if they are written to, viewed or used. And so are
     random numbers that are drawn on the host. A distribution that the module stores has
@@ -168,12 +169,12 @@ class TraceChecks(TorchFunctionMode):
             raise UnsupportedError(
                 f"{name}() in forward ({user_line()}): {INSTEAD_OF_HOOKS}"
             )
-        if name == torch.autograd.grad.__name__:
+        if self._is_training and name == torch.autograd.grad.__name__:
             raise UnsupportedError(
-                f"torch.autograd.grad() was called ({user_line()}): a device makes "
-                "its own backward pass, once, from the loss, so gradients can't be "
-                "part of what is computed, as in a gradient penalty. Compute with "
-                "outputs and weights alone."
+                f"torch.autograd.grad() was called in training ({user_line()}), as for "
+                "a gradient penalty: a device makes its own backward pass, once, from "
+                "the loss, and nobody has seen it differentiate a gradient. Train on "
+                "outputs and weights alone. evaluate() and predict() may call it."
             )
         if _is_autocast():
             raise UnsupportedError(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ipufit._tree import Structure
+from ipufit._tree import Structure, map_tensors
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data.random_state import HostRandomState
@@ -338,9 +338,11 @@ class _Twin:
 
     def _on_host(self, inferred: Inferred) -> Any:
         """Return the outputs of the host's module in eval mode, without its loss."""
-        given = inferred, self.host, self.structure, self._inputs(self.wide), ()
-        with mode(self.host, training=False), torch.no_grad(), ResultsNoted() as noted:
-            return results_of(*given, noted.marked)[1]
+        inputs = self._inputs([tensor.detach() for tensor in self.wide])
+        given = inferred, self.host, self.structure, inputs, ()
+        # In the grad mode it is called in: `forward` may call torch.autograd.grad.
+        with mode(self.host, training=False), ResultsNoted() as noted:
+            return map_tensors(torch.detach, results_of(*given, noted.marked)[1])
 
     def outputs(self) -> Iterator[Difference]:
         """Compare the outputs in eval mode."""

@@ -251,9 +251,8 @@ def _calls(
         for name, tensor in module.named_buffers()
     )
     by_place, by_name = arguments_of(inputs)
-    with failures_explained(module, inputs), torch.no_grad(), mode(
-        module, training=False
-    ), followed(
+    # In the grad mode it is called in: `forward` may call torch.autograd.grad.
+    with failures_explained(module, inputs), mode(module, training=False), followed(
         module,
         config,
         lambda name, _: called.setdefault(name, present()),

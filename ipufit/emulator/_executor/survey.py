@@ -73,7 +73,7 @@ from ipufit.emulator._tracing.refusals import (
     refuse_tied_buffers,
     untraceable,
 )
-from ipufit.emulator._tracing.tracer import REFUSALS, guarded
+from ipufit.emulator._tracing.tracer import Tracer, guarded
 from ipufit.emulator.errors import Error
 
 _REFUSED = "refused"
@@ -163,7 +163,8 @@ def survey(
     error: Exception | None = None
     was_disabled = logger.disabled
     logger.disabled = True  # a compilation will warn
-    with torch.inference_mode(False), torch.set_grad_enabled(is_training):
+    records = is_training or torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(records):
         recording = Recording(
             named_weights(module),
             inputs,
@@ -407,6 +408,17 @@ class SurveyTracer(WatchingTracer):
             node.meta.setdefault(_REFUSED, self._refused)
         return result
 
+    def record_operator(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Record an operator of a backward pass, and the refusal of it."""
+        try:
+            return super().record_operator(operator, args, kwargs)
+        except Error as error:
+            if not self._refused:
+                self.notes.add("gradients", error)
+            return Tracer.record_operator(self, operator, args, kwargs)
+
     def check(
         self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
     ) -> None:
@@ -416,7 +428,7 @@ class SurveyTracer(WatchingTracer):
             EndlessError: The same place was refused too often.
         """
         self._refused = ""
-        for topic, refuse in REFUSALS.items() if on_device else ():
+        for topic, refuse in self.refusals.items() if on_device else ():
             is_flow = topic == "value" and operation.name in _CONTROL_FLOW
             try:
                 refuse(operation)
@@ -432,7 +444,7 @@ class SurveyTracer(WatchingTracer):
                         f"this place has asked {_MOST_ASKED} times for what is "
                         "refused, as a loop does that doesn't end"
                     ) from None
-        for tensor in on_device:
+        for tensor in on_device if self.recording.is_training else ():
             kind = type(tensor.grad_fn)
             try:
                 refuse_custom_backward(tensor)

@@ -84,7 +84,8 @@ class Call(Operation):
     @property
     def trains(self) -> bool:
         """Whether a gradient passes through the operation."""
-        return any(tensor.requires_grad for tensor in tensors_in(self.result))
+        differentiable = [t for t in tensors_in(self.result) if t.requires_grad]
+        return self.is_training and bool(differentiable)
 
     @property
     def is_whole(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from ipufit.emulator._tracing.gradients import refuse_gradient
 from ipufit.emulator._tracing.operation import as_list, map_tensors, original
 from ipufit.emulator._tracing.recording import (
     Recording,
@@ -115,7 +116,12 @@ def _operator(function: Callable[..., Tensor], tensor: Tensor) -> Tensor:
     Inside a block the operator would make no difference.
     """
     trace = current_trace()
-    if trace is None or trace.block is not None:
+    if trace is None:
+        return tensor
+    if trace.block is not None:
+        if not trace.is_training:
+            on_device = trace.on_device(tensor)
+            refuse_gradient(on_device, function.__name__, trace.here())
         return tensor
     return trace.record(function, tensor)
 

@@ -252,10 +252,11 @@ def trace(
         Error: The module breaks a rule of tracing; the message names it.
     """
     rng_state = torch.random.get_rng_state()
+    records = is_training or torch.is_grad_enabled()
     try:
         with unchanged(module) as rebound, torch.inference_mode(
             False
-        ), torch.set_grad_enabled(is_training):
+        ), torch.set_grad_enabled(records):
             recording = Recording(
                 named_weights(module),
                 arguments.tensors(),

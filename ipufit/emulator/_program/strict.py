@@ -22,6 +22,7 @@ from torch.overrides import resolve_name
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import STRICT_VARIABLE, is_strict
 from ipufit.emulator._ground.torch_extras import DispatchMode
+from ipufit.emulator._tracing.gradients import refuse_operator
 from ipufit.emulator._tracing.operation import (
     Operation,
     constant_nodes,
@@ -98,6 +99,9 @@ _COMPOSED = """
 """Operators that torch 2.0.1 composes of the above on every device
 (`CompositeExplicitAutograd` in its `native_functions.yaml`)."""
 
+_COMPOSED_BACKWARD = "is_same_size new_empty_strided select_backward slice_backward"
+"""Operators of backward passes that it composes so."""
+
 _OF_PROCESSORS = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _addmm_activation
     _batch_norm_no_update _batch_norm_with_update _ctc_loss
@@ -110,11 +114,14 @@ _OF_PROCESSORS = """
 """Operators into which torch splits some of the above on a CPU, but not on an IPU.
 Some exist in newer torch only."""
 
-SUPPORTED_OPERATORS = frozenset(
+COMPILED_OPERATORS = frozenset(
     name
-    for names in (_HANDLED, _INTERCEPTED, _EXTENSIONS, _COMPOSED, _OF_PROCESSORS)
+    for names in (_HANDLED, _INTERCEPTED, _EXTENSIONS, _COMPOSED, _COMPOSED_BACKWARD)
     for name in names.split()
 )
+"""Names of all operators that PopTorch compiles."""
+
+SUPPORTED_OPERATORS = COMPILED_OPERATORS.union(_OF_PROCESSORS.split())
 """Names of all operators that compile in strict mode."""
 
 
@@ -189,6 +196,15 @@ class WatchingTracer(Tracer):
         function = original(operation.function)
         self.recording.notes["operators"] = function, watch.operators
         return result
+
+    def record_operator(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Record an operator of a backward pass, which must compile."""
+        self.recording.notes.pop("operators", None)
+        name = operator._schema.name.partition("::")[2]
+        refuse_operator(_bare(name), args, COMPILED_OPERATORS)
+        return super().record_operator(operator, args, kwargs)
 
 
 def refuse_unsupported_operators(

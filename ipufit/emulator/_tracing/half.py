@@ -50,7 +50,7 @@ _KEEPS_VALUES = frozenset(
 )
 """Functions that compute no new values, or whose parts are recorded themselves."""
 
-_CASTS = frozenset({"half", "to", "type", "type_as"})
+_CASTS = frozenset({"_to_copy", "half", "to", "type", "type_as"})
 
 _LIKE_INPUT = frozenset(
     """
@@ -141,7 +141,7 @@ class _Widen(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return _round_at_random(gradient)
+        return to_half(gradient)
 
 
 class _Narrow(Function):

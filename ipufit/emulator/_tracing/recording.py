@@ -31,6 +31,7 @@ from ipufit.emulator._options.strategies import (
     BlockPlacement,
     ExecutionStrategy,
 )
+from ipufit.emulator._tracing.gradients import note_maker
 from ipufit.emulator._tracing.operation import (
     DeviceFunction,
     Effects,
@@ -338,7 +339,7 @@ class Recording:
             result: Its result; the tensors in it are on the device from now on.
         """
         enabled = torch.is_grad_enabled()
-        if enabled != self._was_grad_enabled:
+        if self.is_training and enabled != self._was_grad_enabled:
             self.graph.call_function(_set_grad_enabled, (enabled,))
             self._was_grad_enabled = enabled
         name = operation.name
@@ -363,6 +364,8 @@ class Recording:
             **self.notes,
         )
         self._bind_result(result, node)
+        if not self.is_training:
+            note_maker(result, operation, node.meta["place"])
 
     def here(self) -> Place:
         """Return the place that is traced."""
@@ -379,7 +382,8 @@ class Recording:
         memory = self.weight_memory()
         nodes = []
         for tensor in outputs:
-            refuse_custom_backward(tensor)
+            if self.is_training:
+                refuse_custom_backward(tensor)
             node = self.nodes[id(tensor)]
             on_device = self.on_device(tensor)
             storage = storage_of(on_device)

@@ -78,18 +78,54 @@ def refuse_value_reader(operation: Operation) -> None:
 
 
 def refuse_gradients(operation: Operation) -> None:
-    """Refuse to compute gradients in a trace: the compiler makes the backward pass.
+    """Refuse `tensor.backward()` in a trace.
 
     Raises:
-        Error: The operation is `tensor.backward()` or `torch.autograd.grad()`.
+        Error: It is this operation.
     """
-    is_grad = operation.function is torch.autograd.grad
-    if is_grad or operation.name == "backward":
-        what = "torch.autograd.grad()" if is_grad else ".backward()"
+    if operation.name == "backward":
         raise createPoptorchError(
-            f"{what} needs gradients while the model is traced, but the compiler makes "
-            "the backward pass of the whole program by itself. Return the loss, and "
-            "leave the call out."
+            ".backward() needs gradients while the model is traced. The compiler makes "
+            "the backward pass of a training model by itself: return the loss, and "
+            "leave the call out. An inference model may return what "
+            "torch.autograd.grad() gives."
+        )
+
+
+def refuse_training_gradients(operation: Operation) -> None:
+    """Refuse `torch.autograd.grad()` and `tensor.backward()` in a trace for training.
+
+    Raises:
+        Error: It is one of these operations.
+    """
+    refuse_gradients(operation)
+    if operation.function is torch.autograd.grad:
+        raise createPoptorchError(
+            "torch.autograd.grad() in a training model, as for a gradient penalty: the "
+            "compiler makes the backward pass of the whole program by itself, and "
+            "nobody has seen yet whether it differentiates a recorded one. Leave the "
+            "call out; an inference model may make it."
+        )
+
+
+def require_differentiable(operation: Operation) -> None:
+    """Refuse `torch.autograd.grad()` of what has no gradient, or of whole batches.
+
+    Raises:
+        Error: No output requires a gradient, or `is_grads_batched` is true.
+    """
+    if operation.kwargs.get("is_grads_batched"):
+        raise createPoptorchError(
+            "torch.autograd.grad(is_grads_batched=True) uses vmap, which isn't traced: "
+            "call it for each of the gradients."
+        )
+    outputs = tensors_in(operation.args[:1] or operation.kwargs.get("outputs"))
+    if not any(tensor.requires_grad for tensor in outputs):
+        raise createPoptorchError(
+            "torch.autograd.grad(): the outputs depend on no tensor that requires a "
+            "gradient. Call `x.requires_grad_()` in `forward` before computing with "
+            "the input, in grad mode: a model that is called under torch.no_grad() is "
+            "traced under it."
         )
 
 

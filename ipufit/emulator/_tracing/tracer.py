@@ -17,6 +17,7 @@ import functools
 import sys
 import traceback
 from dataclasses import replace
+from functools import partial
 from typing import Any, Callable, Iterator
 
 import torch
@@ -28,7 +29,13 @@ from torch.utils import checkpoint
 
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.torch_extras import DispatchMode, is_importing_compiler
-from ipufit.emulator._tracing.half import in_float32
+from ipufit.emulator._tracing.gradients import (
+    changed_since,
+    function_of,
+    memory_of,
+    written_by,
+)
+from ipufit.emulator._tracing.half import in_float32, rounding
 from ipufit.emulator._tracing.operation import (
     DeviceFunction,
     NodesById,
@@ -42,13 +49,16 @@ from ipufit.emulator._tracing.operation import (
 from ipufit.emulator._tracing.places import PACKAGE
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import (
+    host_tensor_among,
     is_whole_number,
     plain_number,
     refuse_custom_backward,
     refuse_dynamic_shape,
     refuse_gradients,
+    refuse_training_gradients,
     refuse_unsupported,
     refuse_value_reader,
+    require_differentiable,
     tensors_are_equal,
     text_without_values,
     untraceable,
@@ -150,6 +160,9 @@ REFUSALS: dict[str, Callable[[Operation], None]] = {
 }
 """Refuse operations on the device's tensors that don't compile, in this order."""
 
+TRAINING_REFUSALS = {**REFUSALS, "gradients": refuse_training_gradients}
+"""The same in a trace for training."""
+
 _OF_DEVICE = {
     "device": torch.device("ipu:0"),
     "is_cpu": False,
@@ -166,12 +179,24 @@ class Tracer(TorchFunctionMode):
 
     Args:
         recording: The recording to append them to.
+
+    Attributes:
+        recording: The recording.
+        refusals: Functions that refuse what doesn't compile.
+        escape: The refusal of an operator that the tracer hasn't seen, if any.
+        differentiated: While autograd runs: the tensors of the trace, by their memory.
+        parts: ATen operators that functions of `forward` consist of, by the memory of
+            their results, which autograd may keep: the operator, its arguments, the
+            versions of the tensors among them, and its results.
     """
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self.recording = recording
+        self.refusals = TRAINING_REFUSALS if recording.is_training else REFUSALS
         self.escape: Error | None = None
+        self.differentiated: dict[tuple[Any, ...], Tensor] | None = None
+        self.parts: dict[tuple[Any, ...], tuple[Any, Any, list[int], Any]] = {}
 
     def __torch_function__(
         self,
@@ -211,11 +236,17 @@ class Tracer(TorchFunctionMode):
             return _ANSWERS[operation.name](operation)
         if on_device and name == "__get__" and _tells_device(func):
             return _OF_DEVICE[func.__self__.__name__]  # type: ignore[attr-defined]
+        if _sets_requires_grad(operation) and not self.recording.is_training:
+            self.compute(operation)  # it tells autograd, and is no operator
+            return args[0] if name == "requires_grad_" else None
         # Creation takes constants from the host.
         self.check(operation, on_device, [] if is_creating else touched)
         self.recording.is_running_operation = True
         try:
-            result = self._run(in_float32(operation))
+            if func is torch.autograd.grad:
+                result = self._differentiate(operation)
+            else:
+                result = self._run(in_float32(operation))
         finally:
             self.recording.is_running_operation = False
         return map_tensors(result, self.recording.on_host)
@@ -234,9 +265,9 @@ class Tracer(TorchFunctionMode):
             Error: It breaks a rule.
         """
         if on_device:
-            for refuse in REFUSALS.values():
+            for refuse in self.refusals.values():
                 refuse(operation)
-            for tensor in on_device:
+            for tensor in on_device if self.recording.is_training else ():
                 refuse_custom_backward(tensor)
         self.refuse_host_tensors(operation.name, touched)
 
@@ -273,6 +304,72 @@ class Tracer(TorchFunctionMode):
             self.recording.append(operation, effects, result)
         return result
 
+    def _differentiate(self, operation: Operation) -> Any:
+        """Run `torch.autograd.grad`; `record_operator` gets the operators it calls."""
+        require_differentiable(operation)
+        tensors = map(self.recording.on_device, self.recording.tensors())
+        self.differentiated = {memory_of(tensor): tensor for tensor in tensors}
+        try:
+            with rounding(is_stochastic=False):  # the program does it when it runs
+                gradients = Tracer.compute(self, operation)
+            return map_tensors(gradients, self._under_known_name)
+        finally:
+            self.differentiated = None
+
+    def note_part(self, operator: Any, given: Any, result: Any) -> None:
+        """Note an ATen operator that a function of `forward` consists of.
+
+        Autograd keeps tensors of the function's inside, for which the program has no
+        node yet.
+        """
+        operands = tensors_in(given)
+        part = operator, given, [tensor._version for tensor in operands], result
+        aliases = {*map(memory_of, operands)}  # as `detach` returns one
+        for memory in map(memory_of, tensors_in(result)):
+            if operator._schema.is_mutable:
+                self.parts[memory] = part
+            elif memory not in aliases:
+                self.parts.setdefault(memory, part)
+
+    def record_operator(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an ATen operator of a backward pass, and record it."""
+        args, kwargs = map_tensors((args, kwargs), self._under_known_name)
+        function = function_of(operator)
+        operation = in_float32(Operation(function, function.__name__, args, kwargs))
+        compute = partial(Tracer.compute, self, operation)
+        result, effects = observed(operation.name, operation.tensors(), compute)
+        if tensors_in(result):
+            writes = written_by(operator, args)
+            is_operator = effects.is_operator or bool(writes)
+            effects = replace(effects, writes=writes, is_operator=is_operator)
+            self.recording.append(operation, effects, result)
+            for tensor in tensors_in(result):
+                self.differentiated[memory_of(tensor)] = tensor  # type: ignore[index]
+        return result
+
+    def _under_known_name(self, tensor: Tensor) -> Tensor:
+        """Return the tensor of the trace that a tensor of autograd's is.
+
+        Raises:
+            Error: The program can't compute it.
+        """
+        known, memory = self.differentiated, memory_of(tensor)
+        if known is None or self.recording.is_on_device(tensor):
+            return tensor
+        if memory not in known and memory in self.parts:
+            operator, given, versions, result = self.parts[memory]
+            before = tensors_in(given)
+            if operator._schema.is_mutable or versions != [t._version for t in before]:
+                raise changed_since(operator)
+            again = Tracer.record_operator(self, operator, *given)
+            names = map(memory_of, tensors_in(result))
+            known.update(zip(names, tensors_in(again)))
+        if memory not in known and tensor.dim():
+            raise host_tensor_among("torch.autograd.grad", tensor)
+        return known.get(memory, tensor)
+
     def refuse_host_tensors(self, name: str, touched: list[Tensor]) -> None:
         """Refuse tensors of the host, except in an operation that moves them.
 
@@ -284,6 +381,14 @@ class Tracer(TorchFunctionMode):
         elif name == "copy_":
             touched = touched[:1]
         self.recording.require_device(name, touched)
+
+
+def _sets_requires_grad(operation: Operation) -> bool:
+    """Return whether an operation is `x.requires_grad_()` or an assignment to it."""
+    name = operation.name
+    if name == "__set__":
+        name = operation.function.__self__.__name__  # type: ignore[attr-defined]
+    return name in ("requires_grad", "requires_grad_")
 
 
 def _tells_device(getter: Any) -> bool:
@@ -389,11 +494,16 @@ class EscapeGuard(DispatchMode):
     ) -> Any:
         """Run `func`, or refuse it if it has a tensor of the device."""
         recording, given = self._tracer.recording, (args, kwargs or {})
+        if self._tracer.differentiated is not None:
+            return self._tracer.record_operator(func, *given)
         is_seen = recording.is_running_operation
         if not is_seen and any(map(recording.is_on_device, tensors_in(given))):
             self._tracer.escaped(func)
             given = map_tensors(given, recording.on_device)
-        return func(*given[0], **given[1])
+        result = func(*given[0], **given[1])
+        if is_seen and torch.is_grad_enabled() and not recording.is_training:
+            self._tracer.note_part(func, given, result)
+        return result
 
     def __exit__(self, *exception: Any) -> None:
         """Leave the mode, and raise the refusal, if any."""

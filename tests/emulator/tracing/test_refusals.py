@@ -30,7 +30,6 @@ READERS = {
 GRADIENTS = {
     "backward": lambda x: x.sum().backward(),
     "torch.autograd.backward": lambda x: torch.autograd.backward(x.sum()),
-    "grad": lambda x: torch.autograd.grad(x.sum(), x),
 }
 # Older versions don't hand it to those that replace functions of torch.
 IS_HEARD = "torch_function" in inspect.getsource(torch.autograd.backward)

@@ -150,18 +150,20 @@ class InferenceMode(torch.nn.Module):
     ("make", "message"),
     [
         (lambda: Network(narrow), r"autocast.*\(test_refusals.py:\d+: "),
-        (
-            lambda: Network(penalised),
-            r"torch\.autograd\.grad\(\) was called \(test_refusals\.py:\d+: grad",
-        ),
         (InferenceMode, r"inference_mode\(\) .*second\(x\)"),
     ],
-    ids=["autocast", "gradients", "inference mode"],
+    ids=["autocast", "inference mode"],
 )
 def test_what_forward_can_not_do_is_refused_with_its_line(make, message, use):
     model = reference.compiled(make(), IPUConfig(micro_batch_size=2), loss="mse")
     with pytest.raises(UnsupportedError, match=message):
         getattr(model, use)(X, Y, verbose=0)
+
+
+def test_training_refuses_gradients_in_forward_with_their_line():
+    message = r"autograd\.grad\(\) was called in training \(test_refusals\.py:\d+: grad"
+    with pytest.raises(UnsupportedError, match=message):
+        fit(Network(penalised))
 
 
 def test_autocast_is_refused_in_predict_too():
