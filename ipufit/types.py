@@ -22,7 +22,7 @@ PathLike = Union[str, "os.PathLike[str]"]
 """Where something is in the file system."""
 
 Verbose = Union[int, str]
-"""0 silent, 1 bars, 2 lines, or `"auto"`."""
+"""0 silent, 1 or `"auto"` bars and a line per epoch, 2 Keras's lines."""
 
 
 class ShownAsText:

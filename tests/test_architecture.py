@@ -110,7 +110,7 @@ THIRD_PARTY = {"numpy", "poptorch", "rich", "safetensors", "torch"}
 
 
 # Looked for where a user may have it, and done without.
-OPTIONAL = {"datasets", "popdist", "poptorch_geometric"}
+OPTIONAL = {"IPython", "datasets", "popdist", "poptorch_geometric"}
 # Modules that import by names which are computed -> what these are.
 COMPUTED_IMPORTS = {
     "ipufit": "public names, when they are first used",

@@ -33,14 +33,14 @@ ROOMS = {
     "data": (Size(5, 2713, 21958), "data"),
     "metrics and losses": (Size(12, 1934, 16630), "metrics losses"),
     "optimizers": (Size(4, 1689, 12858), "optimizers"),
-    "callbacks": (Size(9, 2007, 16438), "callbacks"),
+    "callbacks": (Size(9, 2017, 16577), "callbacks"),
     "checkpoint and resume": (Size(5, 2134, 16630), "checkpoint resume"),
     "config, placement, batching": (
         Size(4, 1299, 9824),
         "batching config mixing placement",
     ),
     "planning": (
-        Size(7, 1198, 9179),
+        Size(7, 1200, 9187),
         "planning",
     ),
     "conformance": (Size(5, 1489, 15562), "conformance"),

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from datetime import timedelta
+from importlib import import_module
 from importlib.util import find_spec
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Callable
@@ -152,10 +154,7 @@ class _Printing(ProgressDisplay):
 
     def _print(self, line: str) -> None:
         """Print a line; on a terminal, break it between metrics."""
-        console = self._console
-        if console.is_jupyter:  # whose lines are pages of HTML, and go with the widget
-            console = _plain_output()
-        width = console.width
+        console, width = self._console, self._console.width
         if console.is_dumb_terminal:  # rich assumes 80 columns
             width = get_terminal_size((width, 0)).columns
         is_wrapped = console.is_terminal and len(line) > width
@@ -198,6 +197,7 @@ class BarProgress(_Printing):
     """
 
     _live: Live | None = None
+    _cell: Any = None  # the handle of an output in a notebook
     _title = ""
     _figures = ""
     _shown_at = 0.0
@@ -207,12 +207,13 @@ class BarProgress(_Printing):
     @property
     def is_due(self) -> bool:
         """Whether the metrics on the screen are old enough to be replaced."""
-        is_on = self._live is not None
+        is_on = self._live is not None or self._cell is not None
         return is_on and self._clock() - self._shown_at >= _SECONDS_BETWEEN
 
     def close(self) -> None:
         """Restore the terminal; a bar that an error has ended stays."""
         super().close()
+        self._cell = None
         if self._live is not None:
             self._live.transient = False
         self._stop()
@@ -223,12 +224,14 @@ class BarProgress(_Printing):
         self._title, self._figures, self._shown_at = title, "", -math.inf
         self._first_step = self._steps_done = self._steps_before()
         self._call = (self._clock(), 0.0, 0)
-        if can_redraw(self._console):
+        console = self._console
+        if _is_in_notebook(console):
+            display = import_module("IPython.display").display
+            self._cell = display({"text/plain": title}, raw=True, display_id=True)
+        elif can_redraw(console):
             from rich.live import Live
 
-            self._live = Live(
-                get_renderable=self._bar, console=self._console, transient=True
-            )
+            self._live = Live(get_renderable=self._bar, console=console, transient=True)
             self._live.start()
 
     def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
@@ -242,6 +245,9 @@ class BarProgress(_Printing):
             rate = f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
             figures = format_logs(logs or {}, "  ", " ")
             self._figures = f"{rate}  {figures}" if self._is_fit else figures
+            if self._cell is not None:
+                text = "".join(one.text for one in self._console.render(self._bar()))
+                self._cell.update({"text/plain": text}, raw=True)
 
     def _end(self, logs: dict[str, Any]) -> None:
         """Replace the bar by a line with the last metrics."""
@@ -254,7 +260,12 @@ class BarProgress(_Printing):
         time_taken = f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
         figures = format_logs(logs, "  ", " ")
         line = "  ".join(filter(None, (f"{title} {time_taken}", figures)))
-        self._print(line + (self._coverage() if logs else ""))
+        line += self._coverage() if logs else ""
+        if self._cell is not None:
+            self._cell.update({"text/plain": line}, raw=True)
+        else:
+            self._print(line)
+        self._cell = None
 
     def _steps_before(self) -> int:
         """Return the updates of this epoch that an interrupted run made."""
@@ -344,8 +355,8 @@ def make_progress(
 def can_redraw(console: Console) -> bool:
     """Return whether a bar can be redrawn on a console.
 
-    It can't in a pipe, in a file, on a dumb terminal, and in a notebook without the
-    widgets that rich needs.
+    It can't in a pipe, in a file and on a dumb terminal. In a notebook an output of
+    the cell is replaced instead.
 
     Example:
         >>> import io
@@ -353,8 +364,6 @@ def can_redraw(console: Console) -> bool:
         >>> can_redraw(Console(file=io.StringIO(), force_jupyter=False))
         False
     """
-    if console.is_jupyter:
-        return find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -362,17 +371,18 @@ def _standard_output() -> Console:
     from rich.console import Console
 
     console = Console()
-    return (
-        _plain_output() if console.is_jupyter and not can_redraw(console) else console
-    )
+    if not console.is_jupyter:
+        return console
+    # Else each line would be a page of HTML, and kernels ask for a terminal's colours.
+    return Console(force_jupyter=False, force_terminal=False, width=100)
 
 
-def _plain_output() -> Console:
-    """Return a console whose lines stay in a saved notebook, as text."""
+def _is_in_notebook(console: Console) -> bool:
+    """Return whether a console writes to the outputs of a notebook's cells."""
     from rich.console import Console
 
-    # Kernels ask for a terminal's colours.
-    return Console(force_jupyter=False, force_terminal=False)
+    is_standard = console.file is sys.stdout and find_spec("IPython") is not None
+    return is_standard and Console().is_jupyter
 
 
 class ProgressBar(BarProgress):

@@ -502,9 +502,8 @@ class IPUModel:
                 leaves open are derived. The default is a loader's own batch size,
                 unless the config has a micro-batch size.
             epochs: Index of the last epoch, plus one.
-            verbose: 0 nothing; 1 bars, or lines where they can't be redrawn: in a pipe
-                or file, and in a notebook without ipywidgets; 2 lines; "auto" 1 on a
-                terminal, else 2.
+            verbose: 0 nothing; 1 or "auto" a line per epoch, with a bar before it where
+                one can be redrawn: on a terminal, and in a notebook; 2 Keras's lines.
             callbacks: `ipufit.Callback`s.
             validation_split: Share of the samples, at the end, to validate on.
             validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`;

@@ -236,7 +236,7 @@ def as_text(contents: Sequence[Content]) -> str:
     """Return texts and tables as `show` prints them, without a line length."""
     file = io.StringIO()
     texts = [one for one in contents if isinstance(one, (str, Table))]
-    show(texts, Console(file=file, width=_WIDE))
+    show(texts, Console(file=file, width=_WIDE, force_jupyter=False))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
@@ -257,7 +257,9 @@ def save(contents: Sequence[Content], title: str, path: PathLike) -> None:
         )
     with file_errors("can't be written", target):
         if ending == ".html":
-            console = Console(file=io.StringIO(), width=150, record=True)
+            console = Console(
+                file=io.StringIO(), width=150, record=True, force_jupyter=False
+            )
             show(contents, console)
             console.save_html(str(target))
         else:

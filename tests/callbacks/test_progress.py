@@ -6,6 +6,9 @@ from __future__ import annotations
 import io
 import logging
 import re
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -120,6 +123,34 @@ def test_an_error_within_a_bar_leaves_the_terminal_usable(monkeypatch, capsys, v
     assert out.endswith("\n") or out.endswith("\x1b[?25h")
     model = make_model()
     model.fit(*DATA, batch_size=4, verbose=verbose)  # a bar of its own starts
+
+
+def test_a_notebook_keeps_an_output_of_text_for_each_epoch(monkeypatch, capsys):
+    outputs = []
+
+    def display(data, raw, display_id):
+        outputs.append([data])
+        added = outputs[-1].append
+        return SimpleNamespace(update=lambda data, raw: added(data))
+
+    package = ModuleType("IPython")
+    package.__spec__ = ModuleSpec("IPython", None)
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    module = SimpleNamespace(display=display)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    model = make_model()
+    model.fit(*DATA, batch_size=4, epochs=2, validation_split=0.5)
+    kept = [output[-1]["text/plain"] for output in outputs]
+    assert len(kept) == 2
+    for epoch, line in enumerate(kept, 1):
+        assert re.fullmatch(rf"{epoch}/2 [\d.]+s  loss [\d.]+  val_loss [\d.]+", line)
+    drawn = outputs[0][1]["text/plain"]
+    assert drawn.startswith("Epoch 1/2 ━")
+    assert "1/1 0:00:00" in drawn
+    assert capsys.readouterr().out.startswith("Compiled in ")
+    repr(model.plan(*DATA, batch_size=4))
+    assert capsys.readouterr().out == ""  # rich would show it on the page at once
 
 
 # `ProgressBar`, in the place of the display that `verbose` asks for ----------------
