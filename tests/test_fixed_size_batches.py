@@ -511,13 +511,15 @@ def fitted_in_processes():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ipufit.WholeStreamWarning)
         history = model.fit(data, validation_data=data, epochs=2, verbose=0).history
-    with pytest.raises(UnsupportedError, match="Predict in one process"):
-        model.predict(data, verbose=0)
-    return history, copy.deepcopy(model.module).state_dict()
+        predicted = model.predict(data, verbose=0)
+        parts = model.predict(data, stream=True, verbose=0)
+        assert torch.cat(list(parts)).equal(predicted)
+    return history, copy.deepcopy(model.module).state_dict(), predicted
 
 
 def test_processes_divide_the_batches(pool, batches):
-    (history, weights), (_, others) = pool.run(fitted_in_processes)
+    first, second = pool.run(fitted_in_processes)
+    history, weights, predicted = first
     twin = GIN()
     expected = plain_fit(twin, batches, 4, epochs=2)
     assert history["loss"] == pytest.approx(expected, abs=1e-5)
@@ -526,4 +528,6 @@ def test_processes_divide_the_batches(pool, batches):
     assert history["val_loss"][-1] == pytest.approx(loss, abs=1e-5)
     for name, value in twin.state_dict().items():
         torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6)
-        assert others[name].equal(weights[name])
+        assert second[1][name].equal(weights[name])
+    torch.testing.assert_close(predicted, outputs)
+    assert second[2].equal(predicted)

@@ -603,9 +603,11 @@ class Inference:
             run: `run.stop_predicting` ends it.
 
         Yields:
-            Tensors, nested as the module returns them, one row per sample.
+            Tensors, nested as the module returns them, one row per sample. Of whole
+            micro-batches in several processes a pair: all rows, and which are samples.
         """
         run.stop_predicting = False
+        is_whole = self.batches.structure.rows is not None
         processes = ProcessSync(run.processes, hooks, run, "on_predict_batch_end")
         program = self.executors.inference
         hooks.on_predict_begin({})
@@ -623,11 +625,12 @@ class Inference:
                 num_rows = self.batches.plan_of_samples.samples_per_call
                 check_rows(outputs, num_rows, self.batches.structure.rows)
             is_real = self.batches.is_real(call)
+            every_row = outputs, is_real
             if is_real is not None:
                 outputs = cut(outputs, is_real)
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
             hooks.on_predict_batch_end(last, {"outputs": outputs})
-            yield outputs
+            yield every_row if is_whole and run.processes.are_several else outputs
             processes.sync()
             if processes.ends_prediction:
                 break

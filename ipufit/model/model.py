@@ -78,6 +78,7 @@ from ipufit.engine.loop import (
     Inference,
     ProcessSync,
     Training,
+    cut,
     describe_coverage,
     in_passes,
     joined,
@@ -849,9 +850,9 @@ class IPUModel:
             return self._whole_outputs(plan, parts)
         if not self.processes.are_several:
             return parts
-        rows = plan.plan.samples_per_update
         return (
-            _in_order(self.processes.gathered(_plain(part)), rows) for part in parts
+            _in_order(self.processes.gathered(_plain(part)), plan.batches)
+            for part in parts
         )
 
     def train_on_batch(
@@ -2645,11 +2646,6 @@ class IPUModel:
         Raises:
             ConfigError: The own inference options don't return every row.
         """
-        if source.structure.rows is not None and self.processes.are_several:
-            raise UnsupportedError(
-                "predict() with FixedSizeBatches doesn't know how many samples each "
-                "process has, and so not their order. Predict in one process."
-            )
         what = self._predicted_by, "predict", batch_size, steps
         plan = self._inference(source, *what, **how)
         mode = poptorch.OutputMode(plan.options.output_mode)
@@ -2683,8 +2679,8 @@ class IPUModel:
         if not self.processes.are_several:
             return joined(parts)
         of_processes = self.processes.gathered([_plain(part) for part in parts])
-        rows = plan.plan.samples_per_update
-        return joined(_in_order(call, rows) for call in zip(*of_processes))
+        calls = zip(*of_processes)
+        return joined(_in_order(call, plan.batches) for call in calls)
 
     def _chosen_passes(
         self,
@@ -3226,11 +3222,12 @@ def _plain(outputs: Any) -> Any:
     return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
 
 
-def _in_order(of_processes: Sequence[Any], rows_per_pass: int) -> Any:
+def _in_order(of_processes: Sequence[Any], batches: InferenceBatches) -> Any:
     """Join the outputs of all processes for a call: they divide each pass."""
-    cut_up = [in_passes(part, rows_per_pass) for part in of_processes]
-    of_passes = itertools.zip_longest(*cut_up)
-    return joined(part for one in of_passes for part in one if part is not None)
+    rows = batches.plan_of_samples.samples_per_update
+    of_passes = itertools.zip_longest(*(in_passes(part, rows) for part in of_processes))
+    outputs = joined(part for one in of_passes for part in one if part is not None)
+    return outputs if batches.structure.rows is None else cut(*outputs)
 
 
 def _warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -> str:
