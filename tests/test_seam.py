@@ -75,8 +75,9 @@ def test_without_one_the_emulator_says_once_that_it_is_the_emulator(python):
     assert done.stdout.split()[0] == "ipufit.emulator"
     (line,) = done.stderr.splitlines()
     assert line.startswith("WARNING:ipufit:")
-    assert "ipufit.emulator" in line
-    assert "IPUFIT_BACKEND=poptorch" in line
+    assert "emulator" in line
+    assert "ipufit doctor" in line
+    assert python(code, RANK="1").stderr == ""
 
 
 @pytest.mark.parametrize(
