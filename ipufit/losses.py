@@ -105,6 +105,7 @@ class Loss:
         rows: int,
         weights: Tensor | None = None,
         share: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> LossTerms:
         """Compute the loss of a micro-batch.
 
@@ -118,6 +119,9 @@ class Loss:
             weights: Weights of samples, `[rows]`, or of positions, `[rows, ...]`.
             share: Weight of each row in the mean of its update, `[rows]`; 0 for
                 padding.
+            counted: Divisor of a loss that ignores targets, the same in each row: the
+                number of the update's targets that aren't ignored, divided by its
+                micro-batches. None to count those of this micro-batch.
 
         Raises:
             UnsupportedError: There are weights or shares, but no values per sample.
@@ -129,10 +133,12 @@ class Loss:
             LossTerms(value=tensor(5.), total=tensor(10.), divisor=tensor(2.))
         """
         is_plain = weights is None and share is None
-        if self._ignores(outputs, targets):
-            if is_plain and self.summed is not None:
-                return self._counted(self.summed(outputs, targets), targets)
-        elif is_plain:
+        ignores = self._ignores(outputs, targets)
+        if ignores and is_plain and self.summed is not None:
+            total = self.summed(outputs, targets).reshape(())
+            count = torch.sum(targets.ne(self.ignore_index).to(total.dtype))
+            return _mean_of_counted(total, count, counted)
+        if is_plain and not ignores:
             loss = self._checked(self.function(outputs, targets))
             if loss.dim():
                 loss = torch.sum(loss) if self.is_sum else torch.mean(loss)
@@ -145,13 +151,19 @@ class Loss:
         values = self._values(outputs, targets, rows, weights).reshape(rows, -1)
         counts = torch.ones_like(values[:, 0])
         whole: Tensor | float
-        if self._ignores(outputs, targets):
+        if ignores:
             valid = targets.ne(self.ignore_index).reshape(rows, -1).to(values.dtype)
-            if share is not None:  # padding counts here, as the shares expect it
-                is_row = share.gt(0).to(valid.dtype).unsqueeze(1)
-                valid = valid * is_row + (1.0 - is_row)
+            each, counts = values.sum(dim=1), valid.sum(dim=1)
+            if share is None:
+                return _mean_of_counted(torch.sum(each), torch.sum(counts), counted)
+            is_real = share.gt(0).to(values.dtype)
+            if counted is not None:
+                each, counts = each.mul(is_real), counts.mul(is_real)
+                return _mean_of_counted(torch.sum(each), torch.sum(counts), counted)
+            # Padding counts here, as the shares expect it.
+            valid = valid * is_real.unsqueeze(1) + (1.0 - is_real.unsqueeze(1))
             counts = valid.sum(dim=1)
-            each, whole = values.sum(dim=1), counts.sum().clamp(min=1)
+            whole = counts.sum().clamp(min=1)
         elif self.is_sum:
             each, whole = values.sum(dim=1), 1.0
         else:
@@ -177,12 +189,6 @@ class Loss:
             and not targets.is_floating_point()
             and targets.shape != getattr(outputs, "shape", None)
         )
-
-    def _counted(self, total: Tensor, targets: Tensor) -> LossTerms:
-        """Average over targets that aren't ignored; 0 if all are ignored."""
-        total = total.reshape(())
-        count = torch.sum(targets.ne(self.ignore_index).to(total.dtype))
-        return LossTerms(total / count.clamp(min=1), total.detach(), count)
 
     def _checked(self, loss: Any) -> Tensor:
         if not isinstance(loss, Tensor):
@@ -226,6 +232,18 @@ class Loss:
             shaped = weights.reshape(weights.shape + (1,) * missing)
             values = weighed(values, shaped.expand(values.shape).to(values.dtype))
         return values
+
+
+def _mean_of_counted(total: Tensor, count: Tensor, counted: Tensor | None) -> LossTerms:
+    """Average over targets that aren't ignored; 0 if all are ignored.
+
+    Args:
+        total: The sum over the targets of a micro-batch.
+        count: Number of them that aren't ignored.
+        counted: As for `Loss.terms`.
+    """
+    divisor = count.clamp(min=1) if counted is None else counted[0]
+    return LossTerms(total / divisor, total.detach(), count)
 
 
 def _without_gradients(tensor: Any, weights: Tensor) -> Any:

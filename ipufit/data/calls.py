@@ -782,6 +782,7 @@ class TrainingBatches(_Batches):
             the call with rows that don't count.
         class_weight: Class index to weight; None if all classes weigh the same.
         mixing: Mixup and CutMix; None without mixing.
+        ignored: Indices of targets that losses ignore.
         loading: Settings for loading map-style data.
         start: Position at which to begin. Earlier samples are not loaded, except from a
             stream, whose batches are drawn and dropped.
@@ -815,6 +816,7 @@ class TrainingBatches(_Batches):
         drop_last: bool | str = True,
         class_weight: Any = None,
         mixing: Mixing | None = None,
+        ignored: tuple[int, ...] = (),
         loading: Loading = PLAIN,
         start: Position = BEGINNING,
         processes: Processes = ALONE,
@@ -847,6 +849,15 @@ class TrainingBatches(_Batches):
         if self._is_padding:
             self.structure = replace(self.structure, is_padded=True)
         self._num_masked: int | None = None
+        first = source.structure.num_inputs
+        self._targets = slice(first, first + source.structure.targets.num_leaves)
+        rows_per_update = self._division.block * self._division.count
+        self._micro_batches = rows_per_update // plan.micro_batch_size
+        needs_counts = self._micro_batches > 1 or self.structure.is_padded
+        if ignored and needs_counts and self.structure.rows is None:
+            targets = source.example(1)[self._targets]
+            if not all(one.is_floating_point() for one in targets):
+                self.structure = replace(self.structure, ignored=ignored)
         self._mixed_rows: MixedRows | None = None
         if mixing is not None:
             self._mixed_rows = MixedRows(
@@ -947,7 +958,8 @@ class TrainingBatches(_Batches):
     def example(self) -> Batch:
         """Return a batch with the shapes of a call."""
         example = self.source.example(self._rows)
-        return self._completed(example, (self._rows,) * self._processes.count)
+        each = (self._rows,) * self._processes.count
+        return self._completed(example, each, is_example=True)
 
     def begin_next_pass(self) -> None:
         """Move to the next pass if this one has ended."""
@@ -1029,12 +1041,15 @@ class TrainingBatches(_Batches):
             return self.position.calls * self._rows + row
         return int(self._order().indices()[row]) % (self.source.num_samples or 1)
 
-    def _completed(self, batch: Batch, each: tuple[int, ...]) -> Batch:
-        """Append class weights, shares and mixing coefficients of rows to a batch.
+    def _completed(
+        self, batch: Batch, each: tuple[int, ...], *, is_example: bool = False
+    ) -> Batch:
+        """Append class weights, shares, counts and mixing coefficients to a batch.
 
         Args:
             batch: Tensors of a call.
             each: Number of unpadded rows of each process.
+            is_example: Whether only the shapes matter.
         """
         if self._class_weights is not None:
             batch.append(self._class_weights.of(batch))
@@ -1048,9 +1063,35 @@ class TrainingBatches(_Batches):
                 counts = self._processes.summed(own)
                 self._num_masked = int(counts.sum())
             batch.append(shares(is_real, counts, division.count))
+        if self.structure.ignored:
+            num_real = each[self._division.index]
+            counts = self._counts(batch[self._targets], num_real)
+            if self._processes.are_several and not is_example:
+                counts = self._processes.summed(counts)
+            divisors = counts.clamp(min=1).to(torch.float32).div(self._micro_batches)
+            batch.append(divisors.repeat_interleave(self._division.block, dim=0))
         if self._mixed_rows is not None:
             batch.append(self._mixed_rows.of(batch, self.seed, self.position))
         return batch
+
+    def _counts(self, targets: Sequence[Tensor], num_real: int) -> Tensor:
+        """Count the targets of each update that aren't ignored, in this process.
+
+        Args:
+            targets: Targets of a call.
+            num_real: Number of rows without padding, which follows them.
+
+        Returns:
+            `[updates, indices * targets]`, int64.
+        """
+        counts = [
+            one.ne(index).reshape(self._rows, -1).sum(dim=1)
+            for index in self.structure.ignored
+            for one in targets
+        ]
+        of_rows = torch.stack(counts, dim=1)
+        of_rows[num_real:] = 0
+        return of_rows.reshape(-1, self._division.block, len(counts)).sum(dim=1)
 
 
 class InferenceBatches(_Batches):

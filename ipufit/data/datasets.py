@@ -61,11 +61,15 @@ class Labels(NamedTuple):
         share: Weight of each row in the loss of its update, `[rows]`. Padding has 0 and
             the other rows more than 1, so that the loss is the mean over unpadded rows.
             None without padding.
+        counted: For each index that a loss ignores, nested as the targets: `[rows]`,
+            the number of the update's targets that aren't ignored, divided by its
+            micro-batches. None if each micro-batch is an update.
     """
 
     targets: Any = ()
     weights: Any = None
     share: Tensor | None = None
+    counted: Any = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class SampleStructure:
         targets: Structure of the targets; without leaves if there are none.
         weights: Structure of the sample weights; without leaves if there are none.
         is_padded: Whether a batch has a tensor with the share of each row after these.
+        ignored: Indices of ignored targets that are counted for each update: a batch
+            then has a tensor of these counts, `[rows, indices * targets]`.
         is_mixed: Whether a batch ends with the tensor of `ipufit.mixing.Coefficients`.
         rows: Samples and padding of an item that is a whole micro-batch; None if an
             item is a sample. The tensors of such items are `[items, ...]`, and their
@@ -85,13 +91,14 @@ class SampleStructure:
     Example:
         >>> structure = SampleStructure(Structure.of({"a": 0}), Structure.of(0))
         >>> structure.split([1, 2])
-        ({'a': 1}, Labels(targets=2, weights=None, share=None))
+        ({'a': 1}, Labels(targets=2, weights=None, share=None, counted=None))
     """
 
     inputs: Structure
     targets: Structure = NOTHING
     weights: Structure = NOTHING
     is_padded: bool = False
+    ignored: tuple[int, ...] = ()
     is_mixed: bool = False
     rows: int | None = None
 
@@ -174,11 +181,16 @@ class SampleStructure:
         return (*parts, labels.weights) if self.has_weights else parts
 
     def labels(self, tensors: Sequence[Any]) -> Labels:
-        """Take nested targets, weights and shares from the tensors of a batch."""
+        """Take targets, weights, shares and counts from the tensors of a batch."""
         rest = map(self._joined, tensors[self.num_inputs :])
         targets = self.targets.rebuild(rest)
         weights = self.weights.rebuild(rest) if self.has_weights else None
-        return Labels(targets, weights, next(rest) if self.is_padded else None)
+        share = next(rest) if self.is_padded else None
+        if not self.ignored:
+            return Labels(targets, weights, share)
+        columns = iter(next(rest).unbind(dim=1))
+        counted = {index: self.targets.rebuild(columns) for index in self.ignored}
+        return Labels(targets, weights, share, counted)
 
     def mixing(self, tensors: Sequence[Any]) -> Any:
         """Return the mixing coefficients of a batch; None without any."""

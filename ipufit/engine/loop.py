@@ -552,7 +552,8 @@ class Training:
                 is_taken = is_taken.logical_and(is_real[rows])
             if not is_taken.any():
                 continue
-            taken = cut(labels._replace(share=None), rows[is_taken])
+            plain = labels._replace(share=None, counted=None)
+            taken = cut(plain, rows[is_taken])
             self.metrics.stream(*widened_all(cut(outputs, is_taken), taken))
 
 

@@ -454,6 +454,14 @@ class MetricState:
             return self._summed(self.sums()).get("loss", math.nan)
         return float(entry.result(self._sums[1 : 1 + entry.size]))  # type: ignore[misc]
 
+    @property
+    def is_loss_empty(self) -> bool:
+        """Whether all targets of a loss were ignored so far, so that it is NaN."""
+        entry = self._entries[0] if self._entries else None
+        if self._sums is None or entry is None or entry.name != "loss":
+            return False
+        return bool(self._sums[2 : 1 + entry.size : 2].eq(0).any())
+
     def losses(self, parts: int) -> list[float]:
         """Return the running loss after each update of the last call.
 

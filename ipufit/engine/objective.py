@@ -323,12 +323,15 @@ class LabelledOutput(NamedTuple):
         output: The tensor, or another value that the module returns there.
         target: Target of the same output.
         weights: Weights of its samples; None without weights.
+        counted: Mean number of targets of a micro-batch that its loss doesn't ignore,
+            `[rows]`; None to count those of the micro-batch itself.
     """
 
     name: str
     output: Any
     target: Any
     weights: Tensor | None
+    counted: Tensor | None = None
 
 
 def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
@@ -472,6 +475,12 @@ class Objective:
         return any(loss.is_sum for _, loss in self.losses)
 
     @property
+    def ignored(self) -> tuple[int, ...]:
+        """Indices of targets that losses ignore, without doubles."""
+        indices = {loss.ignore_index for _, loss in self.losses if not loss.is_sum}
+        return tuple(sorted(index for index in indices if index is not None))
+
+    @property
     def modules(self) -> list[torch.nn.Module]:
         """Losses that are modules, for their buffers."""
         functions: list[Any] = [loss.function for _, loss in self.losses]
@@ -551,7 +560,8 @@ class Objective:
             for part in self._parts_of_loss(key, loss, outputs, labels):
                 with shapes_in_errors(f"The loss {loss.name!r}", part):
                     term = loss.terms(
-                        part.output, part.target, rows, part.weights, labels.share
+                        *(part.output, part.target, rows, part.weights),
+                        *(labels.share, part.counted),
                     )
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
@@ -637,6 +647,7 @@ class Objective:
             outputs: Everything that the module returned.
             labels: Targets and weights; shares of 0 mark padding, which is ignored.
         """
+        labels = labels._replace(counted=None)
         mask = None if labels.share is None else labels.share.gt(0).to(torch.float32)
         is_binary = {
             part.name: loss.is_binary
@@ -694,6 +705,9 @@ class Objective:
         self, key: OutputKey, loss: Loss, outputs: Any, labels: Labels
     ) -> list[LabelledOutput]:
         is_one = loss.is_per_output
+        if labels.counted is not None:
+            counted = labels.counted.get(loss.ignore_index)
+            labels = labels._replace(counted=counted)
         return self._parts(key, outputs, labels, splits=is_one, is_named=is_one)
 
     def _parts(
@@ -725,9 +739,8 @@ class Objective:
         if several is None:
             _check_single(key, outputs)
             output = bare(outputs) if is_named or key is not None else only(outputs)
-            return [
-                LabelledOutput("", output, only(labels.targets), only(labels.weights))
-            ]
+            parts_of_it = map(only, (labels.targets, labels.weights, labels.counted))
+            return [LabelledOutput("", output, *parts_of_it)]
         weights = labels.weights
         if key is None and not splits:
             if weights is not None and not isinstance(weights, Tensor):
@@ -739,15 +752,17 @@ class Objective:
         names, parts = list(several), []
         for name in _names_of(key, names, labels.targets):
             position = names.index(name)
-            target = labels.targets
+            target, counted = labels.targets, labels.counted
             # The target of the only output that has a loss.
             loss_keys = [one for one, _ in self.losses]
             if not (isinstance(target, Tensor) and loss_keys in ([name], [position])):
-                target = part_of(target, name, position, len(names), "targets")
+                where = name, position, len(names), "targets"
+                target = part_of(target, *where)
+                counted = None if counted is None else part_of(counted, *where)
             its = weights
             if weights is not None and not isinstance(weights, Tensor):
                 its = part_of(weights, name, position, len(names), "sample weights")
-            parts.append(LabelledOutput(name, several[name], target, its))
+            parts.append(LabelledOutput(name, several[name], target, its, counted))
         return parts
 
 
@@ -923,8 +938,9 @@ def mixed_loss_terms(
         UnsupportedError: A loss gives no value per sample.
     """
     share = Coefficients.of(mixing).share
-    others: Labels = map_tensors(rolled, labels._replace(share=None))
-    others = others._replace(share=labels.share)
+    plain = labels._replace(share=None, counted=None)
+    others: Labels = map_tensors(rolled, plain)
+    others = others._replace(share=labels.share, counted=labels.counted)
     terms = objective.loss_terms(outputs, _weighed(labels, share), rows)
     more = objective.loss_terms(outputs, _weighed(others, 1.0 - share), rows)
     mixed = {}
@@ -957,7 +973,8 @@ def dominant_labels(
         is_taken = is_own.reshape(shape).expand(own.shape)
         return torch.where(is_taken, own, rolled(own, micro_batch_size))
 
-    mixed: Labels = map_tensors(chosen, labels._replace(share=None))
+    plain = labels._replace(share=None, counted=None)
+    mixed: Labels = map_tensors(chosen, plain)
     return mixed._replace(share=labels.share)
 
 

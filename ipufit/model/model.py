@@ -2203,6 +2203,7 @@ class IPUModel:
             drop_last=given.drop_last,
             class_weight=given.class_weight,
             mixing=settings.mixing,
+            ignored=objective.ignored,
             loading=Loading(self.config.num_workers, self.config.loader_mode),
             start=start,
             processes=self.processes,
@@ -3371,6 +3372,8 @@ def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
 def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
     """Warn once if the loss of the last call isn't finite."""
     if math.isfinite(training.metrics.loss) or not run.is_finite:
+        return
+    if training.metrics.is_loss_empty:
         return
     run.is_finite = False  # once is enough
     losses = training.losses_of_call()

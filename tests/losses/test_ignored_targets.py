@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ignored targets count by what is left of an update, not of its micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ipufit import IPUConfig, Optimizer
+from tests.distributed import runs
+from tests.reference import assert_same_weights, compiled, weights
+from tests.strategies import examples
+
+FEATURES, CLASSES = 3, 4
+
+
+class Tagger(nn.Module):
+    """Scores of classes, for each sample or for each of its positions."""
+
+    def __init__(self, positions=0):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = nn.Linear(FEATURES, CLASSES * max(positions, 1))
+        self.positions = positions
+
+    def forward(self, x):
+        scores = self.layer(x)
+        return scores.unflatten(1, (CLASSES, -1)) if self.positions else scores
+
+
+def rows(count, positions, pattern):
+    """Inputs, and classes of which those of a pattern of bits are ignored (-100)."""
+    generator = torch.Generator().manual_seed(count)
+    x = torch.randn(count, FEATURES, generator=generator)
+    shape = (count, positions) if positions else (count,)
+    y = torch.randint(0, CLASSES, shape, generator=generator)
+    bits = [pattern >> (at % 40) & 1 for at in range(y.numel())]
+    y[torch.tensor(bits, dtype=torch.bool).reshape(shape)] = -100
+    return x, y
+
+
+def loop(module, loss, x, y, size):
+    """Plain torch: a mean over what is left of each batch of `size`."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    totals = [0.0, 0]
+    for at in range(0, len(x), size):
+        outputs, targets = module(x[at : at + size]), y[at : at + size]
+        left = int(targets.ne(-100).sum())
+        if not left:
+            continue  # the mean of nothing: no gradient
+        optimizer.zero_grad()
+        value = loss(outputs, targets)
+        value.backward()
+        optimizer.step()
+        totals[0] += value.item() * left
+        totals[1] += left
+    return totals[0] / totals[1] if totals[1] else float("nan")
+
+
+@pytest.mark.filterwarnings("ignore:.*updates of the last call have padding only")
+@settings(max_examples=examples(60))
+@given(
+    micro=st.integers(1, 3),
+    accumulation=st.integers(1, 3),
+    replicas=st.integers(1, 2),
+    iterations=st.integers(1, 2),
+    positions=st.sampled_from([0, 0, 3]),
+    pattern=st.integers(0, 2**40 - 1),
+    rest=st.integers(0, 5),
+    loss=st.sampled_from(["cross_entropy", nn.CrossEntropyLoss(), "loader"]),
+)
+def test_weights_equal_those_of_a_loop_over_whole_updates(
+    micro, accumulation, replicas, iterations, positions, pattern, rest, loss
+):
+    size = micro * accumulation * replicas
+    count = 2 * size * iterations + rest
+    x, y = rows(count, positions, pattern)
+    config = IPUConfig(
+        micro_batch_size=micro,
+        gradient_accumulation=accumulation,
+        replicas=replicas,
+        device_iterations=iterations,
+    )
+    is_loader, loss = loss == "loader", "cross_entropy" if loss == "loader" else loss
+    data = (DataLoader(TensorDataset(x, y), 5),) if is_loader else (x, y)
+    module, plain = Tagger(positions), Tagger(positions)
+    model = compiled(module, config, loss=loss, optimizer=Optimizer("sgd", 0.5))
+    history = model.fit(*data, shuffle=False, drop_last="pad", verbose=0)
+    expected = loop(plain, nn.CrossEntropyLoss(), x, y, size)
+    assert_same_weights(module, plain)
+    found = history.history["loss"][0]
+    assert found == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    left = int(y.ne(-100).sum())
+    own = nn.CrossEntropyLoss(reduction="sum")(plain(x), y).item() / max(left, 1)
+    tested = model.evaluate(x, y, verbose=0)["loss"]
+    assert tested == pytest.approx(own if left else float("nan"), rel=1e-5, nan_ok=True)
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.a, self.b = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+        self.c = nn.Linear(FEATURES, 1)
+
+    def forward(self, x):
+        scores = self.b(x).log_softmax(1)
+        return {"a": self.a(x), "b": scores, "c": self.c(x)}
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_each_loss_of_several_outputs_has_a_count_and_an_index_of_its_own(is_weighted):
+    x = rows(8, 0, 0)[0]
+    y = {
+        "a": torch.tensor([0, -100, -100, -100, 1, 2, 3, -100]),
+        "b": torch.tensor([1, 1, 1, 0, 2, 2, 1, 1]),
+        "c": torch.arange(8.0).reshape(8, 1),
+    }
+    losses = {
+        "a": nn.CrossEntropyLoss(),
+        "b": nn.NLLLoss(ignore_index=1),
+        "c": nn.MSELoss(),
+    }
+    factors = torch.arange(1.0, 9.0) if is_weighted else torch.ones(8)
+    module, plain = Heads(), Heads()
+    config = IPUConfig(gradient_accumulation=2, replicas=2)
+    model = compiled(
+        module,
+        config,
+        loss=losses,
+        optimizer=Optimizer("sgd", 0.5),
+        metrics={"a": "accuracy"},
+    )
+    weight = factors if is_weighted else None
+    model.fit(x, y, 8, sample_weight=weight, shuffle=False, verbose=0)
+    outputs = plain(x)
+    value = 0
+    for name, loss in losses.items():
+        loss = type(loss)(
+            reduction="none",
+            **({"ignore_index": loss.ignore_index} if name != "c" else {}),
+        )
+        each = loss(outputs[name], y[name]).reshape(8) * factors
+        ignored = {"a": -100, "b": 1, "c": None}[name]
+        count = 8 if ignored is None else int(y[name].ne(ignored).sum())
+        value = value + each.sum() / count
+    value.backward()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.sub_(parameter.grad, alpha=0.5)
+    assert_same_weights(module, plain)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_updates_with_nothing_left_change_no_weight(accumulation):
+    x, y = rows(8, 2, 2**40 - 1)
+    module = Tagger(2)
+    before = weights(module)
+    config = IPUConfig(gradient_accumulation=accumulation)
+    compiled(module, config).fit(x, y, 4, verbose=0)
+    assert all(
+        torch.equal(before[name], value) for name, value in weights(module).items()
+    )
+
+
+def test_smoothed_and_mixed_losses_do_not_depend_on_the_micro_batch():
+    x, y = rows(12, 0, 0b101101)
+    for settings_of_loss in ({"label_smoothing": 0.1}, {}):
+        modules = []
+        for accumulation in (1, 3):
+            module = Tagger()
+            config = IPUConfig(gradient_accumulation=accumulation)
+            model = compiled(module, config, **settings_of_loss)
+            model.train_on_batch(x, y)
+            modules.append(module)
+        assert_same_weights(*modules)
+
+
+def fitted():
+    x, y, _ = runs.samples(32)
+    y[torch.arange(32) % 5 < 3] = -100
+    y[:16] = -100  # nothing is left of some process's part
+    y[3] = 1
+    model = runs.model_of(micro_batch_size=2)
+    history = model.fit(x, y, 16, epochs=2, shuffle=False, verbose=0)
+    return history.history["loss"], weights(model.module)
+
+
+def test_processes_count_what_is_left_of_all_their_rows(pool):
+    (losses, one), (others, other) = pool.run(fitted)
+    alone, expected = fitted()
+    assert losses == others == pytest.approx(alone, rel=1e-4)
+    for name, value in expected.items():
+        torch.testing.assert_close(one[name], value, rtol=1e-4, atol=1e-5)
+        assert torch.equal(one[name], other[name])
