@@ -125,8 +125,7 @@ def test_what_is_called_refused_is_refused_here_and_nothing_else_is(outcomes):
     for name, outcome in outcomes.items():
         group = PROBES[name].group
         kinds = {command._kind(leaf) for leaf in outcome.values()}
-        # Whether PopTorch takes the gradient isn't known, nor settled here.
-        if group != LEFT and name != "gradients_in_inference":
+        if group != LEFT:
             kind = "refused" if group.startswith("refused") else "values"
             assert kinds == {kind}, name
 
@@ -192,12 +191,16 @@ def hang():
 def fine():
     return {"x": ramp(2), "y": [True]}
 
+@probe("tests")
+def busy():
+    raise RuntimeError("In file.cpp:726: Failed to acquire 1 IPU(s)")
+
 @probe("tests", num_ipus=2)
 def large():
     return ramp(2)
 
 recording.LIMIT_SECONDS = 2
-names = ["crash", "hang", "fine", "large"]
+names = ["crash", "hang", "fine", "busy", "large"]
 for one, outcome, _ in recording._run_each([PROBES[name] for name in names], 1):
     print(one.name, outcome)
 """
@@ -210,7 +213,29 @@ def test_a_probe_that_crashes_or_hangs_is_an_answer():
     assert lines["crash"] == "{'': {'crashed': 'exit code -6: the last words'}}"
     assert lines["hang"] == "{'': {'timed out': 'ended after 2 s'}}"
     assert "'y.0': {'value': True}" in lines["fine"]
+    assert lines["busy"].startswith("{'': {'not run': 'RuntimeError: In file.cpp")
     assert lines["large"] == "{'': {'not run': 'needs 2 IPUs, and here is 1'}}"
+
+
+ON_IPUS = """
+import types
+from ipufit.conformance import recording
+
+recording._in_process = lambda function, *arguments: function(*arguments)
+recording.poptorch = types.SimpleNamespace(
+    __name__="poptorch",
+    poptorch_core=types.SimpleNamespace(__file__="/sdk/poptorch_core.cpython-38.so"),
+    ipuHardwareIsAvailable=lambda num_ipus=1: num_ipus <= 2,
+    ipuHardwareVersion=lambda: 21,  # takes nothing, as PopTorch's own
+)
+print(recording._num_ipus(), recording._device(2))
+"""
+
+
+def test_a_host_with_ipus_is_described_by_their_number_and_kind():
+    environment = {**os.environ, "IPUFIT_BACKEND": "emulator"}
+    done = run_python("-c", ON_IPUS, cwd=ROOT, env=environment)
+    assert done.stdout == "2 IPU Bow\n", done.stderr
 
 
 MODULE = '''

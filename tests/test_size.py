@@ -43,7 +43,7 @@ ROOMS = {
         Size(7, 1200, 9187),
         "planning",
     ),
-    "conformance": (Size(5, 1489, 15562), "conformance"),
+    "conformance": (Size(5, 1494, 15579), "conformance"),
     "command lines, distributed, Lightning, ground": (
         Size(17, 2882, 19949),
         "__init__ cli __main__ _env _files _kinds _lazy _poptorch "

@@ -7,6 +7,7 @@ Model and on the emulator. It returns tensors, or raises the error of a refusal.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 import math
@@ -178,7 +179,9 @@ def attempt(run: Callable[[], Any]) -> Any:
     try:
         return run()
     except Exception as error:  # noqa: BLE001 - any error is the answer
-        return Refusal(error)
+        refusal = Refusal(error)
+    gc.collect()  # a model that didn't compile may hold an IPU
+    return refusal
 
 
 def apart(**cases: Callable[[], Any]) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def _device(num_ipus: int) -> str:
             "PopTorch finds no IPU: run this where IPUs are (srun --ipus=2 ...), or on "
             "the SDK's IPU Model with POPTORCH_IPU_MODEL=1."
         )
-    version = int(_in_process(poptorch.ipuHardwareVersion, 1))
+    version = int(_in_process(poptorch.ipuHardwareVersion))
     return KINDS.get(version, f"IPU of version {version}")
 
 
@@ -218,10 +218,10 @@ def _num_ipus() -> int:
     return count if poptorch.__name__ == "poptorch" else MOST_PROCESSES
 
 
-def _in_process(function: Any, argument: Any) -> Any:
+def _in_process(function: Any, *arguments: Any) -> Any:
     """Call a function in another process: it opens the driver, which isn't forked."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(function, (argument,))
+        return pool.apply(function, arguments)
 
 
 # Processes ----------------------------------------------------------------------------
@@ -306,9 +306,11 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
                 "data": [one if math.isfinite(one) else str(one) for one in numbers],
             },
         )
+    elif isinstance(value, Refusal):
+        kind = "not run" if "Failed to acquire" in value.text else "refused"
+        yield path, {kind: value.text}  # IPUs that others hold refuse no program
     else:
-        is_refusal = isinstance(value, Refusal)
-        yield path, {"refused": value.text} if is_refusal else {"value": value}
+        yield path, {"value": value}
 
 
 def _at(path: str, outcome: Outcome) -> dict[str, Any]:
