@@ -4,8 +4,8 @@
     python .ci/gallery.py
     python .ci/gallery.py --jobs 4
 
-It needs what the examples need: matplotlib, scikit-learn, torchvision, transformers and
-optuna. `tests/test_examples.py` fails where page and scripts disagree.
+It needs what the examples need: matplotlib, scikit-learn, torchvision, transformers,
+optuna and pandas. `tests/test_examples.py` fails where page and scripts disagree.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ SECTIONS = {
         "ctc.py",
         "time_series.py",
         "gan.py",
+        "segmentation.py",
+        "gpt.py",
+        "tabular.py",
     ],
     "Looking inside, and changing things": [
         "log_from_step.py",

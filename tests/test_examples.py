@@ -48,6 +48,9 @@ SCRIPTS = {
     "annealed_value.py": ("--epochs 12", "explained by 32 bits: #%", 30),
     "bert.py": ("--epochs 4", ACCURACY, 75),
     "early_stopping.py": ("", "accuracy of the reloaded model: #%", 65),
+    "segmentation.py": ("--epochs 4", "test IoU of the U-Net: #%", 60),
+    "gpt.py": ("--epochs 1", "letters foretold: #%", 28),
+    "tabular.py": (*("", "less error than by always predicting the mean: #%", 15),),
     "gan.py": ("--epochs 12", "generated points near the ring: #%", 80),
     "lightning_module.py": ("--epochs 5", "validation accuracy: #%", 80),
     "log_from_step.py": ("--epochs 5", "active hidden units: #%", 15),
@@ -59,16 +62,23 @@ SCRIPTS = {
 SLOW = {
     "ctc.py",
     "gan.py",
+    "gpt.py",
     "half_precision.py",
     "mnist_pipeline.py",
     "scaling_curve.py",
+    "segmentation.py",
     "several_processes.py",
+    "tabular.py",
     "text_classification.py",
     "time_series.py",
 }
 MODULES = {"handwriting.py"}  # which the scripts import
 # Script -> a package that it can't do without.
-NEEDS = {"bert.py": "transformers", "fine_tuning.py": "torchvision"}
+NEEDS = {
+    "bert.py": "transformers",
+    "fine_tuning.py": "torchvision",
+    "tabular.py": "pandas",
+}
 
 
 def promised(script, line):

@@ -221,3 +221,12 @@ def test_nothing_optional_is_imported():
 def test_settings_are_checked_when_a_metric_is_made(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_dice_of_masks_is_twice_the_overlap_over_the_sum_of_both():
+    masks = torch.tensor([[1.0, 1.0, 0.0, 0.0]]).reshape(1, 1, 2, 2)
+    found = torch.tensor([[2.0, -1.0, 3.0, -2.0]]).reshape(1, 1, 2, 2)
+    metric = resolve_metric("dice")
+    assert metric.name == "dice"
+    # One pixel in both, two in each.
+    assert metric.result(metric.sums(found, masks)) == pytest.approx(2 * 1 / 4)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a small GPT on this project's documentation, and let it write.
+
+Shows a language model and generation. Causal attention is plain torch: each letter
+sees those before it. The model's two layers are a pipeline of two IPUs. Shapes of a
+program are fixed, so `predict` gets a window of 48 letters every time. What stands
+after the last letter is padding, which no letter before it sees.
+
+    python examples/gpt.py
+
+It takes a half a minute. The last line is the share of letters foretold in text
+that the network hasn't seen: about 46%, where the most frequent follower of each
+letter is right in 27%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import ipufit
+
+WINDOW, SIZE, HEADS = 48, 64, 4  # letters, numbers for each of them, heads of attention
+ALPHABET = "".join(map(chr, range(32, 127)))
+PROMPT = "The model "
+
+
+class Layer(nn.Module):
+    """Causal attention, and two linear layers, each added to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(SIZE), nn.LayerNorm(SIZE)
+        self.to_heads, self.from_heads = (
+            nn.Linear(SIZE, 3 * SIZE),
+            nn.Linear(SIZE, SIZE),
+        )
+        wide, narrow = nn.Linear(SIZE, 4 * SIZE), nn.Linear(4 * SIZE, SIZE)
+        self.mlp = nn.Sequential(wide, nn.GELU(approximate="tanh"), narrow)
+        later = torch.ones(WINDOW, WINDOW).triu(diagonal=1)
+        self.register_buffer("mask", -1e4 * later)  # added to scores of later letters
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return new numbers [N, 48, 64] for those of each letter."""
+        heads = self.to_heads(self.attention_norm(x)).unflatten(2, (3, HEADS, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()  # [N, 4, 48, 16] each
+        scores = query @ key.transpose(2, 3) / (SIZE // HEADS) ** 0.5 + self.mask
+        attended = (scores.softmax(dim=3) @ value).transpose(1, 2).flatten(2)
+        x = x + self.from_heads(attended)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """Embeddings of letters and places, two layers, and scores of the next letter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(len(ALPHABET), SIZE)
+        self.places = nn.Parameter(torch.randn(WINDOW, SIZE))
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.head = nn.Sequential(nn.LayerNorm(SIZE), nn.Linear(SIZE, len(ALPHABET)))
+
+    def forward(self, letters: Tensor) -> Tensor:
+        """Return scores [N, 48, 95] of the letters that follow letters [N, 48]."""
+        x = self.letters(letters) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def encode(text: str) -> Tensor:
+    """Return the numbers of letters."""
+    return torch.tensor([ALPHABET.index(letter) for letter in text])
+
+
+def read_pages() -> Tensor:
+    """Return the sentences in docs/, without code and tables, as numbers of letters."""
+    pages = sorted(Path(__file__).parents[1].glob("docs/**/*.md"))
+    text = "\n".join(page.read_text("utf-8") for page in pages)
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    prose = " ".join(re.findall(r"^[^|#<!\s].*", text, re.M))
+    return encode(re.sub(r"[^ -~]|[*`]", "", prose))
+
+
+def windows(letters: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut text into windows [N, 48], and the letter after each of their letters."""
+    now, following = letters[:-1], letters[1:]
+    return now.unfold(0, WINDOW, WINDOW), following.unfold(0, WINDOW, WINDOW)
+
+
+def write(model: ipufit.IPUModel, text: str, count: int, warmth: float = 0.6) -> str:
+    """Add letters to a text, each drawn by the scores of the model."""
+    for _ in range(count):
+        last = min(len(text), WINDOW) - 1
+        window = encode(text[-WINDOW:].ljust(WINDOW))
+        scores = model.predict(window[None], batch_size=1, verbose=0)[0, last]
+        text += ALPHABET[torch.multinomial((scores / warmth).softmax(dim=0), 1)]
+    return text
+
+
+def plot(history: dict[str, list[float]], baseline: float, path: str) -> None:
+    """Draw the shares of letters that are foretold."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    for name in ("accuracy", "val_accuracy"):
+        axes.plot(range(1, 1 + len(history[name])), history[name], "o-", label=name)
+    axes.axhline(baseline, color="C7", linestyle=":", label="most frequent follower")
+    axes.set(xlabel="epoch", ylabel="letters foretold", ylim=(0, 0.6))
+    axes.legend()
+    figure.savefig(path)
+
+
+def main(arguments: list[str] | None = None) -> float:
+    """Train and write; returns the share of unseen letters that are foretold."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=4, help="of training")
+    parser.add_argument("--plot", metavar="PATH", help="draw accuracies into this file")
+    args = parser.parse_args(arguments)
+
+    torch.manual_seed(0)
+    letters = read_pages()
+    (x, y), unseen = (windows(part) for part in letters.tensor_split([-16_000]))
+    pairs = torch.zeros(len(ALPHABET), len(ALPHABET))
+    pairs.index_put_((x.flatten(), y.flatten()), torch.ones(()), accumulate=True)
+    baseline = (pairs.argmax(dim=1)[unseen[0]] == unseen[1]).float().mean().item()
+
+    stages = {"layers_per_ipu": {"layers": [1, 1]}, "inference": {"pipeline": None}}
+    model = ipufit.IPUModel(GPT(), ipufit.IPUConfig(seed=0, **stages))
+    loss = "sparse_categorical_crossentropy"  # scores of classes on the last axis
+    optimizer = ipufit.Optimizer("adamw", 5e-3)
+    model.compile(optimizer, loss, metrics=["accuracy"], lr_schedule="cosine")
+    print(f"untrained it writes: {write(model, PROMPT, count=60)}")
+    options = {"validation_data": unseen, "drop_last": "pad"}
+    history = model.fit(x, y, batch_size=16, epochs=args.epochs, **options).history
+    print(f"trained it writes: {write(model, PROMPT, count=200)}")
+    print(f"foretold by the most frequent follower: {baseline:.2%}")
+    if args.plot:
+        plot(history, baseline, args.plot)
+    accuracy = history["val_accuracy"][-1]
+    print(f"letters foretold: {accuracy:.2%}")
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()
