@@ -173,6 +173,18 @@ def test_what_can_not_be_logged_is_refused(name):
             run(x, y, verbose=0)
 
 
+@pytest.mark.parametrize("place", ["loss", "metrics"])
+def test_what_a_loss_or_metric_logs_is_refused_and_not_lost(place):
+    def logging(outputs, targets):
+        log("size", outputs.square().mean())
+        return nn.functional.cross_entropy(outputs, targets)
+
+    model = IPUModel(reference.network())
+    model.compile("sgd", **{"loss": "cross_entropy", place: logging})
+    with pytest.raises(ConfigError, match=r"log\('size'\) was called in a loss"):
+        model.fit(*reference.samples(32), verbose=0)
+
+
 def test_scalars_need_every_micro_batch_back():
     own = poptorch.Options().deviceIterations(2)
     own.outputMode(poptorch.OutputMode.Final)

@@ -804,9 +804,17 @@ class Step(torch.nn.Module):
                 with last_block(config.last_block, blocks):
                     own = _checked_mean(own, noted, self._structure.num_rows(batch))
                     if is_training:
-                        returned, packing, entries = self._trained(
-                            batch, own, outputs, scalars, noted, found
-                        )
+                        with collected() as unseen:
+                            returned, packing, entries = self._trained(
+                                batch, own, outputs, scalars, noted, found
+                            )
+                        if unseen:
+                            raise ConfigError(
+                                f"log({next(iter(unseen))!r}) was called in a loss or "
+                                "metric, which evaluate() computes on the host. Call "
+                                "it in forward, or pass a function of outputs and "
+                                "targets as a metric."
+                            )
                     else:
                         returned, packing = self._predicted(own, outputs, scalars)
                         entries = ()
