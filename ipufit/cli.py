@@ -742,7 +742,7 @@ def _torchrun_line(
     """Return the arguments of torchrun on this host, and the variables to set."""
     _refuse_option(given, "--nproc-per-node", by="--processes")
     here = given.processes // _num_hosts(given)
-    command = [sys.executable, "-m", "torch.distributed.run"]
+    command = [sys.executable, "-m", "ipufit._torchrun"]
     command.append(f"--nproc-per-node={here}")
     if not any(_is_set(given, name) for name in _MEETING):
         # As --standalone, which has one fixed port for all runs on a host in torch 2.0.

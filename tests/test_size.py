@@ -45,9 +45,9 @@ ROOMS = {
     ),
     "conformance": (Size(5, 1494, 15579), "conformance"),
     "command lines, distributed, Lightning, ground": (
-        Size(17, 2882, 19949),
+        Size(18, 2901, 20067),
         "__init__ cli __main__ _env _files _kinds _lazy _poptorch "
-        "_tree _version distributed doctor errors "
+        "_torchrun _tree _version distributed doctor errors "
         "integrations state types",
     ),
 }

@@ -113,7 +113,7 @@ def test_the_page_names_every_option_of_the_command(capsys):
 def test_torchrun_passes_a_program_and_its_arguments_on(program, processes, is_module):
     options = ["-m"] if is_module else []
     _, found = command("torchrun", processes, program, *options)
-    assert found[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert found[:3] == [sys.executable, "-m", "ipufit._torchrun"]
     read = get_args_parser().parse_args(found[3:])  # torchrun's own reading
     assert [read.training_script, *read.training_script_args] == program
     assert read.module is is_module
@@ -214,7 +214,7 @@ def test_poprun_is_chosen_where_poptorch_runs(
     monkeypatch.setattr("os.execvpe", lambda *_: None)
     cli.launch(["--processes", "2", __file__])
     told = capsys.readouterr().err
-    assert ("torch.distributed.run" in told) == (expected == "torchrun")
+    assert ("ipufit._torchrun" in told) == (expected == "torchrun")
     assert ("poprun --num-instances=2" in told) == (expected == "poprun")
     assert ("enable.sh" in told) == (has_poptorch and not has_poprun)
 

@@ -88,3 +88,29 @@ def test_poprun_takes_the_place_of_the_command(tmp_path):
         f"-vv {sys.executable} -u train.py a\n"
     )
     assert "poprun --num-instances=2" in err
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_the_error_of_a_script_is_the_last_thing_on_the_screen(tmp_path, died):
+    script = tmp_path / "fails.py"
+    ending = "os.kill(os.getpid(), 9)" if died else "raise ValueError('bad data')"
+    script.write_text(
+        "import os, time\n"
+        f"if os.environ['RANK'] == '1':\n    {ending}\n"
+        "time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [*LAUNCH, "torchrun", str(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 1
+    first, *said = done.stderr.splitlines()
+    assert first.startswith("ipufit: ")
+    if died:
+        assert said == ["ipufit: process 1 was ended by SIGKILL"]
+    else:
+        assert said[0].startswith("Traceback")
+        assert said[-1] == "ValueError: bad data"
