@@ -217,7 +217,6 @@ def test_no_code_hides_from_the_tests():
 
 
 COLUMNS = 100
-WRAPPED = {"how-to/plan.md"}  # a terminal wraps the sentences of `ipufit plan`
 
 
 def test_no_screen_is_wider_than_its_page():
@@ -225,7 +224,6 @@ def test_no_screen_is_wider_than_its_page():
     wide = [
         (page, line)
         for page, text in TEXTS.items()
-        if page not in WRAPPED
         for line in [
             *(line for code in blocks(page, "text") for line in code.splitlines()),
             *re.findall(r"^ {4}.*", BLOCK.sub("", text), re.M),

@@ -40,7 +40,7 @@ ROOMS = {
         "batching config mixing placement",
     ),
     "planning": (
-        Size(7, 1200, 9187),
+        Size(7, 1209, 9262),
         "planning",
     ),
     "conformance": (Size(5, 1494, 15579), "conformance"),

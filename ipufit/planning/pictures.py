@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Union
@@ -23,6 +24,7 @@ _MOST_CHARACTERS = 80  # of a bar
 _FAR = 10  # a limit this many times the longest bar isn't drawn: no bar would be seen
 _FORMATS = (".svg", ".png", ".pdf")
 _WIDE = 10_000  # columns of a text whose lines aren't broken
+_COLUMNS = 100  # of sentences
 
 
 class Table(NamedTuple):
@@ -233,9 +235,18 @@ def show(contents: Sequence[Content], console: Console | None = None) -> None:
 
 
 def as_text(contents: Sequence[Content]) -> str:
-    """Return texts and tables as `show` prints them, without a line length."""
+    """Return texts and tables as `show` prints them, with sentences in short lines."""
+
+    def short(text: str) -> str:
+        return "\n".join(textwrap.fill(line, _COLUMNS) for line in text.split("\n"))
+
     file = io.StringIO()
-    texts = [one for one in contents if isinstance(one, (str, Table))]
+    texts: list[Content] = []
+    for one in contents:
+        if isinstance(one, str):
+            texts.append(short(one))
+        elif isinstance(one, Table):
+            texts.append(one._replace(caption=short(one.caption)))
     show(texts, Console(file=file, width=_WIDE, force_jupyter=False))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 

@@ -283,7 +283,7 @@ def _changes(
     size, now = batch.batch_size, settings.gradient_accumulation
     yield "", "", size, {}, stages
     if settings.recomputes:
-        price, other = "saves the second forward pass", {"recomputes": False}
+        price, other = "no second forward pass", {"recomputes": False}
         yield "recompute='off'", price, size, other, stages
     elif settings.is_pipelined:
         other = {"recomputes": True}
@@ -308,7 +308,7 @@ def _changes(
     if micro and not odd:
         change = f"micro_batch_size={micro}, gradient_accumulation={2 * now}"
         counts, halves = {"gradient_accumulation": 2 * now}, [*map(_halved, stages)]
-        yield change, "more and smaller passes", size, counts, halves
+        yield change, "smaller passes", size, counts, halves
 
 
 def _halved(stage: StageCost) -> StageCost:
@@ -334,7 +334,7 @@ def _contents(plan: ModelPlan) -> Iterator[Content]:
         if one.bubble < first.bubble
         or (one.share < _WORTH_ADVICE if "off'" in one.change else not has_room)
     ]
-    header = ["change", "batch size", "idle", "fullest IPU", "share"]
+    header = ["change", "batch", "idle", "memory", "share"]
     choices = [
         (
             choice.change or "as it is",
