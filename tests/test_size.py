@@ -30,10 +30,10 @@ class Size(NamedTuple):
 ROOMS = {
     "emulator": (Size(77, 13315, 103983), "emulator"),
     "engine and model": (Size(20, 8287, 65397), "engine model"),
-    "data": (Size(5, 2749, 22370), "data"),
+    "data": (Size(5, 2750, 22371), "data"),
     "metrics and losses": (Size(12, 1941, 16727), "metrics losses"),
     "optimizers": (Size(4, 1689, 12858), "optimizers"),
-    "callbacks": (Size(9, 2017, 16577), "callbacks"),
+    "callbacks": (Size(9, 2022, 16597), "callbacks"),
     "checkpoint and resume": (Size(5, 2134, 16630), "checkpoint resume"),
     "config, placement, batching": (
         Size(4, 1299, 9824),

@@ -159,6 +159,11 @@ class History(Callback):
             return [name for name in self.history if name not in validated]
         asked = [names] if isinstance(names, str) else list(names)
         for name in asked:
+            if name.endswith((".svg", ".png", ".pdf")):
+                raise ConfigError(
+                    f"plot({name!r}) would draw a metric of this name. To write a "
+                    f"picture: history.plot().savefig({name!r})."
+                )
             if name not in self.history and f"val_{name}" not in self.history:
                 raise UnknownNameError("metric", name, self.history)
         return asked

@@ -1210,7 +1210,8 @@ def _check_lengths(
     if any(p.kind is list and p.num_leaves > _MOST_ARRAYS for p in structure.parts):
         advice = (
             " A list has one array for each input or target; make rows of samples "
-            "one array, as with numpy.stack or torch.stack."
+            "one array, as with torch.stack, or with "
+            "torch.nn.utils.rnn.pad_sequence if they have different lengths."
         )
     counts = [f"{n} {short_list(some)}" for n, some in parts.items() if some]
     raise DataError(

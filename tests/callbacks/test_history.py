@@ -117,6 +117,13 @@ def test_what_is_not_there_is_named():
         History().plot()
 
 
+def test_the_name_of_a_picture_is_no_metric(pyplot):
+    history = History()
+    history.on_epoch_end(0, {"loss": 0.5})
+    with pytest.raises(ConfigError, match=r"history\.plot\(\)\.savefig\('a\.svg'\)"):
+        history.plot("a.svg")
+
+
 def test_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ConfigError, match=r"History.plot.*pip install ipufit\[plot\]"):
