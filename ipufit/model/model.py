@@ -1029,7 +1029,7 @@ class IPUModel:
             >>> x, y = torch.rand(1000, 4), torch.randint(0, 3, (1000,))
             >>> plan = model.batch_plan(x, y, batch_size=48)
             >>> plan.updates, plan.dropped_samples, plan.nearest_batch_sizes
-            (20, 40, (8, 40, 200, 1000))
+            (20, 40, (40,))
         """
         return self._epoch_of_fit(locals())[1]
 
@@ -1639,7 +1639,8 @@ class IPUModel:
             NotCompiledError: `compile` wasn't called.
             CheckpointError: The checkpoint can't be written.
         """
-        if Path(path).suffix.lower() in _SUFFIXES_OF_FILES:
+        is_path = not isinstance(path, bytes)  # which is refused later
+        if is_path and Path(path).suffix.lower() in _SUFFIXES_OF_FILES:
             raise ConfigError(
                 f"save({str(path)!r}) would make a directory of this name. Give it the "
                 f"name of one, such as {str(Path(path).with_suffix(''))!r}; or write "

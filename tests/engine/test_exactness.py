@@ -75,8 +75,11 @@ def test_a_fit_equals_a_plain_torch_loop(data, plan, optimizer, epochs):
             assert history.history[name][epoch] == pytest.approx(value, rel=1e-5)
     reference.assert_same_weights(model.module, twin)
     assert history.dropped_samples == count - trained_on
+    says_trained_on = f"training on {trained_on} of {count} samples"
+    left_out_many = 10 * (count - trained_on) >= count
+    assert (says_trained_on in history.coverage) == left_out_many
     if covered.all():
-        assert history.coverage == ""
+        assert history.coverage in ("", says_trained_on)
     else:
         calls = trained_on // plan.samples_per_call
         assert mode in history.coverage

@@ -140,8 +140,9 @@ def test_all_inputs_and_outputs_but_the_loss_overlap(monkeypatch):
     counted("input")
     counted("output")
     trained(num_io_tiles=32, overlap_io="accumulation")
-    # Training: x and y, and the figures. Prediction: x, and the outputs.
-    assert marked == {"input": 3, "output": 2}
+    # Training: x, y and the number of targets, and the figures. Prediction: x, and the
+    # outputs.
+    assert marked == {"input": 4, "output": 2}
 
 
 class OwnBlocks(torch.nn.Module):
