@@ -34,7 +34,7 @@ ROOMS = {
     "metrics and losses": (Size(12, 1941, 16727), "metrics losses"),
     "optimizers": (Size(4, 1689, 12858), "optimizers"),
     "callbacks": (Size(9, 2022, 16597), "callbacks"),
-    "checkpoint and resume": (Size(5, 2134, 16630), "checkpoint resume"),
+    "checkpoint and resume": (Size(5, 2137, 16671), "checkpoint resume"),
     "config, placement, batching": (
         Size(4, 1299, 9824),
         "batching config mixing placement",
