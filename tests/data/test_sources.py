@@ -186,7 +186,7 @@ DATA = {
     "rows as a list": (
         [np.zeros(3) for _ in range(32)],
         torch.zeros(32),
-        r"\[3, 3, 3, \.\.\. 32 in all\].* one array, as with numpy\.stack",
+        r"\[3, 3, 3, \.\.\. 32 in all\].* one array, as with torch\.stack",
     ),
     "two loaders": (
         DataLoader(X, 2),
