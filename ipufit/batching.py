@@ -10,11 +10,23 @@ It is Keras's batch size: the samples of one weight update. A call of the execut
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Mapping
 
 from .errors import ConfigError
 
 DEFAULT_BATCH_SIZE = 32
 """Keras's batch size, for when no factor is given."""
+
+
+def as_product(factors: Mapping[str, int]) -> str:
+    """Return the factors that aren't 1 as a product; "" for fewer than two.
+
+    Example:
+        >>> as_product({"micro-batch": 4, "replicas": 2, "processes": 1})
+        ' = micro-batch 4 * replicas 2'
+    """
+    others = [f"{name} {value}" for name, value in factors.items() if value != 1]
+    return f" = {' * '.join(others)}" if len(others) > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -79,10 +91,8 @@ class BatchPlan:
             "replicas": self.replicas,
             "device iterations": self.device_iterations,
         }
-        others = [f"{name} {value}" for name, value in factors.items() if value != 1]
-        product = f" = {' * '.join(others)}" if len(others) > 1 else ""
         each = f" in each of {self.processes} processes" if self.processes > 1 else ""
-        return f"{self.samples_per_call}{product}{each}"
+        return f"{self.samples_per_call}{as_product(factors)}{each}"
 
     def describe_unfilled(self, num_samples: int) -> str:
         """Describe the update, or the call, that remaining samples don't fill.

@@ -33,14 +33,14 @@ ROOMS = {
     "data": (Size(5, 2750, 22371), "data"),
     "metrics and losses": (Size(12, 1941, 16727), "metrics losses"),
     "optimizers": (Size(4, 1689, 12858), "optimizers"),
-    "callbacks": (Size(9, 2022, 16597), "callbacks"),
+    "callbacks": (Size(9, 2021, 16591), "callbacks"),
     "checkpoint and resume": (Size(5, 2137, 16671), "checkpoint resume"),
     "config, placement, batching": (
-        Size(4, 1299, 9824),
+        Size(4, 1301, 9842),
         "batching config mixing placement",
     ),
     "planning": (
-        Size(7, 1209, 9262),
+        Size(7, 1207, 9233),
         "planning",
     ),
     "conformance": (Size(5, 1494, 15579), "conformance"),

@@ -292,7 +292,7 @@ class BarProgress(_Printing):
         part = (self._clock() - began) / call_seconds if call_seconds else 0.0
         reached = done + call_steps * min(part, 0.9)
         seconds = self._seconds()
-        times = f"{_in_hours(seconds)}"
+        times = _in_hours(seconds)
         if total is not None and done > self._first_step:
             per_step = seconds / (done - self._first_step)
             times += f" ETA {_in_hours(per_step * max(total - reached, 0))}"
@@ -308,15 +308,14 @@ class BarProgress(_Printing):
                 Text(counts, "green"),
                 Text(times, "yellow"),
             ]
+        below: list[RenderableType] = []
+        if texts + max(width, 0) + 1 + len(self._figures) <= console.width:
+            cells.append(Text(self._figures))
+        else:
+            below.append(Text(in_lines(self._figures, console.width)))
         row = Table.grid(padding=(0, 1))
         row.add_row(*cells)
-        if not self._figures:
-            return row
-        if texts + max(width, 0) + 1 + len(self._figures) <= console.width:
-            row = Table.grid(padding=(0, 1))
-            row.add_row(*cells, Text(self._figures))
-            return row
-        return Group(row, Text(in_lines(self._figures, console.width)))
+        return Group(row, *below)
 
 
 def _in_hours(seconds: float) -> str:

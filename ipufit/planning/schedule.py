@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Iterator, NamedTuple
 
-from ipufit.batching import BatchPlan
+from ipufit.batching import BatchPlan, as_product
 from ipufit.types import ShownAsText
 
 if TYPE_CHECKING:
@@ -278,9 +278,7 @@ class EpochPlan(ShownAsText):
             "replicas": batch.replicas,
             "processes": batch.processes,
         }
-        others = [f"{name} {value}" for name, value in factors.items() if value != 1]
-        product = f" = {' * '.join(others)}" if len(others) > 1 else ""
-        yield f"batch size {batch.batch_size}{product}"
+        yield f"batch size {batch.batch_size}{as_product(factors)}"
         why = f" (not more because {self.reason})" if self.reason else ""
         updates = _counted(batch.device_iterations, "update")
         yield (
