@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a small GPT on this project's documentation, and let it write.
+"""Train a small GPT on Python's own documentation, and let it write.
 
 Shows generation: shapes of a program are fixed, so `predict` gets 48 letters every
 time, and no letter sees the padding behind it. Two layers are a pipeline of two IPUs.
@@ -7,14 +7,13 @@ time, and no letter sees the padding behind it. Two layers are a pipeline of two
     python examples/gpt.py
 
 It takes half a minute. The last line is the share of letters foretold in unseen text:
-about 47%, where the most frequent follower of each letter is right in 27%.
+about 57%, where the most frequent follower of each letter is right in 31%.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ import ipufit
 
 WINDOW, SIZE, HEADS = 48, 64, 4  # letters, numbers for each of them, heads of attention
 ALPHABET = "".join(map(chr, range(32, 127)))
-PROMPT = "The model "
 
 
 class Layer(nn.Module):
@@ -36,14 +34,13 @@ class Layer(nn.Module):
         self.from_heads = nn.Linear(SIZE, SIZE)
         wide, narrow = nn.Linear(SIZE, 4 * SIZE), nn.Linear(4 * SIZE, SIZE)
         self.mlp = nn.Sequential(wide, nn.GELU(approximate="tanh"), narrow)
-        later = torch.ones(WINDOW, WINDOW).triu(diagonal=1)
-        self.register_buffer("mask", -1e4 * later)  # added to scores of later letters
+        self.register_buffer("later", -1e4 * torch.ones(WINDOW, WINDOW).triu(1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return new numbers [N, 48, 64] for those of each letter."""
         heads = self.to_heads(self.attention_norm(x)).unflatten(2, (3, HEADS, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()  # [N, 4, 48, 16] each
-        scores = query @ key.transpose(2, 3) / (SIZE // HEADS) ** 0.5 + self.mask
+        scores = query @ key.transpose(2, 3) / (SIZE // HEADS) ** 0.5 + self.later
         attended = (scores.softmax(dim=3) @ value).transpose(1, 2).flatten(2)
         x = x + self.from_heads(attended)
         return x + self.mlp(self.mlp_norm(x))
@@ -72,13 +69,10 @@ def encode(text: str) -> Tensor:
     return torch.tensor([ALPHABET.index(letter) for letter in text])
 
 
-def read_pages() -> Tensor:
-    """Return the sentences in docs/, without code and tables, as numbers of letters."""
-    pages = sorted(Path(__file__).parents[1].glob("docs/**/*.md"))
-    text = "\n".join(page.read_text("utf-8") for page in pages)
-    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-    prose = " ".join(re.findall(r"^[^|#<!\s].*", text, re.M))
-    return encode(re.sub(r"[^ -~]|[*`]", "", prose))
+def read_topics() -> Tensor:
+    """Return 360,000 letters of the texts that Python's `help()` shows, as numbers."""
+    text = " ".join(" ".join(topics.values()).split())
+    return encode("".join(letter for letter in text if letter in ALPHABET)[:360_000])
 
 
 def write(model: ipufit.IPUModel, text: str, count: int, warmth: float = 0.6) -> str:
@@ -99,22 +93,20 @@ def main(arguments: list[str] | None = None) -> float:
     args = parser.parse_args(arguments)
 
     torch.manual_seed(0)
-    letters = read_pages()
+    letters = read_topics()
     now, following = (t.unfold(0, WINDOW, WINDOW) for t in (letters[:-1], letters[1:]))
-    (x, unseen_x), (y, unseen_y) = (t.tensor_split([-330]) for t in (now, following))
-    pairs = torch.zeros(len(ALPHABET), len(ALPHABET))
-    pairs.index_put_((x.flatten(), y.flatten()), torch.ones(()), accumulate=True)
+    (x, unseen_x), (y, unseen_y) = (t.tensor_split([-750]) for t in (now, following))
+    pairs = torch.bincount((95 * x + y).flatten(), minlength=95 * 95).view(95, 95)
     baseline = (pairs.argmax(dim=1)[unseen_x] == unseen_y).float().mean().item()
 
     stages = {"layers_per_ipu": {"layers": [1, 1]}, "inference": {"pipeline": None}}
     model = ipufit.IPUModel(GPT(), ipufit.IPUConfig(seed=0, **stages))
-    loss = "sparse_categorical_crossentropy"  # scores of classes on the last axis
-    optimizer = ipufit.Optimizer("adamw", 5e-3)
-    model.compile(optimizer, loss, metrics=["accuracy"], lr_schedule="cosine")
-    print(f"untrained it writes: {write(model, PROMPT, count=60)}")
+    adamw, loss = ipufit.Optimizer("adamw", 5e-3), "sparse_categorical_crossentropy"
+    model.compile(adamw, loss, metrics=["accuracy"], lr_schedule="cosine")
+    print(f"untrained it writes: {write(model, 'A function ', count=60)}")
     options = {"validation_data": (unseen_x, unseen_y), "drop_last": "pad"}
     history = model.fit(x, y, batch_size=16, epochs=args.epochs, **options)
-    print(f"trained it writes: {write(model, PROMPT, count=200)}")
+    print(f"trained it writes: {write(model, 'A function ', count=200)}")
     print(f"foretold by the most frequent follower: {baseline:.2%}")
     if args.plot:
         history.plot("accuracy").savefig(args.plot)

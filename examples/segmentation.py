@@ -6,7 +6,7 @@ replicas. Images have bright squares and a disc, whose pixels the network marks.
 
     python examples/segmentation.py
 
-It takes a third of a minute. The last line is the intersection over union (IoU) in
+It takes ten seconds. The last line is the intersection over union (IoU) in
 unseen images: about 82%, where the best threshold of brightness has 43%.
 """
 
@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import ipufit
-
-SIZE = 32  # pixels in a row
 
 
 def convolutions(inputs: int, outputs: int) -> nn.Sequential:
@@ -42,8 +40,7 @@ class UNet(nn.Module):
         self.up_coarse = nn.ConvTranspose2d(four, two, 2, stride=2)
         self.join_coarse = convolutions(four, two)
         self.up_fine = nn.ConvTranspose2d(two, one, 2, stride=2)
-        self.join_fine = convolutions(two, one)
-        self.head = nn.Conv2d(one, 1, 1)
+        self.join_fine = nn.Sequential(convolutions(two, one), nn.Conv2d(one, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return a logit for each pixel [N, 1, 32, 32] of images of that shape."""
@@ -51,7 +48,7 @@ class UNet(nn.Module):
         coarse = self.coarse(self.pool(fine))
         x = self.up_coarse(self.bottom(self.pool(coarse)))
         x = self.up_fine(self.join_coarse(torch.cat([coarse, x], dim=1)))
-        return self.head(self.join_fine(torch.cat([fine, x], dim=1)))
+        return self.join_fine(torch.cat([fine, x], dim=1))
 
 
 def mask_loss(logits: Tensor, masks: Tensor) -> Tensor:
@@ -62,19 +59,18 @@ def mask_loss(logits: Tensor, masks: Tensor) -> Tensor:
     return entropy.mean(pixels) + 1 - dice
 
 
-def make_images(count: int) -> tuple[Tensor, Tensor]:
+def make_images(count: int, size: int = 32) -> tuple[Tensor, Tensor]:
     """Draw images of two squares and a disc, and masks of the discs, [N, 1, 32, 32]."""
-    rows, columns = torch.arange(SIZE)[:, None], torch.arange(SIZE)
-    images = torch.zeros(count, SIZE, SIZE)
+    rows, columns = torch.arange(size)[:, None], torch.arange(size)
+    images = torch.zeros(count, size, size)
     for shape in ("square", "square", "disc"):  # the last one lies on top
         radius = 4 + 4 * torch.rand(count, 1, 1)
-        y, x = radius + (SIZE - 2 * radius) * torch.rand(2, count, 1, 1)
+        y, x = radius + (size - 2 * radius) * torch.rand(2, count, 1, 1)
         y, x = (rows - y).abs() / radius, (columns - x).abs() / radius
         is_inside = (x**2 + y**2 if shape == "disc" else 1.2 * torch.maximum(x, y)) < 1
-        brightness = 0.5 + 0.5 * torch.rand(count, 1, 1)
-        images = torch.where(is_inside, brightness, images)
-    images += 0.15 * torch.randn(count, SIZE, SIZE)
-    return images[:, None], is_inside[:, None].float()
+        images = torch.where(is_inside, 0.5 + 0.5 * torch.rand(count, 1, 1), images)
+    noise = 0.15 * torch.randn(count, 1, size, size)
+    return images[:, None] + noise, is_inside[:, None].float()
 
 
 def iou(found: Tensor, masks: Tensor) -> float:
@@ -113,7 +109,6 @@ def main(arguments: list[str] | None = None) -> float:
     results = model.evaluate(test_x, test_y, verbose=0)
     level = max((i / 20 for i in range(20)), key=lambda level: iou(x > level, y))
     print(f"test IoU of the best threshold: {iou(test_x > level, test_y):.2%}")
-    print(f"test Dice of the U-Net: {results['dice']:.2%}")
     if args.plot:
         plot(test_x, test_y, model.predict(test_x, verbose=0), args.plot)
     print(f"test IoU of the U-Net: {results['iou']:.2%}")
