@@ -103,8 +103,8 @@ class History(Callback):
     ) -> Figure:
         """Draw the metrics over epochs, with matplotlib.
 
-        Each metric has axes of its own, with a curve of the training and one of the
-        validation. Epochs count from 1, as the display of `fit` does. No screen is
+        Each metric has axes of its own, with a curve of the training and one of each
+        validation set. Epochs count from 1, as the display of `fit` does. No screen is
         needed: `history.plot().savefig("curves.png")` writes a file.
 
         Args:
@@ -135,12 +135,12 @@ class History(Callback):
         shown = self._names_to_draw(names)
         figure, every = _axes_for("History.plot()", len(shown), axes)
         for name, part in zip(shown, every):
-            for key in (name, f"val_{name}"):
-                if key in self.history:
+            for key, values in self.history.items():
+                trained, label = self._part_of(key)
+                if name in (key, trained) or key == f"val_{name}":
                     epochs = [epoch + 1 for epoch in self.epochs_of[key]]
-                    label = "validation" if key.startswith("val_") else "training"
                     marker = "." if len(epochs) < 50 else None  # points, if few
-                    part.plot(epochs, self.history[key], label=label, marker=marker)
+                    part.plot(epochs, values, label=label, marker=marker)
             part.set_xlabel("epoch")
             part.set_ylabel(name)
             part.xaxis.get_major_locator().set_params(integer=True)
@@ -155,8 +155,7 @@ class History(Callback):
                 "after fit()."
             )
         if names is None:
-            validated = {f"val_{name}" for name in self.history}
-            return [name for name in self.history if name not in validated]
+            return [name for name in self.history if self._part_of(name)[0] == name]
         asked = [names] if isinstance(names, str) else list(names)
         for name in asked:
             if name.endswith((".svg", ".png", ".pdf")):
@@ -167,6 +166,20 @@ class History(Callback):
             if name not in self.history and f"val_{name}" not in self.history:
                 raise UnknownNameError("metric", name, self.history)
         return asked
+
+    def _part_of(self, key: str) -> tuple[str, str]:
+        """Return the training metric that a figure belongs to, and what to call it.
+
+        `val_loss` is the "validation" of `loss`, and `val_hard_loss` its "validation
+        hard". A figure that was only validated belongs to itself.
+        """
+        if not key.startswith("val_"):
+            return key, "training"
+        rest = f"_{key[4:]}"
+        ends = (name for name in self.history if rest.endswith(f"_{name}"))
+        trained = max(ends, key=len, default=key)
+        middle = rest[: -len(trained)].strip("_") if trained != key else ""
+        return trained, f"validation {middle}".rstrip()
 
 
 def _axes_for(

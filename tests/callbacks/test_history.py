@@ -70,6 +70,22 @@ def test_training_and_validation_of_a_figure_share_axes(pyplot):
     assert legend == BOTH
 
 
+def test_each_validation_set_has_a_curve_beside_the_training(pyplot):
+    row = {"loss": 3.0, "top_5": 0.5, "5": 0.1}
+    sets = {"val_easy_loss": 2.0, "val_hard_loss": 4.0, "val_top_5": 0.25}
+    history = history_of({0: {**row, **sets, "val_rate": 1.0}})
+    drawn = {
+        "loss": ["training", "validation easy", "validation hard"],
+        "top_5": BOTH,
+        "5": ["training"],
+        "val_rate": ["validation"],
+    }
+    figure = history.plot()
+    assert {axes.get_ylabel(): list(curves(axes)) for axes in figure.axes} == drawn
+    (axes,) = history.plot("val_hard_loss").axes
+    assert curves(axes) == {"validation hard": [(1, 4.0)]}
+
+
 @pytest.mark.parametrize(
     ("names", "drawn"),
     [
