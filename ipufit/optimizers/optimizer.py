@@ -639,9 +639,11 @@ class Optimizer:
                     f"{self._who} has {name}, which IPUs don't have. Leave it out."
                 )
         known = _arguments(self.name) - {"weight_decay", "loss_scaling", *OTHER_WORDS}
+        own = set(inspect.signature(type(self)).parameters)
+        own -= {"name", "clipnorm", "clipvalue", "settings"}
         for name in self.settings:
             if name not in known:
-                raise UnknownNameError(f"setting of {self._who}", name, known)
+                raise UnknownNameError(f"setting of {self._who}", name, known | own)
         if self.name == "adamw" and self.settings.get("bias_correction") is False:
             raise UnsupportedError(
                 "Optimizer('adamw') has bias_correction=False, which PopTorch takes "

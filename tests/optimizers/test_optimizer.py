@@ -178,6 +178,8 @@ REFUSED = [
             for name in ("adammw", None)
         ],
         ("adamw", {"beta": 0.5}, r"setting of Optimizer\('adamw'\) 'beta'.*'betas'"),
+        ("adamw", {"clip_norm": 1.0}, "'clip_norm'.*'global_clipnorm'"),
+        ("adamw", {"weightdecay": 0.1}, "'weightdecay'.*'weight_decay'"),
         ("sgd", {"nestrov": 0.5}, "'nestrov'.*'nesterov'"),
         ("sgd", {"betas": 0.5}, "'betas'.*momentum"),
         ("adam", {"max_weight_norm": 0.5}, "'max_weight_norm'.*accum_type"),
