@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from torch.utils.data import DataLoader
 
 from ipufit import Callback, ConfigError, DataError, IPUConfig
 from tests.reference import compiled, samples
@@ -51,6 +52,21 @@ def test_one_sample_without_its_dimension_says_what_to_give(after_fit):
         assert set(model.evaluate(X, Y, verbose=0)) == {"loss"}
     with pytest.raises(DataError, match=r"of one sample give x\[:1\], not x\[0\]"):
         model.predict(X[0], verbose=0)
+
+
+def test_an_object_of_batches_or_samples_names_the_loader_and_the_dataset():
+    class Batches:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return X, Y
+
+    message = r"items are batches, pass DataLoader\(x, batch_size=None\); .*Dataset"
+    with pytest.raises(DataError, match=message):
+        compiled().fit(Batches(), verbose=0)
+    loader = DataLoader(Batches(), batch_size=None)
+    assert compiled().fit(loader, verbose=0).epoch == [0]
 
 
 @pytest.mark.parametrize("size", ["x", [], 1.5, 0, True])
