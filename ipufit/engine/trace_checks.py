@@ -565,14 +565,25 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
 
 
 def require_trained_weights(module: torch.nn.Module) -> None:
-    """Refuse to train a module without trainable parameters.
+    """Refuse to train a module without trainable parameters, or one frozen as in Keras.
 
     Args:
         module: The module that is traced.
 
     Raises:
-        ConfigError: No parameter requires a gradient.
+        ConfigError: No parameter requires a gradient, or a layer whose parameters do
+            has `trainable = False`, Keras's attribute, which torch ignores.
     """
+    for path, part in module.named_modules():
+        trained = any(parameter.requires_grad for parameter in part.parameters())
+        if vars(part).get("trainable") is False and trained:
+            name = user_name(path) or "the module"
+            raise ConfigError(
+                f"{name} has trainable = False, which torch ignores: it would be "
+                "trained. Freeze it with requires_grad_(False), or the layers before "
+                "another with ipufit.freeze(module, before=...), and delete the "
+                "attribute."
+            )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(
             "Nothing would be trained: no parameter of the module requires a gradient, "

@@ -116,6 +116,21 @@ def test_frozen_weights_are_refused():
     fit(module.requires_grad_(True))
 
 
+def test_a_layer_that_is_frozen_as_in_keras_is_refused():
+    module = Network()
+    module.layer.trainable = False
+    with pytest.raises(ConfigError, match=r"^layer has trainable = False, which torch"):
+        fit(module)
+    module.layer.trainable = True
+    fit(module)
+
+
+def test_a_frozen_layer_may_have_any_attribute():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), Network())
+    module[0].requires_grad_(False).trainable = False
+    fit(module)
+
+
 def test_a_fit_without_gradients_around_it_trains():
     module = Network()
     before = module.layer.weight.detach().clone()
