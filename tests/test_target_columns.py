@@ -75,6 +75,18 @@ def test_one_that_forward_does_not_take_is_named_and_can_be_named(form):
     torch.testing.assert_close(predicted, expected(model, len(predicted)))
 
 
+@pytest.mark.parametrize("loss", ["mse", "mae", "cross_entropy", "bce_with_logits"])
+def test_several_targets_of_one_output_can_be_one_of_several_columns(loss):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(torch.rand(8, 5).numpy(), columns=list("abcde"))
+    model = reference.compiled(torch.nn.Linear(3, 2), loss=loss)
+    words = r"2 targets .* one output.*y=frame\[(\['d', 'e'\])\] and .*columns=\1\)"
+    with pytest.raises(DataError, match=words):
+        model.fit(frame, ["d", "e"], 8, verbose=0)
+    y = frame[["d", "e"]]
+    model.fit(frame.drop(columns=["d", "e"]), y, 8, verbose=0)
+
+
 def test_columns_of_frames_go_by_their_names():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])

@@ -243,7 +243,7 @@ class ClassWeights:
                     f"targets of shape {tuple(targets.shape)} don't add up to 1. Pass "
                     "sample weights instead."
                 )
-            targets = targets.argmax(dim=-1)  # one-hot
+            targets = targets.to(torch.float32).argmax(dim=-1)  # one-hot
         elif targets.is_floating_point() and not targets.eq(targets.round()).all():
             value = targets[targets.ne(targets.round())][0]
             raise DataError(

@@ -786,10 +786,21 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
         raise
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         targets = shapes_of(part.target)
-        advice = " Give bools as numbers: y.float() or y.long()."
+        advice = ""
+        if isinstance(part.target, dict) and "dict" in str(error):
+            names = list(part.target)
+            advice = (
+                f". {len(names)} targets were given for one output. For one target of "
+                f"{len(names)} columns pass y=frame[{names}] and "
+                f"x=frame.drop(columns={names})."
+            )
+        elif "bool" in targets or "class probabilities" in str(error):
+            are_classes = any(w in str(error) for w in ("type Long but", "to be Long"))
+            way, kind = ("long", "int64") if are_classes else ("float", "float32")
+            advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
         raise DataError(
             f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
-            f"{targets}: {error}{advice if 'bool' in targets else ''}"
+            f"{targets}: {error}{advice}"
         ) from error
 
 

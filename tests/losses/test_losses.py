@@ -703,8 +703,19 @@ def fitted(loss, targets, outputs=2):
 def test_bools_are_classes():
     truths = torch.tensor([True, False, True, True])
     assert fitted("cross_entropy", truths) == fitted("cross_entropy", truths.long())
-    with pytest.raises(DataError, match=r"y\.float\(\) or y\.long\(\)"):
+    with pytest.raises(DataError, match=r'y\.long\(\) of .*y\.astype\("int64"\)'):
         fitted(torch.nn.CrossEntropyLoss(), truths)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8])
+@pytest.mark.parametrize("class_weight", [None, {0: 2.0}])
+def test_one_hot_numbers_are_to_be_floats(dtype, class_weight):
+    one_hot = torch.eye(4).to(dtype)
+    model = reference.compiled(torch.nn.Linear(2, 4), loss="cross_entropy")
+    given = {"batch_size": 4, "class_weight": class_weight, "verbose": 0}
+    with pytest.raises(DataError, match=r'y\.float\(\) of .*y\.astype\("float32"\)'):
+        model.fit(torch.ones(4, 2), one_hot, **given)
+    model.fit(torch.ones(4, 2), one_hot.float(), **given)
 
 
 def test_classes_on_the_last_axis_lead_to_the_loss_that_has_them_there():
