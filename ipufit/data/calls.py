@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import multiprocessing.util
+import numbers
 import tempfile
 import uuid
 from dataclasses import dataclass, replace
@@ -202,15 +204,20 @@ class ClassWeights:
     def __init__(self, table: Any, structure: SampleStructure) -> None:
         if not isinstance(table, Mapping) or not table:
             raise DataError(
-                f"class_weight={table!r} is not a dict of class index to weight."
+                f"class_weight={table!r} is not a dict of class index to weight. Make "
+                "one, dict(enumerate(weights)), of a list or an array, such as that of "
+                "sklearn's compute_class_weight('balanced', classes=..., y=...)."
             )
         for index, weight in table.items():
-            if isinstance(index, bool) or not isinstance(index, int):
+            if isinstance(index, bool) or not isinstance(index, numbers.Integral):
                 raise DataError(
                     f"class_weight has the class {index!r}, which is no class index: "
                     "use whole numbers, as the targets do."
                 )
-            if not isinstance(weight, (int, float)) or not 0 <= weight < float("inf"):
+            if (
+                not isinstance(weight, numbers.Real)
+                or not 0 <= float(weight) < math.inf
+            ):
                 raise DataError(
                     f"class_weight[{index}]={weight!r} is not a number of 0 or more."
                 )

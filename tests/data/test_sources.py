@@ -468,6 +468,10 @@ PAIRS = torch.stack([Y, Y], dim=1)
         (PAIRS, {1: 3.0}, r"\(\d+, 2\) don't add up to 1"),
         (PAIRS[:, :1] + 0.25, {1: 3.0}, r"a target is \d.*25\. Pass sample weights"),
         *(
+            (Y, table, r"dict\(enumerate\(weights\)\), of .* compute_class_weight")
+            for table in ([1.0, 2.0], np.ones(2), "balanced")
+        ),
+        *(
             (Y, table, "class_weight")
             for table in (3, {}, {True: 1}, {1: "a"}, {1: -1}, {1: float("inf")})
         ),
@@ -488,7 +492,8 @@ def test_each_sample_has_the_weight_of_its_class_and_others_one(targets):
     weights = torch.tensor([{1: 3.0, 2: 0.5}.get(index, 1.0) for index in Y.tolist()])
     one, other = classifier(), classifier()
     expected = one.fit(X, Y, sample_weight=weights, **given).history
-    history = other.fit(X, targets, class_weight={1: 3.0, 2: 0.5}, **given).history
+    table = dict(zip(np.array([1, 2]), np.float32([3.0, 0.5])))
+    history = other.fit(X, targets, class_weight=table, **given).history
     assert history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     reference.assert_same_weights(other.module, one.module)
 
