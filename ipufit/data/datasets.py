@@ -499,9 +499,11 @@ def frame_values(frame: Any, where: str) -> Any:
     if array.dtype.kind in "biuf":
         return array
     if names is None:
+        name = "a series" if frame.name is None else f"the series {frame.name!r}"
         raise DataError(
-            f"{where} is a series of {array.dtype}, which holds no numbers. Encode it "
-            "as numbers."
+            f"{where} is {name} of {frame.dtype}, which holds no numbers. Encode it as "
+            "numbers: .cat.codes of a category, "
+            '.astype("category").cat.codes of strings.'
         )
     kinds = {
         str(name): column.to_numpy().dtype.kind for name, column in columns.items()
@@ -510,7 +512,8 @@ def frame_values(frame: Any, where: str) -> Any:
     if bad:
         raise DataError(
             f"{where} has columns that hold no numbers: {', '.join(bad)}. Encode them "
-            "as numbers, or leave them out."
+            'as numbers, as pandas.get_dummies(frame, dtype="float32") does, or '
+            ".cat.codes of a category; or leave them out."
         )
     return array.astype(np.float64)  # numbers and booleans together
 

@@ -241,10 +241,16 @@ def test_columns_that_lack_values_are_named():
             predicted(frame)
         with pytest.raises(DataError, match="`x` has NA in row 2"):
             predicted(frame["b"])
-    with pytest.raises(DataError, match="columns that hold no numbers: d"):
+    with pytest.raises(DataError, match=r"hold no numbers: d\. .*get_dummies"):
         predicted(frame[["a"]].assign(d=["x", "y", "z"]))
-    with pytest.raises(DataError, match="`x` is a series of"):
-        predicted(pandas.Series(["x", "y"]))
+    for dtype, ending in (("category", r"\.codes of a cat"), (object, r"\.astype")):
+        words = pandas.Series(["x", "y"], dtype=dtype)
+        with pytest.raises(
+            DataError, match=f"`x` is a series of {words.dtype}.*{ending}"
+        ):
+            predicted(words)
+        with pytest.raises(DataError, match=f"`y` is the series 'd' of {words.dtype}"):
+            compiled().fit(pandas.DataFrame({"a": [1.0, 2.0], "d": words}), "d")
     for value in (pandas.NA, np.array([1, pandas.NA], dtype=object)):
         with pytest.raises(DataError, match=r"has <NA>.* a missing value.* fillna"):
             predicted(Items([value]))
