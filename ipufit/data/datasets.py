@@ -999,6 +999,32 @@ class Source:
             found = zlib.crc32(plain.numpy().tobytes(), found)
         return found
 
+    def first_not_finite(self) -> str:
+        """Say where arrays in memory have their first NaN or infinite value.
+
+        Returns:
+            A sentence; empty if there is none, or if the samples aren't in memory.
+        """
+        if not isinstance(self.dataset, ArrayDataset):
+            return ""
+        rows = slice(None) if self.dataset.rows is None else self.dataset.rows
+        for number, tensor in enumerate(self.dataset.tensors):
+            bad = tensor.isfinite().logical_not()[rows].numpy()
+            if not bad.any():
+                continue
+            row, *place = map(int, np.unravel_index(bad.argmax(), bad.shape))
+            names = dict(enumerate(self.columns)).get(number) or ()
+            where = f" at {place}" if place else ""
+            if bad.shape[1:] == (len(names),):
+                where = f" in column {names[place[0]]!r}"
+            return (
+                f"`{self.name}` has NaN or infinite values in its "
+                f"{self.structure.paths()[number]}: "
+                f"{bad[(slice(None), *place)].sum()}{where}, the first in row {row}. "
+                "Fill them, or leave their rows out."
+            )
+        return ""
+
     def require_targets(self, name: str, purpose: str) -> None:
         """Refuse samples without targets.
 

@@ -3381,9 +3381,12 @@ def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
     at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
     is_known = len(losses) == training.plan.device_iterations
     where = f"{first + at}" if is_known else f"{first} or one of its call"
+    advice = training.batches.source.first_not_finite() or (
+        "Lower the learning rate, or look for NaN, infinite and large values in the "
+        "data, as with frame.isna().sum() and frame.abs().max()."
+    )
     warn(
         f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
-        f"{where}. The weights are probably lost: lower the learning rate or look for "
-        "infinite values in the data.",
+        f"{where}. The weights are probably lost. {advice}",
         NonFiniteLossWarning,
     )

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from ipufit import Callback, IPUConfig, IPUModel, NonFiniteLossWarning
 from ipufit.metrics import FunctionMetric
@@ -182,6 +183,44 @@ def test_the_update_after_which_the_loss_is_no_number_is_named(updates):
     model = make_model(IPUConfig(device_iterations=updates))
     with pytest.warns(NonFiniteLossWarning, match=r"is (inf|nan) .* at update 6\. "):
         model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+
+
+FIRST_NOT_FINITE = {
+    "a frame": (lambda x, y: (pandas_frame(x), y), "inputs: 2 in column 'b', .* row 5"),
+    "its target": (
+        lambda x, y: (pandas_frame(x, y=x[:, 0].numpy()), "y"),
+        "inputs: 2 in col",
+    ),
+    "a dict": (
+        lambda x, y: ({"input": pandas_frame(x)}, y),
+        r"inputs\['input'\]: 2 in col",
+    ),
+    "an array": (lambda x, y: (x, y), r"inputs: 2 at \[1\], .* row 5\. Fill"),
+    "a dataset": (lambda x, y: (TensorDataset(x, y), None), r"inputs: 2 at \[1\]"),
+    "a part": (
+        lambda x, y: (Subset(TensorDataset(x, y), range(4, 8)), None),
+        r"inputs: 2 at \[1\], the first in row 1",
+    ),
+    "targets": (lambda x, y: (X, x[:, 1:2]), r"targets: 2 at \[0\], .* row 5"),
+    "a series": (lambda x, y: (X, pandas_frame(x)["b"]), "targets: 2, .* row 5"),
+    "a stream": (lambda x, y: (DataLoader(TensorDataset(x, y), 4), None), "Lower the"),
+}
+
+
+def pandas_frame(x, **more):
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(x.numpy(), columns=["a", "b", "c"]).assign(**more)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", FIRST_NOT_FINITE)
+def test_the_first_value_that_is_no_number_is_named(name, bad):
+    given, message = FIRST_NOT_FINITE[name]
+    x = X.clone()
+    x[5, 1] = x[7, 1] = x[7, 2] = bad
+    data, y = given(x, Y)
+    with pytest.warns(NonFiniteLossWarning, match=message):
+        make_model().fit(data, y, batch_size=4, shuffle=False, verbose=0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
