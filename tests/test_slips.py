@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from ipufit import Callback, ConfigError, DataError, IPUConfig
@@ -67,6 +68,14 @@ def test_an_object_of_batches_or_samples_names_the_loader_and_the_dataset():
         compiled().fit(Batches(), verbose=0)
     loader = DataLoader(Batches(), batch_size=None)
     assert compiled().fit(loader, verbose=0).epoch == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.float32])
+def test_indices_of_an_embedding_say_what_they_are_to_be(dtype):
+    model = compiled(torch.nn.Sequential(torch.nn.Embedding(3, 4)))
+    with pytest.raises(DataError, match=r'x\.long\(\), or x\.astype\("int64"\)\.$'):
+        model.predict(torch.tensor([0, 2]).to(dtype), verbose=0)
+    assert model.predict(torch.tensor([0, 2]), verbose=0).shape == (2, 4)
 
 
 @pytest.mark.parametrize("size", ["x", [], 1.5, 0, True])

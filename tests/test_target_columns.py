@@ -87,6 +87,18 @@ def test_several_targets_of_one_output_can_be_one_of_several_columns(loss):
     model.fit(frame.drop(columns=["d", "e"]), y, 8, verbose=0)
 
 
+def test_a_frame_with_too_many_columns_may_have_the_target_among_them():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"]).assign(label=Y.numpy())
+    model = reference.compiled()
+    for predict in (model.predict, model.predict_on_batch):
+        with pytest.raises(DataError, match=r"'b', 'c', 'label'\]: .*y=\"its name\""):
+            predict(frame)
+    with pytest.raises(DataError, match=r"multiplied \([^)]*\)$"):
+        model.predict(frame.to_numpy())
+    assert len(model.predict(frame, y="label", verbose=0)) == len(frame)
+
+
 def test_columns_of_frames_go_by_their_names():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X.numpy(), columns=["a", "b", "c"])

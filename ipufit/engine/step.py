@@ -251,6 +251,8 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         dims = {one.dim() for one in flat if isinstance(one, Tensor)}
         # As of one sample, or of one image: its first dimension was taken for samples.
         hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE
+        if "'indices' to have" in str(error):
+            hint = '. Convert them: x.long(), or x.astype("int64").'
         raise DataError(
             f"{name} failed with inputs of {shapes_of(inputs)}: {error}{hint}"
         ) from error

@@ -52,7 +52,7 @@ from ipufit.data.calls import (
     Position,
     TrainingBatches,
 )
-from ipufit.data.datasets import Source, column_names
+from ipufit.data.datasets import Source, column_names, short_list
 from ipufit.data.random_state import HostRandomState, set_random_state
 from ipufit.data.sources import (
     StreamSource,
@@ -2673,6 +2673,15 @@ class IPUModel:
             try:
                 plan.prepare(display)
                 yield from plan.outputs(hooks, run)
+            except DataError as error:
+                names = next(filter(None, batches.source.columns), ())
+                if not names or "failed with inputs" not in str(error):
+                    raise
+                said = str(error).rstrip(".")
+                raise DataError(
+                    f"{said}. `x` has the columns {short_list(names)}: if one is the "
+                    'target, name it, predict(frame, y="its name").'
+                ) from error
             finally:
                 batches.close()
 
