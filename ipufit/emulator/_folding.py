@@ -706,7 +706,8 @@ def _split(
     early = set(inputs)
     for node in nodes:
         needed = node.all_input_nodes
-        if node in of_loss and needed and early.issuperset(needed):
+        is_layout = "memory_format" in node.kwargs  # which a fold doesn't keep
+        if node in of_loss and needed and early.issuperset(needed) and not is_layout:
             early.add(node)
     early.difference_update(inputs)
     given = [

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode, optim
@@ -620,6 +621,49 @@ def test_what_depends_on_inputs_alone_runs_before_the_loop(mib, passes):
     actual, found = trained("1")
     assert found == passes
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+class Images(nn.Module):
+    """A convolution of grey images, whose loss and hits need their targets alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 8, 5), nn.Linear(8 * 12 * 12, K)
+
+    def forward(self, x, y):
+        scores = self.head(F.max_pool2d(self.conv(x), 2, 2).flatten(1))
+        known = y.ne(0).to(torch.float32).sum().clamp(min=1)
+        loss = F.cross_entropy(scores, y, reduction="sum") / known
+        hits = scores.argmax(1).eq(y).to(torch.float32).sum()
+        return hits, poptorch.identity_loss(loss, "none")
+
+
+class Convolved(TorchDispatchMode):
+    """Notes the steps in memory of the images that are convolved."""
+
+    def __init__(self):
+        super().__init__()
+        self.strides = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.convolution.default:
+            self.strides.append(args[0].stride())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.not_in_mode("contiguous", reason="images have that layout there")
+@pytest.mark.parametrize("fold", ["0", "1"])
+def test_images_keep_their_layout_where_metrics_run_apart(fold):
+    options = make_options(5, 1, 1, OutputMode.All)
+    module = Images()
+    sgd = optim.SGD(module.parameters(), lr=0.1)
+    images, targets = torch.rand(5 * 8, 1, 28, 28), torch.randint(K, (5 * 8,))
+    with switched(fold):
+        model = poptorch.trainingModel(module, options, sgd)
+        model(images, targets)
+        with Convolved() as convolved:
+            model(images, targets)
+    assert convolved.strides == [(28 * 28, 1, 28, 1)] * 5  # channels_last
 
 
 class Reporting(nn.Module):
