@@ -53,7 +53,7 @@ def test_the_sentences_of_the_page_are_true():
         training = {key: value for key, value in mine.items() if "evaluate" not in key}
         assert max(training, key=training.get) == "small MLP"
     others = [value for (line, _), value in shown.items() if "ipufit" not in line]
-    assert max(others) < 1.1
+    assert max(others) <= 1.1
 
 
 def test_the_picture_is_small_and_can_be_read_at_page_width():
