@@ -148,6 +148,29 @@ def test_refusals_have_their_line(function, topic, words):
         assert "for what is refused" in end
 
 
+class Attending(nn.Module):
+    """A stack of torch's layers, with a mask, whose values torch may compare."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 1, 4, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.register_buffer("mask", torch.zeros(1, 1))
+        self.settings = settings
+
+    def forward(self, x):
+        return self.encoder(x[:, None], mask=self.mask, **self.settings)[:, 0]
+
+
+def test_torch_s_test_of_a_mask_says_which_argument_spares_it():
+    asks = hasattr(
+        nn.modules.transformer, "_detect_is_causal_mask"
+    )  # torch 2.1 or newer
+    findings = refused(Attending())
+    assert ["is_causal=True or False" in one.what for one in findings] == [True] * asks
+    assert refused(Attending(is_causal=False)) == []
+
+
 def test_all_refusals_come_at_once_with_the_paths_of_their_modules():
     functions = [reads_a_value, branches, has_a_dynamic_shape, mixes_devices]
     network = nn.Sequential(Net(), nn.Sequential(*map(Net, functions)))
