@@ -170,16 +170,24 @@ class History(Callback):
     def _part_of(self, key: str) -> tuple[str, str]:
         """Return the training metric that a figure belongs to, and what to call it.
 
-        `val_loss` is the "validation" of `loss`, and `val_hard_loss` its "validation
-        hard". A figure that was only validated belongs to itself.
+        `val_loss` is the "validation" of `loss`. Where validation sets have names, so
+        that there is no `val_loss`, `val_hard_loss` is its "validation hard". A figure
+        that was only validated belongs to itself.
         """
         if not key.startswith("val_"):
             return key, "training"
-        rest = f"_{key[4:]}"
-        ends = (name for name in self.history if rest.endswith(f"_{name}"))
-        trained = max(ends, key=len, default=key)
-        middle = rest[: -len(trained)].strip("_") if trained != key else ""
-        return trained, f"validation {middle}".rstrip()
+        rest = key[4:]
+        if rest in self.history:
+            return rest, "validation"
+        trained = [
+            name
+            for name in self.history
+            if rest.endswith(f"_{name}") and f"val_{name}" not in self.history
+        ]
+        if not trained:
+            return key, "validation"
+        longest = max(trained, key=len)
+        return longest, f"validation {rest[: -len(longest) - 1]}"
 
 
 def _axes_for(

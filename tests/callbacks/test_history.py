@@ -70,20 +70,38 @@ def test_training_and_validation_of_a_figure_share_axes(pyplot):
     assert legend == BOTH
 
 
-def test_each_validation_set_has_a_curve_beside_the_training(pyplot):
-    row = {"loss": 3.0, "top_5": 0.5, "5": 0.1}
-    sets = {"val_easy_loss": 2.0, "val_hard_loss": 4.0, "val_top_5": 0.25}
-    history = history_of({0: {**row, **sets, "val_rate": 1.0}})
-    drawn = {
-        "loss": ["training", "validation easy", "validation hard"],
-        "top_5": BOTH,
-        "5": ["training"],
-        "val_rate": ["validation"],
-    }
+@pytest.mark.parametrize(
+    ("trained", "validated", "drawn"),
+    [
+        (
+            ["loss", "top_5", "5"],
+            ["easy_loss", "hard_loss", "hard_top_5"],
+            {
+                "loss": ["training", "validation easy", "validation hard"],
+                "top_5": ["training", "validation hard"],
+                "5": ["training"],
+            },
+        ),
+        (
+            ["loss", "top_5", "5"],
+            ["loss", "abs_loss", "top_5"],
+            {
+                "loss": BOTH,
+                "top_5": BOTH,
+                "5": ["training"],
+                "val_abs_loss": ["validation"],
+            },
+        ),
+    ],
+)
+def test_curves_stand_beside_what_they_validate(pyplot, trained, validated, drawn):
+    names = [*trained, *(f"val_{name}" for name in validated)]
+    history = history_of({0: dict(zip(names, range(1, 9)))})
     figure = history.plot()
     assert {axes.get_ylabel(): list(curves(axes)) for axes in figure.axes} == drawn
-    (axes,) = history.plot("val_hard_loss").axes
-    assert curves(axes) == {"validation hard": [(1, 4.0)]}
+    for name in names[3:]:
+        (axes,) = history.plot(name).axes
+        assert list(curves(axes).values()) == [[(1, names.index(name) + 1)]]
 
 
 @pytest.mark.parametrize(
