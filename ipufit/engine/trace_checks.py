@@ -571,18 +571,19 @@ def require_trained_weights(module: torch.nn.Module) -> None:
         module: The module that is traced.
 
     Raises:
-        ConfigError: No parameter requires a gradient, or a layer whose parameters do
-            has `trainable = False`, Keras's attribute, which torch ignores.
+        ConfigError: No parameter requires a gradient; or a layer of which all do has
+            `trainable = False`, Keras's attribute, which torch ignores.
     """
     for path, part in module.named_modules():
-        trained = any(parameter.requires_grad for parameter in part.parameters())
-        if vars(part).get("trainable") is False and trained:
-            name = user_name(path) or "the module"
+        if vars(part).get("trainable") is not False:
+            continue
+        trained = [parameter.requires_grad for parameter in part.parameters()]
+        if trained and all(trained):
             raise ConfigError(
-                f"{name} has trainable = False, which torch ignores: it would be "
-                "trained. Freeze it with requires_grad_(False), or the layers before "
-                "another with ipufit.freeze(module, before=...), and delete the "
-                "attribute."
+                f"{user_name(path)} has trainable = False, which torch ignores: it "
+                "would be trained. Freeze it with requires_grad_(False), or the layers "
+                "before another with ipufit.freeze(module, before=...), and delete or "
+                "rename the attribute."
             )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(

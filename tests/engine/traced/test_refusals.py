@@ -129,6 +129,8 @@ def test_a_frozen_layer_may_have_any_attribute():
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), Network())
     module[0].requires_grad_(False).trainable = False
     fit(module)
+    module.trainable = False  # of which only a part is frozen
+    fit(module)
 
 
 def test_a_fit_without_gradients_around_it_trains():
