@@ -63,7 +63,9 @@ def test_an_object_of_batches_or_samples_names_the_loader_and_the_dataset():
         def __getitem__(self, index):
             return X, Y
 
-    message = r"items are batches, pass DataLoader\(x, batch_size=None\); .*Dataset"
+    message = (
+        r"torch Dataset .*items are batches needs DataLoader\(x, batch_size=None\)"
+    )
     with pytest.raises(DataError, match=message):
         compiled().fit(Batches(), verbose=0)
     loader = DataLoader(Batches(), batch_size=None)

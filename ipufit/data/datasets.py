@@ -1018,10 +1018,9 @@ class Source:
             if bad.shape[1:] == (len(names),):
                 where = f" in column {names[place[0]]!r}"
             return (
-                f"`{self.name}` has NaN or infinite values in its "
-                f"{self.structure.paths()[number]}: "
-                f"{bad[(slice(None), *place)].sum()}{where}, the first in row {row}. "
-                "Fill them, or leave their rows out."
+                f"`{self.name}` has {bad.sum()} NaN or infinite values in its "
+                f"{self.structure.paths()[number]}, the first in row {row}{where}: "
+                "fill them, or leave their rows out. "
             )
         return ""
 

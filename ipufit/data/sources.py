@@ -1011,15 +1011,12 @@ def as_source(
         y = None if inputs_only else y
         return from_arrays(x, y, sample_weight, name=name, columns=columns)
     if not is_indexed(x) and not is_stream(x):
-        advice = (
-            "If its items are batches, pass DataLoader(x, batch_size=None); if they "
-            "are samples, derive it from torch.utils.data.Dataset."
-            if hasattr(x, "__getitem__") and hasattr(x, "__len__")
-            else "Pass tensors, NumPy arrays, pandas frames, a torch Dataset (with "
-            "__getitem__ and __len__), an IterableDataset, a DataLoader, or a "
-            "generator of batches."
+        raise DataError(
+            f"`{name}` is {describe(x)}. Pass tensors, NumPy arrays, pandas frames, a "
+            "torch Dataset (with __getitem__ and __len__), an IterableDataset, a "
+            "DataLoader, or a generator of batches. An object whose items are batches "
+            "needs DataLoader(x, batch_size=None)."
         )
-        raise DataError(f"`{name}` is {describe(x)}. {advice}")
     has_lists = is_hugging_face(x)
     parts_of = Parts(targets, is_single, name, has_lists, inputs_only, left_out)
     _refuse_beside(x, None if targets else y, sample_weight)

@@ -787,7 +787,7 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         targets = shapes_of(part.target)
         advice = ""
-        if isinstance(part.target, dict) and "dict" in str(error):
+        if isinstance(part.target, dict) and "'dict' object" in str(error):
             names = list(part.target)
             advice = (
                 f". {len(names)} targets were given for one output. For one target of "

@@ -2675,13 +2675,12 @@ class IPUModel:
                 yield from plan.outputs(hooks, run)
             except DataError as error:
                 names = next(filter(None, batches.source.columns), ())
-                if not names or "failed with inputs" not in str(error):
+                if not names or self._columns or "shapes cannot" not in str(error):
                     raise
-                said = str(error).rstrip(".")
                 raise DataError(
-                    f"{said}. `x` has the columns {short_list(names)}: if one is the "
+                    f"{error}. `x` has the columns {short_list(names)}: if one is the "
                     'target, name it, predict(frame, y="its name").'
-                ) from error
+                ) from error.__cause__
             finally:
                 batches.close()
 
@@ -3390,12 +3389,10 @@ def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
     at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
     is_known = len(losses) == training.plan.device_iterations
     where = f"{first + at}" if is_known else f"{first} or one of its call"
-    advice = training.batches.source.first_not_finite() or (
-        "Lower the learning rate, or look for NaN, infinite and large values in the "
-        "data, as with frame.isna().sum() and frame.abs().max()."
-    )
     warn(
         f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
-        f"{where}. The weights are probably lost. {advice}",
+        f"{where}. The weights are probably lost. "
+        f"{training.batches.source.first_not_finite()}Lower the learning rate, or look "
+        "for NaN, infinite and large values in the data.",
         NonFiniteLossWarning,
     )

@@ -186,24 +186,40 @@ def test_the_update_after_which_the_loss_is_no_number_is_named(updates):
 
 
 FIRST_NOT_FINITE = {
-    "a frame": (lambda x, y: (pandas_frame(x), y), "inputs: 2 in column 'b', .* row 5"),
+    "a frame": (
+        lambda x, y: (pandas_frame(x), y),
+        "`x` has 3 NaN or infinite values in its inputs, the first in row 5 in column "
+        "'b': fill them, or leave their rows out. Lower the",
+    ),
     "its target": (
         lambda x, y: (pandas_frame(x, y=x[:, 0].numpy()), "y"),
-        "inputs: 2 in col",
+        "3 .* in its inputs, the first in row 5 in column 'b':",
     ),
     "a dict": (
         lambda x, y: ({"input": pandas_frame(x)}, y),
-        r"inputs\['input'\]: 2 in col",
+        r"inputs\['input'\], the first in row 5 in column 'b':",
     ),
-    "an array": (lambda x, y: (x, y), r"inputs: 2 at \[1\], .* row 5\. Fill"),
-    "a dataset": (lambda x, y: (TensorDataset(x, y), None), r"inputs: 2 at \[1\]"),
+    "an array": (lambda x, y: (x, y), r"inputs, the first in row 5 at \[1\]:"),
+    "a dataset": (
+        lambda x, y: (TensorDataset(x, y), None),
+        r"inputs, the first in row 5 at \[1\]:",
+    ),
     "a part": (
         lambda x, y: (Subset(TensorDataset(x, y), range(4, 8)), None),
-        r"inputs: 2 at \[1\], the first in row 1",
+        r"3 .* inputs, the first in row 1 at \[1\]:",
     ),
-    "targets": (lambda x, y: (X, x[:, 1:2]), r"targets: 2 at \[0\], .* row 5"),
-    "a series": (lambda x, y: (X, pandas_frame(x)["b"]), "targets: 2, .* row 5"),
-    "a stream": (lambda x, y: (DataLoader(TensorDataset(x, y), 4), None), "Lower the"),
+    "targets": (
+        lambda x, y: (X, x[:, 1:2]),
+        r"2 .* in its targets, the first in row 5 at \[0\]:",
+    ),
+    "a series": (
+        lambda x, y: (X, pandas_frame(x)["b"]),
+        "2 .* in its targets, the first in row 5:",
+    ),
+    "a stream": (
+        lambda x, y: (DataLoader(TensorDataset(x, y), 4), None),
+        r"probably lost\. Lower the",
+    ),
 }
 
 
