@@ -27,7 +27,7 @@ from ipufit.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from ipufit.metrics.base import outputs_first, weighed
+from ipufit.metrics.base import IGNORED_INDEX, outputs_first, weighed
 from ipufit.metrics.classification import hinge, squared_hinge
 from ipufit.metrics.probabilistic import kl_divergence
 from ipufit.metrics.regression import (
@@ -133,7 +133,7 @@ class Loss:
             LossTerms(value=tensor(5.), total=tensor(10.), divisor=tensor(2.))
         """
         is_plain = weights is None and share is None
-        ignores = self._ignores(outputs, targets)
+        ignores = not self.is_sum and self._ignores(outputs, targets)
         if ignores and is_plain and self.summed is not None:
             total = self.summed(outputs, targets).reshape(())
             count = torch.sum(targets.ne(self.ignore_index).to(total.dtype))
@@ -184,11 +184,23 @@ class Loss:
         """
         return (
             self.ignore_index is not None
-            and not self.is_sum
             and isinstance(targets, Tensor)
             and not targets.is_floating_point()
             and targets.shape != getattr(outputs, "shape", None)
         )
+
+    def marked(self, outputs: Any, targets: Any) -> Any:
+        """Return targets with -100, which metrics ignore, in place of what it ignores.
+
+        Example:
+            >>> loss = Loss("mine", torch.nn.functional.cross_entropy, ignore_index=255)
+            >>> loss.marked(torch.zeros(2, 3), torch.tensor([1, 255]))
+            tensor([   1, -100])
+        """
+        index = self.ignore_index
+        if index == IGNORED_INDEX or not self._ignores(outputs, targets):
+            return targets
+        return targets.masked_fill(targets.eq(index), IGNORED_INDEX)
 
     def _checked(self, loss: Any) -> Tensor:
         if not isinstance(loss, Tensor):
@@ -456,7 +468,6 @@ _BINARY = (
 )
 """Losses of outputs that are each a problem with targets 0 and 1, or -1 and 1."""
 
-_IGNORED = -100
 _IGNORING = (_categorical, _cross_entropy, _nll, _sparse)
 
 
@@ -502,7 +513,7 @@ def named_loss(name: str) -> Loss:
         function=reduced("mean"),
         each=reduced("none"),
         is_per_output=True,
-        ignore_index=_IGNORED if function in _IGNORING else None,
+        ignore_index=IGNORED_INDEX if function in _IGNORING else None,
         summed=reduced("sum"),
         takes_logits=key in _LOGITS,
         is_binary=function in _BINARY,

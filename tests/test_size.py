@@ -29,9 +29,9 @@ class Size(NamedTuple):
 # Room -> its limits, and the packages and modules right under `ipufit` that it has.
 ROOMS = {
     "emulator": (Size(77, 13321, 104021), "emulator"),
-    "engine and model": (Size(20, 8323, 65632), "engine model"),
+    "engine and model": (Size(20, 8327, 65673), "engine model"),
     "data": (Size(5, 2784, 22584), "data"),
-    "metrics and losses": (Size(12, 1941, 16727), "metrics losses"),
+    "metrics and losses": (Size(12, 1944, 16777), "metrics losses"),
     "optimizers": (Size(4, 1691, 12887), "optimizers"),
     "callbacks": (Size(9, 2035, 16685), "callbacks"),
     "checkpoint and resume": (Size(5, 2137, 16671), "checkpoint resume"),
@@ -43,9 +43,9 @@ ROOMS = {
         Size(7, 1207, 9233),
         "planning",
     ),
-    "conformance": (Size(5, 1494, 15579), "conformance"),
+    "conformance": (Size(5, 1495, 15579), "conformance"),
     "command lines, distributed, Lightning, ground": (
-        Size(18, 2901, 20067),
+        Size(18, 2913, 20112),
         "__init__ cli __main__ _env _files _kinds _lazy _poptorch "
         "_torchrun _tree _version distributed doctor errors "
         "integrations state types",

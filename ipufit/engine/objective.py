@@ -35,6 +35,7 @@ from ipufit.metrics import (
     listed_metrics,
     resolve_metrics,
 )
+from ipufit.metrics.base import IGNORED_INDEX
 from ipufit.mixing import Coefficients, rolled
 
 
@@ -649,8 +650,8 @@ class Objective:
         """
         labels = labels._replace(counted=None)
         mask = None if labels.share is None else labels.share.gt(0).to(torch.float32)
-        is_binary = {
-            part.name: loss.is_binary
+        loss_of = {
+            part.name: loss
             for key, loss in self.losses
             if self.metrics and (loss.is_binary or loss.ignore_index is not None)
             for part in self._parts_of_loss(key, loss, outputs, labels)
@@ -661,10 +662,13 @@ class Objective:
             (part,) = self._parts(
                 output, outputs, labels, splits=False, is_named=is_named
             )
-            if part.name in is_binary and isinstance(output_metric.metric, Metric):
-                metric = copy.copy(output_metric.metric)
-                metric.has_binary_loss = is_binary[part.name]
+            if part.name in loss_of and isinstance(output_metric.metric, Metric):
+                loss, metric = loss_of[part.name], copy.copy(output_metric.metric)
+                metric.has_binary_loss = loss.is_binary
                 output_metric = output_metric._replace(metric=metric)
+                own = getattr(metric, "_ignore_index", IGNORED_INDEX)
+                if is_named and own == IGNORED_INDEX:
+                    part = part._replace(target=loss.marked(part.output, part.target))
             weights = part.weights if output_metric.is_weighted else None
             if weights is not None:
                 weights = weights.to(torch.float32)
@@ -794,13 +798,15 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
                 f"{len(names)} columns pass y=frame[{names}] and "
                 f"x=frame.drop(columns={names})."
             )
+        elif "out of bounds" in str(error):
+            advice = ". Classes begin at 0, and a target of -100 doesn't count."
         elif "bool" in targets or "class probabilities" in str(error):
             are_classes = any(w in str(error) for w in ("type Long but", "to be Long"))
             way, kind = ("long", "int64") if are_classes else ("float", "float32")
             advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
         raise DataError(
             f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
-            f"{targets}: {error}{advice}"
+            f"{targets}: {str(error).rstrip('.') if advice else error}{advice}"
         ) from error
 
 

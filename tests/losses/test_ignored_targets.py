@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import ipufit
 from ipufit import IPUConfig, Optimizer
 from tests.distributed import runs
 from tests.reference import assert_same_weights, compiled, weights
@@ -98,6 +99,45 @@ def test_weights_equal_those_of_a_loop_over_whole_updates(
     own = nn.CrossEntropyLoss(reduction="sum")(plain(x), y).item() / max(left, 1)
     tested = model.evaluate(x, y, verbose=0)["loss"]
     assert tested == pytest.approx(own if left else float("nan"), rel=1e-5, nan_ok=True)
+
+
+METRICS = ["accuracy", "mean_iou", "f1", "top_2_accuracy", "cross_entropy"]
+
+
+@settings(max_examples=examples(40))
+@given(
+    mark=st.sampled_from([255, -1, 9]),
+    dtype=st.sampled_from([torch.int64, torch.int16, torch.uint8]),
+    positions=st.sampled_from([0, 3]),
+    pattern=st.integers(0, 2**12 - 1),
+    reduction=st.sampled_from(["mean", "sum"]),
+    accumulation=st.integers(1, 2),
+)
+def test_metrics_ignore_the_targets_that_the_loss_ignores(
+    mark, dtype, positions, pattern, reduction, accumulation
+):
+    x, y = rows(12, positions, pattern)
+    marked = y.masked_fill(y.eq(-100), mark)
+    if dtype is torch.uint8 and mark < 0:
+        dtype = torch.int32
+    found = []
+    for index, targets in ((-100, y), (mark, marked.to(dtype))):
+        loss = nn.CrossEntropyLoss(ignore_index=index, reduction=reduction)
+        config = IPUConfig(micro_batch_size=3, gradient_accumulation=accumulation)
+        model = compiled(Tagger(positions), config, loss=loss, metrics=METRICS)
+        history = model.fit(x, targets, shuffle=False, verbose=0).history
+        found.append([history, model.evaluate(x, targets, verbose=0)])
+    assert str(found[1]) == str(found[0])  # where NaN equals NaN
+
+
+def test_a_metric_with_an_index_of_its_own_keeps_it():
+    x, y = rows(12, 0, 0)
+    loss = nn.CrossEntropyLoss(ignore_index=1)
+    own = ipufit.metrics.CrossEntropy(ignore_index=2, name="own")
+    model = compiled(Tagger(), IPUConfig(micro_batch_size=4), loss=loss, metrics=[own])
+    expected = nn.CrossEntropyLoss(ignore_index=2)(model.module(x), y)
+    found = model.evaluate(x, y, verbose=0)["own"]
+    assert found == pytest.approx(expected.item(), rel=1e-5)
 
 
 class Heads(nn.Module):
