@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Callable, ContextManager, Iterable, Iterator, TypeVar
 
@@ -15,6 +16,8 @@ from .errors import do_all
 from .types import Logs
 
 T = TypeVar("T")
+
+logger = logging.getLogger("ipufit")
 
 _NOTHING: ContextManager[None] = contextlib.nullcontext()
 
@@ -143,6 +146,12 @@ class RunState:
         """Save and stop, if the process was told to end; called by the loop."""
         if self.is_evicted and not self.is_ending:
             do_all(self._on_eviction)
+            if self.processes.is_first:
+                logger.warning(
+                    "fit() ends after update %d: %s told it to.",
+                    self.updates,
+                    " or ".join(EVICTING_SIGNALS),
+                )
             self.end(EVICTED)
 
     @property

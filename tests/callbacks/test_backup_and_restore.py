@@ -106,7 +106,7 @@ def evict(number=signal.SIGTERM):
 @pytest.mark.parametrize("is_before", [True, False])
 @pytest.mark.parametrize("save_freq", ["epoch", 4])
 def test_an_evicted_run_saves_the_call_under_way(
-    tmp_path, is_before, save_freq, number
+    tmp_path, is_before, save_freq, number, caplog
 ):
     backup = BackupAndRestore(tmp_path, save_freq)
     evicting = AtUpdate(5, lambda: evict(number))
@@ -115,6 +115,7 @@ def test_an_evicted_run_saves_the_call_under_way(
     assert places(backup)[-1] == (0, 5)
     assert backup.run.stop_reason == "SIGTERM"
     assert history.epoch == []  # it isn't over
+    assert "fit() ends after update 5: SIGTERM or SIGUSR1 told it to." in caplog.text
 
 
 @pytest.mark.parametrize(("update", "save_freq"), [(8, "epoch"), (16, 4)])
