@@ -38,14 +38,18 @@ else:
                 raise ModuleNotFoundError("it is a folder only", name="poptorch")
             logger.info("Running on PopTorch %s.", poptorch.__version__)
         except ModuleNotFoundError as error:
-            if _wanted == "poptorch" or error.name != "poptorch":
+            if error.name != "poptorch":
                 raise
             signs = _env.signs_of_ipus()
-            if signs:
+            if signs or _wanted == "poptorch":
+                reason = (
+                    "IPUFIT_BACKEND=poptorch asks for PopTorch"
+                    if _wanted == "poptorch"
+                    else f"This host has IPUs ({', '.join(signs)})"
+                )
                 raise ConfigError(
-                    f"This host has IPUs ({', '.join(signs)}), but the Python that "
-                    f"runs here has no PopTorch ({platform.python_version()}, "
-                    f"{sys.executable}): nothing would run on them. "
+                    f"{reason}, but the Python that runs here has none "
+                    f"({platform.python_version()}, {sys.executable}). "
                     f"{_env.no_poptorch()}. To run on this machine's processor, set "
                     "IPUFIT_BACKEND=emulator."
                 ) from None
