@@ -73,7 +73,8 @@ INTRODUCTION = """\
 
 Each script has one idea, runs on IPUs and, unchanged, on the emulator, and needs no
 internet access. Its last line prints the number that its docstring promises. `--help`
-lists its arguments, and `--plot FILE` draws what it found with matplotlib.
+lists its arguments, and `--plot FILE` draws what it found with matplotlib. What some of
+them need is installed by `pip install ".[examples]"`.
 
 `python .ci/gallery.py` has written this page from one run of all scripts, on the
 emulator with one thread. Seconds are those of a processor.

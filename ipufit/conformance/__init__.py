@@ -24,7 +24,8 @@ examples:
 `record` runs about a hundred small programs where PopTorch runs, and writes down what
 each returns or how it is refused. `compare` runs them on the emulator, or on the back
 end that IPUFIT_BACKEND names. The exit status is 1 if something differs, 2 if there is
-nothing to compare or no IPU, else 0. See docs/how-to/conformance.md.
+nothing to compare or PopTorch finds no IPU, else 0. Where no PopTorch is, `record`
+records the emulator, which is of no use to send. See docs/how-to/conformance.md.
 """
 
 
