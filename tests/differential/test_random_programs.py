@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from sklearn import metrics as sk
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
@@ -33,6 +32,8 @@ from ipufit import (
 )
 from tests.reference import Last
 from tests.strategies import is_thorough
+
+sk = pytest.importorskip("sklearn.metrics", reason="metrics are held against its own")
 
 # On a machine with one processor.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
+import sklearn.metrics
 import torch
-from sklearn.metrics import accuracy_score, jaccard_score
 from torch import nn
 
 import ipufit
@@ -46,7 +46,7 @@ def drawn(*shape):
 @pytest.mark.parametrize("loss", [dice, "mse"])
 def test_a_channel_axis_of_1_makes_a_mask(loss):
     x, y = drawn(8, 1, 6, 5)
-    expected = jaccard_score(y.reshape(-1) > 0, x.reshape(-1) > 0)
+    expected = sklearn.metrics.jaccard_score(y.reshape(-1) > 0, x.reshape(-1) > 0)
     for found in figures(x, y, loss):
         assert found["iou"] == pytest.approx(expected)
 
@@ -69,5 +69,7 @@ def test_one_hot_rows_and_shares_are_classes(shape):
         nn.functional.one_hot(classes) * 0.9 + 0.02,
     ):
         for found in figures(x, y, "categorical_crossentropy"):
-            accuracy = accuracy_score(classes.flatten(), x.argmax(-1).flatten())
+            accuracy = sklearn.metrics.accuracy_score(
+                classes.flatten(), x.argmax(-1).flatten()
+            )
             assert found["accuracy"] == pytest.approx(accuracy)
