@@ -74,12 +74,11 @@ def refuse_value_reader(operation: Operation) -> None:
         what = '.to("cpu")'
     if operation.name == "__format__" and operation.args[0].dim() == 0:
         what = "formatting (an f-string)"
-    if what is not None and any(
-        frame.name == "_detect_is_causal_mask" for frame in traceback.extract_stack()
-    ):
+    if what is None:
+        return
+    if "_detect_is_causal_mask" in {one.name for one in traceback.extract_stack()}:
         what = "torch's test whether a mask is causal (pass is_causal=True or False)"
-    if what is not None:
-        raise value_needed(what)
+    raise value_needed(what)
 
 
 def refuse_gradients(operation: Operation) -> None:
