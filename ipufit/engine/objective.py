@@ -666,9 +666,10 @@ class Objective:
                 loss, metric = loss_of[part.name], copy.copy(output_metric.metric)
                 metric.has_binary_loss = loss.is_binary
                 output_metric = output_metric._replace(metric=metric)
-                own = getattr(metric, "_ignore_index", IGNORED_INDEX)
-                if is_named and own == IGNORED_INDEX:
-                    part = part._replace(target=loss.marked(part.output, part.target))
+            ignored = output_metric.metric.ignore_index
+            if part.name in loss_of and ignored == IGNORED_INDEX:
+                target = loss_of[part.name].marked(part.output, part.target)
+                part = part._replace(target=target)
             weights = part.weights if output_metric.is_weighted else None
             if weights is not None:
                 weights = weights.to(torch.float32)

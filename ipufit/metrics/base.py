@@ -76,9 +76,12 @@ class Metric(abc.ABC):
         has_binary_loss: Whether the loss of the same output is binary, so that each
             output is a 0 or 1 of its own; None if unknown. It is set in copies of the
             metric.
+        ignore_index: Class index of targets that don't count; None if all count. If
+            it is -100, targets that the loss of the same output ignores are -100, too.
     """
 
     direction: str | None = None
+    ignore_index: int | None = None
     has_binary_loss: bool | None = None
     _takes_one_hot = False
 
@@ -133,9 +136,11 @@ class StreamedMetric(abc.ABC):
 
     Attributes:
         direction: `"max"`, `"min"` or None, as in `Metric`.
+        ignore_index: As in `Metric`.
     """
 
     direction: str | None = None
+    ignore_index: int | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse Keras's words."""

@@ -57,6 +57,7 @@ class _Share(Metric):
     """Base of accuracies: the weighted share of correct samples."""
 
     direction = "max"
+    ignore_index = IGNORED_INDEX
     _takes_one_hot = True
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
@@ -294,6 +295,7 @@ class CategoricalHinge(Metric):
         tensor([0.5000, 1.0000])
     """
 
+    ignore_index = IGNORED_INDEX
     direction = "min"
     _takes_one_hot = True
 

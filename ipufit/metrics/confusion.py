@@ -12,6 +12,7 @@ from torch import Tensor
 from ipufit.errors import ConfigError, DataError
 
 from .base import (
+    IGNORED_INDEX,
     Metric,
     classified,
     elements,
@@ -71,6 +72,8 @@ class ConfusionMetric(Metric):
         from_logits: Whether binary outputs are logits; else they are probabilities.
         multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
     """
+
+    ignore_index = IGNORED_INDEX
 
     def __init__(
         self,

@@ -190,6 +190,7 @@ class SparseCategoricalCrossentropy(Metric):
         tensor([0.6931, 1.0000])
     """
 
+    ignore_index: int
     direction = "min"
 
     def __init__(
@@ -202,12 +203,12 @@ class SparseCategoricalCrossentropy(Metric):
         if type(ignore_index) is not int:
             raise ConfigError(f"ignore_index={ignore_index!r} is no class index.")
         self._from_logits = from_logits
-        self._ignore_index = ignore_index
+        self.ignore_index = ignore_index
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the losses, and the weight of the targets that count."""
         class_indices(outputs, targets)  # refuses one-hot targets
-        found = classified(outputs, targets, weights, self._ignore_index)
+        found = classified(outputs, targets, weights, self.ignore_index)
         logs = _log_probabilities(found.scores, self._from_logits)
         return _sums_at_labels(logs, found)
 
@@ -289,18 +290,19 @@ class NegativeLogLikelihood(Metric):
         tensor([1., 1.])
     """
 
+    ignore_index: int
     direction = "min"
 
     def __init__(
         self, ignore_index: int = IGNORED_INDEX, name: str = "nll_loss"
     ) -> None:
         super().__init__(name)
-        self._ignore_index = ignore_index
+        self.ignore_index = ignore_index
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the losses, and the weight of the targets that count."""
         class_indices(outputs, targets)  # refuses one-hot targets
-        found = classified(outputs, targets, weights, self._ignore_index)
+        found = classified(outputs, targets, weights, self.ignore_index)
         return _sums_at_labels(found.scores, found)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ipufit.errors import ConfigError
 
 from .base import (
+    IGNORED_INDEX,
     CollectingMetric,
     Elements,
     Metric,
@@ -54,6 +55,7 @@ class AUC(Metric):
         1.0
     """
 
+    ignore_index = IGNORED_INDEX
     direction = "max"
 
     def __init__(
@@ -112,6 +114,7 @@ class _Ranked(CollectingMetric):
         name: Key in logs.
     """
 
+    ignore_index = IGNORED_INDEX
     direction = "max"
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:

@@ -130,6 +130,31 @@ def test_metrics_ignore_the_targets_that_the_loss_ignores(
     assert str(found[1]) == str(found[0])  # where NaN equals NaN
 
 
+class Marked(ipufit.Metric):
+    """The share of targets with a mark, which it knows by itself."""
+
+    def sums(self, outputs, targets, weights=None):
+        return torch.stack([targets.eq(255).sum(), torch.ones_like(targets).sum()])
+
+    def result(self, sums):
+        return float(sums[0] / sums[1])
+
+
+def test_metrics_of_two_classes_ignore_them_and_a_users_own_gets_the_marks():
+    x, y = rows(24, 0, 0b1001)
+    y = torch.where(y.eq(-100), y, y % 2)
+    found = {}
+    for mark in (-100, 255):
+        names = ["auc", ipufit.metrics.AveragePrecision(), Marked("marked")]
+        loss = nn.CrossEntropyLoss(ignore_index=mark)
+        torch.manual_seed(3)
+        model = compiled(nn.Linear(FEATURES, 2), loss=loss, metrics=names)
+        found[mark] = model.evaluate(x, y.masked_fill(y.eq(-100), mark), verbose=0)
+    assert found[255].pop("marked") == y.eq(-100).float().mean() > 0
+    assert found[-100].pop("marked") == 0
+    assert found[255] == found[-100]
+
+
 def test_a_metric_with_an_index_of_its_own_keeps_it():
     x, y = rows(12, 0, 0)
     loss = nn.CrossEntropyLoss(ignore_index=1)
