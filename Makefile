@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TOOLS := .venv-tools
 TOX := $(TOOLS)/bin/tox
+DEMO := .venv-demo
 export DATA_DIR ?= data
 # The floor runs where a Python 3.8 is found; in continuous integration it must.
 PYTHON38 := $(or $(shell .ci/find-python 3.8),$(if $(IPUFIT_REQUIRE_FLOOR),python3.8))
@@ -62,13 +63,18 @@ packages:  ## write the map of files into CONTRIBUTING.md
 screens:  ## run the code of pages and put what it prints and draws into them; needs `pip install ".[plot]"`
 	@$(PYTHON) .ci/screens.py
 
-demo: $(TOX)  ## train the example; MNIST is looked for in DATA_DIR
-	$(TOX) run -e demo
+demo: $(DEMO)/ready  ## train MNIST on an emulated pipeline of four IPUs; MNIST is looked for in DATA_DIR
+	$(DEMO)/bin/python examples/mnist_pipeline.py --data auto --data-dir "$(DATA_DIR)"
 
 clean:  ## remove what the other targets made
-	rm -rf $(TOOLS) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(TOOLS) $(DEMO) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 
 $(TOX): .ci/requirements.txt
 	$(PYTHON) -m venv --clear $(TOOLS)
 	$(TOOLS)/bin/python -m pip install -qq --requirement $<
+	touch $@
+
+$(DEMO)/ready: .ci/torch.txt .ci/torchvision.txt pyproject.toml
+	$(PYTHON) -m venv --clear $(DEMO)
+	$(DEMO)/bin/python -m pip install --quiet -r .ci/torch.txt -r .ci/torchvision.txt "scikit-learn>=1.3" --editable .
 	touch $@
