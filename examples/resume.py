@@ -7,7 +7,7 @@ and the same call, made again, goes on at 65.
     python examples/resume.py
 
 It takes some seconds. The last line is the share of weights that are those of a run
-without failure, bit by bit, with dropout, shuffling and a schedule: 100.00%.
+without failure, bit for bit, with dropout, shuffling and a schedule: 100.00%.
 """
 
 from __future__ import annotations

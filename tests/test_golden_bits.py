@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs give the numbers that are recorded in `tests/golden/bits`, bit by bit.
+"""Runs give the numbers that are recorded in `tests/golden/bits`, bit for bit.
 
 Where torch's release or the processor isn't that of the recording they are nearly the
 same, and runs that draw random numbers are left out. CONTRIBUTING.md says how to

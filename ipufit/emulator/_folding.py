@@ -3,7 +3,7 @@
 
 A group of micro-batches that run at once is a fold. The choice depends only on the
 program, its options and two environment variables, never on measured times: two runs of
-a script give the same numbers bit by bit.
+a script give the same numbers bit for bit.
 
 `torch.func.vmap` runs the graph of a program once, on the rows of several micro-
 batches. The torch operations that it calls are recorded, and later calls replay them:

@@ -40,7 +40,7 @@ def require_same(run, expected):
 
 
 def require_equal_everywhere(runs):
-    """Every process has the same history, weights and outputs, bit by bit."""
+    """Every process has the same history, weights and outputs, bit for bit."""
     first, *others = runs
     for run in others:
         assert run["history"] == first["history"]

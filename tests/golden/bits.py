@@ -7,7 +7,7 @@
     python -m tests.golden.bits --write lstm
 
 `--write` records anew, and says by how much each kind of number moved. It uses one
-thread, as the test does. Numbers are the same bit by bit where torch's release and the
+thread, as the test does. Numbers are the same bit for bit where torch's release and the
 processor are those of the recording, and nearly the same elsewhere.
 """
 
