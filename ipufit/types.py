@@ -35,7 +35,7 @@ class ShownAsText:
         >>> Found()
         1 < 2
         >>> Found()._repr_html_()
-        '<pre>1 &lt; 2</pre>'
+        '<pre style="font-family: monospace; white-space: pre">1 &lt; 2</pre>'
     """
 
     def __repr__(self) -> str:
@@ -44,4 +44,5 @@ class ShownAsText:
 
     def _repr_html_(self) -> str:
         """Return the text for a notebook, with its columns in line."""
-        return f"<pre>{html.escape(str(self), quote=False)}</pre>"
+        text = html.escape(str(self), quote=False)
+        return f'<pre style="font-family: monospace; white-space: pre">{text}</pre>'

@@ -398,7 +398,8 @@ def test_a_line_says_that_an_epoch_leaves_out_many_samples(capsys):
     assert "(training on 20 of 32 samples)" in capsys.readouterr().out
 
 
-def test_results_are_shown_as_their_text():
+def test_results_are_shown_as_their_text(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels of notebooks do
     model = compiled()
     for result in (
         model.check(X, Y, batch_size=8),
@@ -408,4 +409,6 @@ def test_results_are_shown_as_their_text():
     ):
         assert repr(result) == str(result)
         text = html.unescape(result._repr_html_())
-        assert text == f"<pre>{result}</pre>"
+        style = "font-family: monospace; white-space: pre"
+        assert text == f'<pre style="{style}">{result}</pre>'
+        assert "\x1b" not in text

@@ -247,7 +247,9 @@ def as_text(contents: Sequence[Content]) -> str:
             texts.append(short(one))
         elif isinstance(one, Table):
             texts.append(one._replace(caption=short(one.caption)))
-    show(texts, Console(file=file, width=_WIDE, force_jupyter=False))
+    # Kernels of notebooks ask all consoles for a terminal's colours.
+    console = Console(file=file, width=_WIDE, force_jupyter=False, force_terminal=False)
+    show(texts, console)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
