@@ -9,6 +9,7 @@
 | `IPUFIT_PROCESS_TIMEOUT` | seconds, 600 | how long a process waits for others |
 | `IPUFIT_COMPILE_ONLY` | a directory | programs are compiled, and described there |
 | `IPUFIT_COMPILE_FOR` | `1`, `2`, `21` | version of the IPUs that these are for |
+| `IPUFIT_TRACEBACK` | `full` | tracebacks show the frames of ipufit and torch, too |
 | `POPTORCH_WAIT_FOR_IPU` | PopTorch's own | no attempt to hold two programs at once |
 
 `ipufit.emulator` stands alone and reads its own (`IPUFIT_EMULATOR_IPUS`).

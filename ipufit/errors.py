@@ -36,8 +36,11 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
+import re
 import sys
 import warnings
+from types import FrameType, TracebackType
 from typing import Any, Callable, Iterable, TypeVar, cast
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -161,19 +164,96 @@ class WholeStreamWarning(IpufitWarning):
     """Warns that each of several processes reads a whole stream to use a part."""
 
 
+TRACEBACK = "IPUFIT_TRACEBACK"
+
 _NO_PLACE = ("ipufit", "contextlib", "functools")
 """Packages to whose code no warning points."""
+
+_LIBRARIES = ("ipufit", "poptorch", "torch")
+_STANDARD = (os.path.dirname(os.__file__), "<frozen ")
+"""Packages, and paths of Python's library, whose frames tracebacks leave out."""
+
+_PRINTED_FRAME = re.compile(r'  File "([^"]+)", line .*\n(?:    .*\n)*')
 
 
 def warn(text: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that has led to it."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] not in _NO_PLACE:
-            break
+    while frame.f_back is not None and _package(frame) in _NO_PLACE:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _is_library(path: str, package: str = "") -> bool:
+    """Return whether a source file is of torch, PopTorch, ipufit or Python itself."""
+    modules = filter(None, map(sys.modules.get, _LIBRARIES))
+    folders = tuple(f"{root}{os.sep}" for one in modules for root in one.__path__)
+    if package in _LIBRARIES or path.startswith(folders):
+        return True
+    return path.startswith(_STANDARD) and "-packages" not in path
+
+
+def shorten_traceback(error: BaseException) -> None:
+    """Leave the user's frames in the traceback of an error, or else ipufit's last.
+
+    An error of ipufit that repeats the text of its cause gets the user's frames of the
+    cause, which isn't shown then, and remains as `__context__`.
+    `IPUFIT_TRACEBACK=full` leaves all frames.
+    """
+    if os.environ.get(TRACEBACK) != "full":
+        head = error.__traceback__  # of the caller
+        _shorten(error, set())
+        if head is not None and head is not error.__traceback__:
+            head.tb_next = error.__traceback__  # before Python 3.11 it stays
+
+
+def _shorten(error: BaseException, seen: set[int]) -> list[TracebackType]:
+    """Shorten the tracebacks of an error and its causes.
+
+    Args:
+        error: The error.
+        seen: Errors that were shortened before, by identity: causes may be circular.
+
+    Returns:
+        The entries of the error's traceback that are of the user's code.
+    """
+    seen.add(id(error))
+    users: list[TracebackType] = []
+    ours: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        package = _package(entry.tb_frame)
+        if not _is_library(entry.tb_frame.f_code.co_filename, package):
+            users.append(entry)
+        elif package == "ipufit" or not ours:
+            ours.append(entry)
+        entry = entry.tb_next
+    text = error.args[0] if error.args else None
+    if isinstance(text, str) and "Original Traceback" in text:  # of a data worker
+        short = _PRINTED_FRAME.sub(lambda m: "" if _is_library(m[1]) else m[0], text)
+        error.args = (type(text)(short), *error.args[1:])
+    cause = error.__cause__
+    for other in (cause, error.__context__):
+        if other is None or id(other) in seen:
+            continue
+        users_of_other = _shorten(other, seen)
+        is_first = other.__cause__ is None and other.__context__ is None
+        is_explained = other is cause and isinstance(error, IpufitError)
+        words = str(other).rstrip(".")
+        if is_first and is_explained and words and words in str(error):
+            users += [entry for entry in users_of_other if entry not in users]
+            error.__cause__, error.__context__ = None, other
+    shown = users or ours[-1:]
+    for entry in shown:
+        entry.tb_next = None
+    for entry, following in zip(shown, shown[1:]):
+        entry.tb_next = following
+    error.__traceback__ = shown[0] if shown else None
+    return users
 
 
 def suggesting(function: FunctionT, called: str = "") -> FunctionT:
@@ -191,9 +271,8 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
     names = {one.name for one in parameters}
     is_open = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for name in () if is_open or names.issuperset(kwargs) else kwargs:
+    def refuse_misspelt(given: Iterable[str]) -> None:
+        for name in given:
             close = difflib.get_close_matches(name, names, n=1)
             if name not in names and close:
                 whose = called or function.__name__
@@ -201,7 +280,17 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
                     f"{whose}() got an unexpected keyword argument {name!r}. Did you "
                     f"mean {close[0]!r}?"
                 )
-        return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # in notebooks and pytest
+        try:
+            if not (is_open or names.issuperset(kwargs)):
+                refuse_misspelt(kwargs)
+            return function(*args, **kwargs)
+        except Exception as error:
+            shorten_traceback(error)
+            raise
 
     return cast("FunctionT", call)
 

@@ -261,7 +261,9 @@ def test_types_are_refused_where_fit_refuses_them(function):
         model.fit(X, Y, batch_size=8, verbose=0)
     except DataError:
         [one] = [one for one in reports if one.severity == "refused"]
-        assert "Net failed with inputs of float32 [4, 4]: " in one.what
+        assert "Net failed with inputs of float32 [4, 4]" in one.what
+        named = " in `layer`, Linear(4, 4), which got int64 [4, 4]: " in one.what
+        assert named is (function is TYPES["whole layer"])
     else:
         assert all(one.severity != "refused" for one in reports)
 

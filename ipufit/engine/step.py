@@ -128,7 +128,8 @@ def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         name = getattr(step, "__qualname__", type(step).__name__)
         raise DataError(
-            f"{name} failed with {shape_of_batch(batch)}: {error}"
+            f"{name} failed with {shape_of_batch(batch)}{_layer_of(error, module)}: "
+            f"{error}"
         ) from error
 
 
@@ -254,8 +255,25 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         if "'indices' to have" in str(error):
             hint = '. Convert them: x.long(), or x.astype("int64").'
         raise DataError(
-            f"{name} failed with inputs of {shapes_of(inputs)}: {error}{hint}"
+            f"{name} failed with inputs of {shapes_of(inputs)}"
+            f"{_layer_of(error, module)}: {error}{hint}"
         ) from error
+
+
+def _layer_of(error: Exception, module: torch.nn.Module) -> str:
+    """Describe the innermost submodule that failed, and what it got; "" for none."""
+    names = {id(layer): name for name, layer in module.named_modules() if name}
+    where = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer = frame.f_locals.get("self")
+        if frame.f_code.co_name == "_call_impl" and id(layer) in names:
+            kind = re.sub(r"\b(in|out)_features=|, bias=True", "", repr(layer))
+            kind = type(layer).__name__ if len(kind) > 80 else kind
+            given = [*frame.f_locals["args"], *frame.f_locals["kwargs"].values()]
+            shapes = shapes_of([one for one in given if isinstance(one, Tensor)])
+            shapes = shapes.replace("float32 ", "")
+            where = f" in `{names[id(layer)]}`, {kind}, which got {shapes}"
+    return where
 
 
 def _is_of_torch(error: Exception) -> bool:

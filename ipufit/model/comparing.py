@@ -26,7 +26,7 @@ from ipufit.engine.program import surveyed
 from ipufit.engine.step import NoForwardError, results_of, total_loss
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import deep_copied, mode
-from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.errors import ConfigError, UnsupportedError, suggesting
 from ipufit.losses import LossTerms
 from ipufit.types import ShownAsText
 
@@ -206,6 +206,7 @@ def _line(part: str, name: str, at: str, host: str, device: str, *numbers: str) 
     return line.rstrip()
 
 
+@suggesting
 def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
     """Compare what the device computes for a batch with plain torch in float32.
 
