@@ -183,7 +183,8 @@ class IPUConfig:
             are for training. It may change them, after all other settings, or return
             other options.
         training_options: Your own options for training, cloned and used unchanged:
-            fields that set the same options stay at their defaults.
+            fields that set the same options stay at their defaults. (PopTorch's bar is
+            switched off where `verbose` or the terminal has no place for it.)
         inference_options: Your own options for `evaluate` and `predict`, likewise.
 
     Raises:
@@ -1059,7 +1060,6 @@ def _derived(
     options.deviceIterations(plan.device_iterations)
     options.autoRoundNumIPUs(True)
     options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
-    options.showCompilationProgressBar(False)  # we show the phase ourselves
     # Schedulers of torch add attributes to the optimiser; each would be a warning.
     options.relaxOptimizerAttributesChecks(True)
     strategy = _strategy_of(config, is_short=is_short)

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
+import threading
 import time
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 
 from ipufit.errors import ConfigError
 from ipufit.types import Verbose
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 _SECONDS_BETWEEN = 0.1
+_QUICK_SECONDS = 1.0
+"""Compilations that take no longer aren't worth a line before they end."""
 
 
 class ProgressDisplay(Callback):
@@ -59,6 +63,28 @@ class ProgressDisplay(Callback):
     def is_due(self) -> bool:
         """Whether the display shows metrics after the present call."""
         return False
+
+    @property
+    def shows_poptorch_bar(self) -> bool:
+        """Whether PopTorch may draw its bar while it compiles."""
+        return False
+
+    @contextlib.contextmanager
+    def compiling(self, program: str) -> Iterator[None]:
+        """Say that a program is compiled, unless it is done at once.
+
+        A thread says it, because a compilation blocks. PopTorch releases Python's lock
+        meanwhile (`compileWithManualTracing`).
+        """
+        line = f"Compiling the {program} program, which takes minutes on IPUs"
+        timer = threading.Timer(_QUICK_SECONDS, self.noted, [line])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
     def compiled(self, what: str, seconds: float) -> None:
         """Called after a program was compiled."""
@@ -143,9 +169,24 @@ class ProgressDisplay(Callback):
 class _Printing(ProgressDisplay):
     """Base of displays that print: one line for the compilations before a run."""
 
+    @property
+    def shows_poptorch_bar(self) -> bool:
+        """Whether a bar can be drawn on standard error, and none of rich is there."""
+        stderr = sys.stderr
+        is_terminal = stderr is not None and stderr.isatty()
+        is_free = stderr is sys.__stderr__  # rich replaces it below a bar of its own
+        return is_terminal and is_free and can_redraw(self._console)
+
     def noted(self, line: str) -> None:
-        """Print the line."""
-        self._print(line)
+        """Print the line, in the place of PopTorch's bar, which moves down."""
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        with self._console:  # in a single write
+            if self.shows_poptorch_bar:
+                erase = ControlType.ERASE_IN_LINE, 2
+                self._console.control(Control(ControlType.CARRIAGE_RETURN, erase))
+            self._print(line)
 
     def _begin(self, title: str) -> None:
         if self._compile_seconds is not None:
@@ -196,6 +237,7 @@ class BarProgress(_Printing):
     before. Where no bar can be redrawn, only the lines are printed.
     """
 
+    _console_with_bar: ClassVar[Console | None] = None  # of this run, or an outer one
     _live: Live | None = None
     _cell: Any = None  # the handle of an output in a notebook
     _title = ""
@@ -228,9 +270,10 @@ class BarProgress(_Printing):
         if _is_in_notebook(console):
             display = import_module("IPython.display").display
             self._cell = display({"text/plain": title}, raw=True, display_id=True)
-        elif can_redraw(console):
+        elif can_redraw(console) and BarProgress._console_with_bar is None:
             from rich.live import Live
 
+            BarProgress._console_with_bar = console
             self._live = Live(get_renderable=self._bar, console=console, transient=True)
             self._live.start()
 
@@ -277,7 +320,7 @@ class BarProgress(_Printing):
     def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
-            self._live = None
+            self._live = BarProgress._console_with_bar = None
 
     def _bar(self) -> RenderableType:
         """Draw the bar, with the metrics beside it or, where it's narrow, below."""
@@ -369,6 +412,8 @@ def can_redraw(console: Console) -> bool:
 def _standard_output() -> Console:
     from rich.console import Console
 
+    if BarProgress._console_with_bar is not None:  # which puts lines above its bar
+        return BarProgress._console_with_bar
     console = Console()
     if not console.is_jupyter:
         return console

@@ -378,6 +378,8 @@ class Executors:
     ) -> Program:
         """Build a program, and again if its trace shows changed 0-d buffers."""
         options = options.clone()  # which isn't frozen
+        if not display.shows_poptorch_bar:
+            options.showCompilationProgressBar(False)
         is_default = options.connection_type == poptorch.ConnectionType.Always
         if is_default and not self._takes_turns and self._attached():
             # IPUs may be short: the program compiles before it takes some, so that it
@@ -483,6 +485,9 @@ class Executors:
                 else:
                     executor.compile(*given)
 
+            stack.enter_context(
+                display.compiling("training" if step.is_training else "inference")
+            )
             self._acquire(executor, attach)
             wrappers = Wrappers(step.weights if step.is_training else [])
         return executor, wrappers, time.perf_counter() - start

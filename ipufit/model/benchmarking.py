@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Iterator, NamedTuple, Sequence
 
 from ipufit.batching import BatchPlan, check_count, check_positive
-from ipufit.callbacks import make_progress
+from ipufit.callbacks import ProgressDisplay
 from ipufit.callbacks.measuring import throughput_line
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
 from ipufit.engine.loop import Inference, Training
@@ -144,7 +144,12 @@ def check_arguments(
 
 
 def measured(
-    program: Training | Inference, data: str, warmup: int, calls: int, repeats: int
+    program: Training | Inference,
+    data: str,
+    warmup: int,
+    calls: int,
+    repeats: int,
+    display: ProgressDisplay,
 ) -> _Times:
     """Build the program and measure it; its learning rates don't change."""
     executors, is_training = program.executors, isinstance(program, Training)
@@ -161,7 +166,7 @@ def measured(
     if data == SYNTHETIC:
         program.options.enableSyntheticData(True)
     began = perf_counter()
-    program.prepare(make_progress(0))
+    program.prepare(display)
     build, loader = perf_counter() - began, None
     given = _endless(program.batches, program.plan)
     if data == SYNTHETIC:

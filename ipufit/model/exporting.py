@@ -17,6 +17,7 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, tree_map
 from ipufit._version import __version__
 from ipufit.batching import BatchPlan
+from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import Source
 from ipufit.engine.objective import named_outputs
@@ -76,6 +77,9 @@ def write_program(
     """
     module = deep_copied(module).eval()
     options = config.build_inference_options(plan).clone()
+    display = make_progress(1)
+    if not display.shows_poptorch_bar:
+        options.showCompilationProgressBar(False)
     _begin_blocks(module, config.inference_config, options)
     compute_in_types(module, config)
     example = source.example(plan.samples_per_call, inputs_only=True)
@@ -95,7 +99,7 @@ def write_program(
         lambda _, __, outputs: seen.append(tree_map(_traced, outputs))
     )
     try:
-        with failures_explained(module, inputs):
+        with failures_explained(module, inputs), display.compiling("exported"):
             executor.compile(*by_place, **by_name)
     finally:
         handle.remove()

@@ -1388,9 +1388,11 @@ class IPUModel:
                     rows = program.plan.samples_per_call * program.plan.processes
                     source = generated_like(source, rows)
                     program = copied._inference(source, *how, is_open=False)
-            with copied._running(RunState(), None, 0):
+            with copied._running(RunState(), None, verbose) as (_, display):
                 try:
-                    times = benchmarking.measured(program, data, warmup, calls, repeats)
+                    times = benchmarking.measured(
+                        program, data, warmup, calls, repeats, display
+                    )
                 finally:
                     program.batches.close()
             copied.detach()

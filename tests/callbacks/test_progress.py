@@ -7,6 +7,7 @@ import io
 import logging
 import re
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from ipufit import ConfigError
+from ipufit import ConfigError, poptorch
 from ipufit.callbacks import (
     ProgressBar,
     make_progress,
@@ -27,7 +28,8 @@ from ipufit.callbacks.progress import (
     format_logs,
 )
 from tests.callbacks.driving import linear
-from tests.reference import AtEpochEnd
+from tests.golden.screens.make import screen
+from tests.reference import AtEpochEnd, compiled
 
 
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
@@ -105,6 +107,87 @@ def test_the_log_says_why_calls_are_not_larger(caplog):
         r"\(device_iterations left open\); not more because .*",
         said,
     )
+
+
+# While a program is compiled ------------------------------------------------------
+
+
+class Slow(torch.nn.Linear):
+    """Takes longer to trace than a quick compilation, if that is less than a second."""
+
+    def forward(self, x):
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer) and thread.interval < 1:
+                thread.join(10)
+        sys.stdout.write("traced\n")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("quick_seconds", [0.02, 100.0])
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_a_slow_compilation_is_said_before_it_ends(
+    monkeypatch, capsys, tmp_path, verbose, quick_seconds
+):
+    monkeypatch.setattr(progress, "_QUICK_SECONDS", quick_seconds)
+    model = compiled(Slow(2, 1), loss="mse")
+    for name, is_loud, run in (
+        ("training", verbose, lambda: model.fit(*DATA, 4, verbose=verbose)),
+        ("inference", verbose, lambda: model.predict(DATA[0], 2, verbose=verbose)),
+        ("training", verbose, lambda: model.build(*DATA, 8, verbose=verbose)),
+        ("exported", True, lambda: model.export(tmp_path / "linear.popef", DATA[0])),
+    ):
+        run()
+        out = capsys.readouterr().out
+        said = f"Compiling the {name} program, which takes minutes on IPUs\ntraced\n"
+        assert (said in out) is bool(is_loud and quick_seconds < 1), name
+        assert ("Compiling" in out) is (said in out), name
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("verbose", "out", "err", "is_shown"),
+    [
+        (1, Terminal, Terminal, True),
+        (2, Terminal, Terminal, True),
+        (0, Terminal, Terminal, False),
+        (1, io.StringIO, Terminal, False),
+        (1, Terminal, io.StringIO, False),
+    ],
+)
+def test_poptorch_draws_its_bar_on_terminals_alone(
+    monkeypatch, verbose, out, err, is_shown
+):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", out())
+    stderr = err()
+    for name in ("stderr", "__stderr__"):
+        monkeypatch.setattr(sys, name, stderr)
+    shown, compile_program = [], poptorch.PoplarExecutor.compile
+
+    def compile_noting(executor, *args):
+        shown.append("compilation_progress_bar_fn" in executor.options.toDict())
+        return compile_program(executor, *args)
+
+    monkeypatch.setattr(poptorch.PoplarExecutor, "compile", compile_noting)
+    inner = AtEpochEnd(lambda callback, *_: callback.model.evaluate(*DATA))
+    make_model().fit(*DATA, batch_size=4, verbose=verbose, callbacks=inner)
+    # The second is compiled below the bar of an epoch, or after its line.
+    assert shown == [is_shown, (is_shown and verbose == 2) or verbose == 0]
+
+
+def test_a_run_within_a_bar_prints_above_it(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    inner = AtEpochEnd(lambda callback, *_: callback.model.evaluate(*DATA))
+    make_model().fit(*DATA, batch_size=4, epochs=2, callbacks=inner)
+    lines = screen(capsys.readouterr().out, 100).splitlines()
+    assert [line.split()[0] for line in lines if line] == [
+        *("Compiled", "Compiled", "Evaluated", "1/2", "Evaluated", "2/2"),
+    ]
 
 
 @pytest.mark.parametrize("verbose", [1, "auto"])
