@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 
+from ipufit._env import is_first_process
 from ipufit.errors import ConfigError
 from ipufit.types import Verbose
 
@@ -164,6 +165,15 @@ class ProgressDisplay(Callback):
     def _coverage(self) -> str:
         """Describe the samples that the metrics cover; "" if they cover all."""
         return f" ({self.run.coverage})" if self.run.coverage else ""
+
+
+class Notes(ProgressDisplay):
+    """Display of calls without `verbose`: lines about choices, on standard error."""
+
+    def noted(self, line: str) -> None:
+        """Print the line, once for all processes."""
+        if is_first_process():
+            sys.stderr.write(f"ipufit: {line}\n")
 
 
 class _Printing(ProgressDisplay):

@@ -17,6 +17,7 @@ import contextlib
 import dis
 import enum
 import functools
+import importlib.util
 import inspect
 import operator
 import sys
@@ -25,7 +26,7 @@ import types
 import zlib
 from functools import partial
 from types import CodeType
-from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -114,7 +115,8 @@ def _origin(module_name: str) -> str:
     return "machinery" if file.startswith(sysconfig.get_path("stdlib")) else "user"
 
 
-_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
+_VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _NO_STEPS = ("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 _COMPUTED = {"vars", "eval", "exec", "globals", "locals", "__dict__"}
@@ -122,42 +124,81 @@ _COMPUTED |= {"attrgetter", "__getattribute__"}
 """Names whose use lets code read attributes by names that aren't in it."""
 
 
-@functools.lru_cache(maxsize=4096)
-def names_read(code: CodeType) -> tuple[frozenset[str], bool]:
-    """Return the names that the code of a function reads, and of functions inside it.
+class NamesRead(NamedTuple):
+    """The names that the code of a function reads, and of functions inside it.
 
-    Returns:
-        Names of globals, imported modules and attributes; whether the code may read
-        attributes by names that it computes. An attribute that is only counted up
-        (`self.calls += 1`), put into (`self.seen["x"] = x`), or read after it was set
-        (`self.hidden = ...`) isn't included: no result depends on its old value.
+    A name that is only counted up (`self.calls += 1`), put into (`self.seen["x"] = x`),
+    or read after it was set (`self.hidden = ...`) isn't included: no result depends on
+    its old value.
+
+    Attributes:
+        variables: Names of globals.
+        modules: Imported modules; a relative one begins with dots.
+        attributes: Names of attributes, of whatever object.
+        is_open: Whether the code may read attributes by names that it computes.
     """
-    names: set[str] = set()
+
+    variables: frozenset[str]
+    modules: frozenset[str]
+    attributes: frozenset[str]
+    is_open: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def names_read(code: CodeType) -> NamesRead:
+    """Return the names that the code of a function reads, by kind.
+
+    Example:
+        >>> names_read((lambda x: x.mean() * SCALE).__code__).variables
+        frozenset({'SCALE'})
+    """
+    variables: set[str] = set()
+    modules: set[str] = set()
+    attributes: set[str] = set()
     was_set: set[str] = set()
+    of_class: set[str] = set()
     is_open = False
-    is_straight = not getattr(code, "co_exceptiontable", b"")  # an error may branch too
+    is_straight = True
+    # From Python 3.11 on, no step begins what an error may leave.
+    tries = getattr(dis.Bytecode(code), "exception_entries", ())
+    first_try = min((entry.start for entry in tries), default=sys.maxsize)
     steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_STEPS]
     kinds = [step.opname for step in steps]
     for at, (step, kind, before) in enumerate(zip(steps, kinds, ["", *kinds])):
-        is_straight = is_straight and step.opcode not in _JUMPS
-        if kind in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"):
-            names.add(step.argval)
+        is_straight &= step.opcode not in _JUMPS and step.offset < first_try
+        if kind in _VARIABLES:
+            stored = steps[at + 3 : at + 4]  # after an operand and an operator
+            is_counted_up = [(one.opname, one.argval) for one in stored] == [
+                ("STORE_GLOBAL", step.argval)
+            ]
+            if not (is_counted_up or step.argval in of_class):
+                variables.add(step.argval)
             if step.argval in ("getattr", "hasattr"):
                 name = _constant_name(steps[at + 1 :])
-                names.add(name)
+                attributes.add(name)
                 is_open |= not name
-        elif kind == "STORE_ATTR" and is_straight and before.startswith("LOAD_"):
+        elif kind == "IMPORT_NAME":
+            level = steps[at - 2].argval
+            modules.add("." * (level or 0) + step.argval)
+        elif kind == "STORE_NAME" and is_straight:
+            of_class.add(step.argval)
+        elif kind == "STORE_ATTR" and is_straight and "LOAD_" in before:
             was_set.add(step.argval)
-        elif kind in _LOADS:
+        elif kind in _ATTRIBUTES:
             is_counted_up = before in ("DUP_TOP", "COPY")
             is_filled = "STORE_SUBSCR" in kinds[at + 2 : at + 3]
             if not (is_counted_up or is_filled or step.argval in was_set):
-                names.add(step.argval)
+                attributes.add(step.argval)
     for inner in (one for one in code.co_consts if isinstance(one, CodeType)):
-        more, is_inner_open = names_read(inner)
-        names |= more
-        is_open |= is_inner_open
-    return frozenset(names), is_open or not _COMPUTED.isdisjoint(names)
+        read = names_read(inner)
+        variables |= read.variables
+        modules |= read.modules
+        attributes |= read.attributes
+        is_open |= read.is_open
+    is_open |= not _COMPUTED.isdisjoint({*variables, *attributes})
+    return NamesRead(
+        frozenset(variables), frozenset(modules), frozenset(attributes), is_open
+    )
 
 
 def _constant_name(following: list[dis.Instruction]) -> str:
@@ -328,13 +369,16 @@ class _Walk:
         if _origin(variables.get("__name__", "__main__")) != "user":
             return
         self.values[path] = Kind("a function")  # another of the same code is no change
-        names, is_open = names_read(code)
-        self.names |= names
-        self.is_open |= is_open
-        for name in sorted(names):
-            if name in variables:
-                self._follow(f"global {name}", dict.get, variables, name)
-            elif name in sys.modules:
+        read = names_read(code)
+        self.names |= read.attributes
+        self.is_open |= read.is_open
+        for name in sorted(read.variables & variables.keys()):
+            self._follow(f"global {name}", dict.get, variables, name)
+        package = variables.get("__package__")
+        for name in sorted(read.modules):
+            with contextlib.suppress(ImportError, ValueError):  # it can't be imported
+                name = importlib.util.resolve_name(name, package)
+            if name in sys.modules:
                 self._follow(name, dict.get, sys.modules, name)
 
     def _attributes(self, path: str, value: Any) -> None:
@@ -484,17 +528,11 @@ class BakedInValues:
         """
         change = self.changed(thoroughly=False)
         if change is not None:
-            path, *values = change
-            old, new = (
-                repr(one) if len(repr(one)) <= 60 else f"a {type(one).__name__}"
-                for one in values
-            )
             raise ConfigError(
-                f"{path} was {old} when the model was compiled and is "
-                f"{f'another {new[2:]}' if old == new else new} "
-                "now: the compiled program has the old value baked in. Change it "
-                "between fits, pass it as an input, or make it a 0-d buffer "
-                "(register_buffer), which may change at any time."
+                f"{describe_change(change, ' when the model was compiled')}: the "
+                "compiled program has the old value baked in. Change it between fits, "
+                "pass it as an input, or make it a 0-d buffer (register_buffer), which "
+                "may change at any time."
             )
 
     @contextlib.contextmanager
@@ -523,6 +561,22 @@ class BakedInValues:
                     "with it. Make it a 0-d buffer that a callback changes, or pass it "
                     "as an input.",
                 )
+
+
+def describe_change(change: tuple[str, Any, Any], when: str = "") -> str:
+    """Describe a changed value: path, old and new.
+
+    Example:
+        >>> describe_change(("global scale", 1, 2))
+        'global scale was 1 and is 2 now'
+    """
+    path, *values = change
+    old, new = (
+        repr(one) if len(repr(one)) <= 60 else f"a {type(one).__name__}"
+        for one in values
+    )
+    new = f"another {new[2:]}" if old == new else new
+    return f"{path} was {old}{when} and is {new} now"
 
 
 def _name(function: Any) -> str:

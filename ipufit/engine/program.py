@@ -40,7 +40,7 @@ from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import SampleStructure
 from ipufit.distributed import Processes
-from ipufit.engine.constants import BakedInValues
+from ipufit.engine.constants import BakedInValues, describe_change
 from ipufit.engine.host_calls import refuse_own_sum, refuse_sum_functions
 from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Inferred, Objective
@@ -307,9 +307,12 @@ class Executors:
         program: Any = next((one for one in kept if one.key == key), None)
         if program is not None:  # the last is the one used last
             kept.remove(program)
-            if program is self._training or program.baked_in.changed() is None:
+            is_current = program is self._training
+            change = None if is_current else program.baked_in.changed()
+            if change is None:
                 kept.append(program)
             else:
+                self._news.append(f"Compiling anew: {describe_change(change)}")
                 program.executor.destroy()
                 program = None
         if objective is not None and program is not self._training:

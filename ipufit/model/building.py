@@ -15,6 +15,7 @@ import torch
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
+from ipufit.callbacks.progress import Notes
 from ipufit.data.random_state import HostRandomState
 from ipufit.engine.loop import Inference, Training
 from ipufit.types import ShownAsText
@@ -125,7 +126,7 @@ def compile_only(
         module: The user's module.
         is_first: Whether this is process 0, which writes and prints.
     """
-    display = _Lines() if is_first else ProgressDisplay()
+    display = Notes()
     for one in programs:
         before = HostRandomState()
         try:
@@ -155,14 +156,6 @@ def compile_only(
         partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         os.replace(partial, target)
         sys.stderr.write(f"ipufit: {replace(program, remark='')}\n")
-
-
-class _Lines(ProgressDisplay):
-    """Display that prints lines about automatic choices."""
-
-    def noted(self, line: str) -> None:
-        """Print the line."""
-        sys.stderr.write(f"ipufit: {line}\n")
 
 
 def end_script() -> NoReturn:

@@ -44,6 +44,7 @@ from ipufit.batching import (
 )
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike, say
+from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig, forward_stages, with_stages
 from ipufit.data.calls import (
     Epochs,
@@ -925,7 +926,7 @@ class IPUModel:
         else:
             optimization.begin_fit(None, updates, batch_size=size)
             self._batch_loop = optimization
-        training.prepare(make_progress(0))
+        training.prepare(Notes())
         training.metrics.reset()
         for call in training.batches:
             training.run(call)
@@ -964,7 +965,7 @@ class IPUModel:
         if self._only_compiled(test):
             return _as_asked(test.metrics, return_dict, is_known=False)
         self._require_ipus()
-        test.prepare(make_progress(0))
+        test.prepare(Notes())
         test.run(CallbackList(None), RunState(processes=self.processes))
         return _as_asked(test.metrics, return_dict)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import random
 import threading
@@ -30,6 +31,7 @@ def losses(model):
 # Where values are ---------------------------------------------------------------------
 
 SETTING = 1.0
+CALLS = 0
 
 
 class Of(nn.Module):
@@ -355,6 +357,101 @@ def test_what_no_code_reads_may_change_at_any_time():
     assert model.module.cfg.unread == 4
 
 
+def wrapped(function):
+    @functools.wraps(function)
+    def wrapper(*args, keyword=1.0):
+        result = function(*args)
+        return result * keyword
+
+    return wrapper
+
+
+class Named(Of):
+    """Uses names of every kind."""
+
+    in_class = 1.0
+
+    def __init__(self):
+        super().__init__(attribute=1.0)
+
+    def method(self, argument):
+        import collections.abc as imported_as
+        from math import pi as imported
+
+        class Inner:
+            entry = 1.0
+            twice = entry * 2
+
+        def nested(inside):
+            return inside * local if imported and imported_as else 0.0
+
+        local = self.attribute * self.in_class * Inner.twice
+        return nested(argument) + sum([0 * number for number in (1, 2)])
+
+    @wrapped
+    def forward(self, x):
+        outputs = super().forward(x)
+        outputs = outputs - outputs.mean(1, keepdim=True)
+        return outputs * self.method(argument=1.0) * float(hasattr(self, "text"))
+
+
+def names_of(code):
+    """All names of a function and of those inside it, of whatever kind."""
+    names = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+    inner = [one for one in code.co_consts if isinstance(one, type(code))]
+    return names.union(*map(names_of, inner))
+
+
+def test_globals_that_are_only_called_like_other_names_may_change(moves):
+    method, forward = Named.method.__code__, Named.forward
+    codes = [method, forward.__code__, forward.__wrapped__.__code__]
+    names = set().union(*map(names_of, codes)) - {"super", "sum", "float", "hasattr"}
+    names = {name for name in names if not name.startswith(("__", "."))}
+    assert names > {"attribute", "in_class", "method", "argument", "imported", "pi"}
+    assert names > {"entry", "nested", "inside", "local", "number", "mean", "keyword"}
+    names = [*sorted(names - vars(reference).keys() - globals().keys()), "text"]
+    change = Callback()
+    change.on_train_batch_end = lambda batch, logs: globals().update(
+        dict.fromkeys(names, batch)
+    )
+    model = still(Named())
+    try:
+        for _ in range(2):
+            model.fit(X, Y, batch_size=8, callbacks=change, verbose=0)
+            model.train_on_batch(X, Y)
+    finally:
+        for name in names:
+            del globals()[name]
+    assert moves["compiled"] == 2  # of batches of two sizes
+
+
+class Global(Of):
+    def read(self):
+        return SETTING
+
+
+def test_an_attribute_that_is_only_called_like_a_global_may_change():
+    change = Callback()
+    change.on_train_batch_end = lambda batch, _: setattr(
+        change.model.module, "SETTING", batch
+    )
+    still(Global()).fit(X, Y, batch_size=8, callbacks=change, verbose=0)
+
+
+def test_a_value_that_makes_a_run_compile_anew_is_named(capsys):
+    model = still(Global())
+    for value in (0.0, 1.0, 1.0):
+        globals()["SETTING"] = value
+        model.fit(X, Y, verbose=2)
+        model.evaluate(X, Y, verbose=2)
+        model.train_on_batch(X[:8], Y[:8])
+    line = "Compiling anew: global SETTING was 0.0 and is 1.0 now\n"
+    shown = capsys.readouterr()
+    assert shown.out.count(line) == 2
+    assert shown.out.count("anew") == 2
+    assert shown.err == f"ipufit: {line}"
+
+
 HOOKS = ["on_epoch_begin", "on_epoch_end"]
 
 
@@ -376,6 +473,8 @@ class Counting(Of):
         self.register_buffer("places", torch.arange(len(X[0])))
 
     def forward(self, x):
+        global CALLS
+        CALLS += 1
         self.calls += 1
         self.hidden = super().forward(x[:, self.places])
         self.seen["hidden"] = self.hidden
