@@ -143,7 +143,8 @@ def from_lightning(
     - `training_step(batch, batch_idx)` returns the loss, or a dict with `"loss"`. It is
       compiled as one program, with the backward pass and the optimizer.
     - `validation_step` is for `evaluate` and the validations of `fit`, and `test_step`
-      for `test`. What they log is averaged over all samples.
+      for `test`. What they log is averaged over all samples, and so is the loss of a
+      dict with `"loss"`. A tensor that they return isn't reported, as in Lightning.
     - `predict_step` gets the inputs of samples, without targets. Without it, `predict`
       calls the module.
     - `setup("fit")`, `configure_model` and `configure_optimizers` are called once, now.
@@ -283,7 +284,9 @@ class _Step:
             returned = step(batch, *([_BatchIndex()] if _takes_index(step) else []))
         if self.stage == _PREDICT:
             return returned
-        parts = returned if isinstance(returned, Mapping) else {"loss": returned}
+        is_loss = self.stage == _FIT  # elsewhere Lightning uses no returned tensor
+        bare = {"loss": returned} if is_loss else {}
+        parts = returned if isinstance(returned, Mapping) else bare
         loss = parts.get("loss")
         loss = loss if isinstance(loss, Tensor) else None
         report = self._trained if self.stage == _FIT else self._measured
@@ -314,9 +317,12 @@ class _Step:
         self, loss: Tensor | None, logged: dict[str, Tensor], returned: str
     ) -> dict[str, Tensor]:
         if loss is None and not logged:
+            prefix = "val" if self.stage == _VALIDATE else "test"
             raise ConfigError(
                 f"{self.name} logged nothing and returned {returned}: there is nothing "
-                "to report. Log the loss, self.log('val_loss', loss)."
+                "to report, because Lightning logs nothing that it returns. Log each "
+                f"value under its name, self.log('{prefix}_loss', loss) or "
+                f"self.log('{prefix}_acc', accuracy), or return {{'loss': loss}}."
             )
         for name, value in logged.items():
             own = _own_name(name) if self.stage == _VALIDATE else name
@@ -468,6 +474,9 @@ def _hear(
     Every value is averaged over all samples of an epoch, and shown on the progress bar.
     So `reduce_fx` must be a mean, and the other arguments have no effect.
     """
+    for argument in kwargs:
+        if argument not in _LOG_ARGUMENTS:
+            raise UnknownNameError("argument of self.log", argument, _LOG_ARGUMENTS)
     reduced = {**dict(zip(_LOG_ARGUMENTS, args)), **kwargs}.get("reduce_fx", "mean")
     if reduced not in ("mean", torch.mean):
         raise UnsupportedError(
@@ -614,6 +623,7 @@ def _view_of(
     make: Any = type(kind)  # the metaclass
     view = object.__new__(make(kind.__name__, (kind,), added))
     object.__setattr__(view, "__dict__", vars(module))
+    vars(trainer).update(_model=view)
     return view
 
 
@@ -666,6 +676,8 @@ class _Trainer:
             return known["_stage"] == _STAGE_FLAGS[name]
         if name == "sanity_checking":
             return False
+        if name in ("model", "lightning_module"):
+            return known["_model"]
         what = f"self.trainer.{name}"
         if name in _CHANGING:
             raise UnsupportedError(_changing(what, _CHANGING[name]))

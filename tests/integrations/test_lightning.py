@@ -146,6 +146,47 @@ def test_dicts_with_loss_and_steps_without_an_index_are_taken():
     assert set(history) == {"loss", "val_loss"}
 
 
+@pytest.mark.parametrize("use", ["fit", "evaluate", "test"])
+def test_a_returned_tensor_is_no_loss_outside_training(use):
+    class Returning(Net):
+        """As Graphcore's examples, whose steps return the accuracy."""
+
+        def validation_step(self, batch, batch_idx):
+            hits = self._measured(batch)[1]
+            if self.logs:
+                self.log("acc", hits)
+            return hits
+
+        test_step = validation_step
+
+    def run(logs):
+        model = from_lightning(Returning())
+        model.module.logs = logs
+        if use == "fit":
+            return fit(model.module, 1, validation_data=(X, Y))[1]
+        return getattr(model, use)(X, Y, verbose=0)
+
+    losses = {"loss", "train_loss"} if use == "fit" else set()
+    assert {name for name in run(True) if "loss" in name} == losses
+    name = "test" if use == "test" else "val"
+    with pytest.raises(ipufit.ConfigError, match=rf"self\.log\('{name}_acc', acc"):
+        run(False)
+
+
+def test_the_trainers_model_is_the_module():
+    class Grouped(Net):
+        def training_step(self, batch, batch_idx):
+            assert self.trainer.model is self.trainer.lightning_module is self
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.trainer.model.parameters(), lr=0.1)
+
+    model, history = fit(Grouped(), 2)
+    assert history["loss"][1] < history["loss"][0]
+    assert model.optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_outputs_of_a_step_are_for_metrics():
     class Metrics(Net):
         def training_step(self, batch, batch_idx):

@@ -119,6 +119,8 @@ def test_a_step_knows_its_stage_and_values_that_were_given():
         (lambda self, loss: [self.log("a", loss) for _ in "ab"], "called twice"),
         (lambda self, loss: self.log("a", loss, reduce_fx="sum"), "reduce_fx='sum'"),
         (lambda self, loss: self.log("loss", loss * 2), "another name"),
+        (lambda self, loss: self.log("a", loss, prog_bars=True), "mean 'prog_bar'"),
+        (lambda self, loss: self.log_dict({"a": loss}, mode="max"), "self.log 'mode'"),
     ],
 )
 def test_what_cant_be_averaged_isnt_logged(logged, says):
@@ -127,7 +129,7 @@ def test_what_cant_be_averaged_isnt_logged(logged, says):
         logged(self, loss)
         return loss
 
-    errors = ipufit.ConfigError, ipufit.UnsupportedError
+    errors = ipufit.ConfigError, ipufit.UnsupportedError, ipufit.UnknownNameError
     with pytest.raises(errors, match=says):
         train(module_with(training_step=training_step))
 
