@@ -120,6 +120,10 @@ def survey() -> Any:
     return importlib.import_module("ipufit.emulator._executor.survey").survey
 
 
+operator_rules = functools.partial(importlib.import_module, "ipufit.emulator._handlers")
+"""Returns the emulator's rules of operators: a table, whichever backend runs."""
+
+
 def emulate_everywhere() -> None:
     """Make `import poptorch` find the emulator, in this process and its children.
 
@@ -129,4 +133,4 @@ def emulate_everywhere() -> None:
     importlib.import_module("ipufit.emulator").install(force=True)
 
 
-__all__ = ["emulate_everywhere", "popdist", "poptorch", "survey"]
+__all__ = ["emulate_everywhere", "operator_rules", "popdist", "poptorch", "survey"]

@@ -20,6 +20,7 @@
     ├── CopiedModuleWarning   a module was changed, and a copy of it is trained
     ├── CoverageWarning       metrics cover only a part of the samples
     ├── ConstantBuffersWarning  whole numbers that `forward` changes in vain
+    ├── OtherNumbersWarning   an operator trains nothing on a device, or makes NaN
     ├── OtherLayoutWarning    a run goes on with other replicas or processes
     ├── NonFiniteLossWarning  the loss became NaN or infinite
     ├── NonFiniteGradientWarning  a gradient did
@@ -134,6 +135,10 @@ class CoverageWarning(IpufitWarning):
 
 class ConstantBuffersWarning(IpufitWarning):
     """Warns of integer buffers, which are compiled in: writes to them are lost."""
+
+
+class OtherNumbersWarning(IpufitWarning):
+    """Warns of an operator that trains nothing on a device, or makes NaN there."""
 
 
 class OtherLayoutWarning(IpufitWarning):

@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -353,6 +354,82 @@ def test_what_a_device_computes_otherwise(network, x, said):
     ]
     [one] = [one for one in findings if one.topic == "numbers"]
     assert said in one.what
+
+
+def dropped(function=nn.functional.dropout, **arguments):
+    return lambda net, y: y + function(y, **arguments)
+
+
+GRAVE = {
+    "prelu": lambda net, y: y + nn.functional.prelu(y, y.new_ones(1)),
+    "cdist": lambda net, y: y + torch.cdist(y, y).mean(),
+    "cdist of views": lambda net, y: y + torch.cdist(y[None], y[None]).mean(),
+    "fmod": lambda net, y: y + torch.fmod(y, net.layer.bias),
+    "norm": lambda net, y: y + y.detach().norm(p=0),
+    "index_put": lambda net, y: torch.index_put(
+        y, [torch.zeros(1, dtype=torch.long)], y[:1], accumulate=True
+    ),
+    "dropout": dropped(p=0.5, training=True),
+    "dropout1d": dropped(nn.functional.dropout1d, p=0.5, training=True),
+}
+"""What a device computes gravely otherwise, by the name that a warning has."""
+HARMLESS = [
+    lambda net, y: nn.functional.leaky_relu(y),
+    lambda net, y: y + nn.functional.prelu(y.detach(), y.new_ones(1)),
+    lambda net, y: y + torch.cdist(y, y[:2]).mean(),
+    lambda net, y: y + torch.cdist(y.detach(), y.detach()).mean(),
+    lambda net, y: nn.functional.gelu(y),
+    dropped(p=0.0, training=True),
+    dropped(p=0.5, training=False),
+]
+
+
+def warnings_of_a_run(function, epochs=3):
+    """Train and predict; return the warnings of either."""
+    model, said = model_of(Net(function)), []
+    for run in (
+        lambda: model.fit(X + 1.0, Y, batch_size=8, epochs=epochs, verbose=0),
+        lambda: [model.predict(X, batch_size=8, verbose=0) for _ in range(2)],
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run()
+        is_grave = ipufit.OtherNumbersWarning
+        said.append([str(one.message) for one in caught if one.category is is_grave])
+    return said
+
+
+@pytest.mark.parametrize("name", GRAVE)
+def test_fit_and_predict_warn_once_of_what_is_gravely_otherwise(name):
+    kind = name.split()[0]
+    trained, predicted = warnings_of_a_run(GRAVE[name])
+    assert len(trained) == (not kind.startswith("dropout"))
+    assert len(predicted) == (kind not in ("prelu", "cdist", "fmod"))
+    assert all(text.startswith(f"`{kind}` (") for text in [*trained, *predicted])
+    if trained:  # check says the same, and nothing twice
+        [one] = [one for one in found(Net(GRAVE[name])) if one.topic == "numbers"]
+        assert one.what in trained[0]
+
+
+@pytest.mark.parametrize("function", HARMLESS)
+def test_fit_and_predict_are_silent_about_the_rest(function):
+    assert warnings_of_a_run(function) == [[], []]
+
+
+def test_many_layers_are_one_warning():
+    layers = [layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.PReLU())]
+    model = model_of(nn.Sequential(*layers, nn.Linear(4, 4)))
+    with pytest.warns(
+        ipufit.OtherNumbersWarning, match="before it .* trains"
+    ) as caught:
+        model.fit(X, Y, batch_size=8, verbose=0)
+    assert len(caught) == 1
+
+
+def test_the_warning_of_a_nan_loss_names_check():
+    model = model_of(Net(lambda net, y: y.log()))
+    with pytest.warns(ipufit.NonFiniteLossWarning, match="`ipufit check` names"):
+        model.fit(X - 1.0, Y, batch_size=8, verbose=0)
 
 
 def test_what_many_layers_have_is_one_finding():

@@ -27,7 +27,8 @@ def rows():
     with (ROOT / "ipufit/emulator/_handlers/operators.tsv").open(
         encoding="utf-8", newline=""
     ) as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        how = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "restval": ""}
+        return list(csv.DictReader(file, **how))
 
 
 def test_each_row_has_a_verdict_a_sentence_and_a_citation():
@@ -69,3 +70,11 @@ def test_each_rule_is_a_row_that_the_emulator_has():
     assert rules == named.keys()
     assert {row["emulator"] for row in named.values()} <= {"has", "reported"}
     assert {row["verdict"] for row in named.values()} <= VERDICTS.keys() - {"same"}
+
+
+def test_rows_that_warn_can_be_told_from_one_call():
+    reported = {one.row for found in RULES.values() for one in found if one.is_reported}
+    warned = [row for row in rows() if row["warns"]]
+    assert {row["warns"] for row in warned} == {"yes"}
+    assert {row["rule"] for row in warned} <= reported
+    assert {row["verdict"] for row in warned} <= {"gradient", "nan", "number"}

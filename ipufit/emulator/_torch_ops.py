@@ -207,12 +207,14 @@ class _Operators(_OpNamespace):
 
 
 def provide_operators() -> None:
-    """Put the operators into `torch.ops.poptorch`.
+    """Put the operators into `torch.ops.poptorch`, unless PopTorch has its own there.
 
     Example:
         >>> provide_operators()
         >>> torch.ops.poptorch.nop(torch.tensor([1.0]))
         tensor([1.])
     """
+    if hasattr(torch.ops.poptorch, "identity_loss"):  # a real PopTorch's
+        return
     operators = _Operators("poptorch")  # type: ignore[no-untyped-call,unused-ignore]
     torch.ops.poptorch = operators  # type: ignore[attr-defined,unused-ignore]

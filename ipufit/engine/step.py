@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ipufit._poptorch import poptorch
+from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import Structure, map_tensors
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import NOTHING, Labels, SampleStructure
@@ -762,6 +762,7 @@ class Step(torch.nn.Module):
         self.is_training = objective is not None
         if objective is not None:
             self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
+        operator_rules()  # imported here, because a trace would record its tensors
         # PopTorch traces a shallow copy, which shares these lists.
         self._found: list[Findings] = []
         self.loss_inputs: list[LossInputs] = []

@@ -32,7 +32,7 @@ from torch.distributions import Distribution
 from torch.nn.modules import module as _torch_modules
 from torch.overrides import TorchFunctionMode
 
-from ipufit._poptorch import poptorch
+from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import attribute_names
 from ipufit.batching import BatchPlan
 from ipufit.engine.weights import trained_modes, unfetched, user_name
@@ -40,6 +40,7 @@ from ipufit.errors import (
     BakedInWarning,
     ConfigError,
     ConstantBuffersWarning,
+    OtherNumbersWarning,
     UnsupportedError,
     warn,
 )
@@ -78,7 +79,8 @@ class TraceChecks(TorchFunctionMode):
     Integer buffers are recorded if they are written to, viewed or used. And so are
     random numbers that are drawn on the host. A distribution that the module stores has
     its parameters there, and so are its samples: PopTorch traces one sample, which is a
-    constant. A distribution that `forward` creates is sampled by the device.
+    constant. A distribution that `forward` creates is sampled by the device. Operators
+    by which nothing trains on a device, or which make NaN there, are recorded too.
 
     Args:
         traced: The module that is traced, with its buffers as they are in the trace.
@@ -116,6 +118,8 @@ class TraceChecks(TorchFunctionMode):
         }
         self._sampled: dict[str, str] = {}
         self._generators = _generators()
+        self._grave_messages = operator_rules().grave_messages
+        self._grave: dict[str, None] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -140,6 +144,10 @@ class TraceChecks(TorchFunctionMode):
                 raise
             if self._is_training and not torch.is_grad_enabled():
                 result = _detached(result, set(map(id, tensors)))
+            for message in self._grave_messages(
+                func, args, kwargs, result, is_training=self._is_training
+            ):
+                self._grave[message] = None
             for tensor, version in versions:
                 buffer = self._name_of[id(tensor)]
                 if tensor._version != version:
@@ -257,7 +265,11 @@ class TraceChecks(TorchFunctionMode):
             BakedInWarning: Code draws from Python's or NumPy's global generator, or
                 samples a distribution of the module.
             ConstantBuffersWarning: The new values of some buffers are lost.
+            OtherNumbersWarning: An operator trains nothing on a device, or makes NaN or
+                no randomness.
         """
+        for message in self._grave:
+            warn(message, OtherNumbersWarning)
         before = self._generators
         drawn = [name for name, state in _generators().items() if state != before[name]]
         if drawn:

@@ -17,7 +17,7 @@ from ipufit.batching import BatchPlan
 from ipufit.data.datasets import SampleStructure
 from ipufit.engine.loop import Training, describe_coverage
 from ipufit.engine.program import Surveyed
-from ipufit.errors import IpufitError
+from ipufit.errors import IpufitError, OtherNumbersWarning
 from ipufit.types import ShownAsText
 
 if TYPE_CHECKING:
@@ -235,6 +235,8 @@ def findings_of_program(
     found = [finding_of(error, "module") for error in seen.refusals]
     found += findings_of_survey(seen.survey)
     for warning in seen.warnings:
+        if isinstance(warning, OtherNumbersWarning):  # a finding of the survey
+            continue
         what, advice = _parted(str(warning))
         topic = "baked in" if "BakedIn" in type(warning).__name__ else "buffer"
         found.append(Finding(NUMBERS, topic, what, advice))

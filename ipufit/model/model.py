@@ -3396,6 +3396,7 @@ def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
         f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
         f"{where}. The weights are probably lost. "
         f"{training.batches.source.first_not_finite()}Lower the learning rate, or look "
-        "for NaN, infinite and large values in the data.",
+        "for NaN, infinite and large values in the data. `ipufit check` names "
+        "operators that make NaN on a device.",
         NonFiniteLossWarning,
     )

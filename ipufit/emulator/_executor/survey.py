@@ -256,7 +256,7 @@ def _check_nodes(
         for finding in found:
             if finding.rule.is_reported or finding.is_refused:
                 is_refused = finding.is_refused
-                what = finding.message(node)
+                what = finding.message(function_name(node))
                 notes.add("numbers", what, place, is_refused=is_refused)
     for node, function, operators in unsupported_nodes(graph, constant_inputs):
         if node.meta.get(_REFUSED):

@@ -75,9 +75,12 @@ class _StandardError(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def start_logging() -> None:
-    """Log to standard error from level `POPTORCH_LOG_LEVEL` on, by default WARN."""
-    if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
+    """Log to standard error from level `POPTORCH_LOG_LEVEL` on, by default WARN.
+
+    The logger is PopTorch's: one that is imported beside the emulator has set it up.
+    """
+    if not logger.handlers:
         handler = _StandardError()
         handler.setFormatter(_Formatter())
         logger.addHandler(handler)
-    setLogLevel(os.environ.get(LEVEL_VARIABLE) or "WARN")
+        setLogLevel(os.environ.get(LEVEL_VARIABLE) or "WARN")

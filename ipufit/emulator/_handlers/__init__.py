@@ -14,7 +14,12 @@ from ipufit.emulator._handlers import (
     reductions,
     resizing,
 )
-from ipufit.emulator._handlers.rules import apply_rules, findings, settle_shapes
+from ipufit.emulator._handlers.rules import (
+    apply_rules,
+    findings,
+    grave_messages,
+    settle_shapes,
+)
 
 __all__ = [
     "activations",
@@ -22,6 +27,7 @@ __all__ = [
     "dtypes",
     "elementwise",
     "findings",
+    "grave_messages",
     "indexing",
     "layers",
     "operands",

@@ -92,7 +92,9 @@ def _remainder(call: Call) -> Any:
 def _(call: Call) -> Any:
     divisor = call.arguments("input other")["other"]
     is_trained = isinstance(divisor, Tensor) and divisor.requires_grad
-    return is_trained and (lambda input, other: torch.fmod(input, other.detach()))
+    if not (is_trained and call.trains):
+        return None
+    return lambda input, other: torch.fmod(input, other.detach())
 
 
 @rule("pow-whole-negative", "pow", "__pow__", is_reported=False)

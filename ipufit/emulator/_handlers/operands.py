@@ -120,7 +120,8 @@ def _(call: Call) -> Any:
 def _drops(call: Call) -> bool:
     """Return whether a dropout isn't switched off."""
     given = call.arguments("input p training")
-    return bool(given.get("train", given.get("training", True)))
+    is_on = given.get("train", given.get("training", True))
+    return bool(is_on) and given.get("p", 0.5) > 0
 
 
 @rule("normal-gradient", "normal")

@@ -340,8 +340,26 @@ def _(call: Call) -> Any:
     return lambda x1, x2, *_, **__: (x1 - x2).square().sum(-1, keepdim).sqrt()
 
 
+@rule("cdist-itself", "cdist")
+def cdist_itself(call: Call) -> Any:
+    return _is_same(call) and cdist_of_rows(call)
+
+
 @rule("cdist-zero-gradient", "cdist")
-def _(call: Call) -> Any:
+def cdist_of_others(call: Call) -> Any:
+    return not _is_same(call) and cdist_of_rows(call)
+
+
+def _is_same(call: Call) -> bool:
+    """Return whether both operands are one tensor, or views of it by one function."""
+    given = call.arguments("x1 x2 p")
+    x1, x2 = given["x1"], given["x2"]
+    are_views = x1._is_view() and x2._is_view() and x1._base is x2._base
+    layouts = [(x.shape, x.stride(), x.storage_offset()) for x in (x1, x2)]
+    return x1 is x2 or (are_views and layouts[0] == layouts[1])
+
+
+def cdist_of_rows(call: Call) -> Any:
     if call.arguments("x1 x2 p").get("p", 2.0) != 2 or not call.trains:
         return None
 

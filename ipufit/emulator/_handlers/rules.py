@@ -163,7 +163,7 @@ class Finding(NamedTuple):
         is_refusal = table()[self.rule.row]["verdict"] == "refused"
         return isinstance(self.found, str) or (is_refusal and self.rule.is_certain)
 
-    def message(self, node: Node) -> str:
+    def message(self, name: str) -> str:
         """Say what a device does, when, and what to do instead."""
         if isinstance(self.found, str):
             return self.found
@@ -171,10 +171,7 @@ class Finding(NamedTuple):
         when = f" ({row['when']})" if row["when"] else ""
         source = re.sub(r"[\w./-]+/", "", row["citation"].split(";")[0])
         instead = f" Instead: {row['instead']}." if row["instead"] else ""
-        return (
-            f"`{function_name(node)}`{when}: a device {row['device']} "
-            f"[{source}].{instead}"
-        )
+        return f"`{name}`{when}: a device {row['device']} [{source}].{instead}"
 
 
 def findings(
@@ -209,6 +206,50 @@ def findings(
             yield Finding(one, found)
 
 
+def grave_messages(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    *,
+    is_training: bool,
+) -> list[str]:
+    """Say what a device does gravely otherwise in one call of a torch function.
+
+    It needs no recorded program: a call on a device may be told by its tensors alone.
+
+    Args:
+        function: The torch function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        result: Its result.
+        is_training: Whether the program is differentiated.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> dropout = torch.nn.functional.dropout
+        >>> [text] = grave_messages(dropout, (x,), {}, x, is_training=False)
+        >>> print(text[:60])
+        `dropout` (training=True (a module in train mode) in an infe
+    """
+    name = getattr(function, "__name__", "")
+    rules = _grave_rules().get(_base(name))
+    if not rules:
+        return []
+    call = Call(function, name, args, kwargs, result, is_training)
+    found = (Finding(one, one.find(call)) for one in rules)
+    return [finding.message(name) for finding in found if finding.found]
+
+
+@functools.lru_cache(maxsize=None)
+def _grave_rules() -> dict[str, list[Rule]]:
+    grave = {
+        name: [one for one in rules if table()[one.row]["warns"]]
+        for name, rules in RULES.items()
+    }
+    return {name: rules for name, rules in grave.items() if rules}
+
+
 def _makers(node: Node, values: Mapping[Node, Any]) -> tuple[str, ...]:
     names: list[str] = []
     is_read = False
@@ -237,13 +278,13 @@ def apply_rules(
     message = None
     for finding in findings(node, values, is_training=is_training):
         if finding.is_refused:
-            raise error_about(finding.message(node), node)
+            raise error_about(finding.message(function_name(node)), node)
         if callable(finding.found):
             computed = _like(node, finding.found)
             node.target = rounded_alike(node.target, computed)
             node.op = "call_function"
             if table()[finding.rule.row]["verdict"] == "shape":
-                message = finding.message(node)
+                message = finding.message(function_name(node))
     return message
 
 
@@ -343,7 +384,8 @@ def table() -> dict[str, dict[str, str]]:
     """
     path = Path(__file__).with_name("operators.tsv")
     with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "restval": ""}
+        rows = csv.DictReader(file, **how)
         return {row["rule"]: row for row in rows if row["rule"]}
 
 
