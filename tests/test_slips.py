@@ -55,6 +55,14 @@ def test_one_sample_without_its_dimension_says_what_to_give(after_fit):
         model.predict(X[0], verbose=0)
 
 
+@pytest.mark.parametrize("nest", [lambda x: x, lambda x: (x, x), lambda x: {"a": x}])
+def test_a_packed_sequence_as_data_names_the_padded_one(nest):
+    packed = torch.nn.utils.rnn.pack_sequence([X[:3], X[:2]])
+    for data in (nest(packed), [(nest(packed), Y[:2])]):
+        with pytest.raises(DataError, match=r"PackedSequence.*pad_packed_sequence\("):
+            compiled().fit(data, verbose=0)
+
+
 def test_an_object_of_batches_or_samples_names_the_loader_and_the_dataset():
     class Batches:
         def __len__(self):

@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Seque
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -72,6 +73,10 @@ class Labels(NamedTuple):
     counted: Any = None
 
 
+def _has_packed(part: Structure) -> bool:
+    return part.kind is PackedSequence or any(map(_has_packed, part.children))
+
+
 @dataclass(frozen=True)
 class SampleStructure:
     """The structure of the inputs, targets and weights of a sample or a batch.
@@ -106,6 +111,13 @@ class SampleStructure:
     def of(cls, parts: Sequence[Any]) -> SampleStructure:
         """Return the structure of `(inputs,)` or `(inputs, targets[, weights])`."""
         given = [NOTHING if part is None else Structure.of(part) for part in parts]
+        if any(map(_has_packed, given)):
+            raise DataError(
+                "The data has a torch.nn.utils.rnn.PackedSequence, and a compiled "
+                "model has fixed shapes. Pass padded sequences and their lengths: "
+                "`x, lengths = pad_packed_sequence(packed, batch_first=True)`, and "
+                "have `forward` take the last valid step with `gather`."
+            )
         inputs, targets, weights = [*given, NOTHING, NOTHING][:3]
         return cls(inputs, targets, weights)
 

@@ -53,6 +53,13 @@ _DYNAMIC_SHAPES = frozenset(
 )
 """Functions whose result has a shape that depends on values."""
 
+_LAST_STEP = (
+    "Run the layer on the padded sequence, and take the last valid step of each row: "
+    "`index = (lengths - 1)[:, None, None].expand(-1, 1, outputs.shape[2])`, then "
+    "`outputs.gather(1, index)[:, 0]` with batch_first=True. Padding after it changes "
+    "nothing before it."
+)
+
 
 class DynamicShapeError(Error, DynamicOutputShapeException):
     """Raised if the shape of a result depends on values: a device's shapes are fixed.
@@ -76,8 +83,11 @@ def refuse_value_reader(operation: Operation) -> None:
         what = "formatting (an f-string)"
     if what is None:
         return
-    if "_detect_is_causal_mask" in {one.name for one in traceback.extract_stack()}:
+    codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
+    if "_detect_is_causal_mask" in {code.co_name for code in codes}:
         what = "torch's test whether a mask is causal (pass is_causal=True or False)"
+    if any("pack_padded_sequence" in code.co_names for code in codes):
+        raise packed_sequence(f"{what} for `pack_padded_sequence`")
     raise value_needed(what)
 
 
@@ -142,6 +152,14 @@ def value_needed(what: str) -> Error:
     )
 
 
+def packed_sequence(what: str) -> DynamicShapeError:
+    """Return the error for a sequence without its padding."""
+    return DynamicShapeError(
+        f"Packed sequences are not supported ({what}): their shape is determined by "
+        f"the lengths, but a compiled model has fixed shapes. {_LAST_STEP}"
+    )
+
+
 def plain_number(value: Any, nodes: NodesById, name: str) -> Any:
     """Return the number of a 0-d integer tensor of the host; other values themselves.
 
@@ -186,6 +204,8 @@ def refuse_dynamic_shape(operation: Operation) -> None:
         DynamicShapeError: The shape of the result depends on values.
     """
     name, args = operation.name, operation.args
+    if name == "_pack_padded_sequence":
+        raise packed_sequence("`pack_padded_sequence`")
     is_mask_read = name == "__getitem__" and any(
         index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1:])
     )
@@ -416,7 +436,7 @@ def _refuse_rnn(operation: Operation) -> None:
         "input hx params has_biases num_layers dropout train bidirectional batch_first"
     )
     if isinstance(given.get("hx"), Tensor) and given["hx"].dim() == 1:
-        raise createPoptorchError("Packed sequences are not supported: pad them.")
+        raise packed_sequence(f"`{operation.name}`")
     kind = _RNNS[operation.name]
     verb = "is " if kind == "RNN" else ""
     if given.get("num_layers", 1) != 1:

@@ -78,6 +78,35 @@ def test_results_without_a_fixed_shape_are_refused(function):
         poptorch.inferenceModel(Function(function))(X)
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize(
+    "pack",
+    [
+        lambda x, lengths: nn.utils.rnn.pack_padded_sequence(x, lengths, True),
+        lambda x, lengths: nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), True),
+        lambda x, lengths: nn.utils.rnn.pack_padded_sequence(x, lengths.tolist(), True),
+        lambda x, lengths: nn.utils.rnn.pack_padded_sequence(x, [4, 3, 2], True),
+    ],
+)
+def test_a_packed_sequence_names_the_way_to_the_last_valid_step(kind, pack):
+    def forward(self, x, lengths):
+        return self.rnn(pack(x, lengths))[0].data
+
+    def as_advised(self, x, lengths):
+        outputs = self.rnn(x)[0]
+        index = (lengths - 1)[:, None, None].expand(-1, 1, outputs.shape[2])
+        return outputs.gather(1, index)[:, 0]
+
+    rnn = kind(2, 5, batch_first=True)
+    x, lengths = torch.randn(3, 4, 2), torch.tensor([4, 3, 2])
+    with pytest.raises(poptorch.Error, match=r"Packed seq.*`pack_padded.*gather\(1"):
+        poptorch.inferenceModel(Function(forward, rnn=rnn))(x, lengths)
+    last = poptorch.inferenceModel(Function(as_advised, rnn=rnn))(x, lengths)
+    hidden = rnn(pack(x, lengths))[1]
+    expected = (hidden[0] if kind is nn.LSTM else hidden)[-1]
+    torch.testing.assert_close(last, expected, check_device=False)
+
+
 @pytest.mark.parametrize("compare", [torch.equal, torch.Tensor.equal])
 def test_whole_tensors_are_never_equal_while_tracing(compare, caplog):
     module = Function(lambda m, x: x + 1 if compare(x, x) else x - 1)
