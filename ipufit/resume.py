@@ -711,7 +711,9 @@ def _checkpoint_at(path: Path) -> files.Checkpoint:
         return newest[1]
     if is_one or any(files.belongs(file.name) for file in path.iterdir()):
         return files.load_checkpoint(path)  # or raise an error that names the fault
-    raise ConfigError(f"There is no checkpoint in {str(path)!r} to resume.")
+    raise ConfigError(
+        f"There is no checkpoint in {str(path)!r} to resume. {files.what_loads(path)}"
+    )
 
 
 def check_has_run(checkpoint: files.Checkpoint) -> None:

@@ -4,10 +4,22 @@
 from __future__ import annotations
 
 import errno
+import re
 
+import numpy as np
 import pytest
+import torch
 
-from ipufit import FileError, MissingCheckpointError, load_checkpoint
+from ipufit import (
+    BackupAndRestore,
+    ConfigError,
+    FileError,
+    IpufitError,
+    MissingCheckpointError,
+    ModelCheckpoint,
+    average_checkpoints,
+    load_checkpoint,
+)
 from tests.checkpoint.faults import at_step, full_disk
 from tests.reference import compiled, samples
 
@@ -41,6 +53,84 @@ def test_a_path_with_nothing_there(model, tmp_path, use):
     assert str(path) in str(caught.value)
     assert isinstance(caught.value, FileNotFoundError)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def paths(model, tmp_path):
+    weights = model.module.state_dict()
+    torch.save(weights, tmp_path / "torch.pt")
+    torch.save({"epoch": 3, "model": weights}, tmp_path / "mine.pt")
+    torch.save({"epoch": 3, "state_dict": weights}, tmp_path / "last.ckpt")
+    model.save_weights(tmp_path / "best.safetensors")
+    model.save(tmp_path / "runs" / "run23")
+    return tmp_path
+
+
+OF_RUN = "model.load_weights('{path}/model.safetensors')"
+STATE_DICT = "model.set_weights(torch.load({path!r}, weights_only=True)['{key}'])"
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "way"),
+    [
+        ("best.safetensors", "load", "model.load_weights({path!r})"),
+        ("torch.pt", "load", "model.load_weights({path!r})"),
+        ("last.ckpt", "load", STATE_DICT),
+        ("last.ckpt", "load_weights", STATE_DICT),
+        ("mine.pt", "load_weights", STATE_DICT),
+        ("runs/run23", "load_weights", "model.load({path!r})"),
+        (
+            "runs/run23",
+            "load_weights",
+            OF_RUN,
+        ),
+    ],
+)
+def test_another_kind_of_file_says_what_loads_it(model, paths, name, method, way):
+    path = str(paths / name)
+    way = way.format(path=path, key="model" if name == "mine.pt" else "state_dict")
+    with pytest.raises(IpufitError, match=re.escape(way)):
+        getattr(model, method)(path)
+    expected = model.get_weights()
+    model.set_weights([0 * weight for weight in expected])
+    eval(way, {"model": model, "torch": torch})
+    assert all(map(np.array_equal, model.get_weights(), expected))
+
+
+@pytest.mark.parametrize("method", ["load", "load_weights"])
+def test_a_directory_of_checkpoints_names_one(model, paths, method):
+    with pytest.raises(IpufitError, match=r"name what is in it, '.*runs/run23'"):
+        getattr(model, method)(paths / "runs")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, path: fit(model, resume=path),
+        lambda model, path: load_checkpoint(path),
+        lambda model, path: fit(model, callbacks=BackupAndRestore(path)),
+        lambda model, path: fit(model, callbacks=ModelCheckpoint(path)),
+        lambda model, path: average_checkpoints(path),
+        lambda model, path: model.save(path),
+    ],
+)
+def test_a_file_in_the_place_of_a_checkpoint_is_none(model, paths, use):
+    before = (paths / "last.ckpt").read_bytes()
+    with pytest.raises(IpufitError, match=r"last\.ckpt' (is a file|has|and)|filepath="):
+        use(model, paths / "last.ckpt")
+    assert (paths / "last.ckpt").read_bytes() == before
+    assert fit(model).epoch == [0]
+
+
+def test_a_directory_of_checkpoints_that_is_resumed_names_them(model, paths):
+    with pytest.raises(ConfigError, match=r"no checkpoint in .*run23"):
+        fit(model, resume=paths / "runs")
+
+
+@pytest.mark.parametrize("use", ["load", "save", "load_weights", "save_weights"])
+def test_weights_in_the_place_of_a_path_are_not_printed(model, use):
+    with pytest.raises(ConfigError, match="path=a OrderedDict, is no path"):
+        getattr(model, use)(model.module.state_dict())
 
 
 def test_a_disk_that_is_full_at_any_step_of_save_weights(model, tmp_path):

@@ -14,6 +14,8 @@ from .directory import (
     load_checkpoint,
     names_that_differ,
     read_manifest,
+    refuse_name_of_file,
+    what_loads,
     write_checkpoint,
 )
 from .store import (
@@ -42,7 +44,9 @@ __all__ = [
     "missing_allowed",
     "names_that_differ",
     "read_manifest",
+    "refuse_name_of_file",
     "save_weights",
+    "what_loads",
     "write_checkpoint",
     "written_by_one",
 ]

@@ -53,6 +53,7 @@ from ipufit._kinds import (
 from ipufit._version import __version__
 from ipufit.errors import (
     CheckpointError,
+    ConfigError,
     DamagedCheckpointError,
     MissingCheckpointError,
     UnsupportedError,
@@ -62,6 +63,7 @@ from ipufit.types import PathLike
 MANIFEST = "manifest.json"
 STATE = "state.json"
 SUFFIX = ".safetensors"
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 GROUP = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 TIED_KEY = "ipufit.tied"
 MOMENT_KEY = "ipufit.moment"
@@ -69,6 +71,10 @@ _DIGEST_KEY = "ipufit.sha256"
 _DIGEST = re.compile(rb'"ipufit\.sha256":"([^"]{64})"')
 MAX_DEPTH = 100  # levels of lists and objects in JSON
 
+_SUFFIXES_OF_FILES = {
+    *(SUFFIX, *TORCH_SUFFIXES, ".ckpt", ".h5", ".hdf5", ".json", ".keras", ".npz"),
+    *(".onnx", ".pickle", ".pkl", ".zip"),
+}
 _FORMAT, _VERSION = "ipufit-checkpoint", 1
 _NO_DIGEST = "0" * 64
 _MAX_DIGITS = 20
@@ -580,7 +586,8 @@ _BLOCK_BYTES = 2**20
 _NUM_LOOKS = 3  # how often to look, as a writer may rename between two looks
 
 # Errors of a file that is missing, no regular file, or on a broken disk.
-_DAMAGES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
+_ABSENCES = {errno.ENOENT, errno.ENOTDIR}
+_DAMAGES = {*_ABSENCES, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _DAMAGES |= {errno.EIO}
 
 
@@ -666,6 +673,49 @@ def _leftovers(target: Path, kind: str) -> list[Path]:
         return []
     names = sorted(os.listdir(target.parent))
     return [target.with_name(name) for name in names if form.fullmatch(name)]
+
+
+def what_loads(path: Path) -> str:
+    """Say what a path has in place of what was to be loaded, and what loads that.
+
+    Returns:
+        A sentence or two; empty if nothing in a directory can be loaded.
+    """
+    shown = repr(str(path))
+    if (path / MANIFEST).exists():
+        return (
+            f"{shown} is a checkpoint, a directory: model.load({shown}) loads it, and "
+            f"model.load_weights({str(path / f'model{SUFFIX}')!r}) its weights alone."
+        )
+    if path.is_dir():
+        inside = [p for p in path.iterdir() if (p / MANIFEST).exists()]
+        inside += path.glob(f"*{SUFFIX}")
+        if not inside:
+            return ""
+        return f"{shown} is a directory: name what is in it, {str(max(inside))!r}."
+    if path.suffix in (SUFFIX, *TORCH_SUFFIXES):
+        return f"{shown} is a file of weights: model.load_weights({shown}) loads it."
+    return (
+        f"{shown} is a file of a kind that ipufit doesn't read. If torch or Lightning "
+        f"wrote it: model.set_weights(torch.load({shown}, weights_only=True)"
+        "['state_dict']), without ['state_dict'] if it holds the weights alone."
+    )
+
+
+def refuse_name_of_file(path: PathLike) -> None:
+    """Refuse a file, or the name of one, for a checkpoint, which is a directory.
+
+    Raises:
+        ConfigError: The path is a file, or ends as the name of one.
+    """
+    target = as_path(path)
+    if target.suffix.lower() in _SUFFIXES_OF_FILES or os.path.isfile(target):
+        raise ConfigError(
+            f"A checkpoint is a directory, and {str(target)!r} is a file or the name "
+            f"of one. Give another name, such as '{target.with_suffix('')}-run'; or "
+            f"write the weights alone: save_weights("
+            f"{str(target.with_suffix(SUFFIX))!r})."
+        )
 
 
 def foreign_files(directory: Path) -> list[str]:
@@ -985,8 +1035,12 @@ def _blamed(path: Path, name: str, cause: Exception) -> CheckpointError:
     if number == errno.ELOOP:
         reason = "it is a symbolic link"
     if isinstance(cause, ValueError) or number in _DAMAGES:
+        is_part = any((path / part).exists() for part in (MANIFEST, STATE))
+        is_other = number in _ABSENCES and not is_part
         error: CheckpointError = DamagedCheckpointError(
-            f"Checkpoint {str(path)!r} is damaged: {name}: {reason}. Use another one."
+            (is_other and what_loads(path))
+            or f"Checkpoint {str(path)!r} is damaged: {name}: {reason}. "
+            "Use another one."
         )
     else:
         error = CheckpointError(

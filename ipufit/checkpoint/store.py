@@ -42,6 +42,7 @@ from .directory import (
     foreign_files,
     load_checkpoint,
     read_manifest,
+    refuse_name_of_file,
     remove,
     write_checkpoint,
 )
@@ -256,6 +257,7 @@ class CheckpointStore:
         if mode not in ("min", "max", None):
             raise ConfigError(f'mode={mode!r} must be "min", "max" or None.')
         self.directory = Path(os.path.realpath(as_path(directory, "directory")))
+        refuse_name_of_file(self.directory)
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.mode = mode

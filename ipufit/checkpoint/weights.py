@@ -50,6 +50,7 @@ from .directory import (
     MOMENT_KEY,
     STATE,
     SUFFIX,
+    TORCH_SUFFIXES,
     SavedAt,
     check_digest,
     dump_json,
@@ -63,10 +64,10 @@ from .directory import (
     read_manifest,
     replace_file,
     tied_names,
+    what_loads,
 )
 from .store import missing_allowed, written_by_one
 
-TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 _AVERAGED_KEY = "ipufit.averaged"
 _ZIP = b"PK\x03\x04"
 _IS_DIRECTORY = 0x10
@@ -103,7 +104,8 @@ def save_weights(
         ...     load_weights(f"{folder}/a.safetensors")["w"]
         tensor([1., 1.])
     """
-    target = _checked(path)
+    target = as_path(path)
+    _check_suffix(target)
     more: dict[str, str] = {}
     if moment is not None:
         more[MOMENT_KEY] = dump_json(moment.plain(), name="moment").decode("ascii")
@@ -138,7 +140,13 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
         ...     load_weights(f"{folder}/a.pt")["w"]
         tensor([1., 1.])
     """
-    target = _checked(path, TORCH_SUFFIXES)
+    target = as_path(path)
+    if target.suffix not in (SUFFIX, *TORCH_SUFFIXES):
+        with file_errors("can't be read", target):
+            way = what_loads(target) if target.exists() else ""
+        if way:
+            raise ConfigError(way)
+    _check_suffix(target, TORCH_SUFFIXES)
     with _opened(target) as file:
         if target.suffix == SUFFIX:
             check_digest(file)
@@ -236,10 +244,16 @@ def _state_dict(path: Path, file: BinaryIO) -> dict[str, Tensor]:
         if not isinstance(name, str) or not isinstance(value, Tensor)
     ]
     if odd:
+        inner = [name for name in odd if _is_state_dict(found[name])]
+        way = "Save the state dict alone."
+        if inner:
+            way = (
+                f"The state dict is its {inner[0]!r}: model.set_weights(torch.load("
+                f"{str(path)!r}, weights_only=True)[{inner[0]!r}])."
+            )
         raise DataError(
             f"{str(path)!r} is no state dict: {', '.join(map(repr, odd[:5]))} "
-            f"{'is no tensor' if len(odd) == 1 else 'are no tensors'}. If one of these "
-            "is the state dict, save that alone."
+            f"{'is no tensor' if len(odd) == 1 else 'are no tensors'}. {way}"
         )
     weights = {name: value.detach() for name, value in found.items()}
     for name, value in weights.items():
@@ -251,15 +265,18 @@ def _state_dict(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     return weights
 
 
-def _checked(path: PathLike, others: Sequence[str] = ()) -> Path:
-    """Return the path, which must end in `.safetensors` or one of `others`."""
-    target = as_path(path)
+def _is_state_dict(value: Any) -> bool:
+    is_filled = isinstance(value, Mapping) and bool(value)
+    return is_filled and all(isinstance(leaf, Tensor) for leaf in value.values())
+
+
+def _check_suffix(target: Path, others: Sequence[str] = ()) -> None:
+    """Check that a path ends in `.safetensors` or one of `others`."""
     if target.suffix not in (SUFFIX, *others):
         raise ConfigError(
-            f"Weights are kept in safetensors files, and {str(path)!r} doesn't end in "
-            f"{SUFFIX}: name it {str(target.with_suffix(SUFFIX))!r}."
+            f"Weights are kept in safetensors files, and {str(target)!r} doesn't end "
+            f"in {SUFFIX}: name it {str(target.with_suffix(SUFFIX))!r}."
         )
-    return target
 
 
 _Candidates = List[Tuple[Path, Optional[SavedAt]]]
@@ -402,6 +419,10 @@ def _candidates(directory: Path, pattern: str, damaged: _Damaged) -> _Candidates
         damaged: Errors of damaged checkpoints by path. These are left out, and newly
             found ones are added.
     """
+    if os.path.isfile(directory):
+        raise ConfigError(
+            f"{str(directory)!r} is a file: give the directory of the checkpoints."
+        )
     if not directory.is_dir():
         raise MissingCheckpointError(
             f"There is no directory {str(directory)!r} of checkpoints. Check the path."

@@ -13,7 +13,6 @@ import signal
 import threading
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -174,11 +173,6 @@ _OF_KERAS = {
     "loss, {'loss': loss, 'error': error}",
 }
 """Methods that Keras's users override, and what stands in their place."""
-
-_SUFFIXES_OF_FILES = {
-    *(".bin", ".ckpt", ".h5", ".hdf5", ".json", ".keras", ".npz", ".onnx", ".pickle"),
-    *(".pkl", ".pt", ".pth", ".safetensors", ".zip"),
-}
 
 
 @dataclass(frozen=True)
@@ -1638,18 +1632,11 @@ class IPUModel:
             path: A directory, which is made; a checkpoint there is replaced.
 
         Raises:
-            ConfigError: The name ends as that of a file, such as `.keras` or `.pt`.
+            ConfigError: The path is a file, or ends as the name of one, such as `.pt`.
             NotCompiledError: `compile` wasn't called.
             CheckpointError: The checkpoint can't be written.
         """
-        is_path = not isinstance(path, bytes)  # which is refused later
-        if is_path and Path(path).suffix.lower() in _SUFFIXES_OF_FILES:
-            raise ConfigError(
-                f"save({str(path)!r}) would make a directory of this name. Give it the "
-                f"name of one, such as {str(Path(path).with_suffix(''))!r}; or write "
-                f"the weights alone: save_weights("
-                f"{str(Path(path).with_suffix('.safetensors'))!r})."
-            )
+        files.refuse_name_of_file(path)
         if _env.compile_only() is not None:  # a trained model may be there
             return
         taken = self.checkpoint()

@@ -190,7 +190,7 @@ def test_there_is_none(tmp_path):
         with pytest.raises(FileNotFoundError, match="no checkpoint at"):
             read(tmp_path / "a" / "b")
     (tmp_path / "a").write_text("a file")
-    with pytest.raises(DamagedCheckpointError, match="Not a directory"):
+    with pytest.raises(DamagedCheckpointError, match="is a file of a kind"):
         load_checkpoint(tmp_path / "a")
     (tmp_path / "b").mkdir()
     with pytest.raises(DamagedCheckpointError, match=r"manifest\.json: No such file"):
