@@ -41,6 +41,8 @@ class RunState:
         params: Keras's parameters: `verbose`, `epochs`, `steps`.
         directions: `"max"` or `"min"` by the name of a metric without `val_`: which of
             it is better. Known once a program was traced.
+        names: Names of the metrics in the logs of an epoch of `fit`; None if they
+            aren't known, since callbacks may add others.
         calls: Calls made in this epoch.
         logs: Metrics of the last complete epoch.
         is_epoch_done: Whether the epoch's last hooks were called.
@@ -71,6 +73,7 @@ class RunState:
     coverage: str = ""
     params: dict[str, Any] = field(default_factory=dict)
     directions: dict[str, str] = field(default_factory=dict)
+    names: set[str] | None = None
     calls: int = 0
     logs: Logs = field(default_factory=dict)
     is_epoch_done: bool = False

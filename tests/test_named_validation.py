@@ -146,10 +146,10 @@ def test_monitors_take_the_names_and_know_which_way_is_better(tmp_path):
     assert first.exists()
 
 
-def test_a_monitor_of_a_set_that_is_not_there_warns_with_the_names():
+def test_a_monitor_of_a_set_that_is_not_there_is_refused_with_the_names():
     stop = EarlyStopping("val_loss")
     run = {"validation_data": {"in": (X, Y)}, "callbacks": stop, "verbose": 0}
-    with pytest.warns(UserWarning, match="val_loss.*not available.*val_in_loss"):
+    with pytest.raises(ConfigError, match=r"val_loss'.*Known: .*val_in_loss"):
         compiled().fit(X, Y, 4, **run)
 
 

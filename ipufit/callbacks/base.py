@@ -373,6 +373,27 @@ class CallbackList(Callback):
             for name in hooks
         )
 
+    def adds_names(self) -> bool:
+        """Return whether a callback may add figures to the logs, under any name.
+
+        The hooks of ipufit's callbacks add at most `learning_rate`, but for those that
+        measure.
+
+        Example:
+            >>> CallbackList([LambdaCallback(on_epoch_end=print)]).adds_names()
+            True
+        """
+        hooks = ("on_train_batch_end", "on_batch_end", "on_epoch_end")
+        modules = {
+            getattr(getattr(callback, name), "__module__", None) or ""
+            for callback in self.callbacks
+            for name in hooks
+        }
+        return any(
+            not name.startswith("ipufit.callbacks.") or name.endswith(".measuring")
+            for name in modules
+        )
+
     def call_ends(self) -> list[tuple[int, str]]:
         """Return after how many updates calls have to end, and for which callbacks.
 

@@ -60,8 +60,8 @@ class ModelCheckpoint(MonitorCallback):
             `"best-{val_loss:.3f}.safetensors"`. Missing folders are made.
         monitor: Name of the metric for `save_best_only` and the best one of `keep`.
         verbose: 1 prints a line for each checkpoint.
-        save_best_only: If True, save only if the metric improved, or, with a warning,
-            if it isn't in the logs.
+        save_best_only: If True, save only if the metric improved; or, with a warning,
+            if it isn't in the logs, to which callbacks of your own may add it.
         save_weights_only: True for a file of weights. The suffix of `filepath` decides,
             and must agree.
         mode: `"min"`, `"max"`, or `"auto"`.
@@ -86,9 +86,11 @@ class ModelCheckpoint(MonitorCallback):
 
     Raises:
         ConfigError: If `filepath`, `save_freq` or `save_seconds` can't be used;
-            if `filepath` contradicts `save_weights_only` or `keep`; when saving, if it
-            has a field that isn't in the logs. At the metric's first value, with
-            `save_best_only` or `keep`, if `mode="auto"` and the direction isn't known.
+            if `filepath` contradicts `save_weights_only` or `keep`. When `fit` begins,
+            if the run has no such metric, or `filepath` has a field that isn't in the
+            logs; if callbacks of your own may add to the logs, when it saves. At the
+            metric's first value, with `save_best_only` or `keep`, if `mode="auto"` and
+            the direction isn't known.
 
     Example:
         >>> checkpoint = ModelCheckpoint("best.safetensors", save_best_only=True)
@@ -152,13 +154,28 @@ class ModelCheckpoint(MonitorCallback):
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Reset for a new run; the best value stays."""
-        self.direction = None
+        super().on_train_begin(logs)
+        if self.run.names is not None:
+            self._path({**dict.fromkeys(self._known_fields(), 0.0), "epoch": 1})
         if self.store is not None and self.mode == "auto":
             self.store.mode = direction_of(self.monitor, self.run.directions)
         self._saved_at = monotonic()
         is_whole = not self.save_weights_only
         if is_whole and (self.store is not None or not self.save_best_only):
             self.run.on_eviction(self._save_evicted)
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether the callback does nothing without its metric."""
+        return self.save_best_only and super().needs_metric
+
+    def _known_fields(self) -> set[str]:
+        names = {*(self.run.names or ())}
+        if "{learning_rate" in self.filepath:  # perhaps another callback adds it
+            names.add("learning_rate")
+        if self.save_freq == "epoch" and self.save_seconds is None:
+            return names
+        return {"batch", *(name for name in names if not name.startswith("val_"))}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Reset the count of the epoch's updates."""

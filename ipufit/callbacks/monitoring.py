@@ -13,7 +13,13 @@ from typing import Any, Callable, ClassVar, Mapping, Sequence
 import numpy as np
 
 from ipufit._kinds import Kind, array, count, list_of, number, optional, whole
-from ipufit.errors import ConfigError, DamagedCheckpointError, IpufitWarning, warn
+from ipufit.errors import (
+    ConfigError,
+    DamagedCheckpointError,
+    IpufitWarning,
+    UnknownNameError,
+    warn,
+)
 
 from .base import Callback, check_argument, say
 
@@ -65,6 +71,27 @@ class MonitorCallback(Callback):
         self.verbose = verbose
         self.best = best
         self.direction: str | None = None
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Check that the run has the metric; its direction is that of the new run.
+
+        Raises:
+            ConfigError: If the run is known to have no such metric.
+        """
+        self.direction = None
+        names = self.run.names
+        if names is None or not self.needs_metric or self.monitor in names:
+            return
+        of_validation = [name for name in names if name.startswith("val_")]
+        text = str(UnknownNameError("metric", self.monitor, names))
+        if self.monitor.startswith("val_") and not of_validation:
+            text = f"{text} Those with val_ need fit(validation_data=)."
+        raise ConfigError(f"{type(self).__name__}(monitor={self.monitor!r}): {text}")
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether the callback does nothing without its metric."""
+        return self.monitor != "learning_rate"
 
     def say(self, message: str) -> None:
         """Print a line if `verbose` is set, in the first process only."""
@@ -180,8 +207,9 @@ class EarlyStopping(MonitorCallback):
         wait: Number of epochs since the last improvement.
 
     Raises:
-        ConfigError: If an argument isn't what it must be. At the metric's first value,
-            if `mode="auto"` and its direction isn't known.
+        ConfigError: If an argument isn't what it must be. When `fit` begins, if the run
+            has no such metric. At the metric's first value, if `mode="auto"` and its
+            direction isn't known.
 
     Example:
         >>> from ipufit.state import RunState
@@ -245,8 +273,8 @@ class EarlyStopping(MonitorCallback):
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Reset the values of an earlier run."""
+        super().on_train_begin(logs)
         self._reset()
-        self.direction = None  # it depends on the new run's metrics
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Compare the metric with the best value, and stop after `patience` epochs."""
@@ -630,9 +658,9 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Reset the values of an earlier run."""
+        super().on_train_begin(logs)
         refuse_schedule(self.model, "ReduceLROnPlateau")
         self._reset()
-        self.direction = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Add the rate to the logs, and reduce it after `patience` epochs."""

@@ -671,6 +671,8 @@ class IPUModel:
                     run.directions.update(validation.named(own_ways))
                 run.directions.update(ways)
                 _refuse_names_of_validation(training.metrics.names, names)
+                if not hooks.adds_names():
+                    run.names = _names_in_logs(training.metrics.names, names)
                 self.history, self._snapshot = history, snapshot
                 hooks.on_train_begin({})
                 with _ended_in_order(training, hooks, run):
@@ -3062,6 +3064,16 @@ def _require_targets(
             "which samples can't be told apart. Give the weights to the module as an "
             "input, or compile() with a loss."
         )
+
+
+def _names_in_logs(
+    names: Sequence[str], validated: Sequence[tuple[str, set[str]]]
+) -> set[str]:
+    """Return the names of an epoch's logs; arguments as in the check of names."""
+    losses = {name for name in names if name.endswith("_loss")}  # of several outputs
+    return {*names}.union(
+        *({f"val_{prefix}{name}" for name in own | losses} for prefix, own in validated)
+    )
 
 
 def _refuse_names_of_validation(

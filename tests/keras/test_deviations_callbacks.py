@@ -10,8 +10,9 @@ from contextlib import redirect_stdout
 import keras
 import numpy as np
 import pytest
+import torch
 
-from ipufit import ConfigError, load_checkpoint
+from ipufit import Callback, ConfigError, IPUModel, load_checkpoint
 from ipufit.callbacks import (
     EarlyStopping,
     LearningRateScheduler,
@@ -130,6 +131,41 @@ def test_an_unknown_field_of_a_path_is_a_config_error():
     mine = ModelCheckpoint("{v}.safetensors", "q", mode="min")
     with pytest.raises(ConfigError, match="Failed to format this callback filepath"):
         play(mine, [1.0])
+
+
+@pytest.mark.parametrize("validates", [True, False])
+@pytest.mark.parametrize(
+    "callback",
+    [
+        lambda monitor: EarlyStopping(monitor, mode="max"),
+        lambda monitor: ReduceLROnPlateau(monitor, mode="max"),
+        lambda monitor: ModelCheckpoint("best", monitor, 0, True, mode="max"),
+        lambda monitor: ModelCheckpoint(f"{{epoch}}-{{{monitor}:.2f}}"),
+    ],
+)
+def test_a_metric_that_a_run_lacks_is_refused_when_it_begins(callback, validates):
+    x, y = torch.zeros(8, 2), torch.zeros(8, dtype=torch.long)
+    model = IPUModel(torch.nn.Linear(2, 3))
+    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+
+    def fit(monitor, *others, before=()):
+        callbacks = [*before, callback(monitor), *others]
+        data = {"validation_data": (x, y)} if validates else {}
+        return model.fit(x, y, 4, callbacks=callbacks, verbose=0, **data)
+
+    class Begun(Callback):
+        def on_train_batch_begin(self, batch, logs):
+            raise AssertionError("it trains")
+
+    class Adds(Callback):
+        def on_epoch_end(self, epoch, logs):
+            logs["val_acc"] = 1.0
+
+    with pytest.raises(ConfigError, match=r"val_acc.*accuracy, (epoch, )?loss") as one:
+        fit("val_acc", Begun())
+    assert ("val_accuracy" in str(one.value)) is validates
+    assert fit("val_accuracy" if validates else "accuracy").epoch == [0]
+    assert fit("val_acc", before=[Adds()]).epoch == [0]
 
 
 def test_saving_every_zero_updates_is_refused():
