@@ -46,7 +46,7 @@ from ipufit.emulator._tracing.operation import (
     requested_device,
     tensors_in,
 )
-from ipufit.emulator._tracing.places import PACKAGE
+from ipufit.emulator._tracing.places import PACKAGE, TORCH
 from ipufit.emulator._tracing.recording import Recording
 from ipufit.emulator._tracing.refusals import (
     host_tensor_among,
@@ -171,6 +171,9 @@ _OF_DEVICE = {
 """Properties of a device's tensor that tell where it is."""
 
 _MOVES = frozenset({"to", "type_as"})
+_LINES_WITHOUT_DEVICE: set[tuple[Any, ...]] = set()
+"""Source lines that made a tensor without a device, in any program."""
+
 _RETURN_NOTHING = frozenset({"__setitem__", "__set__"})
 
 
@@ -188,6 +191,7 @@ class Tracer(TorchFunctionMode):
         parts: ATen operators that functions of `forward` consist of, by the memory of
             their results, which autograd may keep: the operator, its arguments, the
             versions of the tensors among them, and its results.
+        has_warned_of_device: Whether it has warned of a tensor without a device.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -197,6 +201,7 @@ class Tracer(TorchFunctionMode):
         self.escape: Error | None = None
         self.differentiated: dict[tuple[Any, ...], Tensor] | None = None
         self.parts: dict[tuple[Any, ...], tuple[Any, Any, list[int], Any]] = {}
+        self.has_warned_of_device = False
 
     def __torch_function__(
         self,
@@ -227,11 +232,7 @@ class Tracer(TorchFunctionMode):
         if not on_device and not is_creating:
             return operation.run()  # the host's, which no program repeats
         if is_creating and requested_device(operation) is None:
-            logger.warning(
-                "No device set in torch.%s() (%s): forcing to IPU. Pass `device`, for "
-                "example that of an input.",
-                *(name, self.recording.here()),
-            )
+            self._warn_of_device(name)
         if on_device and operation.name in _ANSWERS:
             return _ANSWERS[operation.name](operation)
         if on_device and name == "__get__" and _tells_device(func):
@@ -270,6 +271,20 @@ class Tracer(TorchFunctionMode):
             for tensor in on_device if self.recording.is_training else ():
                 refuse_custom_backward(tensor)
         self.refuse_host_tensors(operation.name, touched)
+
+    def _warn_of_device(self, name: str) -> None:
+        """Warn once a program, and once for a line, of a tensor without a device."""
+        if _asking_file().startswith(TORCH):
+            return
+        place = self.recording.here()
+        if not self.has_warned_of_device and place[:2] not in _LINES_WITHOUT_DEVICE:
+            self.has_warned_of_device = True
+            logger.warning(
+                "No device set in torch.%s() (%s): forcing to IPU. Pass `device`, for "
+                "example that of an input, wherever `forward` makes a tensor.",
+                *(name, place),
+            )
+        _LINES_WITHOUT_DEVICE.add(place[:2])
 
     def compute(self, operation: Operation) -> Any:
         """Run an operation on the copies of the weights."""
@@ -395,10 +410,15 @@ def _tells_device(getter: Any) -> bool:
     """Return whether a property of a tensor on the device tells where it is."""
     if getter.__self__.__name__ not in _OF_DEVICE:
         return False
+    # It would look for a module `torch.ipu`.
+    return _asking_file() != checkpoint.__file__
+
+
+def _asking_file() -> str:
+    """Return the source file whose code calls torch."""
     frames = traceback.walk_stack(sys._getframe(1))
     files = (frame.f_code.co_filename for frame, _ in frames)
-    asker = next((file for file in files if not file.startswith(PACKAGE)), "")
-    return asker != checkpoint.__file__  # it would look for a module `torch.ipu`
+    return next((file for file in files if not file.startswith(PACKAGE)), "")
 
 
 def _in_memory(device: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from tests.emulator._models import Function, said
+from tests.emulator._models import Function
 
 
 def test_a_tensor_that_is_no_buffer_is_not_on_the_ipu():
@@ -118,23 +118,6 @@ def test_values_of_the_hosts_tensors_can_be_read():
     assert poptorch.inferenceModel(module)(torch.ones(1)).item() == 2
 
 
-def test_factories_without_a_device_are_warned_of_each_time(caplog):
-    """PopTorch, `_poplar_executor.py` `_SetDefaultDeviceType`."""
-
-    def forward(m, x):
-        for _ in range(2):
-            x = x + torch.zeros(6)
-        return x + torch.zeros_like(x) + torch.ones(6, device=x.device)
-
-    with caplog.at_level("WARNING"):
-        poptorch.inferenceModel(Function(forward))(torch.ones(2, 6))
-    forced = [line for line in said(caplog) if "forcing to IPU" in line]
-    functions = [line.partition("torch.")[2].partition("(")[0] for line in forced]
-    assert functions == ["zeros", "zeros", "zeros_like"]
-    line = forward.__code__.co_firstlineno + 2
-    assert f"torch.zeros() (test_tensor_devices.py:{line})" in forced[0]
-
-
 # torch.distributions --------------------------------------------------------------
 
 D = torch.distributions
@@ -180,3 +163,25 @@ def test_a_distribution_that_forward_makes_is_sampled_by_the_device(name):
     executor = poptorch.inferenceModel(module)
     samples = [executor(torch.zeros(40)) for _ in range(2)]
     assert not torch.equal(*samples)
+
+
+def test_a_tensor_without_a_device_is_said_once_a_program(caplog):
+    """PopTorch says it each time: `_poplar_executor.py` `_SetDefaultDeviceType`."""
+
+    def forward(self, x):
+        x = x + torch.zeros(6) + torch.ones(6, device=x.device)
+        return x + torch.zeros_like(x) + self.more(torch)
+
+    module = Function(forward, more=lambda torch: 0.0)
+    other = Function(forward, more=lambda torch: torch.full((6,), 2.0))
+    for program in (module, module, other):
+        poptorch.inferenceModel(program)(torch.ones(2, 6))
+    assert caplog.text.count("No device set") == 2  # one for each new line
+    assert "torch.zeros() (test_tensor_devices.py" in caplog.text
+
+
+def test_a_tensor_of_torchs_own_code_is_no_matter_of_the_user(caplog):
+    module = Function(lambda m, x: x + torch.distributions.Normal(1.0, 2.0).mean)
+    result = poptorch.inferenceModel(module)(torch.ones(2))
+    assert result.tolist() == [2.0, 2.0]
+    assert "No device set" not in caplog.text
