@@ -172,6 +172,29 @@ def test_torch_s_test_of_a_mask_says_which_argument_spares_it():
     assert refused(Attending(is_causal=False)) == []
 
 
+class Decoding(nn.Module):
+    """A stack of torch's decoders, whose mask has an argument of another name."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(4, 1, 4, 0.0, batch_first=True)
+        self.layers = nn.TransformerDecoder(layer, 1)
+        self.register_buffer("mask", torch.zeros(1, 1))
+        self.settings = settings
+
+    def forward(self, x):
+        x = x[:, None]
+        return self.layers(x, x, tgt_mask=self.mask, **self.settings)[:, 0]
+
+
+def test_the_mask_of_a_decoder_has_an_argument_of_its_own():
+    asks = hasattr(nn.modules.transformer, "_detect_is_causal_mask")
+    findings = refused(Decoding())
+    assert all("tgt_is_causal" in one.what for one in findings)
+    assert bool(findings) is asks
+    assert refused(Decoding(tgt_is_causal=False) if asks else Decoding()) == []
+
+
 def test_all_refusals_come_at_once_with_the_paths_of_their_modules():
     functions = [reads_a_value, branches, has_a_dynamic_shape, mixes_devices]
     network = nn.Sequential(Net(), nn.Sequential(*map(Net, functions)))

@@ -181,8 +181,10 @@ class TraceChecks(TorchFunctionMode):
             raise UnsupportedError(
                 f"torch.autograd.grad() was called in training ({user_line()}), as for "
                 "a gradient penalty: a device makes its own backward pass, once, from "
-                "the loss, and nobody has seen it differentiate a gradient. Train on "
-                "outputs and weights alone. evaluate() and predict() may call it."
+                "the loss, and nobody has seen it differentiate a gradient. evaluate() "
+                "and predict() may call it. For a derivative by an input take finite "
+                "differences, `(f(x + h) - f(x - h)) / (2 * h)`, or carry it along in "
+                "forward by hand: y = tanh(W x) has dy = (1 - y ** 2) * W dx."
             )
         if _is_autocast():
             raise UnsupportedError(

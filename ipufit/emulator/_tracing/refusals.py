@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 from torch.nn import functional
@@ -85,10 +85,35 @@ def refuse_value_reader(operation: Operation) -> None:
         return
     codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
     if "_detect_is_causal_mask" in {code.co_name for code in codes}:
-        what = "torch's test whether a mask is causal (pass is_causal=True or False)"
+        what = (
+            "torch's test whether a mask is causal (pass is_causal=True or False; for "
+            "the mask of a decoder, and to nn.Transformer, tgt_is_causal)"
+        )
     if any("pack_padded_sequence" in code.co_names for code in codes):
         raise packed_sequence(f"{what} for `pack_padded_sequence`")
     raise value_needed(what)
+
+
+_DERIVATIVES = (
+    "For a derivative by an input there are two ways: finite differences, `(f(x + h) - "
+    "f(x - h)) / (2 * h)`; or `forward` carries it along by hand, such as `dy = (1 - y "
+    "** 2) * linear(dx, weight)` beside `y = tanh(linear(x, weight, bias))`."
+)
+
+
+def refuse_transforms(operation: Operation) -> None:
+    """Refuse `torch.func.grad`, `jvp` and the like, and torch's forward mode.
+
+    Raises:
+        Error: The operation is a part of one.
+    """
+    is_forward_mode = operation.name == "_make_dual"
+    if is_forward_mode or any(map(is_gradtrackingtensor, operation.tensors())):
+        raise createPoptorchError(
+            "torch.func.grad(), jvp(), vjp() and the like can't be traced: the "
+            "compiler makes the backward pass of a training model by itself. An "
+            f"inference model may call torch.autograd.grad(). {_DERIVATIVES}"
+        )
 
 
 def refuse_gradients(operation: Operation) -> None:
@@ -117,8 +142,8 @@ def refuse_training_gradients(operation: Operation) -> None:
         raise createPoptorchError(
             "torch.autograd.grad() in a training model, as for a gradient penalty: the "
             "compiler makes the backward pass of the whole program by itself, and "
-            "nobody has seen yet whether it differentiates a recorded one. Leave the "
-            "call out; an inference model may make it."
+            "nobody has seen yet whether it differentiates a recorded one. An "
+            f"inference model may make the call. {_DERIVATIVES}"
         )
 
 

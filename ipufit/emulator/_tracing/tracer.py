@@ -56,6 +56,7 @@ from ipufit.emulator._tracing.refusals import (
     refuse_dynamic_shape,
     refuse_gradients,
     refuse_training_gradients,
+    refuse_transforms,
     refuse_unsupported,
     refuse_value_reader,
     require_differentiable,
@@ -221,6 +222,7 @@ class Tracer(TorchFunctionMode):
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _in_memory(kwargs["device"])}
         operation = Operation(func, name, args, kwargs)
+        refuse_transforms(operation)
         if name == "new" and isinstance(args[-1], torch.Size):
             # In a graph the size becomes a tuple, and `new` of a tuple takes values.
             operation = replace(operation, function=Tensor.new_empty, name="new_empty")

@@ -92,6 +92,69 @@ def test_a_fit_and_a_check_of_it_refuse_the_call_with_its_line(molecules):
     assert any("test_gradients.py" in what and "training" in what for what in found)
 
 
+class Slope(torch.nn.Module):
+    """Returns df / dx for f(x) = w tanh(v x + b), by a way of three."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(1, 8), torch.nn.Linear(8, 1)
+        self.way = way
+
+    def value(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+    def forward(self, x):
+        if self.way == "differences":
+            return (self.value(x + 0.05) - self.value(x - 0.05)) / 0.1
+        if self.way == "by hand":
+            hidden = torch.tanh(self.first(x))
+            slope = (1 - hidden**2) * self.first.weight[:, 0]
+            return slope @ self.last.weight.t()
+        if self.way == "jvp":
+            return torch.func.jvp(self.value, (x,), (torch.ones_like(x),))[1]
+        if self.way == "vjp":
+            value, backward = torch.func.vjp(self.value, x)
+            return backward(torch.ones_like(value))[0]
+        if self.way == "grad":
+            return torch.func.grad(lambda x: self.value(x).sum())(x)
+        x = x.requires_grad_()
+        (slope,) = torch.autograd.grad(self.value(x).sum(), x, create_graph=True)
+        return slope
+
+
+@pytest.mark.parametrize("way", ["autograd", "jvp", "vjp", "grad"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.:DeprecationWarning")  # torch's
+def test_a_derivative_in_training_names_two_ways(way):
+    model = IPUModel(Slope(way), IPUConfig(micro_batch_size=4))
+    model.compile("sgd", "mse")
+    words = r"finite differences, `\(f\(x \+ h\) - f\(x - h\).* along .*by hand"
+    with pytest.raises((UnsupportedError, poptorch.Error), match=words):
+        model.fit(torch.rand(8, 1), torch.rand(8, 1), verbose=0)
+
+
+def test_the_two_ways_of_a_derivative_train_as_torch_does():
+    torch.manual_seed(7)
+    x, start = torch.rand(16, 1), Slope("autograd").state_dict()
+    results = {}
+    for other in ("differences", "by hand"):
+        model = IPUModel(Slope(other), IPUConfig(micro_batch_size=4))
+        model.set_weights(start)
+        model.compile(torch.optim.SGD(model.module.parameters(), lr=0.1), "mse")
+        model.fit(x, x.cos(), epochs=3, shuffle=False, verbose=0)
+        results[other] = model.module.first.weight
+    twin = Slope("autograd")
+    twin.load_state_dict(start)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for rows in x.split(4) * 3:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(twin(rows.clone()), rows.cos()).backward()
+        optimizer.step()
+    torch.testing.assert_close(results["by hand"], twin.first.weight)
+    torch.testing.assert_close(
+        results["differences"], twin.first.weight, atol=1e-3, rtol=1e-2
+    )
+
+
 def test_summaries_and_comparisons_run_forward_with_gradients(molecules):
     model = IPUModel(Potential(), IPUConfig(micro_batch_size=2))
     one = {name: tensor[:2] for name, tensor in molecules.items()}
