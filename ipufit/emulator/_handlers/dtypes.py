@@ -143,7 +143,7 @@ def _(call: Call) -> Any:
 @rule("masked-fill-fraction", "masked_fill")
 def _(call: Call) -> Any:
     value = call.arguments("input mask value")["value"]
-    is_copy = call.name == "masked_fill" and _is_whole(call.result)
+    is_copy = not call.is_in_place and _is_whole(call.result)
     if not is_copy or not isinstance(value, float):
         return None
     return lambda input, mask, value: torch.where(mask, value, input)
@@ -151,7 +151,7 @@ def _(call: Call) -> Any:
 
 @rule("masked-fill-whole-in-place", "masked_fill", is_certain=False)
 def _(call: Call) -> Any:
-    is_copying = call.name == "masked_fill_" or len(call.tensors()) == 3
+    is_copying = call.is_in_place or len(call.tensors()) == 3
     is_int32 = call.result.dtype in (torch.int32, torch.int64)
     return is_copying and is_int32
 
@@ -164,7 +164,7 @@ def _(call: Call) -> Any:
 
 @rule("scatter-narrow", "scatter", "scatter_add", "index_fill")
 def _(call: Call) -> Any:
-    return call.name.endswith("_") and call.result.dtype in _NARROW
+    return call.is_in_place and call.result.dtype in _NARROW
 
 
 @rule("bfloat16-or-complex", "to", "type", "type_as", "bfloat16", "complex", "polar")

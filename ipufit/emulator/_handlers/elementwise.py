@@ -152,7 +152,7 @@ def _extreme(function: Any, x: Tensor, other: Tensor) -> Tensor:
 def _(call: Call) -> Any:
     if not any(bound.requires_grad for bound in call.tensors()[1:]):
         return None
-    is_max = call.name.startswith("clamp_max")
+    is_max = call.name == "clamp_max"
 
     def clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
         lowest, highest = (None, min) if is_max and max is None else (min, max)

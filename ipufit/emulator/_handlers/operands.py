@@ -66,13 +66,13 @@ def _(call: Call) -> Any:
 @rule("in-place-view", *_IN_PLACE)
 def _(call: Call) -> Any:
     # `y[0] += 1` assigns the result.
-    is_lost = call.name.endswith("_") and "__setitem__" not in call.users
+    is_lost = call.is_in_place and "__setitem__" not in call.users
     return is_lost and len(call.makers) > 1 and "input" not in call.makers
 
 
 @rule("in-place-strided-view", *_IN_PLACE, "copy")
 def _(call: Call) -> Any:
-    is_lost = call.name.endswith("_") and "__setitem__" not in call.users
+    is_lost = call.is_in_place and "__setitem__" not in call.users
     return is_lost and not _STRIDED.isdisjoint(call.makers[:-1])
 
 
@@ -126,7 +126,8 @@ def _drops(call: Call) -> bool:
 
 @rule("normal-gradient", "normal")
 def _(call: Call) -> Any:
-    if not call.is_training or not any(t.requires_grad for t in call.tensors()):
+    is_of_tensors = call.is_training and not call.is_in_place
+    if not is_of_tensors or not any(t.requires_grad for t in call.tensors()):
         return None
 
     def normal(mean: Any, std: Any = 1.0, **_: Any) -> Any:

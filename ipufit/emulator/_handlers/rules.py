@@ -35,6 +35,7 @@ from torch.fx.node import Node, map_arg
 from ipufit.emulator._tracing.half import rounded_alike
 from ipufit.emulator._tracing.operation import (
     Operation,
+    base_name,
     error_about,
     function_name,
     is_in_place,
@@ -47,6 +48,8 @@ from ipufit.emulator._tracing.operation import (
 @dataclass(frozen=True)
 class Call(Operation):
     """An operation of a traced program with the tensors of the trace.
+
+    Its name has no underscore at the end if it changes its first argument.
 
     Attributes:
         result: Its result in the trace, as torch computes it.
@@ -67,6 +70,11 @@ class Call(Operation):
     is_training: bool
     node: Node | None = None
     makers: tuple[str, ...] = ()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the operation changes its first argument."""
+        return self.node is not None and is_in_place(self.node)
 
     @property
     def users(self) -> set[str]:
@@ -185,14 +193,14 @@ def findings(
         is_training: Whether the program is differentiated.
     """
     name = function_name(node)
-    rules = RULES.get(_base(name), ())
+    rules = RULES.get(base_name(name), ())
     if not rules or node not in values:
         return
     args, kwargs = map_arg((node.args, node.kwargs), values.get)
     function: Any = original(node.target)
     call = Call(
         function,
-        name,
+        base_name(name),
         tuple(args),
         dict(kwargs),
         values[node],
@@ -233,7 +241,7 @@ def grave_messages(
         `dropout` (training=True (a module in train mode) in an infe
     """
     name = getattr(function, "__name__", "")
-    rules = _grave_rules().get(_base(name))
+    rules = _grave_rules().get(base_name(name))
     if not rules:
         return []
     call = Call(function, name, args, kwargs, result, is_training)
@@ -333,7 +341,7 @@ def settle_shapes(
         if origin is None or not is_called or function_name(node) in _NOT_RUN:
             continue
         operands = [one for one in node.all_input_nodes if one in sized]
-        if _base(function_name(node)) in _OF_THE_TRACE and all(
+        if base_name(function_name(node)) in _OF_THE_TRACE and all(
             sized[one].numel() == values[one].numel() for one in operands
         ):
             for one in operands:
@@ -387,11 +395,6 @@ def table() -> dict[str, dict[str, str]]:
         how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "restval": ""}
         rows = csv.DictReader(file, **how)
         return {row["rule"]: row for row in rows if row["rule"]}
-
-
-def _base(name: str) -> str:
-    """Remove the underscore of a function that changes its argument."""
-    return name if name.endswith("__") else name.rstrip("_")
 
 
 def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from ipufit.emulator._ground.torch_extras import DispatchMode
 from ipufit.emulator._tracing.gradients import refuse_operator
 from ipufit.emulator._tracing.operation import (
     Operation,
+    base_name,
     constant_nodes,
     error_about,
     original,
@@ -179,7 +180,9 @@ class OperatorWatch(DispatchMode):
         for changed in self._constants.keys() & results.keys():
             del self._constants[changed]
         library, _, name = func._schema.name.partition("::")
-        self.operators.add(_bare(name) if library == "aten" else f"{library}::{name}")
+        self.operators.add(
+            base_name(name) if library == "aten" else f"{library}::{name}"
+        )
         return result
 
 
@@ -188,7 +191,7 @@ class WatchingTracer(Tracer):
 
     def compute(self, operation: Operation) -> Any:
         """Run an operation, and store its operators for its nodes."""
-        if _bare(operation.name) in SUPPORTED_OPERATORS:
+        if base_name(operation.name) in SUPPORTED_OPERATORS:
             self.recording.notes.pop("operators", None)
             return super().compute(operation)
         with OperatorWatch() as watch:
@@ -203,7 +206,7 @@ class WatchingTracer(Tracer):
         """Record an operator of a backward pass, which must compile."""
         self.recording.notes.pop("operators", None)
         name = operator._schema.name.partition("::")[2]
-        refuse_operator(_bare(name), args, COMPILED_OPERATORS)
+        refuse_operator(base_name(name), args, COMPILED_OPERATORS)
         return super().record_operator(operator, args, kwargs)
 
 
@@ -268,7 +271,7 @@ def unsupported_nodes(
     for node in graph.nodes:
         function, operators = node.meta.get("operators", (None, set()))
         module = getattr(function, "__module__", None) or ""
-        name = _bare(getattr(function, "__name__", ""))
+        name = base_name(getattr(function, "__name__", ""))
         unsupported = operators - SUPPORTED_OPERATORS
         is_own = module.startswith("ipufit.emulator")
         if unsupported and not (
@@ -288,17 +291,12 @@ def alternative_to(function: str) -> str:
         >>> alternative_to("torch.searchsorted")
         'torch.bucketize'
     """
-    return _ALTERNATIVES.get(_bare(function.rpartition(".")[2]), "")
+    return _ALTERNATIVES.get(base_name(function.rpartition(".")[2]), "")
 
 
 def _way(function: str) -> str:
     way = alternative_to(function)
     return f"try {way}" if way else ""
-
-
-def _bare(name: str) -> str:
-    """Remove the trailing underscore of an in-place function's name."""
-    return name if name.endswith("__") else name.rstrip("_")
 
 
 def _written(function: Callable[..., Any]) -> str:

@@ -29,6 +29,7 @@ from torch.autograd.function import Function
 
 from ipufit.emulator._tracing.operation import (
     Operation,
+    base_name,
     map_tensors,
     tensors_in,
 )
@@ -37,18 +38,20 @@ _KEEPS_VALUES = frozenset(
     """
     __get__ __getitem__ __len__ __repr__ __set__ __setitem__ adjoint alias as_strided
     atleast_1d atleast_2d atleast_3d bool broadcast_tensors broadcast_to byte char
-    chunk clone contiguous copy_ data_ptr detach detach_ diagonal dim double dsplit
-    element_size expand expand_as fill_ flatten float hsplit int is_contiguous
-    is_floating_point long moveaxis movedim narrow new_empty new_full new_ones
-    new_zeros numel permute ravel real requires_grad_ reshape reshape_as result_type
-    select short size split split_with_sizes squeeze squeeze_ stride swapaxes swapdims
-    t t_ tensor_split transpose transpose_ unbind unflatten unfold unsafe_chunk
-    unsafe_split unsqueeze unsqueeze_ view view_as vsplit zero_
+    chunk clone contiguous copy data_ptr detach diagonal dim double dsplit element_size
+    expand expand_as fill flatten float hsplit int is_contiguous is_floating_point long
+    moveaxis movedim narrow new_empty new_full new_ones new_zeros numel permute ravel
+    real requires_grad reshape reshape_as resize resize_as result_type select short
+    size split split_with_sizes squeeze stride swapaxes swapdims t tensor_split
+    transpose unbind unflatten unfold unsafe_chunk unsafe_split unsqueeze view view_as
+    vsplit zero
     call_on_host overlapped_input overlapped_output print_tensor run_branch
     run_custom_op run_loop
     """.split()  # noqa: SIM905 - one per line would be two pages
 )
-"""Functions that compute no new values, or whose parts are recorded themselves."""
+"""Functions that compute no new values, or whose parts are recorded themselves.
+
+Those that do so in place are included: `squeeze_` with `squeeze`."""
 
 _CASTS = frozenset({"_to_copy", "half", "to", "type", "type_as"})
 
@@ -205,7 +208,7 @@ def in_float32(operation: Operation) -> Operation:
             return operation
         function = _as_rounding_cast(function, name)
     elif (
-        name in _KEEPS_VALUES
+        base_name(name) in _KEEPS_VALUES
         or (name == "dropout" and _drops_nothing(operation))
         or all(tensor.dtype != torch.float16 for tensor in operation.tensors())
     ):

@@ -231,6 +231,16 @@ def original(target: Any) -> Any:
     return getattr(target, "_stands_for", target)
 
 
+def base_name(name: str) -> str:
+    """Remove the underscore of a function that changes its argument.
+
+    Example:
+        >>> base_name("add_"), base_name("__iadd__")
+        ('add', '__iadd__')
+    """
+    return name if name.endswith("__") else name.rstrip("_")
+
+
 def function_name(node: Node) -> str:
     """Return the name of the function that a node calls.
 

@@ -364,6 +364,12 @@ def test_runs_repeat_however_many_updates_a_call_makes():
         lambda y: torch.nn.ReLU6(inplace=True)(y),
         lambda y: y.hsplit(2)[0].fill_(7.0),
         lambda y: y.adjoint().mul_(2.0),
+        lambda y: y.swapaxes_(0, 1),
+        lambda y: y.swapdims_(0, 1),
+        lambda y: y.transpose_(0, 1),
+        lambda y: y.unsqueeze_(1),
+        lambda y: y.resize_(2, 3),
+        lambda y: y.as_strided_((2, 2), (2, 1)),
     ],
 )
 def test_what_a_function_writes_is_seen_through_other_names(function):
