@@ -187,6 +187,15 @@ class _Printing(ProgressDisplay):
         is_free = stderr is sys.__stderr__  # rich replaces it below a bar of its own
         return is_terminal and is_free and can_redraw(self._console)
 
+    @contextlib.contextmanager
+    def compiling(self, program: str) -> Iterator[None]:
+        """Say that a program is compiled, unless it is done at once."""
+        # rich draws from Python's generator when it is imported. In the thread that
+        # would be taken for a draw in `forward`.
+        import_module("rich.console")
+        with super().compiling(program):
+            yield
+
     def noted(self, line: str) -> None:
         """Print the line, in the place of PopTorch's bar, which moves down."""
         from rich.control import Control

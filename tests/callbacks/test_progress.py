@@ -29,6 +29,7 @@ from ipufit.callbacks.progress import (
 )
 from tests.callbacks.driving import linear
 from tests.golden.screens.make import screen
+from tests.interpreters import run_python
 from tests.reference import AtEpochEnd, compiled
 
 
@@ -141,6 +142,24 @@ def test_a_slow_compilation_is_said_before_it_ends(
         said = f"Compiling the {name} program, which takes minutes on IPUs\ntraced\n"
         assert (said in out) is bool(is_loud and quick_seconds < 1), name
         assert ("Compiling" in out) is (said in out), name
+
+
+def test_what_says_it_draws_no_random_numbers():
+    code = (
+        "import ipufit\n"
+        "from ipufit.callbacks import progress\n"
+        "from tests.callbacks.test_progress import DATA, Slow\n"
+        "import sys\n"
+        "for name in [name for name in sys.modules if name.startswith('rich')]:\n"
+        "    del sys.modules[name]\n"
+        "progress._QUICK_SECONDS = 0.02\n"
+        "model = ipufit.IPUModel(Slow(2, 1))\n"
+        "model.compile(loss='mse')\n"
+        "model.fit(*DATA, batch_size=4)\n"
+    )
+    done = run_python("-c", code)
+    assert "Compiling the training program" in done.stdout, done.stderr
+    assert "BakedInWarning" not in done.stderr
 
 
 class Terminal(io.StringIO):
