@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ipufit import Callback, ConfigError, DataError, IPUConfig
+from ipufit import (
+    Callback,
+    ConfigError,
+    DataError,
+    IPUConfig,
+)
 from tests.reference import compiled, samples
 
 X, Y = samples(32)
@@ -86,6 +91,57 @@ def test_indices_of_an_embedding_say_what_they_are_to_be(dtype):
     with pytest.raises(DataError, match=r'x\.long\(\), or x\.astype\("int64"\)\.$'):
         model.predict(torch.tensor([0, 2]).to(dtype), verbose=0)
     assert model.predict(torch.tensor([0, 2]), verbose=0).shape == (2, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "layer", [torch.nn.Linear(4, 2), torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(3)]
+)
+def test_whole_numbers_for_layers_of_floats_say_how_to_convert(layer, dtype):
+    x = torch.ones(8, 3, 4, 4, dtype=dtype)
+    with pytest.raises(DataError, match=r"x\.float\(\) / 255 for images of uint8\.$"):
+        compiled(torch.nn.Sequential(layer)).predict(x, verbose=0)
+    converted = torch.nn.Sequential(Scaled(), layer)
+    assert len(compiled(converted).predict(x, verbose=0)) == 8
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return x.float() / 255
+
+
+class ByName(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def forward(self, a, b):
+        return self.layer(torch.stack((a, b), 1))
+
+
+class OfDict(ByName):
+    def forward(self, x):
+        return super().forward(x["a"], x["b"])
+
+
+@pytest.mark.parametrize(
+    ("network", "nested", "words"),
+    [
+        (ByName, lambda frame: dict(frame), r"such as dict\(frame\)"),
+        (OfDict, lambda frame: {"x": dict(frame)}, r"\{'x': dict\(frame\)\}"),
+    ],
+)
+def test_a_frame_whose_columns_have_names_in_forward(network, nested, words):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": X[:, 0].numpy(), "b": X[:, 1].numpy()})
+    targets = torch.zeros(32, 1)
+    for use in ("train_on_batch", "fit"):
+        with pytest.raises(DataError, match=words):
+            getattr(compiled(network()), use)(frame, targets)
+    assert compiled(network()).fit(nested(frame), targets, 8, verbose=0).epoch == [0]
+    if network is OfDict:
+        with pytest.raises(DataError, match=r"pass \{'x': x\}"):
+            compiled(network()).fit(dict(frame), targets, 8, verbose=0)
 
 
 @pytest.mark.parametrize("size", ["x", [], 1.5, 0, True])

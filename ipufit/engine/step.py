@@ -83,6 +83,14 @@ _NO_FORWARD = "_forward_unimplemented"
 """The name of torch's function in the place of a missing `forward`."""
 
 
+_WHOLE = {
+    torch.uint8: ("Byte", "unsigned char", "uint8"),
+    torch.int32: ("Int", "int"),
+    torch.int64: ("Long", "long", "int64"),
+    torch.bool: ("Bool", "bool"),
+}
+"""What torch calls whole numbers where it wants floats."""
+
 _ONE_SAMPLE = " (Dim 0 counts samples: of one sample give x[:1], not x[0].)"
 
 
@@ -243,6 +251,13 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         yield
     except poptorch.Error:
         raise
+    except TypeError as error:
+        if "invalid data type 'str'" not in str(error):
+            raise
+        raise DataError(
+            f"{name}.forward takes parts of a tensor by name: {error}. If they are the "
+            "columns of a frame, pass a dict for this argument, {'x': dict(frame)}."
+        ) from error
     except (RuntimeError, IndexError, ValueError) as error:
         if isinstance(error, ValueError) and not _is_of_torch(error):
             raise  # the others are torch's, of shapes and types
@@ -252,8 +267,14 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         dims = {one.dim() for one in flat if isinstance(one, Tensor)}
         # As of one sample, or of one image: its first dimension was taken for samples.
         hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE
+        types = {one.dtype for one in flat if isinstance(one, Tensor)}
         if "'indices' to have" in str(error):
             hint = '. Convert them: x.long(), or x.astype("int64").'
+        elif any(word in str(error) for kind in types for word in _WHOLE.get(kind, ())):
+            hint = (
+                ". Convert whole numbers for layers of floats, at the beginning of "
+                "forward: x.float(), or x.float() / 255 for images of uint8."
+            )
         raise DataError(
             f"{name} failed with inputs of {shapes_of(inputs)}"
             f"{_layer_of(error, module)}: {error}{hint}"
@@ -307,17 +328,21 @@ def _check_arguments(
         known = signature.parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
         unknown = [name for name in by_name if name not in known and not takes_any]
-        if unknown:
+        if unknown and known:
+            first, *others = known
+            nest = (
+                "" if others else f" For a dict in one argument pass {{{first!r}: x}}."
+            )
             raise DataError(
                 f"{kind}.forward{signature} has no argument {unknown[0]!r}, and "
                 f"samples have {given}. A dict of inputs gives arguments by name. If "
                 f"it is a target, name it, y={unknown[0]!r}, in predict() too; else "
-                "take it out of the samples."
+                f"take it out of the samples.{'' if others else nest}"
             ) from None
         raise DataError(
             f"{kind}.forward{signature} doesn't take the inputs that are given "
-            f"({given}): {error}. A dict of inputs gives arguments by name, a tuple or "
-            "list by place."
+            f"({given}): {error}. A dict of inputs gives arguments by name, such as "
+            "dict(frame) of the columns of a frame; a tuple or list by place."
         ) from None
 
 
