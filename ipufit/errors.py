@@ -48,8 +48,33 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 KindT = TypeVar("KindT", bound=type)
 
 
+_VALUES = re.compile(r"\b(tensor|array)\((?:[^()]|\([^()]*\)){60,}?\)")
+_MORE_VALUES = re.compile(r"(, (\(?'[^']*'[,:] )?(tensor|array)\(\.\.\.\)\)?)+")
+_LONGEST = 4000
+"""Length of the longest message that is shown whole, in characters."""
+
+
+def _short(text: Any) -> Any:
+    """Leave the numbers of tensors out of a message, and the middle of a huge one."""
+    if not isinstance(text, str):
+        return text
+    text = _MORE_VALUES.sub(", ...", _VALUES.sub(r"\1(...)", text))
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+
+
 class IpufitError(Exception):
-    """Base of ipufit's errors."""
+    """Base of ipufit's errors.
+
+    Example:
+        >>> import torch
+        >>> print(IpufitError(f"loss={torch.ones(9, 9)} is neither a name, ..."))
+        loss=tensor(...) is neither a name, ...
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*map(_short, args))
 
 
 class FileError(IpufitError, OSError):

@@ -11,7 +11,11 @@ from ipufit import (
     Callback,
     ConfigError,
     DataError,
+    EarlyStopping,
     IPUConfig,
+    IpufitError,
+    IPUModel,
+    Optimizer,
 )
 from tests.reference import compiled, samples
 
@@ -142,6 +146,35 @@ def test_a_frame_whose_columns_have_names_in_forward(network, nested, words):
     if network is OfDict:
         with pytest.raises(DataError, match=r"pass \{'x': x\}"):
             compiled(network()).fit(dict(frame), targets, 8, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda value: IPUModel(value),
+        lambda value: IPUModel(torch.nn.Linear(2, 1), value),
+        lambda value: IPUConfig(replicas=value),
+        lambda value: compiled().compile("sgd", "mse", loss_weights=[value]),
+        lambda value: compiled().fit(X, Y, verbose=value),
+        lambda value: compiled().fit(X, Y, batch_size=value),
+        lambda value: compiled().fit(X, Y, resume=value),
+        lambda value: Optimizer("sgd", weight_decay=value),
+        lambda value: EarlyStopping(value),
+        lambda value: compiled().set_weights({f"layer.{i}": 0 for i in range(5000)}),
+    ],
+)
+@pytest.mark.parametrize("kind", [dict, list, torch.nn.Sequential])
+def test_a_big_value_is_not_printed_whole(call, kind):
+    module = torch.nn.Sequential(*(torch.nn.Linear(50, 50) for _ in range(200)))
+    value = {
+        dict: module.state_dict(),
+        list: [layer.weight.detach().numpy() for layer in module],
+        torch.nn.Sequential: [module],
+    }[kind]
+    with pytest.raises(IpufitError) as caught:
+        call(value)
+    assert len(str(caught.value)) < 4100
+    assert "0.0" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", ["x", [], 1.5, 0, True])
