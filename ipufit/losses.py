@@ -27,7 +27,12 @@ from ipufit.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from ipufit.metrics.base import IGNORED_INDEX, outputs_first, weighed
+from ipufit.metrics.base import (
+    IGNORED_INDEX,
+    call_by_rows,
+    outputs_first,
+    weighed,
+)
 from ipufit.metrics.classification import hinge, squared_hinge
 from ipufit.metrics.probabilistic import kl_divergence
 from ipufit.metrics.regression import (
@@ -135,11 +140,11 @@ class Loss:
         is_plain = weights is None and share is None
         ignores = not self.is_sum and self._ignores(outputs, targets)
         if ignores and is_plain and self.summed is not None:
-            total = self.summed(outputs, targets).reshape(())
+            total = call_by_rows(self.summed, outputs, targets).reshape(())
             count = torch.sum(targets.ne(self.ignore_index).to(total.dtype))
             return _mean_of_counted(total, count, counted)
         if is_plain and not ignores:
-            loss = self._checked(self.function(outputs, targets))
+            loss = self._checked(call_by_rows(self.function, outputs, targets))
             if loss.dim():
                 loss = torch.sum(loss) if self.is_sum else torch.mean(loss)
             else:  # PopTorch gives a loss inside the final one the shape [1]
@@ -223,7 +228,8 @@ class Loss:
         if weights is not None:
             outputs = tree_map(partial(_without_gradients, weights=weights), outputs)
             targets = tree_map(partial(_without_missing, weights=weights), targets)
-        values = self._checked((self.each or self.function)(outputs, targets))
+        function = self.each or self.function
+        values = self._checked(call_by_rows(function, outputs, targets))
         if values.dim() == 0 or len(values) != rows:
             raise UnsupportedError(
                 f"The loss {self.name!r} gives a value of shape {tuple(values.shape)} "
@@ -627,7 +633,7 @@ def _unreduced(loss: Any) -> LossFunction | None:
         return None
     each = _with_reduction(loss, "none")
     if loss.reduction == "batchmean":  # a sum over all but the samples
-        return lambda outputs, targets: each(outputs, targets).flatten(1).sum(dim=1)
+        return lambda o, targets: each(o, targets).reshape(len(o), -1).sum(dim=1)
     return each
 
 

@@ -22,6 +22,7 @@ from ipufit.engine.objective import Objective, shapes_in_errors
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
 from ipufit.metrics import StreamedMetric, detached, flat, in_float32
+from ipufit.metrics.base import call_by_rows
 from ipufit.types import Logs
 
 Scalars = Dict[str, Tensor]
@@ -239,7 +240,7 @@ def vector_of(
             entries.append(MetricSums(name, 0, None, metric.direction))
             continue
         with shapes_in_errors(f"The metric {name!r}", part):
-            added = metric.sums(part.output, part.target, weights)
+            added = call_by_rows(metric.sums, part.output, part.target, weights)
         sums.append(flat(added))
         entries.append(MetricSums(name, added.numel(), metric.result, metric.direction))
     if labels.share is None:
@@ -395,7 +396,8 @@ class MetricState:
             outputs, labels
         ):
             if isinstance(output_metric.metric, StreamedMetric):
-                output_metric.metric.update(part.output, part.target, weights)
+                metric = output_metric.metric
+                call_by_rows(metric.update, part.output, part.target, weights)
                 self._streams[name] = output_metric.metric
 
     def logs(self) -> Logs:

@@ -16,18 +16,23 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
+import itertools
 import math
+import operator
 from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from ipufit._tree import Structure
 from ipufit.errors import ConfigError, DataError
 
 __all__ = [
     "FunctionMetric",
     "Metric",
     "StreamedMetric",
+    "call_by_rows",
     "detached",
     "flat",
     "in_float32",
@@ -490,7 +495,7 @@ def is_of_bits(
     if is_binary(outputs):
         return True
     _check_tensors(targets=targets)
-    if _extent(outputs) != _extent(targets):
+    if not is_like(outputs.shape, targets.shape):
         return False
     # [N, 1, L] with targets of that shape may also be sequences of one step.
     is_channel = outputs.dim() > 2 and outputs.shape[1] == 1
@@ -518,7 +523,7 @@ def matched_targets(outputs: Tensor, targets: Tensor) -> Tensor:
         [[1.0], [2.0]]
     """
     _check_tensors(outputs=outputs, targets=targets)
-    if _extent(outputs) != _extent(targets):
+    if not is_like(outputs.shape, targets.shape):
         raise DataError(
             f"Targets of shape {tuple(targets.shape)} don't fit outputs of shape "
             f"{tuple(outputs.shape)}: this metric needs a target for each output."
@@ -685,6 +690,132 @@ def total_marked(marks: Tensor, weights: Tensor) -> Tensor:
     return values.reshape(-1, marks.shape[-1]).sum(dim=0)
 
 
+def call_by_rows(function: Callable[..., Any], *values: Any) -> Any:
+    """Call a function of samples whose tensors meet sample by sample, as in Keras.
+
+    torch aligns the last axes: `outputs - targets` of `[N, 1]` and `[N]` are N x N
+    differences. Inside the function such operations on elements give `[N, 1]`. Axes
+    that the function itself removes or adds stay as it wants them.
+
+    Args:
+        function: A loss or metric.
+        *values: Outputs, targets and perhaps weights: nested tensors, one row per
+            sample.
+
+    Raises:
+        DataError: Samples would meet other samples, or a loss function of torch gets
+            outputs and targets that differ in more than axes of size 1.
+
+    Example:
+        >>> call_by_rows(torch.sub, torch.ones(3, 1), torch.ones(3)).shape
+        torch.Size([3, 1])
+    """
+    origins: list[tuple[Tensor, int]] = []
+    for position, value in enumerate(values):
+        is_nested = not isinstance(value, (Tensor, type(None)))
+        leaves = Structure.of_outputs(value).flatten(value) if is_nested else [value]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        origins += ((tensor, 1 << position) for tensor in tensors)
+    pairs = itertools.combinations({tensor.shape for tensor, _ in origins}, 2)
+    if not any(_fit_by_chance(*pair) or is_like(*pair) for pair in pairs):
+        return function(*values)
+    with _RowByRow(origins):
+        return function(*values)
+
+
+def _fit_by_chance(shape: torch.Size, other: torch.Size) -> bool:
+    """Return whether torch can align two shapes of as many samples at the last axis."""
+    return shape[0] == other[0] > 1 and all(
+        a == b or 1 in (a, b) for a, b in zip(reversed(shape), reversed(other))
+    )
+
+
+class _RowByRow(TorchFunctionMode):
+    """Gives tensors of samples one shape in operations on elements.
+
+    It knows the tensors that have the shape of one that the function got, and are
+    computed from it. An axis that is added on purpose makes another shape.
+
+    Args:
+        origins: Tensors that the function gets, each with a bit for the argument that
+            contains it.
+    """
+
+    def __init__(self, origins: list[tuple[Tensor, int]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._known = {id(tensor): (tensor, bit) for tensor, bit in origins}
+        self._arguments = frozenset(self._known)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch, after its arguments got one shape."""
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        known = [v for v in (*args, *kwargs.values()) if id(v) in self._known]
+        if len({tensor.shape for tensor in known}) > 1 and _is_of_elements(name):
+            like = max(known, key=Tensor.dim)
+            args = [self._aligned(name, at, v, like) for at, v in enumerate(args)]
+            kwargs = {at: self._aligned(name, at, v, like) for at, v in kwargs.items()}
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and any(result.shape == v.shape for v in known):
+            bits = functools.reduce(operator.or_, (self._bits(v) for v in known))
+            self._known[id(result)] = result, bits
+        return result
+
+    def _bits(self, tensor: Tensor) -> int:
+        return self._known[id(tensor)][1]
+
+    def _aligned(self, name: str, argument: int | str, value: Any, like: Tensor) -> Any:
+        if id(value) not in self._known or value.shape == like.shape:
+            return value
+        are_parts = self._bits(value) == self._bits(like)  # of the outputs, say
+        if len(value) != len(like) or (are_parts and value.dim() == like.dim()):
+            return value
+        if is_like(value.shape, like.shape):
+            return value.reshape(like.shape)
+        is_pair = name in _LOSSES_OF_ELEMENTS and argument in (0, 1, "input", "target")
+        is_strict = is_pair and self._arguments.issuperset((id(value), id(like)))
+        is_wrong = value.dim() < like.dim() and _fit_by_chance(value.shape, like.shape)
+        if is_strict or (is_wrong and name != "gaussian_nll_loss"):
+            raise DataError(
+                f"{name}() gets outputs and targets of shapes {tuple(like.shape)} and "
+                f"{tuple(value.shape)}, whose elements don't belong together one by "
+                "one: only axes of size 1 may differ. Reshape or expand one of them"
+            )
+        return value
+
+
+_LOSSES_OF_ELEMENTS = frozenset(
+    """
+    binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss
+    huber_loss kl_div l1_loss mse_loss multilabel_soft_margin_loss poisson_nll_loss
+    smooth_l1_loss soft_margin_loss
+    """.split()  # noqa: SIM905 - one per line would be a page
+)
+_OF_ELEMENTS = _LOSSES_OF_ELEMENTS.union(
+    """
+    divide floor_divide gaussian_nll_loss greater greater_equal isclose less less_equal
+    multiply not_equal subtract
+    """.split()  # noqa: SIM905
+)
+"""Functions that torch's table doesn't list as pointwise."""
+
+
+@functools.lru_cache(maxsize=None)
+def _is_of_elements(name: str) -> bool:
+    """Return whether a function of torch works element by element."""
+    if name.startswith("__"):  # __rsub__, __and__
+        name = name.strip("_")
+        name = name[1:] if name.startswith("r") else name
+        name = "floor_divide" if name == "floordiv" else name
+        name = f"bitwise_{name}" if name in ("and", "or", "xor") else name
+    function = getattr(torch.ops.aten, name, None)
+    return name in _OF_ELEMENTS or any(
+        torch.Tag.pointwise in getattr(function, overload).tags
+        for overload in getattr(function, "overloads", tuple)()
+    )
+
+
 def _check_tensors(**values: Any) -> None:
     for kind, value in values.items():
         if not isinstance(value, Tensor):
@@ -695,6 +826,13 @@ def _check_tensors(**values: Any) -> None:
             )
 
 
-def _extent(values: Tensor) -> list[int]:
-    rows, *rest = values.shape
-    return [rows, *(size for size in rest if size != 1)]
+def is_like(shape: torch.Size, other: torch.Size) -> bool:
+    """Return whether two shapes differ in axes of size 1 only, after that of samples.
+
+    Example:
+        >>> is_like(torch.Size([4, 1]), torch.Size([4]))
+        True
+    """
+    return shape[0] == other[0] and [size for size in shape[1:] if size != 1] == [
+        size for size in other[1:] if size != 1
+    ]

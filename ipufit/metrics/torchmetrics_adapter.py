@@ -12,7 +12,7 @@ from torch import Tensor
 from ipufit._tree import tree_map
 from ipufit.errors import UnsupportedError
 
-from .base import StreamedMetric, rows_of
+from .base import StreamedMetric, is_like, rows_of
 from .streamed import kept_rows, one_number
 
 __all__ = ["TorchMetric"]
@@ -148,12 +148,14 @@ def snake_case(name: str) -> str:
 
 
 def _same_shape(outputs: Any, targets: Any) -> tuple[Any, Any]:
-    """Reshape `[N, 1]` outputs or targets to `[N]` where the other has `[N]`."""
-    if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
-        for one, other in ((outputs, targets), (targets, outputs)):
-            if one.shape == (*other.shape, 1):
-                return outputs.reshape(other.shape), targets.reshape(other.shape)
-    return outputs, targets
+    """Leave out axes of size 1 that only one of outputs and targets has."""
+    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if not are_tensors or outputs.dim() == targets.dim():
+        return outputs, targets
+    if not is_like(outputs.shape, targets.shape):
+        return outputs, targets
+    shape = min(outputs.shape, targets.shape, key=len)
+    return outputs.reshape(shape), targets.reshape(shape)
 
 
 def _as_expected(leaf: Any, device: Any) -> Any:

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs and targets whose shapes differ: sample meets sample, never others."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ipufit import DataError, IPUConfig, IPUModel, Metric, Optimizer, StreamedMetric
+from ipufit.losses import resolve_loss
+from tests import reference
+
+
+def difference(outputs, targets):
+    return (outputs - targets).square().mean()
+
+
+def keras_difference(y_true, y_pred):
+    return (y_true - y_pred).abs()
+
+
+def pinball(outputs, targets):
+    error = targets - torch.tanh(outputs)
+    return torch.where(error > 0, 0.9 * error, -0.1 * error).mean()
+
+
+def of_columns(outputs, targets):
+    return torch.maximum(outputs, targets).reshape(len(outputs), -1).sum(1)
+
+
+def weighted_by_targets(outputs, targets):
+    return ((1 - outputs) ** 2 * targets / (1 + targets.exp())).mean()
+
+
+class Callable:
+    def __call__(self, outputs, targets):
+        return F.huber_loss(outputs, targets)
+
+
+class Doubled(nn.MSELoss):
+    def forward(self, outputs, targets):
+        return 2 * super().forward(outputs, targets)
+
+
+FUNCTIONS = [
+    Callable(),
+    difference,
+    keras_difference,
+    of_columns,
+    pinball,
+    weighted_by_targets,
+    functools.partial(F.smooth_l1_loss, beta=0.5),
+    lambda outputs, targets: F.l1_loss(input=targets, target=outputs),
+]
+MODULES = [
+    Doubled(),
+    nn.BCELoss(),
+    nn.BCEWithLogitsLoss(),
+    nn.HuberLoss(),
+    nn.KLDivLoss(reduction="batchmean"),
+    nn.L1Loss(reduction="sum"),
+    nn.MSELoss(reduction="none"),
+    nn.MultiLabelSoftMarginLoss(),
+    nn.PoissonNLLLoss(),
+    nn.SmoothL1Loss(),
+    nn.SoftMarginLoss(),
+]
+
+
+@st.composite
+def shapes(draw):
+    """Two shapes of as many samples that differ in axes of size 1 only."""
+    axes = draw(st.lists(st.integers(2, 4), max_size=2))
+
+    def padded():
+        made = list(axes)
+        for _ in range(draw(st.integers(0, 2))):
+            made.insert(draw(st.integers(0, len(made))), 1)
+        return made
+
+    rows = draw(st.integers(1, 4))
+    return (rows, *padded()), (rows, *padded())
+
+
+@pytest.mark.parametrize("loss", FUNCTIONS + MODULES, ids=str)
+@given(shapes(), st.booleans())
+def test_axes_of_size_1_make_no_difference(loss, both, is_weighted):
+    shape, target_shape = both
+    rows = shape[0]
+    whole = shape if len(shape) >= len(target_shape) else target_shape
+    if isinstance(loss, nn.MultiLabelSoftMarginLoss) and len(whole) == 1:
+        return  # torch's takes several labels
+    outputs, targets = torch.rand(shape), torch.rand(target_shape)
+    resolved = resolve_loss(loss)
+    expected = resolved.function(outputs.reshape(whole), targets.reshape(whole))
+    value = resolved.terms(outputs, targets, rows).value
+    expected = expected.sum() if resolved.is_sum else expected.mean()
+    torch.testing.assert_close(value, expected)
+    if resolved.each is None or not is_weighted:
+        return
+    each = resolved.each(outputs.reshape(whole), targets.reshape(whole))
+    weights = torch.rand(rows)
+    value = resolved.terms(outputs, targets, rows, weights).value
+    weighted = each.reshape(rows, -1) * weights[:, None]
+    weighted = weighted.sum() if resolved.is_sum else weighted.mean(1).sum() / rows
+    torch.testing.assert_close(value, weighted)
+
+
+PAIRS = [
+    lambda outputs, targets: F.mse_loss(outputs.squeeze(1), targets),
+    lambda outputs, targets: F.mse_loss(outputs[:, 0], targets),
+    lambda outputs, targets: F.mse_loss(outputs, targets[:, None]),
+    lambda outputs, targets: difference(outputs.flatten(), targets),
+    # Pairs on purpose: distances, rankings.
+    lambda outputs, targets: (outputs.view(-1, 1) - targets.view(1, -1)).abs().mean(),
+    lambda outputs, targets: (outputs.squeeze(1)[:, None] - targets).abs().mean(),
+    lambda outputs, targets: (outputs - outputs.t()).abs()[targets[:, None] > targets],
+    lambda outputs, targets: torch.cdist(outputs, targets[:, None]).mean(),
+]
+
+
+@pytest.mark.parametrize("loss", PAIRS)
+def test_axes_that_a_loss_itself_adds_or_removes_stay(loss):
+    outputs, targets = torch.rand(4, 1), torch.rand(4)
+    value = resolve_loss(loss).terms(outputs, targets, 4).value
+    torch.testing.assert_close(value, loss(outputs, targets).mean())
+
+
+def log_ratio(outputs, targets):
+    return (torch.cdist(outputs, outputs) * (targets[:, None] == targets)).mean()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.cross_entropy,
+        F.multi_margin_loss,
+        log_ratio,
+        nn.CrossEntropyLoss(),
+        lambda outputs, targets: (outputs - F.one_hot(targets, 4)).square().mean(),
+        lambda outputs, targets: -outputs.gather(1, targets[:, None]).mean(),
+        lambda outputs, targets: (outputs.argmax(1) - targets).float().mean(),
+    ],
+)
+def test_classes_and_labels_keep_their_shape(loss):
+    outputs, targets = torch.rand(4, 4), torch.tensor([0, 2, 2, 3])  # as many classes
+    value = resolve_loss(loss).terms(outputs, targets, 4).value
+    torch.testing.assert_close(value, loss(outputs, targets))
+
+
+def test_one_class_stays_one_class():
+    outputs, targets = torch.rand(4, 1), torch.zeros(4, dtype=torch.int64)
+    assert float(resolve_loss(F.cross_entropy).terms(outputs, targets, 4).value) == 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "target_shape"),
+    [
+        (difference, (4, 4), (4,)),
+        (nn.MSELoss(), (4, 3), (4, 1)),
+        (nn.MSELoss(), (4, 1), (4, 3)),
+        (F.l1_loss, (4, 4), (4,)),
+        (keras_difference, (4, 2, 4), (4,)),
+    ],
+)
+def test_other_shapes_are_refused(loss, shape, target_shape):
+    torch_shapes = rf"\({', '.join(map(str, shape))}\) and"
+    with pytest.raises(DataError, match=torch_shapes) as caught:
+        resolve_loss(loss).terms(torch.rand(shape), torch.rand(target_shape), 4)
+    assert str(target_shape) in str(caught.value) or str(shape) in str(caught.value)
+
+
+def test_a_function_may_broadcast_along_its_own_axes():
+    outputs, weights = torch.rand(4, 3), torch.rand(4, 1)
+
+    def weighted(outputs, targets):
+        return (outputs * targets).mean()
+
+    value = resolve_loss(weighted).terms(outputs, weights, 4).value
+    torch.testing.assert_close(value, (outputs * weights).mean())
+
+
+class Errors(Metric):
+    def sums(self, outputs, targets, weights=None):
+        errors = (outputs - targets).abs()
+        errors = errors if weights is None else errors * weights
+        return torch.stack([errors.sum(), errors.sum() * 0 + len(outputs)])
+
+
+class Worst(StreamedMetric):
+    def reset(self):
+        self.worst = 0.0
+
+    def update(self, outputs, targets, weights=None):
+        self.worst = max(self.worst, float((outputs - targets).abs().max()))
+
+    def result(self):
+        return self.worst
+
+
+def absolute(outputs, targets):
+    return (outputs - targets).abs().mean()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_model_of_one_output_trains_as_plain_torch(replicas):
+    torch.manual_seed(0)
+    x = torch.randn(24, 4)
+    y, truths = x.sum(1) + 1, (x.sum(1) + 1)[:, None]
+    plain = nn.Linear(4, 1)
+    module = nn.Linear(4, 1)
+    module.load_state_dict(plain.state_dict())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    losses = []
+    for start in range(0, 24, 8):
+        loss = F.mse_loss(plain(x[start : start + 8]), truths[start : start + 8])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    model = IPUModel(module, IPUConfig(replicas=replicas))
+    metrics = [absolute, "mae", Errors("errors"), Worst("worst")]
+    model.compile(Optimizer("sgd", 0.1), difference, metrics=metrics)
+    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+    assert history["loss"] == [pytest.approx(sum(losses) / 3, rel=1e-5)]
+    for name in ("absolute", "errors"):
+        assert history[name] == pytest.approx(history["mae"], rel=1e-5)
+    reference.assert_same_weights(module, plain)
+    errors = (plain(x) - truths).detach()
+    for batch_size in (2, 14, 24):
+        figures = model.evaluate(x, y, batch_size=batch_size, verbose=0)
+        assert figures == {
+            "absolute": pytest.approx(float(errors.abs().mean()), rel=1e-5),
+            "errors": pytest.approx(float(errors.abs().mean()), rel=1e-5),
+            "loss": pytest.approx(float(errors.square().mean()), rel=1e-5),
+            "mae": pytest.approx(float(errors.abs().mean()), rel=1e-5),
+            "worst": pytest.approx(float(errors.abs().max()), rel=1e-5),
+        }
+    model.detach()
+
+
+class TwoMasks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(2, 1, 1)
+
+    def forward(self, x):
+        return {"mask": self.layer(x), "area": self.layer(x).mean((1, 2, 3))}
+
+
+def of_both(outputs, targets):
+    return difference(outputs["mask"], targets["mask"]) + F.l1_loss(
+        outputs["area"], targets["area"]
+    )
+
+
+def test_nested_outputs_and_targets_meet_sample_by_sample():
+    x, mask, area = torch.randn(8, 2, 3, 3), torch.rand(8, 3, 3), torch.rand(8, 1)
+    module = TwoMasks()
+    model = reference.compiled(module, loss=of_both)
+    figures = model.evaluate(x, {"mask": mask, "area": area}, batch_size=4, verbose=0)
+    outputs = module(x)
+    expected = of_both(outputs, {"mask": mask[:, None], "area": area[:, 0]})
+    assert figures["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
