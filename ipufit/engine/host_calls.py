@@ -14,24 +14,20 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.overrides import TorchFunctionMode
 
 from ipufit._tree import Structure, tree_map
-from ipufit.data.datasets import SampleStructure, Source
+from ipufit.data.datasets import Labels, SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
 from ipufit.engine.metric_state import collected
-from ipufit.engine.objective import (
-    Inferred,
-    LossInputs,
-    Objective,
-    sum_instead_of_mean,
-)
+from ipufit.engine.objective import Inferred, Objective, sum_instead_of_mean
 from ipufit.engine.precision import change_types
-from ipufit.engine.step import call_module, results_of
+from ipufit.engine.step import Step, call_module, results_of
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import mode, unfetched
 from ipufit.errors import ConfigError, UnsupportedError
-from ipufit.losses import Loss
-from ipufit.metrics import Metric
+from ipufit.metrics import FunctionMetric, Metric
+from ipufit.metrics.base import call_by_rows
 
 
 def give_shapes(module: torch.nn.Module, source: Source) -> None:
@@ -169,7 +165,7 @@ def output_size(
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(mode(module, training=False))
-            buffers = stack.enter_context(_weights_as_zeros(module))
+            buffers = stack.enter_context(_weights_replaced(module, _zeros_like))
             scalars = stack.enter_context(collected())
             marked = stack.enter_context(ResultsNoted()).marked
             results = results_of(inferred, module, structure, inputs, sample, marked)
@@ -209,31 +205,37 @@ def refuse_other_axes(outputs: Any, micro_batch_size: int) -> None:
 
 
 @contextlib.contextmanager
-def _weights_as_zeros(module: torch.nn.Module) -> Iterator[list[Tensor]]:
-    """Give a module zeros as weights inside the context.
+def _weights_replaced(
+    module: torch.nn.Module, make: Callable[[Tensor], Tensor]
+) -> Iterator[list[Tensor]]:
+    """Give a module other weights inside the context.
 
     They replace its own weights in the module itself, because `forward` may be a
     closure over it. All attributes of its parts are restored. A weight that PopTorch
     trains isn't fetched from its device: only attributes that `unfetched` reads are
     used.
 
+    Args:
+        module: The module.
+        make: Makes a weight in the place of another.
+
     Yields:
         The buffers of the context.
     """
-    zeros: dict[int, Tensor] = {}
+    made: dict[int, Tensor] = {}
     for weight in module.parameters():
-        zeros[id(weight)] = torch.nn.Parameter(_zeros_like(weight), requires_grad=False)
-    buffers = {id(one): _zeros_like(one).contiguous() for one in module.buffers()}
-    zeros.update(buffers)
+        made[id(weight)] = torch.nn.Parameter(make(weight), requires_grad=False)
+    buffers = {id(buffer): make(buffer).contiguous() for buffer in module.buffers()}
+    made.update(buffers)
     parts = [(vars(part), dict(vars(part))) for part in module.modules()]
     try:
         for attributes, before in parts:
             for name, value in before.items():
                 if type(value) in (dict, OrderedDict):
-                    items = [(k, zeros.get(id(one), one)) for k, one in value.items()]
+                    items = [(k, made.get(id(one), one)) for k, one in value.items()]
                     attributes[name] = type(value)(items)
                 elif type(value) is list:  # LSTM has its weights in one, too
-                    attributes[name] = [zeros.get(id(one), one) for one in value]
+                    attributes[name] = [made.get(id(one), one) for one in value]
         yield list(buffers.values())
     finally:
         for attributes, before in parts:
@@ -251,6 +253,16 @@ def _zeros_like(tensor: Tensor) -> Tensor:
     if dtype == torch.float16:
         dtype = torch.float32
     return torch.zeros((), dtype=dtype).expand(unfetched(tensor, "shape"))
+
+
+def _ramp_like(tensor: Tensor) -> Tensor:
+    """Return numbers about 1, divided by the inputs of a layer, in little memory."""
+    zeros = _zeros_like(tensor)
+    if not zeros.is_floating_point():
+        return zeros
+    rows, *rest = zeros.shape or (1,)
+    ramp = torch.linspace(0.5, 1.5, rows + 2)[1:-1] / max(math.prod(rest), 1)
+    return ramp.reshape(zeros.shape[:1] + (1,) * len(rest)).expand(zeros.shape)
 
 
 def num_weights(module: torch.nn.Module) -> int:
@@ -335,98 +347,262 @@ def metric_bytes(
     return _BYTES_OF_SUM * count
 
 
-def refuse_own_sum(
+def refuse_own_sums(
     module: torch.nn.Module,
-    objective: Objective,
+    computed: Inferred,
     structure: SampleStructure,
     example: Sequence[Tensor],
     rows: int,
+    *,
+    training: bool,
 ) -> None:
     """Refuse a step, or a module's own loss, that sums over a micro-batch's samples.
 
-    It is called on the host before it is compiled, with copies of the first sample and
-    weights of zeros.
+    The scalars that are logged are checked, too. The module is called on the host, with
+    copies of two samples, and with other weights, because layers may begin with zeros.
 
     Args:
         module: The user's module.
-        objective: Losses and metrics.
+        computed: The computation of the program.
         structure: Structure of a batch.
+        example: Tensors of a batch.
+        rows: Samples of a micro-batch.
+        training: Whether the module is trained.
+
+    Raises:
+        ConfigError: The loss or a scalar has a sum in it.
+    """
+    # Several items that are whole micro-batches can't be called together.
+    if rows == 1 or structure.rows is not None:
+        return
+
+    def values(index: list[int]) -> list[tuple[str, float]]:
+        sample = [_as_on_devices(tensor[index]) for tensor in example]
+        inputs = structure.nested(sample)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mode(module, training=training))
+            stack.enter_context(_weights_replaced(module, _ramp_like))
+            for part in module.modules():  # without dropout, also inside of others
+                if type(part).__module__.startswith("torch.nn."):
+                    part.training = False
+            scalars = stack.enter_context(collected())
+            marked = stack.enter_context(ResultsNoted()).marked
+            stack.enter_context(_WithoutNoise())
+            loss, _ = results_of(computed, module, structure, inputs, sample, marked)
+        losses = [] if loss is None else [("The model's own loss", float(loss))]
+        logged = ((f"The scalar {name!r}", float(v)) for name, v in scalars.items())
+        return [*losses, *logged]
+
+    _refuse_sums(values, rows)
+
+
+class _WithoutNoise(TorchFunctionMode):
+    """Gives constants in place of random numbers, so that copies of rows stay equal."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch without noise."""
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if "dropout" in name:
+            return args[0] if args else kwargs["input"]
+        if "dropout_p" in kwargs:
+            kwargs = {**kwargs, "dropout_p": 0.0}
+        result = func(*args, **kwargs)
+        if name.rstrip("_") in _NOISE and result.is_floating_point():
+            return result.fill_(0.5)
+        return result
+
+
+_NOISE = frozenset(
+    {
+        *("bernoulli", "exponential", "gumbel_softmax", "normal"),
+        *("rand", "rand_like", "randn", "randn_like", "uniform"),
+    }
+)
+
+
+def refuse_traced_sums(step: Step, example: Sequence[Tensor], rows: int) -> None:
+    """Refuse sums among the losses, metrics and scalars that a trace has shown.
+
+    Args:
+        step: The step that was traced.
         example: Tensors of a batch.
         rows: Samples of a micro-batch.
 
     Raises:
-        ConfigError: The loss is a sum.
+        ConfigError: There is one.
     """
-
-    def value(times: int) -> float:
-        sample = [_as_on_devices(torch.cat([one[:1]] * 3 * times)) for one in example]
-        inputs = structure.nested(sample)
-        with mode(module, training=True), _weights_as_zeros(
-            module
-        ), collected(), ResultsNoted() as noted:
-            own, _ = results_of(
-                objective.trained, module, structure, inputs, sample, noted.marked
-            )
-        return math.nan if own is None else float(own)
-
-    # Several items that are whole micro-batches can't be called together.
-    if objective.owns_loss and rows > 1 and structure.rows is None:
-        _refuse_doubled("The model's own loss", value, rows)
+    if step.logs_scalars and not step.computed.owns_loss:
+        refuse_own_sums(
+            *(step.module, step.computed, step.structure, example, rows),
+            training=step.is_training,
+        )
+    for outputs, labels in step.examples:
+        refuse_sums(step.objective, outputs, labels, rows)
 
 
-def refuse_sum_functions(inputs: Iterable[LossInputs], rows: int) -> None:
-    """Refuse users' loss functions that sum over a micro-batch's samples.
+def refuse_sums(objective: Objective, outputs: Any, labels: Any, rows: int) -> None:
+    """Refuse users' losses and metrics that sum over a micro-batch's samples.
 
-    A trace has shown their inputs; they are called on the host with random ones.
+    They are called on the host, with random numbers. And refuse metrics whose `sums`
+    are means.
 
     Args:
-        inputs: Inputs of the functions.
+        objective: Losses and metrics.
+        outputs: Outputs of the model, of which only shapes and types matter; or
+            functions that make such tensors.
+        labels: Targets and weights, likewise.
         rows: Samples of a micro-batch.
 
     Raises:
-        ConfigError: A loss is a sum.
+        ConfigError: A loss or metric has a sum in it, or `sums` a mean.
     """
-    for loss, given in inputs if rows > 1 else ():
-        value = partial(_of_random_rows, loss, given, rows)
-        _refuse_doubled(f"The loss {loss.name!r}", value, rows)
+    if rows == 1:
+        return
+    labels = labels._replace(share=None, counted=None)
+    for are_whole in (False, True):
+
+        def batch(index: list[int], are_whole: bool = are_whole) -> tuple[Any, Labels]:
+            torch.manual_seed(0)
+            drawn = partial(_random_rows, rows, index)
+            return (
+                tree_map(partial(drawn, are_whole=False), outputs),
+                tree_map(partial(drawn, are_whole=are_whole), labels),
+            )
+
+        _refuse_sums(lambda index: list(_values(objective, *batch(index))), rows)
+        _refuse_means(objective, batch)
 
 
-def _of_random_rows(loss: Loss, given: Any, rows: int, times: int) -> float:
-    """Compute a user's loss of three random rows, each of them `times` times."""
-
-    def drawn(leaf: Any) -> Any:
-        tensor = leaf() if isinstance(leaf, partial) else leaf
-        if tensor is leaf or tensor.shape[:1] != (rows,):
-            return tensor
-        three = tensor[:1].expand(3, *tensor.shape[1:])
-        if tensor.is_floating_point():
-            three = torch.rand(three.shape)
-        return torch.cat([three] * times)
-
-    function = loss.function
-    if isinstance(function, torch.nn.Module):  # it may change its buffers
-        function = copy.deepcopy(function)
-    torch.manual_seed(0)
-    value: Any = function(*tree_map(drawn, given))
-    # Whole numbers are refused elsewhere, in other words.
-    return float(value) if value.is_floating_point() else math.nan
+def _random_rows(rows: int, index: list[int], leaf: Any, *, are_whole: bool) -> Any:
+    """Return samples of two random ones, in which the first class has most often 1."""
+    tensor = leaf() if isinstance(leaf, partial) else leaf
+    if not isinstance(tensor, Tensor) or tensor.shape[:1] != (rows,):
+        return tensor
+    shape = (2, *tensor.shape[1:])
+    if are_whole or not tensor.is_floating_point():
+        numbers = torch.arange(2).reshape(2, *(1,) * (tensor.dim() - 1)).expand(shape)
+    else:
+        numbers = torch.rand(shape)
+        for axis in {1, tensor.dim() - 1} if tensor.dim() > 1 else ():
+            if shape[axis] > 1:
+                numbers.select(axis, 0).fill_(1.0)
+    return numbers.to(tensor.dtype)[index]
 
 
-def _refuse_doubled(what: str, value: Callable[[int], float], rows: int) -> None:
-    """Refuse a loss that doubles with the number of rows; it may raise anything.
+def _values(
+    objective: Objective, outputs: Any, labels: Labels
+) -> Iterator[tuple[str, float]]:
+    """Yield users' losses and metrics of some rows; NaN where this fails."""
+    for loss, pair in objective.functions(outputs, labels):
+        function, value = loss.function, math.nan
+        if isinstance(function, torch.nn.Module):  # it may change its buffers
+            function = copy.deepcopy(function)
+        with contextlib.suppress(Exception):
+            result = call_by_rows(function, *pair)
+            # Whole numbers are refused elsewhere, in other words.
+            value = float(result.mean()) if result.is_floating_point() else math.nan
+        yield f"The loss {loss.name!r}", value
+    for name, metric, sums in _sums_of_metrics(objective, outputs, labels):
+        if isinstance(metric, FunctionMetric):
+            yield f"The metric {name!r}", metric.result(sums)
 
-    Args:
-        what: The loss, for the message.
-        value: Computes it for some rows, each given once or twice.
-        rows: Samples of a micro-batch.
-    """
-    once = twice = math.nan
+
+def _sums_of_metrics(
+    objective: Objective, outputs: Any, labels: Labels
+) -> Iterator[tuple[str, Metric, Tensor]]:
+    """Yield users' metrics, with NaN for sums that can't be computed of such rows."""
+    for name, output_metric, part, weights in objective.metrics_of(outputs, labels):
+        metric = output_metric.metric
+        origin = getattr(metric, "function", type(metric))
+        is_ours = str(origin.__module__).startswith("ipufit.")
+        if not isinstance(metric, Metric) or is_ours:
+            continue
+        if isinstance(origin, torch.nn.Module):
+            metric = copy.deepcopy(metric)
+        sums = torch.full((2,), math.nan)
+        with contextlib.suppress(Exception):
+            sums = call_by_rows(metric.sums, part.output, part.target, weights)
+        yield name, metric, sums.to(torch.float64)
+
+
+def _refuse_means(
+    objective: Objective, batch: Callable[[list[int]], tuple[Any, Labels]]
+) -> None:
+    """Refuse users' metrics whose `sums` aren't sums, though they are added up."""
+    means = []
+    with _undisturbed():
+        by_copies = [
+            _sums_of_metrics(objective, *batch([0, 1] * copies)) for copies in (1, 2, 3)
+        ]
+        for (name, metric, once), (_, _, twice), (_, _, thrice) in zip(*by_copies):
+            if isinstance(metric, FunctionMetric):
+                continue
+            added = [metric.result(once * copies) for copies in (1, 2, 3)]
+            values = [metric.result(sums) for sums in (once, twice, thrice)]
+            apart = [value - sum_ for value, sum_ in zip(values, added)]
+            constant = 2 * once - twice
+            is_even = (thrice - 2 * twice + once).abs() <= 1e-3 * constant.abs()
+            is_mean = is_even & (constant.abs() > 1e-3 * once.abs())
+            differs = abs(apart[1]) > 1e-3 * max(map(abs, (*values, *added)))
+            is_steady = math.isclose(apart[2], 2 * apart[1], rel_tol=1e-3)
+            if differs and (is_mean.any() or is_steady):
+                means.append(name)
+    if means:
+        raise ConfigError(
+            f"sums() of the metric {means[0]!r} must return sums over the rows, which "
+            "are added up over all batches, and something in them is a mean. Return "
+            "sums and what to divide them by, as in torch.stack([errors.sum(), "
+            "torch.ones_like(errors).sum()]), and divide in result()."
+        )
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Call a user's code on data that nobody gave: it may raise anything, or warn."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(HostRandomState())
-        stack.enter_context(contextlib.suppress(Exception))  # of a user's code
+        stack.enter_context(contextlib.suppress(Exception))
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # about data that nobody gave
+        warnings.simplefilter("ignore")
         stack.enter_context(torch.no_grad())
-        once, twice = value(1), value(2)
-    if 0 < abs(once) < math.inf and math.isclose(twice, 2 * once, rel_tol=1e-5):
-        raise ConfigError(sum_instead_of_mean(what, rows))
+        yield
+
+
+def _refuse_sums(
+    values: Callable[[list[int]], list[tuple[str, float]]], rows: int
+) -> None:
+    """Refuse values that grow evenly with the copies of samples.
+
+    A mean stays, and a mean plus a sum grows as evenly as a sum. A loss that compares
+    all samples with each other may, too, but it is no sum over the samples.
+
+    Args:
+        values: Computes values, with what they are, for some of two samples.
+        rows: Samples of a micro-batch.
+
+    Raises:
+        ConfigError: There is such a value.
+    """
+    messages = []
+    with _undisturbed():
+        once = values([0, 1])
+        more = [values([0, 1] * copies) for copies in (2, 3) if once]
+        for place, (what, first) in enumerate(once):
+            second, third = (computed[place][1] for computed in more)
+            step, size = second - first, max(map(abs, (first, second, third)))
+            error = 1e-3 * abs(step) + 2e-6 * size  # of float32
+            is_even = abs(third - second - step) < error
+            if not is_even or abs(step) < 1e-4 * size:
+                continue
+            alone = [values(index)[place][1] for index in _ALONE]
+            if abs((alone[1] - alone[0] + alone[3] - alone[2]) / 2 - step) < 4 * error:
+                is_all = abs(step - first) < error
+                messages.append(sum_instead_of_mean(what, rows, is_all=is_all))
+    if messages:
+        raise ConfigError(messages[0])
+
+
+_ALONE = ([0] * 2, [0] * 4, [1] * 2, [1] * 4)
+"""Copies of one sample, by index."""

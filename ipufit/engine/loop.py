@@ -38,7 +38,7 @@ from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
 from ipufit.data.datasets import Labels
 from ipufit.distributed import Processes
-from ipufit.engine.host_calls import bytes_of
+from ipufit.engine.host_calls import bytes_of, refuse_sums
 from ipufit.engine.metric_state import (
     MetricState,
     RunningSums,
@@ -651,6 +651,7 @@ class Evaluation(Inference):
     prefix: str = ""
     _waiting: RowBuffer = field(init=False)
     _seen: tuple[int, Tensor] = field(init=False)  # calls with rows there, their sums
+    _is_checked: bool = field(init=False)  # that losses and metrics are no sums
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, and refuse one that reports nothing."""
@@ -698,6 +699,8 @@ class Evaluation(Inference):
             self.batches.plan_of_samples.samples_per_update, by_pass=by_pass
         )
         self._seen = 0, torch.zeros(0)
+        program, key = self.executors.inference, objective.program_key
+        self._is_checked = program.evaluated == key
         run.stop_evaluating = False
         hooks.on_test_begin({})
         processes = ProcessSync(run.processes, hooks, run, "on_test_batch_end")
@@ -780,6 +783,10 @@ class Evaluation(Inference):
             stack.enter_context(torch.no_grad())
             for loss in objective.modules:
                 stack.enter_context(mode(loss, training=False))
+            if not self._is_checked and num_rows > 1:
+                refuse_sums(objective, outputs, labels, num_rows)
+                self._is_checked = True
+                self.executors.inference.evaluated = objective.program_key
             probabilities = self.executors.inference.step.findings.probabilities
             objective.check_logits(outputs, labels, probabilities)
             terms = objective.loss_terms(outputs, labels, num_rows)

@@ -567,7 +567,7 @@ class Objective:
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
 
-    def functions(self, outputs: Any, labels: Labels) -> Iterator[LossInputs]:
+    def functions(self, outputs: Any, labels: Labels) -> Iterator[tuple[Loss, Any]]:
         """Yield the users' own losses, with the output and target that each gets.
 
         Args:
@@ -916,21 +916,24 @@ def _weights(
     return weights
 
 
-LossInputs = Tuple[Loss, Any]
-"""A loss, and functions that make tensors like the output and target that it gets."""
+def sum_instead_of_mean(what: str, rows: int, *, is_all: bool = True) -> str:
+    """Return the message about a loss or metric that is a sum over samples.
 
-
-def sum_instead_of_mean(what: str, rows: int) -> str:
-    """Return the message about a loss that is a sum over samples.
+    Args:
+        what: The loss or metric.
+        rows: Samples of a micro-batch.
+        is_all: Whether there is no mean beside the sum.
 
     Example:
         >>> sum_instead_of_mean("The loss 'mine'", 4)[:45]
         "The loss 'mine' is a sum over the 4 samples o"
     """
     return (
-        f"{what} is a sum over the {rows} samples of a micro-batch "
-        "(reduction='sum'), and has to be their mean: gradients and metrics would "
-        "depend on how samples are split into micro-batches. Use reduction='mean'."
+        f"{what} {'is' if is_all else 'has a part that is'} a sum over the {rows} "
+        "samples of a micro-batch (.sum(), reduction='sum'), and has to be their mean: "
+        "gradients and metrics would depend on how samples are split into "
+        "micro-batches. Take one value per sample, and their mean: x.flatten(1).sum(1)"
+        ".mean() in the place of x.sum(), or reduction='mean'."
     )
 
 

@@ -41,7 +41,7 @@ from ipufit.config import IPUConfig
 from ipufit.data.datasets import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues, describe_change
-from ipufit.engine.host_calls import refuse_own_sum, refuse_sum_functions
+from ipufit.engine.host_calls import refuse_own_sums, refuse_traced_sums
 from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
@@ -99,6 +99,8 @@ class Program:
         must_compare: Whether the device's weights have to be compared with the host's
             before the next call.
         key: All that it was built for.
+        evaluated: Losses and metrics that were computed from its outputs, and are no
+            sums (`Objective.program_key`).
     """
 
     executor: poptorch.PoplarExecutor
@@ -108,6 +110,7 @@ class Program:
     on_device: Fingerprint | None = field(default=None, init=False)
     must_compare: bool = field(default=True, init=False)
     key: object = field(default=None, init=False)
+    evaluated: object = field(default=None, init=False)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -318,9 +321,12 @@ class Executors:
         if objective is not None and program is not self._training:
             self._leave_training()
         if program is None:
-            if objective is not None:
-                rows = plan.micro_batch_size
-                refuse_own_sum(self.module, objective, structure, example, rows)
+            if computed.owns_loss:
+                refuse_own_sums(
+                    *(self.module, computed, structure, example),
+                    plan.micro_batch_size,
+                    training=objective is not None,
+                )
             while len(kept) >= KEPT_PROGRAMS:
                 kept.pop(0).executor.destroy()
             optimizer = None if optimization is None else optimization.optimizer
@@ -426,7 +432,7 @@ class Executors:
                         step, make, [tensor.contiguous() for tensor in given], display
                     )
                     try:  # it calls losses, as the trace does
-                        refuse_sum_functions(step.loss_inputs, plan.micro_batch_size)
+                        refuse_traced_sums(step, example, plan.micro_batch_size)
                     except ConfigError:
                         executor.destroy()
                         raise
@@ -956,8 +962,11 @@ def surveyed(
             break
         moved += found.error.moved
     try:
-        refuse_own_sum(module, objective, structure, tensors, rows)
-        refuse_sum_functions(step.loss_inputs, rows)
+        if objective.owns_loss:
+            refuse_own_sums(
+                *(module, objective.trained, structure, tensors, rows), training=True
+            )
+        refuse_traced_sums(step, tensors, rows)
     except ConfigError as error:
         refusals.append(error)
     given_warnings = [one.message for one in caught]

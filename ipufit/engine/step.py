@@ -33,7 +33,6 @@ from ipufit.engine.objective import (
     OWN_LOSS,
     RETURNS,
     Inferred,
-    LossInputs,
     Objective,
     StepFunction,
     dominant_labels,
@@ -781,16 +780,16 @@ class Step(torch.nn.Module):
         self.module = module
         self.config = config
         self.host_values = tuple(host_values)
-        self._structure = structure
-        self._computed = computed
-        self._objective: Any = objective
+        self.structure = structure
+        self.computed = computed
+        self.objective: Any = objective
         self.is_training = objective is not None
         if objective is not None:
             self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
         operator_rules()  # imported here, because a trace would record its tensors
         # PopTorch traces a shallow copy, which shares these lists.
         self._found: list[Findings] = []
-        self.loss_inputs: list[LossInputs] = []
+        self.examples: list[tuple[Any, Labels]] = []
 
     @property
     def findings(self) -> Findings:
@@ -798,11 +797,20 @@ class Step(torch.nn.Module):
         return self._found[-1]
 
     @property
+    def logs_scalars(self) -> bool:
+        """Whether a trace has logged scalars, or found a loss of the module's."""
+        return any(
+            found.packing.names
+            or any(e.result is None and e.size for e in found.entries)
+            for found in self._found
+        )
+
+    @property
     def num_given(self) -> int:
         """Number of tensors of a batch that the program takes, from the first."""
-        structure = self._structure
+        structure = self.structure
         return (
-            structure.num_given if self._computed.takes_labels else structure.num_inputs
+            structure.num_given if self.computed.takes_labels else structure.num_inputs
         )
 
     @property
@@ -848,7 +856,7 @@ class Step(torch.nn.Module):
                     refuse_unseen_pipeline(self.module, config, blocks)
                 found = probability_outputs(outputs, noted)
                 with last_block(config.last_block, blocks):
-                    own = _checked_mean(own, noted, self._structure.num_rows(batch))
+                    own = _checked_mean(own, noted, self.structure.num_rows(batch))
                     if is_training:
                         with collected() as unseen:
                             returned, packing, entries = self._trained(
@@ -880,13 +888,13 @@ class Step(torch.nn.Module):
         self, tensors: Sequence[Tensor], noted: ResultsNoted
     ) -> tuple[Tensor | None, Any]:
         """Return the own loss and the outputs of the module or step."""
-        given = tensors[: self._structure.num_inputs]
+        given = tensors[: self.structure.num_inputs]
         if self.config.types.is_half:
             halves = [
                 t.to(torch.float16) if t.is_floating_point() else t for t in given
             ]
             given = halves
-        mixing = self._structure.mixing(tensors)
+        mixing = self.structure.mixing(tensors)
         if mixing is not None:
             # Pixels of 8 bits are mixed in the dtype of the program.
             dtype = self.config.types.activations
@@ -894,9 +902,9 @@ class Step(torch.nn.Module):
                 mixed_inputs(t if t.is_floating_point() else t.to(dtype), mixing)
                 for t in given
             ]
-        inputs = self._structure.nested(given)
+        inputs = self.structure.nested(given)
         return results_of(
-            *(self._computed, self.module, self._structure, inputs, tensors),
+            *(self.computed, self.module, self.structure, inputs, tensors),
             noted.marked,
         )
 
@@ -914,23 +922,20 @@ class Step(torch.nn.Module):
         The loss is returned because PopTorch drops operations that no output depends on
         before it looks for the loss.
         """
-        packing, objective = Packing(), self._objective
-        rows = self._structure.num_rows(tensors)
-        labels = self._structure.labels(tensors)
-        if self._structure.rows is not None:
+        packing, objective = Packing(), self.objective
+        rows = self.structure.num_rows(tensors)
+        labels = self.structure.labels(tensors)
+        if self.structure.rows is not None:
             labels = _without_padding(labels)
-        if self._computed.step is not None and objective.metrics:
+        if self.computed.step is not None and objective.metrics:
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
+        self.examples[:] = [map_tensors(_maker, (wide, labels))]
         if objective.owns_loss:
             terms = self._own_terms(own, wide, rows, labels.share)
         else:
             objective.check_logits(wide, labels, probabilities)
-            self.loss_inputs[:] = [
-                (loss, map_tensors(_maker, given))
-                for loss, given in objective.functions(wide, labels)
-            ]
-            mixing = self._structure.mixing(tensors)
+            mixing = self.structure.mixing(tensors)
             if mixing is None:
                 terms = objective.loss_terms(wide, labels, rows)
             else:
@@ -958,16 +963,16 @@ class Step(torch.nn.Module):
                     "which is called so: log it under another name."
                 )
             scalars = {"loss": own.detach().to(torch.float32), **scalars}
-        if not self._computed.gives_outputs:
+        if not self.computed.gives_outputs:
             outputs = ()
-        elif self._computed.step is not None and self._computed.takes_labels:
+        elif self.computed.step is not None and self.computed.takes_labels:
             _require_outputs(outputs)
         return Packing.of(outputs, scalars)
 
     def _own_terms(
         self, own: Tensor | None, outputs: Any, rows: int, share: Tensor | None
     ) -> dict[str, tuple[LossTerms, float]]:
-        if own is None and self._computed.step is not None:
+        if own is None and self.computed.step is not None:
             raise ConfigError(
                 "The training step returned no loss: it returned "
                 f"{shapes_of(outputs)}. Return the mean over the samples, a tensor "
@@ -992,8 +997,8 @@ class Step(torch.nn.Module):
     @property
     def _targets_hint(self) -> str:
         """Advice about targets, which a module with its own loss doesn't get."""
-        owns_loss = self._objective.owns_loss and self._computed.step is None
-        if not (owns_loss and self._structure.has_targets):
+        owns_loss = self.objective.owns_loss and self.computed.step is None
+        if not (owns_loss and self.structure.has_targets):
             return ""
         return (
             " The module doesn't get the targets, which are for losses of compile() "

@@ -265,6 +265,9 @@ def test_functions_of_the_users_see_one_pass_at_a_time(where, iterations):
     x, y = reference.samples(18)
     given = {"loss": error} if where == "loss" else {"metrics": [error]}
     model = compiled(inference_iterations=iterations, **given)
+    model.evaluate(x, y, batch_size=4, verbose=0)  # with a check that it is no sum
+    assert sizes[-5:] == [4, 4, 4, 4, 2]
+    sizes.clear()
     model.evaluate(x, y, batch_size=4, verbose=0)
     assert sizes == [4, 4, 4, 4, 2]
 
