@@ -196,7 +196,7 @@ class WholeStreamWarning(IpufitWarning):
 
 TRACEBACK = "IPUFIT_TRACEBACK"
 
-_NO_PLACE = ("ipufit", "contextlib", "functools")
+_NO_PLACE = ("ipufit", "contextlib", "functools", "torch")
 """Packages to whose code no warning points."""
 
 _LIBRARIES = ("ipufit", "poptorch", "torch")

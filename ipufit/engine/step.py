@@ -839,7 +839,7 @@ class Step(torch.nn.Module):
                 batch: Sequence[Tensor] = tensors[:count]
                 if overlap is not None:
                     batch = [poptorch.set_overlap_for_input(t, overlap) for t in batch]
-                noted = ResultsNoted()
+                noted = ResultsNoted(warns=True)
                 with contextlib.ExitStack() as stack:
                     scalars = stack.enter_context(collected())
                     blocks = stack.enter_context(started_blocks(config.stages))

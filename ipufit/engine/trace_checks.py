@@ -40,6 +40,7 @@ from ipufit.errors import (
     BakedInWarning,
     ConfigError,
     ConstantBuffersWarning,
+    IpufitWarning,
     OtherNumbersWarning,
     UnsupportedError,
     warn,
@@ -406,6 +407,10 @@ _LOSSES = frozenset(
     """.split()  # noqa: SIM905 - one per line would be a page
 )
 """Functions whose results PopTorch marks as losses."""
+_BROADCASTING = frozenset({"huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"})
+"""Losses whose arguments torch broadcasts, with a warning."""
+_WARNED: set[str] = set()
+"""Lines of users' code that a warning of sizes has named."""
 _SQUASHING = {"sigmoid": "sigmoid", "expit": "sigmoid", "softmax": "softmax"}
 _SAME_VALUES = frozenset(
     {"contiguous", "flatten", "float", "reshape", "squeeze", "to", "unsqueeze", "view"}
@@ -418,6 +423,10 @@ class ResultsNoted(TorchFunctionMode):
     PopTorch marks the results of built-in loss functions as losses, whatever they are
     for. A marker that the final loss doesn't depend on is an error ("Multiple
     independent losses").
+
+    Args:
+        warns: Whether to warn of sizes that torch warns of. torch would do so in each
+            trace and call.
 
     Attributes:
         has_losses: Whether a built-in loss function was called.
@@ -432,8 +441,9 @@ class ResultsNoted(TorchFunctionMode):
         (True, 'sigmoid')
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, warns: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._warns = warns
         self.has_losses = False
         self.marked: list[Tensor] = []
         self.sums: list[Tensor] = []
@@ -443,9 +453,12 @@ class ResultsNoted(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Record the result of a loss function, sigmoid or softmax."""
-        kwargs = kwargs or {}
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if name in _BROADCASTING:
+            names = ("input", "target")[len(args) :]
+            given = (*args, *(kwargs.pop(name) for name in names))
+            args = (*self._of_one_size(*given[:2]), *given[2:])
         result = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
         if name in _LOSSES:
             self.has_losses = True
             is_marker = name == "identity_loss"
@@ -466,6 +479,21 @@ class ResultsNoted(TorchFunctionMode):
         if function is not None and isinstance(result, Tensor):
             self._probabilities.append((result, function))
         return result
+
+    def _of_one_size(self, outputs: Tensor, targets: Tensor) -> Any:
+        if outputs.shape == targets.shape:
+            return outputs, targets
+        line = user_line()
+        if self._warns and line not in _WARNED:
+            _WARNED.add(line)
+            warn(
+                f"Using a target size ({tuple(targets.shape)}) that is different to "
+                f"the input size ({tuple(outputs.shape)}), in {line}. This will likely "
+                "lead to incorrect results due to broadcasting. Please ensure they "
+                "have the same size.",
+                IpufitWarning,
+            )
+        return torch.broadcast_tensors(outputs, targets)  # type: ignore[no-untyped-call,unused-ignore]
 
     def function_of(self, tensor: Any) -> str | None:
         """Return the function that computed a tensor's probabilities, or None."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import pytest
 import torch
@@ -268,3 +269,41 @@ def test_nested_outputs_and_targets_meet_sample_by_sample():
     outputs = module(x)
     expected = of_both(outputs, {"mask": mask[:, None], "area": area[:, 0]})
     assert figures["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+class OwnLoss(nn.Linear):
+    def forward(self, x, y):
+        return {"loss": F.mse_loss(super().forward(x), target=y)}
+
+
+def step(module, batch):
+    return F.l1_loss(module(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("where", ["forward", "step"])
+def test_forward_and_steps_broadcast_as_torch_does_and_warn_once(where):
+    x = torch.randn(16, 4)
+    y = x.sum(1)
+    module = OwnLoss(4, 1) if where == "forward" else nn.Linear(4, 1)
+    model = IPUModel(module)
+    model.compile("sgd", **({} if where == "forward" else {"step": step}))
+    data = ({"x": x, "y": y},) if where == "forward" else (x, y)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            figures = model.evaluate(*data, batch_size=8, verbose=0)
+            model.fit(*data, batch_size=8, verbose=0, validation_split=0.5)
+        model.evaluate(*data, batch_size=4, verbose=0)
+    (warning,) = (str(one.message) for one in caught)
+    assert "(8,)) that is different to the input size ((8, 1)), in test_broa" in warning
+    assert figures["loss"] > 0
+
+
+def test_a_check_shows_the_warning_of_sizes_too():
+    def step(module, batch):
+        return F.huber_loss(module(batch[0]), batch[1])
+
+    model = IPUModel(nn.Linear(4, 1))
+    model.compile("sgd", step=step)
+    report = model.check(torch.randn(16, 4), torch.randn(16), batch_size=8)
+    assert "different to the input size" in str(report)
