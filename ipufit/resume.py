@@ -862,7 +862,7 @@ class Snapshot:
         the states that it began at are kept, and how many blocks it has given. A loader
         that keeps a state goes on from that.
         """
-        seeds = self.training.executors.device_random_state() or []
+        seeds = self.training.device_random_state() or []
         signed = [n - 2**64 if n >= 2**63 else n for n in seeds]  # as int64 has them
         tensors = {"device": torch.tensor(signed, dtype=torch.int64)}
         now = random_state(self.batches.source.generators)
@@ -1015,7 +1015,7 @@ class Snapshot:
             seeds = [mixed(*seeds)]
         try:
             if seeds:
-                executor = self.training.executors.training.executor
+                executor = self.training.program.executor
                 executor.rng_state = [seed % 2**64 for seed in seeds]
         except (ValueError, poptorch.Error) as error:
             raise damaged(checkpoint, f"its random state is none: {error}") from error

@@ -54,6 +54,7 @@ class RunState:
         was_told_to_end: Whether this process was told to end; the others may not know
             yet.
         processes: The processes of the run.
+        is_paused: Whether other code runs between two parts of `predict(stream=True)`.
         thread: Identifier of the thread that makes the run; None before it.
         validated: Metrics of this epoch's last validation; empty before it.
         validated_calls: Number of calls in this epoch before that validation; 0 before
@@ -83,6 +84,7 @@ class RunState:
     is_evicted: bool = False
     was_told_to_end: bool = False
     processes: Processes = field(default_factory=Processes)
+    is_paused: bool = False
     thread: int | None = None
     validated: Logs = field(default_factory=dict)
     validated_calls: int = 0

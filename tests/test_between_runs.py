@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ipufit import Callback, ConfigError, IPUConfig, IPUModel, poptorch
+from ipufit import Callback, IPUConfig, IPUModel, poptorch
 from tests import reference
 from tests.reference import compiled
 
@@ -114,15 +114,6 @@ def test_an_error_frees_the_ipus(monkeypatch, run):
     assert compiled().predict(X, verbose=0).shape == (32, 4)
     model.fit(X, Y, verbose=0)
     model.detach()
-
-
-def test_a_stream_of_predictions_refuses_a_program_that_is_not_its_own():
-    model = compiled()
-    parts = model.predict(X, batch_size=4, stream=True, verbose=0)
-    next(parts)
-    model.predict(X, batch_size=8, verbose=0)
-    with pytest.raises(ConfigError, match="between two parts"):
-        next(parts)
 
 
 # Losses of the module's own ---------------------------------------------------

@@ -170,7 +170,7 @@ def assert_equal(one, other):
 
 def updates_of(model):
     """Updates per call of the model's newest training program."""
-    return model._executors._training.executor.options.device_iterations
+    return model._executors._trainer.executor.options.device_iterations
 
 
 @settings(max_examples=examples(28), deadline=None)

@@ -426,23 +426,29 @@ class CallbackList(Callback):
         ]
         return list(dict.fromkeys(wanted))
 
-    def end(self, around: CallbackList | None, *, is_failing: bool) -> None:
+    def end(self, around: Sequence[CallbackList], *, is_failing: bool) -> None:
         """Close each callback, except those that an outer run still uses.
 
         Args:
-            around: Callbacks of the outer run, if this run was started in one of their
-                hooks; else None.
+            around: Callbacks of the outer runs, if this run was started in one of their
+                hooks.
             is_failing: Whether the run ends with an error. That error is raised; errors
                 of `close` become warnings.
         """
-        shared = set() if around is None else {id(c) for c in around.callbacks}
+        shared = {id(c) for hooks in around for c in hooks.callbacks}
         own = [callback for callback in self._called if id(callback) not in shared]
         try:
             do_all([callback.close for callback in own], is_failing=is_failing)
         finally:
-            for callback in self.callbacks:
-                if around is not None and id(callback) in shared:
-                    callback.set_run(around.run)
+            self.give_back(around)
+
+    def give_back(self, around: Sequence[CallbackList]) -> None:
+        """Set the run of callbacks that belong to other runs, too, to the last one."""
+        runs = {id(c): hooks.run for hooks in around for c in hooks.callbacks}
+        for callback in self.callbacks:
+            run = runs.get(id(callback), callback.run)
+            if callback.run is not run:
+                callback.set_run(run)
 
     def close(self) -> None:
         """Close each callback in order, even if one of them fails."""

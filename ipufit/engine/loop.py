@@ -47,7 +47,13 @@ from ipufit.engine.metric_state import (
     widened_all,
 )
 from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
-from ipufit.engine.program import GRADIENT_OF, Executors, gradient_anchors
+from ipufit.engine.program import (
+    GRADIENT_OF,
+    Executors,
+    Program,
+    TrainingProgram,
+    gradient_anchors,
+)
 from ipufit.engine.weights import mode
 from ipufit.errors import (
     ConfigError,
@@ -56,7 +62,7 @@ from ipufit.errors import (
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
 from ipufit.state import RunState, awaited, span
-from ipufit.types import Logs
+from ipufit.types import Batch, Logs
 
 T = TypeVar("T")
 
@@ -398,9 +404,9 @@ def remark_on(choice: Choice | None, unit: str, name: str) -> str:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Training:
-    """The programs, optimiser and metrics that a training call uses and changes.
+    """The program, optimiser and metrics that a training call uses and changes.
 
     Attributes:
         executors: The programs.
@@ -412,6 +418,7 @@ class Training:
         average: The running average of the weights; None for none.
         watched: Shapes of the parameters whose gradients are sent to the host, by name.
         choice: The updates of a call, if ipufit chose them.
+        program: The program, once it is prepared.
     """
 
     executors: Executors
@@ -423,12 +430,16 @@ class Training:
     average: WeightAverage | None = None
     watched: Mapping[str, torch.Size] = field(default_factory=dict)
     choice: Choice | None = None
+    program: TrainingProgram = field(init=False)
+    _display: ProgressDisplay = field(init=False)
+    _last_call: int = field(default=0, init=False)
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the weights of the user's module."""
         objective = self.metrics.objective
         watched = sorted(gradient_anchors(self.watched))
-        findings = self.executors.prepare(
+        self._display = display
+        self.program = self.executors.prepare(
             self.batches.example(),
             self.batches.structure,
             self.batches.plan_of_samples,
@@ -440,7 +451,7 @@ class Training:
             self.optimization,
             watched,
         )
-        self.metrics.adopt(findings.entries)
+        self.metrics.adopt(self.program.step.findings.entries)
 
     @property
     def remark(self) -> str:
@@ -459,7 +470,7 @@ class Training:
         if is_scheduled:
             with span("optimizer"):
                 self.optimization.before_call()
-        sums, outputs = self.executors.train(call.batch)
+        sums, outputs = self.train(call.batch)
         if is_scheduled:
             with span("optimizer"):
                 self.optimization.after_call(updates)
@@ -470,6 +481,21 @@ class Training:
         if self.average is not None:
             with span("weights"):
                 self.average.update(updates, self.executors.weights_shown)
+
+    def train(self, batch: Batch) -> tuple[Tensor, Any]:
+        """Make one call of the program; see `Executors.train`."""
+        if not self.executors.has(self.program):  # another run has displaced it
+            self.program.check()
+            self.prepare(self._display)
+        results = self.executors.train(self.program, batch)
+        self._last_call = self.program.num_trained
+        return results
+
+    def device_random_state(self) -> list[int] | None:
+        """Return the device's random state; None without program or seed."""
+        if not self.executors.has(self.program):
+            return None
+        return self.program.executor.rng_state
 
     def losses_of_call(self) -> list[float]:
         """Return the running loss after each update of the last call.
@@ -499,22 +525,21 @@ class Training:
             call and over all processes.
 
         Raises:
-            ConfigError: No call was made yet.
+            ConfigError: No call was made yet, or another run has made one since.
         """
+        if not self._last_call or self._last_call != self.program.num_trained:
+            raise ConfigError(
+                "The device has no gradients of a call of this run: ask for them in "
+                "on_train_batch_end, before anything else is trained there."
+            )
         plan, options = self.plan, self.options
         scale = float(getattr(self.optimization.optimizer, "loss_scaling", 1.0))
         kind = options.Training.accumulation_and_replication_reduction_type
         is_mean = kind != poptorch.ReductionType.Sum
         per_update = plan.gradient_accumulation * plan.replicas
-        executor, means = self.executors.training.executor, {}
+        executor, means = self.program.executor, {}
         for name, shape in self.watched.items():
-            try:
-                seen = executor.getAnchoredTensor(GRADIENT_OF + name).to(torch.float32)
-            except AssertionError as error:  # PopTorch's
-                raise ConfigError(
-                    "There are no gradients before the first call of a run: ask for "
-                    "them in on_train_batch_end."
-                ) from error
+            seen = executor.getAnchoredTensor(GRADIENT_OF + name).to(torch.float32)
             seen = seen.reshape(seen.numel() // max(shape.numel(), 1), *shape)
             count = max(len(seen), 1)
             if options.output_mode == poptorch.OutputMode.Sum.value:
@@ -568,6 +593,7 @@ class Inference:
         options: Options of the program.
         inferred: The computation of the program.
         choice: The passes of a call, if ipufit chose them.
+        program: The program, once it is prepared.
     """
 
     executors: Executors
@@ -576,6 +602,8 @@ class Inference:
     options: poptorch.Options
     inferred: Inferred
     choice: Choice | None
+    program: Program = field(init=False)
+    _display: ProgressDisplay = field(init=False)
 
     @property
     def remark(self) -> str:
@@ -586,7 +614,8 @@ class Inference:
         """Attach the program, with the newest weights."""
         inputs_only = not self.inferred.takes_labels
         example = self.batches.example(inputs_only=inputs_only)
-        self.executors.prepare(
+        self._display = display
+        self.program = self.executors.prepare(
             example,
             self.batches.structure,
             self.batches.plan_of_samples,
@@ -595,6 +624,13 @@ class Inference:
             display,
             self.remark,
         )
+
+    def infer(self, batch: Batch) -> tuple[Any, Scalars]:
+        """Make one call of the program; see `Executors.infer`."""
+        if not self.executors.has(self.program):  # another run has displaced it
+            self.program.check()
+            self.prepare(self._display)
+        return self.executors.infer(self.program, batch)
 
     def outputs(self, hooks: CallbackList, run: RunState) -> Iterator[Any]:
         """Yield the outputs of one call of the prepared program after the other.
@@ -610,18 +646,11 @@ class Inference:
         run.stop_predicting = False
         is_whole = self.batches.structure.rows is not None
         processes = ProcessSync(run.processes, hooks, run, "on_predict_batch_end")
-        program = self.executors.inference
         hooks.on_predict_begin({})
         for number, call in enumerate(awaited(self.batches)):
-            if self.executors.inference is not program:
-                raise ConfigError(
-                    "Something else was evaluated or predicted between two parts of "
-                    "predict(stream=True), with batches of another shape. Take all "
-                    "parts first, or use one batch_size."
-                )
             first = number * self.batches.passes_per_call
             hooks.on_predict_batch_begin(first, {})
-            outputs, _ = self.executors.infer(call.batch)
+            outputs, _ = self.infer(call.batch)
             if number == 0:  # every call has the same shapes
                 num_rows = self.batches.plan_of_samples.samples_per_call
                 check_rows(outputs, num_rows, self.batches.structure.rows)
@@ -656,7 +685,7 @@ class Evaluation(Inference):
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, and refuse one that reports nothing."""
         super().prepare(display)
-        has_scalars = bool(self.executors.inference.step.findings.packing.names)
+        has_scalars = bool(self.program.step.findings.packing.names)
         if self.metrics.objective.steps is not None and not has_scalars:
             raise ConfigError(
                 "The step of the validation returned no loss and reports nothing. "
@@ -699,14 +728,14 @@ class Evaluation(Inference):
             self.batches.plan_of_samples.samples_per_update, by_pass=by_pass
         )
         self._seen = 0, torch.zeros(0)
-        program, key = self.executors.inference, objective.program_key
+        program, key = self.program, objective.program_key
         self._is_checked = program.evaluated == key
         run.stop_evaluating = False
         hooks.on_test_begin({})
         processes = ProcessSync(run.processes, hooks, run, "on_test_batch_end")
         for number, call in enumerate(awaited(self.batches)):
             if not call.num_real_of_all:  # there for the scalars of single rows only
-                scalars = self.executors.infer(call.batch)[1]
+                scalars = self.infer(call.batch)[1]
                 self._add_scalars(scalars, [1] * call.num_singles)
                 continue
             first = number * self.batches.passes_per_call
@@ -732,7 +761,7 @@ class Evaluation(Inference):
     def names(self) -> set[str]:
         """Return the metrics' names that are known before the first call."""
         names = {one.full_name for one in self.metrics.objective.metrics}
-        return {"loss", *names, *self.executors.inference.step.findings.packing.names}
+        return {"loss", *names, *self.program.step.findings.packing.names}
 
     def named(self, of_metrics: Mapping[str, T]) -> dict[str, T]:
         """Put the set's name before the names of metrics."""
@@ -752,7 +781,7 @@ class Evaluation(Inference):
 
     def _add_call(self, call: Call) -> None:
         batch, is_real = call.batch, self.batches.is_real(call)
-        outputs, scalars = self.executors.infer(batch)
+        outputs, scalars = self.infer(batch)
         labels = self.batches.structure.labels(batch)._replace(share=None)
         plan = self.batches.plan_of_samples
         rows = returned_rows(self.options, plan)
@@ -786,8 +815,8 @@ class Evaluation(Inference):
             if not self._is_checked and num_rows > 1:
                 refuse_sums(objective, outputs, labels, num_rows)
                 self._is_checked = True
-                self.executors.inference.evaluated = objective.program_key
-            probabilities = self.executors.inference.step.findings.probabilities
+                self.program.evaluated = objective.program_key
+            probabilities = self.program.step.findings.probabilities
             objective.check_logits(outputs, labels, probabilities)
             terms = objective.loss_terms(outputs, labels, num_rows)
             vector, entries = vector_of(objective, outputs, labels, num_rows, terms, {})

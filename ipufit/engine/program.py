@@ -25,7 +25,6 @@ from typing import (
     MutableMapping,
     NamedTuple,
     Sequence,
-    TypeVar,
 )
 
 import torch
@@ -45,7 +44,6 @@ from ipufit.engine.host_calls import refuse_own_sums, refuse_traced_sums
 from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
-    Findings,
     ShortPipelineError,
     Step,
     kept_submodules,
@@ -98,6 +96,8 @@ class Program:
         on_device: Fingerprint of the device's weights; None if unknown.
         must_compare: Whether the device's weights have to be compared with the host's
             before the next call.
+        num_trained: Number of calls of training of any model: in inference when it got
+            the weights, in training with its own last call.
         key: All that it was built for.
         evaluated: Losses and metrics that were computed from its outputs, and are no
             sums (`Objective.program_key`).
@@ -109,6 +109,7 @@ class Program:
     baked_in: BakedInValues
     on_device: Fingerprint | None = field(default=None, init=False)
     must_compare: bool = field(default=True, init=False)
+    num_trained: int = field(default=0, init=False)
     key: object = field(default=None, init=False)
     evaluated: object = field(default=None, init=False)
 
@@ -116,6 +117,10 @@ class Program:
     def weights(self) -> list[Tensor]:
         """The host's tensors that its device has copies of, with those of losses."""
         return self.step.weights
+
+    def check(self) -> None:
+        """Refuse to go on if a value has changed that is compiled in."""
+        self.baked_in.check()
 
     def run(self, batch: list[Tensor]) -> Any:
         """Run one call, and return all results of the program.
@@ -161,8 +166,11 @@ class TrainingProgram(Program):
     counted_up: list[tuple[Tensor, int]]
     trained_parts: TrainedParts
 
+    def check(self) -> None:
+        """Refuse to go on if a value has changed, or a part was frozen or unfrozen."""
+        super().check()
+        self.trained_parts.check()
 
-ProgramT = TypeVar("ProgramT", bound=Program)
 
 _OUT_OF_RANGE = re.compile(r"out of (range|bounds)|index.* invalid|Class values must")
 
@@ -205,6 +213,10 @@ class Executors:
     The programs used last are kept (`KEPT_PROGRAMS` of each kind), so that batches of
     another size, or another evaluation in between, build nothing again.
 
+    A run holds its program and passes it to each call, because another run may have
+    programs in between, in a callback. One training program at a time is on the device:
+    it has the optimizer's state, and the wrapper classes of the weights.
+
     While a training program has newer weights than the host, reading a weight of the
     module fetches them all, and the reader may change them: the program's next call
     compares.
@@ -215,6 +227,8 @@ class Executors:
         processes: The processes that run the module together.
     """
 
+    _num_trained = 0  # calls of training, of all models
+
     def __init__(
         self, module: torch.nn.Module, config: IPUConfig, processes: Processes
     ) -> None:
@@ -222,10 +236,10 @@ class Executors:
         self._processes = processes
         self._are_alike = False  # the weights of all processes
         self._lent: list[tuple[Tensor, int, Tensor]] = []
+        self._has_lent = False  # process 0's buffers to the others
         self._trainings: list[TrainingProgram] = []
         self._inferences: list[Program] = []
-        self._training: TrainingProgram | None = None
-        self._inference: Program | None = None
+        self._trainer: TrainingProgram | None = None  # on the device, or the last there
         self._ahead: TrainingProgram | None = None  # it has newer weights
         self._is_trainer = False  # of all weights: no other model has some of them
         self._lenders: weakref.WeakSet[Executors] = weakref.WeakSet()  # of them
@@ -267,7 +281,7 @@ class Executors:
         objective: Objective | None = None,
         optimization: Optimization | None = None,
         watched: Sequence[str] = (),
-    ) -> Findings:
+    ) -> Any:
         """Attach a program; its next call uses the newest weights.
 
         It is built unless a kept one fits: the shapes of data, the plan, what is
@@ -287,7 +301,7 @@ class Executors:
             watched: Names of parameters whose gradients are sent to the host.
 
         Returns:
-            The findings of its trace.
+            The program, a `TrainingProgram` if it trains.
         """
         shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
         key: tuple[Any, ...] = (plan, shapes)
@@ -304,21 +318,20 @@ class Executors:
             key = (*key, structure, TrainedParts(self.module), *of_program)
             self._take_over()
             self.begin_alike(objective.modules)
-            if self._training is not None and self._training.baked_in.changed():
-                self._leave_training()
         kept: list[Any] = self._inferences if objective is None else self._trainings
         program: Any = next((one for one in kept if one.key == key), None)
         if program is not None:  # the last is the one used last
             kept.remove(program)
-            is_current = program is self._training
-            change = None if is_current else program.baked_in.changed()
+            change = program.baked_in.changed()
             if change is None:
                 kept.append(program)
             else:
                 self._news.append(f"Compiling anew: {describe_change(change)}")
+                if program is self._trainer:
+                    self._leave_training()
                 program.executor.destroy()
                 program = None
-        if objective is not None and program is not self._training:
+        if objective is not None and program is not self._trainer:
             self._leave_training()
         if program is None:
             if computed.owns_loss:
@@ -343,14 +356,18 @@ class Executors:
             )
             program.key = key
             kept.append(program)
-        if optimization is None:
-            self._inference = program
-        else:
-            self._training = program
+        if optimization is not None:
+            self._trainer = program
             self._bind_optimizer(program, optimization.optimizer)
+        else:
+            program.num_trained = Executors._num_trained
         self._attach(program)
         program.must_compare = True
-        return program.step.findings
+        return program
+
+    def has(self, program: Program) -> bool:
+        """Return whether a program is kept, so that it can be called."""
+        return program in self._programs()
 
     def _take_over(self) -> None:
         """Let other models that train some of the weights download them."""
@@ -364,8 +381,8 @@ class Executors:
         make_plain(weights)  # another may be gone
         _TRAINERS.update(dict.fromkeys(weights, weakref.ref(self)))
         self._is_trainer = True
-        if self._training is not None:
-            self._training.must_compare = True
+        if self._trainer is not None:
+            self._trainer.must_compare = True
 
     def _sharing(self) -> set[Executors]:
         """Return other models that train some of the weights."""
@@ -507,7 +524,7 @@ class Executors:
         A user who changes such a value calls `IPUModel.compile()` for it to take
         effect.
         """
-        if self._training and not self._training.baked_in.is_complete:
+        if self._trainer and not self._trainer.baked_in.is_complete:
             self._leave_training()
         _drop(self._trainings, incomplete=True)
         _drop(self._inferences, incomplete=True)
@@ -522,7 +539,7 @@ class Executors:
         self._set_config(config)
         self.drop_training()
         _drop(self._inferences)
-        self._inference, self._news = None, [news]
+        self._news = [news]
 
     def drop_training(self) -> None:
         """Download the weights, and destroy the training programs."""
@@ -531,11 +548,17 @@ class Executors:
 
     # Calls ------------------------------------------------------------------
 
-    def train(self, batch: list[Tensor]) -> tuple[Tensor, Any]:
-        """Make one call of the training program.
+    def train(
+        self, program: TrainingProgram, batch: list[Tensor]
+    ) -> tuple[Tensor, Any]:
+        """Make one call of a training program.
 
         Changes of the optimiser since the last call, such as another learning rate,
         take effect in this call.
+
+        Args:
+            program: The program, which is kept.
+            batch: Tensors of the call.
 
         Returns:
             The vectors of metrics' sums, and the outputs if the program returns them.
@@ -543,11 +566,13 @@ class Executors:
         Raises:
             ConfigError: A value that is compiled into the program has changed.
         """
-        program = self.training
         self._take_over()  # a callback may have trained another model
         self.take_back()
-        program.baked_in.check()
-        program.trained_parts.check()
+        program.check()
+        if program is not self._trainer:  # another run had a program of its own
+            self._leave_training()
+            self._trainer, program.must_compare = program, True
+            self._bind_optimizer(program, program.optimizer)
         self._attach(program)
         if self._ahead is None:
             program.wrappers.take_off()
@@ -564,6 +589,7 @@ class Executors:
         if self._ahead is None:
             program.wrappers.put_on(self._bring)
         self._ahead, program.must_compare = program, False
+        Executors._num_trained = program.num_trained = Executors._num_trained + 1
         if program.counted_up:  # without fetching the buffers from the device
             with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
                 for buffer, number in program.counted_up:
@@ -572,8 +598,12 @@ class Executors:
             return vector, None
         return vector, program.step.findings.packing.unpack(outputs)[0]
 
-    def infer(self, batch: list[Tensor]) -> tuple[Any, Scalars]:
-        """Make one call of the inference program, with the tensors that it takes.
+    def infer(self, program: Program, batch: list[Tensor]) -> tuple[Any, Scalars]:
+        """Make one call of an inference program, with the newest weights.
+
+        Args:
+            program: The program, which is kept.
+            batch: Tensors of the call, of which it takes those that it needs.
 
         Returns:
             The model's outputs; and the scalars of every micro-batch, by name.
@@ -581,23 +611,17 @@ class Executors:
         Raises:
             ConfigError: A value that is compiled into the program has changed.
         """
-        program = self.inference
-        program.baked_in.check()
+        program.check()
+        if program.num_trained != Executors._num_trained or not self._has_lent:
+            self.fetch_weights()  # something was trained between two calls
+            if not self._has_lent:
+                self.share_buffers()
+            program.must_compare, program.num_trained = True, Executors._num_trained
         self._attach(program)
         if program.must_compare:
             self._refresh(program)
         returned = program.run(batch[: program.step.num_given])
         return program.step.findings.packing.unpack(returned)
-
-    @property
-    def training(self) -> TrainingProgram:
-        """The present training program."""
-        return _ready(self._training)
-
-    @property
-    def inference(self) -> Program:
-        """The present inference program."""
-        return _ready(self._inference)
 
     # Weights ----------------------------------------------------------------
 
@@ -609,8 +633,8 @@ class Executors:
         with span("weights"):
             for one in (self, *self._sharing()):
                 one._bring()
-                if one._training is not None:
-                    one._training.wrappers.take_off()
+                if one._trainer is not None:
+                    one._trainer.wrappers.take_off()
 
     def _bring(self) -> None:
         """Download the newest weights to the host; their classes stay."""
@@ -671,6 +695,7 @@ class Executors:
             self._processes.broadcast(buffers)
             if not self._processes.is_first:
                 self._lent = list(zip(buffers, map(checksum, buffers), own))
+        self._has_lent = True
 
     @torch.no_grad()
     def take_back(self) -> None:
@@ -678,7 +703,7 @@ class Executors:
         for buffer, given, own in self._lent:
             if checksum(buffer) == given:
                 buffer.copy_(own)
-        self._lent = []
+        self._lent, self._has_lent = [], False
 
     def send_weights(self) -> None:
         """Let the next calls use the weights of the user's module."""
@@ -719,12 +744,6 @@ class Executors:
             # from the executor that it was set on last.
             _give_states(optimizer, program.step)
             executor.setOptimizer(optimizer)
-
-    def device_random_state(self) -> list[int] | None:
-        """Return the training device's random state; None without program or seed."""
-        program = self._training
-        state = None if program is None else program.executor.rng_state
-        return None if state is None else list(state)
 
     # IPUs -------------------------------------------------------------------
 
@@ -780,22 +799,16 @@ class Executors:
 
     def _leave_training(self) -> None:
         """Download weights and optimiser state, for another program."""
-        if self._training is not None:
+        if self._trainer is not None:
             self.fetch_weights()
-            if self._training.executor.isAttachedToDevice():
-                self._detach(self._training)
-            self._training = None
+            if self._trainer.executor.isAttachedToDevice():
+                self._detach(self._trainer)
+            self._trainer = None
 
     def detach(self) -> None:
         """Release all IPUs; the next run acquires them again."""
         for program in self._attached():
             self._detach(program)
-
-
-def _ready(program: ProgramT | None) -> ProgramT:
-    if program is None:
-        raise RuntimeError("the program was not prepared")
-    return program
 
 
 def _drop(programs: list[Any], *, incomplete: bool = False) -> None:

@@ -152,13 +152,12 @@ def measured(
     display: ProgressDisplay,
 ) -> _Times:
     """Build the program and measure it; its learning rates don't change."""
-    executors, is_training = program.executors, isinstance(program, Training)
 
     def run(call: Call) -> Any:
         if not isinstance(program, Training):
-            return executors.infer(call.batch)
+            return program.infer(call.batch)
         if data == SYNTHETIC:  # nothing is written to what comes back
-            return executors.train(call.batch)
+            return program.train(call.batch)
         return program.run(call, is_scheduled=False)
 
     if isinstance(program, Training):
@@ -190,8 +189,7 @@ def measured(
             seconds += done - began
             times.calls.append(done - ready)
             # PopTorch computes it outside of the time that is measured.
-            now = executors.training if is_training else executors.inference
-            times.latencies.append(now.executor.getLatency())
+            times.latencies.append(program.program.executor.getLatency())
         times.repeats.append((samples, seconds))
     return times
 

@@ -372,7 +372,7 @@ class _Twin:
         rows = len(self.leaves[0])
         before = torch.get_rng_state()
         expected = self._host_loss(
-            settings.training_metrics.objective,
+            settings.trained,
             model.config.training_plan(rows).micro_batch_size,
         )
         draws = not torch.equal(before, torch.get_rng_state())
@@ -401,7 +401,7 @@ class _Twin:
         training.prepare(make_progress(0))
         training.metrics.reset()
         for call in training.batches:  # the only one, or each process's share of it
-            sums, _ = model._executors.train(call.batch)
+            sums, _ = training.train(call.batch)
             training.metrics.add(sums)
         training.metrics.gather()
         self._note_other_numbers(training)

@@ -180,10 +180,9 @@ class CompileSettings:
     """The settings that `compile` makes from its arguments.
 
     Attributes:
-        objective: Losses and metrics.
+        objective: Losses and metrics of `evaluate` and of validations.
+        trained: Losses and metrics of `fit`.
         optimization: The optimiser and its schedule.
-        training_metrics: Loss and metrics of `fit`.
-        test_metrics: Loss and metrics of `evaluate` and of validations.
         average: The running average of the weights; None for none.
         mixing: Mixup and CutMix in training; None without.
         in_words: Each setting as text, which a resumed run compares.
@@ -191,9 +190,8 @@ class CompileSettings:
     """
 
     objective: Objective
+    trained: Objective
     optimization: Optimization
-    training_metrics: MetricState
-    test_metrics: MetricState
     average: WeightAverage | None
     mixing: Mixing | None
     in_words: dict[str, str]
@@ -286,12 +284,10 @@ class IPUModel:
     _counterparts: Counterparts
     _executors: Executors
     _settings: CompileSettings | None
-    # Runs under way, and the last fit. An evaluation in a callback of `fit` is the
-    # innermost run then.
-    _fit_run: RunState
-    _innermost_run: RunState
-    _run_hooks: CallbackList | None
-    _snapshot: Snapshot | None
+    _runs: list[CallbackList]  # under way: paused ones, then each within the one before
+    _no_run: RunState
+    _fit_run: RunState  # of the innermost fit under way, or else of the last one
+    _snapshot: Snapshot | None  # of the innermost fit under way
     _batch_loop: Optimization | None  # None if a fit came since: schedules begin anew
     _output_sizes: list[tuple[Any, host_calls.OutputSize | None]]
     _built_options: tuple[object, poptorch.Options] | None
@@ -323,8 +319,9 @@ class IPUModel:
         self.processes = Processes(process)
         self._executors = Executors(self.module, self.config, self.processes)
         self._settings = None
-        self._fit_run = self._innermost_run = RunState()
-        self._run_hooks = self._snapshot = self._batch_loop = None
+        self._runs = []
+        self._fit_run = self._no_run = RunState()
+        self._snapshot = self._batch_loop = None
         self._output_sizes = []
         self._built_options = None
         self._last_source = None
@@ -415,6 +412,12 @@ class IPUModel:
                 can't be mixed, or labels smoothed, in the loss.
         """
         arguments = {name: value for name, value in locals().items() if name != "self"}
+        if self._runs and not self._innermost_run.is_paused:
+            raise ConfigError(
+                "compile() was called while fit, evaluate or predict runs, with the "
+                "loss and the optimizer that it began with. Compile before or after. "
+                "Learning rates may change meanwhile: model.optimizer.learning_rate."
+            )
         config = _with_steps(self._given_config, steps_per_execution)
         steps = self._resolved_steps(step, validation_step, predict_step)
         for name in ("loss", "loss_weights"):
@@ -436,12 +439,10 @@ class IPUModel:
             is_half=config.types.is_half,
         )
         momentum = optimization.ema_momentum
-        trained = objective.smoothed(label_smoothing)
         self._settings = CompileSettings(
             objective=objective,
+            trained=objective.smoothed(label_smoothing),
             optimization=optimization,
-            training_metrics=MetricState(trained.fresh(), self.processes),
-            test_metrics=MetricState(objective.fresh(), self.processes),
             average=None if momentum is None else WeightAverage(self.module, momentum),
             in_words={
                 **compiled_settings(objective, optimization),
@@ -649,7 +650,8 @@ class IPUModel:
                 "dropped_samples": batches.num_dropped or 0,
             },
         )
-        with self._running(run, callbacks, verbose, history) as (hooks, display):
+        running = self._running(run, callbacks, verbose, history)
+        with running as (hooks, display), self._fitting(run):
             self._last_source = source
             snapshot = Snapshot(training, batches, hooks, run, validated, in_words)
             if checkpoint is not None:
@@ -731,7 +733,7 @@ class IPUModel:
                 hooks.on_train_end(dict(run.logs))
             finally:
                 number, done = batches.position
-                self._num_passes = number + (done > 0)
+                self._num_passes = max(self._num_passes, number + (done > 0))
                 self._snapshot = None
                 batches.close()
                 for validation in validations:
@@ -917,15 +919,19 @@ class IPUModel:
         if self._only_compiled(training):
             return _as_asked(training.metrics, return_dict, is_known=False)
         self._require_ipus()
-        if self._batch_loop is optimization:
-            optimization.scale_to(size)  # each batch may have another size
-        else:
-            optimization.begin_fit(None, updates, batch_size=size)
-            self._batch_loop = optimization
-        training.prepare(Notes())
-        training.metrics.reset()
-        for call in training.batches:
-            training.run(call)
+        is_in_fit = self._snapshot is not None  # at its rates; its schedules don't move
+        with optimization.paused() if is_in_fit else contextlib.nullcontext():
+            if is_in_fit or self._batch_loop is optimization:
+                optimization.scale_to(size)  # each batch may have another size
+            else:
+                optimization.begin_fit(None, updates, batch_size=size)
+                self._batch_loop = optimization
+            training.prepare(Notes())
+            if is_in_fit:
+                optimization.before_call()
+                optimization.num_updates += updates
+            for call in training.batches:
+                training.run(call, is_scheduled=not is_in_fit)
         training.metrics.gather()
         self._last_source = source
         return _as_asked(training.metrics, return_dict)
@@ -1439,9 +1445,8 @@ class IPUModel:
         return summary
 
     def reset_metrics(self) -> None:
-        """Reset the metrics; every epoch and evaluation does so itself."""
-        self._compiled.training_metrics.reset()
-        self._compiled.test_metrics.reset()
+        """Do nothing: each epoch, evaluation and batch has metrics of its own."""
+        self._require_compiled()
 
     # Weights --------------------------------------------------------------------------
 
@@ -1798,6 +1803,11 @@ class IPUModel:
     def weight_average(self) -> WeightAverage | None:
         """The average of the weights (`ema_momentum`); None without one."""
         return None if self._settings is None else self._settings.average
+
+    @property
+    def _innermost_run(self) -> RunState:
+        """The run under way that was begun last, such as one in a callback of `fit`."""
+        return self._runs[-1].run if self._runs else self._no_run
 
     @property
     def stop_training(self) -> bool:
@@ -2207,7 +2217,7 @@ class IPUModel:
             plan,
             options,
             optimization,
-            settings.training_metrics,
+            MetricState(settings.trained.fresh(), self.processes),
             settings.average,
             gradients,
             choice,
@@ -2618,7 +2628,8 @@ class IPUModel:
         )
         _require_targets(source, settings.objective, *words)
         what = settings.objective.evaluated, "test", batch_size, steps
-        test = self._inference(source, *what, metrics=settings.test_metrics, **how)
+        metrics = MetricState(settings.objective.fresh(), self.processes)
+        test = self._inference(source, *what, metrics=metrics, **how)
         assert isinstance(test, Evaluation)  # noqa: S101 - it has metrics
         if test.options.output_mode == poptorch.OutputMode.Sum.value:
             raise ConfigError(
@@ -2664,7 +2675,9 @@ class IPUModel:
             self._last_source = batches.source
             try:
                 plan.prepare(display)
-                yield from plan.outputs(hooks, run)
+                for part in plan.outputs(hooks, run):
+                    with self._paused(hooks):
+                        yield part
             except DataError as error:
                 names = next(filter(None, batches.source.columns), ())
                 if not names or self._columns or "shapes cannot" not in str(error):
@@ -2781,10 +2794,7 @@ class IPUModel:
         hooks.set_model(self)
         hooks.set_run(run)
         own_display.set_run(run)  # a silent one isn't among the hooks
-        outer_run, outer_hooks = self._innermost_run, self._run_hooks
-        self._innermost_run, self._run_hooks = run, hooks
-        if history is not None:
-            self._fit_run = run
+        self._runs.append(hooks)
         is_failing = False
         try:
             is_shown = displays and run.processes.is_first
@@ -2797,16 +2807,47 @@ class IPUModel:
                 do_all([self._executors.detach], is_failing=True)
             raise
         finally:
-            self._innermost_run, self._run_hooks = outer_run, outer_hooks
+            self._runs.remove(hooks)
             with exchanges_off() if is_failing else contextlib.nullcontext():
                 do_all(
                     [
-                        lambda: hooks.end(outer_hooks, is_failing=is_failing),
+                        lambda: hooks.end(self._runs, is_failing=is_failing),
                         self._executors.fetch_weights,
                     ],
                     is_failing=is_failing,
                 )
         run.act()  # for what was asked for in on_train_end: all has ended well
+
+    @contextlib.contextmanager
+    def _paused(self, hooks: CallbackList) -> Iterator[None]:
+        """Pause a run for other code, which may run the model."""
+        self._runs.remove(hooks)
+        hooks.give_back(self._runs)
+        self._runs.insert(0, hooks)
+        hooks.run.is_paused = True
+        try:
+            yield
+        finally:
+            hooks.run.is_paused = False
+            self._runs.remove(hooks)
+            self._runs.append(hooks)
+            hooks.give_back([hooks])
+
+    @contextlib.contextmanager
+    def _fitting(self, run: RunState) -> Iterator[None]:
+        """Make a run the present `fit`; one that is under way goes on after it."""
+        outer, snapshot, history = self._fit_run, self._snapshot, self.history
+        self._fit_run = run
+        if snapshot is None:
+            yield
+            return
+        try:
+            with self._compiled.optimization.paused():
+                yield
+        finally:
+            self._fit_run, self._snapshot, self.history = outer, snapshot, history
+            if run.was_told_to_end:
+                outer.tell_to_end()
 
     # Runs that only compile, as `ipufit compile` asks for -----------------------------
 

@@ -11,13 +11,23 @@ have neither fault, so torch's are rebuilt as PopTorch's, with their parameter g
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import fnmatch
 import functools
 import inspect
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Union
+from typing import (
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Union,
+)
 
 import torch
 
@@ -1107,6 +1117,19 @@ class Optimization:
                 "device_iterations=1 each has its own.",
                 SharedRateWarning,
             )
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let another run train: the schedules of a fit go on after it."""
+        begun, size, ramp = self.num_updates, self._batch_size, self._ramp_in_updates
+        kept = [(setter, setter.position()) for setter in self._setters]
+        try:
+            yield
+        finally:
+            self.scale_to(size)
+            self._ramp_in_updates = ramp
+            for setter, position in kept:
+                setter.go_on(position, self.num_updates - begun)
 
     def note(self, line: str) -> None:
         """Add a line for `news`."""

@@ -600,6 +600,13 @@ class Setter:
     def rescale(self, factor: float) -> None:
         """Multiply the groups' own values."""
 
+    def position(self) -> Mapping[str, Any]:
+        """Return the position in the present fit."""
+        return {}
+
+    def go_on(self, position: Mapping[str, Any], num_updates: int) -> None:
+        """Continue a fit from a position, after updates of another run."""
+
     def describe(self) -> str:
         """Describe the schedule in words that are equal in every process."""
         return "None"
@@ -684,6 +691,17 @@ class ScheduledValues(Setter):
     def rescale(self, factor: float) -> None:
         """Multiply the groups' own values."""
         self._own = [value * factor for value in self._own]
+
+    def position(self) -> Mapping[str, Any]:
+        """Return start and length in the present fit."""
+        names = "_start", "_total", "_per_epoch", "_schedule"
+        return {name: vars(self)[name] for name in names}
+
+    def go_on(self, position: Mapping[str, Any], num_updates: int) -> None:
+        """Continue a fit; a schedule over all fits counts the other run's updates."""
+        vars(self).update(position)
+        if not self._given.counts_all_fits:
+            self._start += num_updates
 
     def describe(self) -> str:
         """Return the schedule with its settings."""

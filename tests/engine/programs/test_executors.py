@@ -84,8 +84,8 @@ def test_programs_take_turns_from_the_start_if_poptorch_waits(scarce, monkeypatc
             programs = self.model._executors
             attached.append(
                 (
-                    programs._training.executor.isAttachedToDevice(),
-                    programs._inference.executor.isAttachedToDevice(),
+                    programs._trainer.executor.isAttachedToDevice(),
+                    programs._inferences[-1].executor.isAttachedToDevice(),
                 )
             )
 
