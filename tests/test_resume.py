@@ -175,7 +175,7 @@ def result_of(model, history, callbacks):
         history.epoch,
         [one.state_dict() for one in callbacks],
         random_state(),
-        model._executors.device_random_state(),
+        model._executors._trainer.executor.rng_state,
     )
 
 

@@ -164,7 +164,7 @@ def train(
         "weights": model.module.state_dict(),
         "average": model.checkpoint().tensors["average"],
         "random": random_state(),
-        "device": model._executors.device_random_state(),
+        "device": model._executors._trainer.executor.rng_state,
         "samples": model._fit_run.samples,
         "warnings": [
             str(one.message) for one in caught if one.category is OtherLayoutWarning

@@ -191,11 +191,11 @@ class Watched:
         self.before = self.seen()
 
     def seen(self):
-        model = self.model
+        model, trainer = self.model, self.model._executors._trainer
         return (
             model.checkpoint(),
             random_state(),
-            model._executors.device_random_state(),
+            None if trainer is None else trainer.executor.rng_state,
             repr(
                 [[vars(o).get(n) for n in o.saved_attributes] for o in self.callbacks]
             ),
