@@ -244,7 +244,7 @@ def grave_messages(
     rules = _grave_rules().get(base_name(name))
     if not rules:
         return []
-    call = Call(function, name, args, kwargs, result, is_training)
+    call = Call(function, base_name(name), args, kwargs, result, is_training)
     found = (Finding(one, one.find(call)) for one in rules)
     return [finding.message(name) for finding in found if finding.found]
 
