@@ -1177,6 +1177,7 @@ class InferenceBatches(_Batches):
         """
         source, index = self.source, self._processes.index
         size = self._plan.micro_batch_size
+        source.begin_epoch()
         rows = self._streamed(source) if isinstance(source, StreamSource) else None
         singles: list[Batch] = []
         is_empty = True
@@ -1195,6 +1196,7 @@ class InferenceBatches(_Batches):
             none = (0,) * self._processes.count
             for batch, each in self._shared(rebatched(singles, self._rows)):
                 yield Call(batch, 0, none, each[index] // size)
+        source.end_epoch()
 
     def _indexed(self) -> Iterator[Rows]:
         """Load samples that are taken by index."""
@@ -1293,10 +1295,11 @@ class Epochs:
         return self._batches.num_calls if self._calls is None else self._calls
 
     def __iter__(self) -> Iterator[Call]:
-        """Return an iterator over the calls of the next epoch."""
-        if self._calls is None:
-            return iter(self._batches)
-        return self._some(self._calls)
+        """Yield the calls of the next epoch."""
+        source = self._batches.source
+        source.begin_epoch()
+        yield from self._batches if self._calls is None else self._some(self._calls)
+        source.end_epoch()
 
     def _some(self, num_calls: int) -> Iterator[Call]:
         self.ran_out = False

@@ -996,6 +996,12 @@ class Source:
             self._first = list(self.dataset[0])
         return list(self._first)
 
+    def begin_epoch(self) -> None:
+        """Called before the first call of an epoch or an evaluation."""
+
+    def end_epoch(self) -> None:
+        """Called after the last call of an epoch or an evaluation."""
+
     def checksum(self) -> int | None:
         """Return a checksum of some rows of arrays in memory; None for other samples.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
+import random
 from dataclasses import dataclass
 from types import ModuleType
 from typing import (
@@ -709,6 +711,16 @@ class StreamSource(Source):
             self._begun.first = next(self._begun)
             self._values = plain_values(self._iterable)
 
+    def begin_epoch(self) -> None:
+        """Call a hook of Keras's dataset."""
+        if isinstance(self._iterable, KerasBatches):
+            self._iterable.begin_epoch()
+
+    def end_epoch(self) -> None:
+        """Call a hook of Keras's dataset."""
+        if isinstance(self._iterable, KerasBatches):
+            self._iterable.end_epoch()
+
     def blocks(self) -> Pass | Iterator[Batch]:
         """Return the blocks of the next pass."""
         if self._begun is not None:
@@ -826,6 +838,55 @@ class FixedSizeBatches:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches."""
         return iter(self.batches)
+
+
+def is_keras_dataset(x: Any) -> bool:
+    """Check whether `x` is a `PyDataset` of Keras, or a `Sequence` of Keras 2."""
+    return any(
+        base.__name__ in ("PyDataset", "Sequence")
+        and base.__module__.partition(".")[0] in ("keras", "tf_keras", "tensorflow")
+        for base in type(x).__mro__
+    )
+
+
+class KerasBatches:
+    """The batches of a `keras.utils.PyDataset`, in the order that Keras gives them.
+
+    Args:
+        dataset: Gives each batch by its number.
+        shuffle: Whether each pass draws a new order of the batches, with Python's
+            `random` as Keras does.
+    """
+
+    def __init__(self, dataset: Any, shuffle: bool) -> None:
+        self.dataset, self.shuffle = dataset, shuffle
+        self.num_begun = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        count = getattr(self.dataset, "num_batches", None)
+        if count is None and hasattr(self.dataset, "__len__"):
+            count = len(self.dataset)
+        if count is None:
+            return map(self.dataset.__getitem__, itertools.count())
+        order = list(range(count))
+        if self.shuffle:
+            random.shuffle(order)
+        return map(self.dataset.__getitem__, order)
+
+    def begin_epoch(self) -> None:
+        """Call the dataset's hook, after which a pass that has begun begins anew."""
+        begin = getattr(self.dataset, "on_epoch_begin", None)
+        if begin is not None and begin.__module__.partition(".")[0] != "keras":
+            begin()
+            self.num_begun += 1
+
+    def end_epoch(self) -> None:
+        """Call the dataset's hook."""
+        if hasattr(self.dataset, "on_epoch_end"):
+            self.dataset.on_epoch_end()
 
 
 @dataclass(frozen=True)
@@ -969,6 +1030,7 @@ def as_source(
     left_out: Sequence[str] = (),
     columns: FrameColumns = (),
     processes: Processes = ALONE,
+    shuffle: bool = False,
 ) -> Source:
     """Convert data in any form that users may pass to a source.
 
@@ -990,6 +1052,7 @@ def as_source(
             give these columns, in this order.
         processes: Processes that divide the samples. They exchange the beginning of a
             stream.
+        shuffle: Whether the batches of a `PyDataset` come in a new order in each pass.
 
     Raises:
         DataError: The data is of an unusable kind, empty, or of unequal lengths; or a
@@ -1002,6 +1065,10 @@ def as_source(
     """
     if isinstance(x, Source):
         return x
+    if is_keras_dataset(x):
+        x = KerasBatches(x, shuffle)
+    elif isinstance(x, FixedSizeBatches) and is_keras_dataset(x.batches):
+        x = FixedSizeBatches(KerasBatches(x.batches, shuffle), x.mask)
     targets = column_names(y)
     is_single = isinstance(y, str)
     if is_array_like(x):
@@ -1443,6 +1510,7 @@ def fit_sources(
     *,
     num_workers: int = 0,
     processes: Processes = ALONE,
+    shuffle: bool = False,
 ) -> tuple[Source, dict[str, Source]]:
     """Make the source that `fit` trains on, and those that it validates on.
 
@@ -1456,6 +1524,7 @@ def fit_sources(
             several such sets by name.
         num_workers: Number of processes that load an `IterableDataset`.
         processes: Processes that divide the samples.
+        shuffle: As for `as_source`, in training.
 
     Returns:
         The training samples; and the sets to validate on by name, `""` for the only
@@ -1475,7 +1544,7 @@ def fit_sources(
         train, validation = split_validation(x, y, validation_split, sample_weight)
         return train, {"": validation}
     loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
-    source = as_source(x, y, sample_weight, **loading)
+    source = as_source(x, y, sample_weight, shuffle=shuffle, **loading)
     loading["columns"] = source.columns
     if validation_data is None:
         return source, {}

@@ -506,7 +506,8 @@ class IPUModel:
             validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`;
                 or several such sets by name: `{"test": a, "hard": b}` reports
                 `val_test_loss`, `val_hard_loss` and so on.
-            shuffle: Draw a new order every epoch; batches come as they are.
+            shuffle: Draw a new order every epoch, of samples or of the batches of a
+                `keras.utils.PyDataset`; other batches come as they are.
             class_weight: Weights of samples in the loss by their class: index to
                 weight, 1 for classes left out. Training only, as in Keras.
             sample_weight: Weight of each sample in the loss, if `x` is arrays. The
@@ -556,9 +557,8 @@ class IPUModel:
         to_come, is_validated = _epochs(initial_epoch, epochs, validation_freq)
         if validation_batch_size is not None:
             check_positive("validation_batch_size", validation_batch_size)
-        source, validated = fit_sources(
-            x, y, sample_weight, validation_split, validation_data, **self._of_data
-        )
+        data = x, y, sample_weight, validation_split, validation_data
+        source, validated = fit_sources(*data, shuffle=shuffle, **self._of_data)
         counts = {name: _common_samples(one) for name, one in validated.items()}
         self._target_columns, self._columns = column_names(y) or (), source.columns
         self.processes.require_same(
