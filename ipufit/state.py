@@ -59,6 +59,7 @@ class RunState:
         validated: Metrics of this epoch's last validation; empty before it.
         validated_calls: Number of calls in this epoch before that validation; 0 before
             it.
+        metrics: The metrics that its calls add to at present; None before any do.
 
     Example:
         >>> run = RunState()
@@ -88,6 +89,7 @@ class RunState:
     thread: int | None = None
     validated: Logs = field(default_factory=dict)
     validated_calls: int = 0
+    metrics: Any = field(default=None, repr=False)
     _is_ending: bool = field(default=False, repr=False)
     _on_eviction: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _actions: list[Callable[[], None]] = field(default_factory=list, repr=False)

@@ -719,6 +719,7 @@ class Evaluation(Inference):
             run: `run.stop_evaluating` ends it, and so does an eviction.
         """
         self.metrics.reset()
+        outer, run.metrics = run.metrics, self.metrics
         # A user's function may return one value for all rows. And rows of several
         # processes are joined pass by pass.
         objective = self.metrics.objective
@@ -755,8 +756,10 @@ class Evaluation(Inference):
             self._count(self._waiting.all(), vector)
             self._waiting.parts.clear()
         self.metrics.gather()
-        hooks.on_test_end(self.named(self.metrics.logs()))
-        return self.named(self.metrics.logs())
+        logs = self.named(self.metrics.logs())
+        hooks.on_test_end(dict(logs))
+        run.metrics = outer
+        return logs
 
     def names(self) -> set[str]:
         """Return the metrics' names that are known before the first call."""

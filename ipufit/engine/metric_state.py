@@ -277,6 +277,7 @@ class MetricState:
         self.objective = objective
         self.processes = processes or Processes()
         self._unstreamed: list[tuple[Any, Labels]] = []
+        self._forgotten: list[str] = []
         self._entries: tuple[MetricSums, ...] = ()
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
@@ -346,8 +347,15 @@ class MetricState:
         self._sums = None if sums is None else torch.tensor(sums, dtype=torch.float64)
         self._extra = copy.deepcopy(dict(state["extra"]))
 
+    def forget(self) -> None:
+        """Reset the metrics in the middle of an epoch; their names stay."""
+        names = list(self.in_order())
+        self.reset()
+        self._forgotten = names
+
     def reset(self) -> None:
         """Reset all sums and streamed metrics."""
+        self._forgotten = []
         self._sums = self._partial = None
         self._extra = {}
         self._unstreamed = []
@@ -444,7 +452,8 @@ class MetricState:
     def in_order(self) -> Logs:
         """Return losses, metrics and logged scalars, in the order of `compile()`."""
         streamed = {name: metric.result() for name, metric in self._streams.items()}
-        values = {**self._summed(self.sums()), **streamed}
+        forgotten = dict.fromkeys(self._forgotten, 0.0)
+        values = {**forgotten, **self._summed(self.sums()), **streamed}
         order = ("loss", *(entry.name for entry in self._entries), *values)
         return {name: values[name] for name in order if name in values}
 

@@ -649,6 +649,7 @@ class IPUModel:
                 "calls": calls.num_calls,
                 "dropped_samples": batches.num_dropped or 0,
             },
+            metrics=training.metrics,
         )
         running = self._running(run, callbacks, verbose, history)
         with running as (hooks, display), self._fitting(run):
@@ -1445,8 +1446,14 @@ class IPUModel:
         return summary
 
     def reset_metrics(self) -> None:
-        """Do nothing: each epoch, evaluation and batch has metrics of its own."""
+        """Reset the metrics of the run under way, in a hook of it.
+
+        Loss and metrics of its epoch or evaluation are then those of later batches, and
+        0 if there are none, as in Keras. Each epoch and evaluation begins so anyway.
+        """
         self._require_compiled()
+        if self._innermost_run.metrics is not None:
+            self._innermost_run.metrics.forget()
 
     # Weights --------------------------------------------------------------------------
 

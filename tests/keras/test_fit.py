@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from ipufit import Callback
 from tests.keras.twins import (
     OPTIMIZERS,
     IpufitRecorder,
@@ -138,3 +139,35 @@ def test_a_fit_that_is_stopped_ends_as_keras_s(stop_at):
     assert mine.events == theirs.events
     assert_same_history(history.history, expected.history)
     assert_same_weights(ipu.module, model)
+
+
+RESETS = {
+    "on_train_batch_end": [1, 3, 5],
+    "on_train_batch_begin": [0, 4],
+    "on_epoch_begin": [0],
+    "on_epoch_end": [0],
+    "on_test_batch_end": [0, 1],
+    "on_test_begin": [None],
+    "on_test_end": [None],
+}
+
+
+@pytest.mark.parametrize(
+    ("hook", "at"), [(hook, at) for hook, times in RESETS.items() for at in times]
+)
+def test_metrics_that_a_hook_resets_go_on_from_there(hook, at):
+    pair = compiled(networks(), metrics=["mae"])
+    seen = []
+    for model, base in zip(pair, (keras.callbacks.Callback, Callback)):
+        callback = base()
+
+        def reset(number=None, logs=None, callback=callback):
+            if at is None or number == at:
+                callback.model.reset_metrics()
+
+        setattr(callback, hook, reset)
+        run = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+        run.update(validation_data=data(8, seed=1), validation_batch_size=4)
+        seen.append(model.fit(*data(ROWS), callbacks=[callback], **run).history)
+        model.reset_metrics()
+    assert_same_history(seen[1], seen[0])
