@@ -117,6 +117,8 @@ def _origin(module_name: str) -> str:
 
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 _VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_HAS_METHOD_BIT = sys.version_info >= (3, 12)
+"""Whether the lowest bit of an attribute's step says that it is called."""
 _NO_STEPS = ("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 _COMPUTED = {"vars", "eval", "exec", "globals", "locals", "__dict__"}
@@ -135,12 +137,14 @@ class NamesRead(NamedTuple):
         variables: Names of globals.
         modules: Imported modules; a relative one begins with dots.
         attributes: Names of attributes, of whatever object.
+        methods: Names of attributes that are called at once.
         is_open: Whether the code may read attributes by names that it computes.
     """
 
     variables: frozenset[str]
     modules: frozenset[str]
     attributes: frozenset[str]
+    methods: frozenset[str]
     is_open: bool
 
 
@@ -155,6 +159,7 @@ def names_read(code: CodeType) -> NamesRead:
     variables: set[str] = set()
     modules: set[str] = set()
     attributes: set[str] = set()
+    methods: set[str] = set()
     was_set: set[str] = set()
     of_class: set[str] = set()
     is_open = False
@@ -187,17 +192,22 @@ def names_read(code: CodeType) -> NamesRead:
         elif kind in _ATTRIBUTES:
             is_counted_up = before in ("DUP_TOP", "COPY")
             is_filled = "STORE_SUBSCR" in kinds[at + 2 : at + 3]
+            is_called = kind == "LOAD_METHOD" or (
+                kind == "LOAD_ATTR" and _HAS_METHOD_BIT and (step.arg or 0) & 1 == 1
+            )
             if not (is_counted_up or is_filled or step.argval in was_set):
-                attributes.add(step.argval)
+                (methods if is_called else attributes).add(step.argval)
     for inner in (one for one in code.co_consts if isinstance(one, CodeType)):
         read = names_read(inner)
         variables |= read.variables
         modules |= read.modules
         attributes |= read.attributes
+        methods |= read.methods
         is_open |= read.is_open
-    is_open |= not _COMPUTED.isdisjoint({*variables, *attributes})
+    is_open |= not _COMPUTED.isdisjoint({*variables, *attributes, *methods})
     return NamesRead(
-        frozenset(variables), frozenset(modules), frozenset(attributes), is_open
+        *(frozenset(variables), frozenset(modules), frozenset(attributes)),
+        *(frozenset(methods), is_open),
     )
 
 
@@ -240,10 +250,11 @@ _Check = Tuple[Callable[..., Any], Tuple[Any, ...], Any]
 
 
 class _Walk:
-    """A walk through code, for a set of attribute names.
+    """A walk through code, for attributes of some names.
 
     Attributes:
-        names: Names that were given, and names found on the way.
+        names: Attributes that were given, and those found on the way.
+        methods: Attributes that are called, likewise.
         is_open: Whether code may read attributes of other names too.
         is_complete: Whether the walk met no bound.
         values: Values by path: plain ones, and the `Kind` of others.
@@ -252,9 +263,14 @@ class _Walk:
     """
 
     def __init__(
-        self, roots: Mapping[str, Any], names: Iterable[str], *, is_open: bool
+        self,
+        roots: Mapping[str, Any],
+        names: Iterable[str],
+        methods: Iterable[str],
+        *,
+        is_open: bool,
     ) -> None:
-        self.names = set(names)
+        self.names, self.methods = set(names), set(methods)
         self.is_open = is_open
         self.is_complete = True
         self.values: dict[str, Any] = {}
@@ -371,6 +387,7 @@ class _Walk:
         self.values[path] = Kind("a function")  # another of the same code is no change
         read = names_read(code)
         self.names |= read.attributes
+        self.methods |= read.methods
         self.is_open |= read.is_open
         for name in sorted(read.variables & variables.keys()):
             self._follow(f"global {name}", dict.get, variables, name)
@@ -386,18 +403,19 @@ class _Walk:
         is_layer = isinstance(value, torch.nn.Module)
         is_class = isinstance(value, type)
         own = {} if is_class else getattr(value, "__dict__", {})
-        names, is_open = self.names & own.keys(), self.is_open
+        read, is_open = self.names | self.methods, self.is_open
+        names = read & own.keys()
         for base in (value if is_class else type(value)).__mro__:
             origin, members = _origin(base.__module__), vars(base)
             if origin == "user":
-                names |= self.names & members.keys()  # the object's may come to hide it
+                names |= read & members.keys()  # the object's may come to hide it
                 for name in list(members):
                     is_special = name.startswith("__") and name.endswith("__")
                     if (
                         hasattr(members[name], "__code__")
                         and name[2:-2] not in _NOT_IN_FORWARD
                         if is_special
-                        else name in self.names or self.is_open
+                        else name in read or self.is_open
                     ):
                         of_class = f"{base.__name__}.{name}"
                         self._follow(of_class, operator.getitem, members, name)
@@ -405,6 +423,8 @@ class _Walk:
                             self._follow(f"{path}.{name}", getattr, value, name)
             elif base not in (object, torch.nn.Module):  # its code may read any
                 is_open |= origin == "package" or (is_layer and origin == "machinery")
+        # What isn't callable has only the name of another object's method.
+        names = {n for n in names if n in self.names or callable(own.get(n, callable))}
         if is_open and type(value) is not types.ModuleType:
             is_hidden = hasattr(type(value), "__getattr__") and not is_layer
             names |= {one for one in own if is_hidden or not one.startswith("_")}
@@ -415,10 +435,10 @@ class _Walk:
                 if not isinstance(members, dict):  # a compiled script
                     continue
                 self._check(len, members)
-                read = _buffer if part == "_buffers" else operator.getitem
+                get = _buffer if part == "_buffers" else operator.getitem
                 for key in members:
                     name = f"{path}'s hook {key}" if part in _HOOKS else f"{path}.{key}"
-                    self._follow(name, read, members, key)
+                    self._follow(name, get, members, key)
         for name in sorted(names) if hasattr(value, "__dict__") else ():
             self._follow(f"{path}.{name}", dict.get, own, name)
 
@@ -494,12 +514,14 @@ class BakedInValues:
 
     def _walked(self) -> _Walk:
         """Walk until no new names are found: each name may lead to more code."""
-        names, is_open = {"forward", "sums"}, False  # what ipufit and torch call
+        names: set[str] = set()
+        methods, is_open = {"forward", "sums"}, False  # what ipufit and torch call
         while True:
-            walk = _Walk(self._roots, names, is_open=is_open)
-            if walk.names == names and walk.is_open == is_open:
+            walk = _Walk(self._roots, names, methods, is_open=is_open)
+            known = names, methods, is_open
+            names, methods, is_open = walk.names, walk.methods, walk.is_open
+            if known == (names, methods, is_open):
                 return walk
-            names, is_open = walk.names, walk.is_open
 
     @property
     def is_complete(self) -> bool:

@@ -438,6 +438,23 @@ def test_an_attribute_that_is_only_called_like_a_global_may_change():
     still(Global()).fit(X, Y, batch_size=8, callbacks=change, verbose=0)
 
 
+class Sized(Of):
+    def read(self):
+        return self.net[0].weight.sum().div(2).size().numel() * self.factor()
+
+
+def test_a_number_with_the_name_of_a_called_method_may_change():
+    model = still(Sized(size=0, div=1.0, factor=lambda: 1.0))
+    change = Callback()
+    change.on_train_batch_end = lambda batch, _: vars(model.module).update(
+        size=batch, div=batch
+    )
+    model.fit(X, Y, batch_size=8, callbacks=change, verbose=0)
+    change.on_train_batch_end = lambda *_: setattr(model.module, "factor", lambda: 2.0)
+    with pytest.raises(ConfigError, match=r"module\.factor"):
+        model.fit(X, Y, batch_size=8, callbacks=change, verbose=0)
+
+
 def test_a_value_that_makes_a_run_compile_anew_is_named(capsys):
     model = still(Global())
     for value in (0.0, 1.0, 1.0):
