@@ -214,7 +214,8 @@ def provide_operators() -> None:
         >>> torch.ops.poptorch.nop(torch.tensor([1.0]))
         tensor([1.])
     """
-    if hasattr(torch.ops.poptorch, "identity_loss"):  # a real PopTorch's
+    namespace = torch.ops.poptorch  # type: ignore[attr-defined,unused-ignore]
+    if hasattr(namespace, "identity_loss"):  # those of a real PopTorch
         return
     operators = _Operators("poptorch")  # type: ignore[no-untyped-call,unused-ignore]
     torch.ops.poptorch = operators  # type: ignore[attr-defined,unused-ignore]
