@@ -365,3 +365,32 @@ def test_an_axis_as_long_as_a_micro_batch_is_no_axis_of_samples(samples):
     model = IPUModel(TimeFirst())
     with pytest.raises(UnsupportedError, match=r"\(8, 1, 2\) for one sample"):
         model.predict(torch.randn(samples, 8, 3), batch_size=8)
+
+
+class Stateful(torch.nn.Module):
+    """Holds a state for each sample of a micro-batch of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+        self.register_buffer("state", torch.zeros(2, 1))
+
+    def forward(self, x):
+        hidden = self.layer(x) + 0.5 * self.state
+        self.state.copy_(hidden.detach())
+        return hidden
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_state_for_each_sample_is_an_axis_of_samples(replicas):
+    module, x = Stateful(), torch.randn(16, 3)
+    config = IPUConfig(micro_batch_size=2, replicas=replicas)
+    model = IPUModel(copy.deepcopy(module), config)
+    rows, states = [], [torch.zeros(2, 1)] * replicas
+    with torch.no_grad():
+        for index, batch in enumerate(x.split(2)):
+            states[index % replicas] = (
+                module.layer(batch) + 0.5 * states[index % replicas]
+            )
+            rows.append(states[index % replicas])
+    torch.testing.assert_close(model.predict(x, verbose=0), torch.cat(rows))

@@ -43,6 +43,7 @@ from ipufit.emulator._program.anchors import UPDATED, Anchors, snapshot
 from ipufit.emulator._program.args import CallArguments
 from ipufit.emulator._program.program import Program, refuse_bad_gradients
 from ipufit.emulator._tracing.half import rounding
+from ipufit.emulator._tracing.recording import is_learned
 from ipufit.emulator.enums import MeanReductionStrategy, OutputMode, ReductionType
 
 Results = Tuple[Tensor, ...]
@@ -81,20 +82,25 @@ class DeviceWeights:
         replicas: int,
         groups: Mapping[str, ReplicaGroups],
     ) -> None:
-        self._volatile = [name in program.volatile_weights for name in host]
+        self._prepare: list[Callable[[Tensor], Tensor] | None] = []
         self.groups = groups
         self._used = program.used_weights
         self._replicas: list[dict[str, Tensor]] = [{} for _ in range(replicas)]
         self.trained: dict[str, Tensor] = {}
         self.groups_of_elements: dict[str, int] = {}
         for name in program.weight_names:
-            wants_grad = host[name].requires_grad and host[name].is_floating_point()
-            is_trained = program.has_loss and wants_grad
+            is_trained = program.has_loss and is_learned(host[name])
             elements = [
                 device_tensor(value, copy=True).requires_grad_(is_trained)
                 for value in self._elements(name, host)
             ]
             is_own = name in program.updated_weights and not is_trained
+            if name in program.volatile_weights:
+                self._prepare.append(torch.clone)
+            elif is_own and name in program.unsynchronised_weights:
+                self._prepare.append(torch.detach)
+            else:
+                self._prepare.append(None)
             for replica, weights in enumerate(self._replicas):
                 element = elements[self._group(name, replica)]
                 weights[name] = element.clone() if is_own else element
@@ -122,9 +128,13 @@ class DeviceWeights:
         return [weights[name] for weights in self._replicas]
 
     def fresh_arguments(self, replica: int) -> list[Tensor]:
-        """Return the weights of a call, with copies of the integers that it changes."""
-        pairs = zip(self.arguments[replica], self._volatile)
-        return [tensor.clone() if changes else tensor for tensor, changes in pairs]
+        """Return the weights of a micro-batch.
+
+        Integers that it changes are copied. Other buffers that it changes are written
+        through an alias, so that their values aren't part of the next backward pass.
+        """
+        pairs = zip(self.arguments[replica], self._prepare)
+        return [prepare(tensor) if prepare else tensor for tensor, prepare in pairs]
 
     @torch.no_grad()
     def upload(self, host: dict[str, Tensor]) -> None:

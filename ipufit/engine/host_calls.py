@@ -123,7 +123,7 @@ class OutputSize(NamedTuple):
         has_scalars: Whether it returns scalars: its own loss, or logged ones.
         moves_buffers: Whether the module changes a buffer in place in eval mode, so
             that a pass changes later ones.
-        outputs: Outputs for one sample of zeros.
+        outputs: Outputs for the samples of zeros.
     """
 
     num_bytes: int
@@ -137,8 +137,9 @@ def output_size(
     inferred: Inferred,
     structure: SampleStructure,
     example: Sequence[Tensor],
+    num_samples: int = 1,
 ) -> OutputSize | None:
-    """Call a module, or a step, with one sample of zeros, and return the output's size.
+    """Call a module, or a step, with a sample of zeros, and return the output's size.
 
     The weights are zeros, too: one number for each, expanded to its shape. So this
     takes little memory and time. Random states don't change, nor does the module.
@@ -148,6 +149,7 @@ def output_size(
         inferred: The computation of the program.
         structure: Structure of a batch.
         example: Tensors of a micro-batch, of which only shapes and types matter.
+        num_samples: Number of its samples to call the module with.
 
     Returns:
         None if the module can't be called with such tensors.
@@ -159,7 +161,7 @@ def output_size(
         >>> output_size(module, Inferred(False), source.structure, example).num_bytes
         80
     """
-    sample = _first_as_zeros(example)
+    sample = _first_as_zeros(example, num_samples)
     inputs = structure.nested(sample)
     before = HostRandomState()
     try:
@@ -184,19 +186,28 @@ def output_size(
     )
 
 
-def refuse_other_axes(outputs: Any, micro_batch_size: int) -> None:
+def refuse_other_axes(
+    outputs: Any, micro_batch_size: int, whole: Callable[[], OutputSize | None]
+) -> None:
     """Refuse outputs whose first axis isn't that of samples, but has its length.
 
     Args:
         outputs: Outputs for one sample.
         micro_batch_size: Samples of a micro-batch.
+        whole: Returns the outputs for a micro-batch. Where a buffer holds a state for
+            each sample, they have the shapes of those for one sample.
 
     Raises:
         UnsupportedError: There is such an output.
     """
-    for leaf in Structure.of_outputs(outputs).flatten(outputs):
+    for index, leaf in enumerate(Structure.of_outputs(outputs).flatten(outputs)):
         shape = tuple(getattr(leaf, "shape", ()))
         if len(shape) > 1 and shape[0] == micro_batch_size > 1 and 1 in shape[1:]:
+            size = whole()
+            if size is not None:
+                leaves = Structure.of_outputs(size.outputs).flatten(size.outputs)
+                if leaves[index].shape == shape:
+                    continue
             raise UnsupportedError(
                 f"The module returned a tensor of shape {shape} for one sample. "
                 "Outside training every output needs one row per sample: return it "
@@ -243,8 +254,8 @@ def _weights_replaced(
             attributes.update(before)
 
 
-def _first_as_zeros(example: Sequence[Tensor]) -> list[Tensor]:
-    return [_zeros_like(tensor[:1]) for tensor in example]
+def _first_as_zeros(example: Sequence[Tensor], count: int = 1) -> list[Tensor]:
+    return [_zeros_like(tensor[:count]) for tensor in example]
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:

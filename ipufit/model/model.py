@@ -2723,15 +2723,17 @@ class IPUModel:
         example = source.example(plan.micro_batch_size)
         shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
         key = inferred, source.structure, shapes
+        find_size = partial(
+            host_calls.output_size, self.module, inferred, source.structure, example
+        )
         if all(one != key for one, _ in self._output_sizes):
-            found = host_calls.output_size(
-                self.module, inferred, source.structure, example
-            )
-            self._output_sizes.append((key, found))
+            self._output_sizes.append((key, find_size()))
         size = next(found for one, found in self._output_sizes if one == key)
         num_bytes = None
         if size is not None:
-            host_calls.refuse_other_axes(size.outputs, plan.micro_batch_size)
+            rows = plan.micro_batch_size
+            whole = partial(find_size, num_samples=rows)
+            host_calls.refuse_other_axes(size.outputs, rows, whole)
         if is_one_call:
             return choices.Choice(least)
         if size is not None:

@@ -204,6 +204,39 @@ def _():
     return Program(Averaging())
 
 
+def carrying(write):
+    class Carrying(Linear):
+        def __init__(self):
+            super().__init__()
+            self.back = torch.nn.Linear(2, 2)
+            self.register_buffer("state", torch.zeros(2))
+
+        def forward(self, x):
+            hidden = torch.tanh(self.layer(x) + self.back(self.state.clone()))
+            if self.training:
+                write(self.state, hidden.mean(0).detach())
+            return hidden
+
+    return Program(Carrying())
+
+
+STATES = {
+    "copy_": lambda state, new: state.copy_(new),
+    "a slice": lambda state, new: state.__setitem__(slice(None), new),
+    "lerp_": lambda state, new: state.lerp_(new, 0.3),
+}
+
+
+def enter_state(name, write):
+    kind(f"state that is written by {name}", has_replicas=False)(
+        lambda: carrying(write)
+    )
+
+
+for _name, _write in STATES.items():
+    enter_state(_name, _write)
+
+
 @kind("whole number that counts", has_replicas=False)
 def _():
     class Counting(Linear):

@@ -69,7 +69,7 @@ from ipufit.emulator._program.program import (
     check_weights,
     trace,
 )
-from ipufit.emulator._tracing.recording import named_weights, unchanged
+from ipufit.emulator._tracing.recording import is_learned, named_weights, unchanged
 from ipufit.emulator._tracing.refusals import refuse_scripted, refuse_tied_buffers
 from ipufit.emulator.enums import (
     CommGroupType,
@@ -383,7 +383,7 @@ class PoplarExecutor:
                     training.meanAccumulationAndReplicationReductionStrategy,
                 ),
                 "the weights": [
-                    (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+                    (name, tuple(tensor.shape), str(tensor.dtype), is_learned(tensor))
                     for name, tensor in weights.items()
                 ],
             }
@@ -1417,7 +1417,7 @@ def compile_model(
         trained = [
             name
             for name, weight in weights.items()
-            if program.has_loss and weight.requires_grad and weight.is_floating_point()
+            if program.has_loss and is_learned(weight)
         ]
         names = [*named_nodes(program), *weight_tensor_names(trained)]
         if optimizer is not None:

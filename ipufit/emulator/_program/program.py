@@ -132,6 +132,7 @@ class Program:
         inputs = recording.input_memory()
         self.num_inputs = len(inputs)
         self.written_inputs = tuple(i for i, m in enumerate(inputs) if m in changes)
+        self._memory = [*map(storage_of, recording.copies.values()), *inputs]
         by = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
         updated = by.keys() & self.variables
         self.updated_weights = frozenset(updated)
@@ -144,6 +145,8 @@ class Program:
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
         """The graph as a function of the weights and the inputs."""
         graph = without_known_results(self.graph)
+        if self.has_loss:
+            keep_values_for_backward(graph, self._memory)
         if is_on(CHANNELS_LAST_VARIABLE, default=True):
             graph = in_channels_last(
                 graph, self.weight_shapes, is_differentiated=self.has_loss
@@ -211,6 +214,49 @@ def without_known_results(program: GraphModule) -> GraphModule:
         graph.erase_node(node)
     program.recompile()
     return program
+
+
+def keep_values_for_backward(program: GraphModule, memory: list[int]) -> None:
+    """Copy the values of weights and inputs that are used before they are written.
+
+    On a device a variable is written after all its consumers, those of the backward
+    pass too (PopART, `Graph::setVarUpdateConstraints`).
+
+    Args:
+        program: A training program; it is changed.
+        memory: Storages of the weights, then of the inputs.
+    """
+    graph = program.graph
+    nodes = list(graph.nodes)
+    places = [node for node in nodes if node.op == "placeholder"]
+    storages = {node: frozenset([m]) for node, m in zip(places, memory)}
+    last = {m: i for i, n in enumerate(nodes) for m in effects_of(n).writes}
+    copies: dict[Node, Node] = {}
+    for index, node in enumerate(nodes):
+        effects = effects_of(node)
+        if node.op.startswith("call"):
+            storages[node] = effects.results.intersection(memory)
+        changed = (*node.args, None)[0] if is_in_place(node) else None
+        for source in node.all_input_nodes:
+            used = storages.get(source, frozenset())
+            if changed is None:
+                used = used - effects.results - effects.writes
+            is_written_later = any(last.get(storage, -1) > index for storage in used)
+            if source is changed:  # the backward pass of `tanh_` needs its result
+                if is_written_later and len(node.all_input_nodes) == 1:
+                    with graph.inserting_before(node):
+                        result = graph.call_method("clone", (source,))
+                    node.replace_all_uses_with(source)
+                    node.replace_input_with(source, result)
+                    with graph.inserting_after(node):
+                        graph.call_method("copy_", (source, result))
+            elif is_written_later:
+                if source not in copies:
+                    with graph.inserting_before(node):
+                        copies[source] = graph.call_method("clone", (source,))
+                node.replace_input_with(source, copies[source])
+        copies = {n: c for n, c in copies.items() if not storages[n] & effects.writes}
+    program.recompile()
 
 
 def _refuse_backward(outputs: list[Tensor]) -> None:

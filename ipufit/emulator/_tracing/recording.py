@@ -67,6 +67,14 @@ def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
     return weights
 
 
+def is_learned(weight: Tensor) -> bool:
+    """Return whether gradients train a weight.
+
+    A buffer that the host has computed requires gradients too, but isn't a leaf.
+    """
+    return weight.is_floating_point() and weight.requires_grad and weight.is_leaf
+
+
 @contextlib.contextmanager
 def unchanged(module: torch.nn.Module) -> Iterator[list[str]]:
     """Restore a module's weights, and torch's random state, after the context.
@@ -472,8 +480,7 @@ def _address(tensor: Tensor) -> tuple[int, int]:
 
 def _copy(weight: Tensor) -> Tensor:
     copy = device_tensor(weight.detach(), copy=True)
-    copy.requires_grad_(weight.requires_grad and copy.is_floating_point())
-    return copy
+    return copy.requires_grad_(is_learned(weight))
 
 
 def _is_method(operation: Operation) -> bool:
