@@ -20,7 +20,12 @@ from ipufit._tree import Structure, tree_map
 from ipufit.data.datasets import Labels, SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
 from ipufit.engine.metric_state import collected
-from ipufit.engine.objective import Inferred, Objective, sum_instead_of_mean
+from ipufit.engine.objective import (
+    Inferred,
+    Objective,
+    named_outputs,
+    sum_instead_of_mean,
+)
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import Step, call_module, results_of
 from ipufit.engine.trace_checks import ResultsNoted
@@ -138,6 +143,8 @@ def output_size(
     structure: SampleStructure,
     example: Sequence[Tensor],
     num_samples: int = 1,
+    *,
+    training: bool = False,
 ) -> OutputSize | None:
     """Call a module, or a step, with a sample of zeros, and return the output's size.
 
@@ -150,6 +157,7 @@ def output_size(
         structure: Structure of a batch.
         example: Tensors of a micro-batch, of which only shapes and types matter.
         num_samples: Number of its samples to call the module with.
+        training: Whether the module is called in training mode.
 
     Returns:
         None if the module can't be called with such tensors.
@@ -166,7 +174,7 @@ def output_size(
     before = HostRandomState()
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(mode(module, training=False))
+            stack.enter_context(mode(module, training=training))
             buffers = stack.enter_context(_weights_replaced(module, _zeros_like))
             scalars = stack.enter_context(collected())
             marked = stack.enter_context(ResultsNoted()).marked
@@ -213,6 +221,52 @@ def refuse_other_axes(
                 "Outside training every output needs one row per sample: return it "
                 "with the samples' axis first, as in output.transpose(0, 1)."
             )
+
+
+def refuse_outputs_of_training(
+    module: torch.nn.Module,
+    objective: Objective,
+    structure: SampleStructure,
+    example: Sequence[Tensor],
+) -> None:
+    """Refuse losses of outputs that the module only returns in training.
+
+    Args:
+        module: The user's module.
+        objective: Losses and metrics.
+        structure: Structure of a batch.
+        example: Tensors of a batch, of which only shapes and types matter.
+
+    Raises:
+        UnsupportedError: There is such a loss.
+    """
+    names = []
+    for training in (True, False):
+        size = output_size(
+            *(module, Inferred(False), structure, example, 2), training=training
+        )
+        if size is None:
+            return
+        outputs = size.outputs
+        if not isinstance(outputs, dict):
+            outputs = named_outputs(outputs) or {"output_1": outputs}
+        names.append(
+            [str(name) for name, value in outputs.items() if value is not None]
+        )
+    trained, evaluated = names
+    missing = [
+        name
+        for name in objective.names_of_losses(trained)
+        if name not in evaluated and (name != trained[0] or len(evaluated) != 1)
+    ]
+    if missing and len(evaluated) < len(trained):
+        raise UnsupportedError(
+            f"The module returns {len(trained)} outputs in training "
+            f"({', '.join(trained)}), and in eval mode {len(evaluated)}: an evaluation "
+            f"can't compute the loss of {', '.join(missing)}. Return the same outputs "
+            "in both modes; or compile with step= and validation_step= in place of "
+            "the losses, functions that compute the loss of each mode."
+        )
 
 
 @contextlib.contextmanager

@@ -567,6 +567,14 @@ class Objective:
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
 
+    def names_of_losses(self, names: list[str]) -> list[str]:
+        """Return which of a module's outputs have losses of their own."""
+        wanted = []
+        for key, loss in self.losses:
+            if key is not None or loss.is_per_output:
+                wanted += _names_of(key, names, names)
+        return wanted
+
     def functions(self, outputs: Any, labels: Labels) -> Iterator[tuple[Loss, Any]]:
         """Yield the users' own losses, with the output and target that each gets.
 

@@ -2634,6 +2634,13 @@ class IPUModel:
             ("validation_data", "validate") if "training" in how else ("x", "evaluate")
         )
         _require_targets(source, settings.objective, *words)
+        if (
+            len(settings.objective.losses) > 1
+            or source.structure.targets.num_leaves > 1
+        ):
+            host_calls.refuse_outputs_of_training(
+                self.module, settings.objective, source.structure, source.example(2)
+            )
         what = settings.objective.evaluated, "test", batch_size, steps
         metrics = MetricState(settings.objective.fresh(), self.processes)
         test = self._inference(source, *what, metrics=metrics, **how)

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ipufit.engine.loop
-from ipufit import Callback, ConfigError, IPUConfig, IPUModel, StreamedMetric, poptorch
+from ipufit import (
+    Callback,
+    ConfigError,
+    IPUConfig,
+    IPUModel,
+    StreamedMetric,
+    UnsupportedError,
+    poptorch,
+)
 from ipufit.callbacks import ProgressDisplay
 from tests import reference
 from tests.strategies import config_for, examples, plans
@@ -277,3 +285,47 @@ def test_targets_that_do_not_fit_fail_at_the_first_call():
     model = compiled(inference_iterations=1)
     with pytest.raises(ipufit.DataError, match=r"float32 \[4, "):
         model.evaluate(x, torch.zeros(12, 1, 5), batch_size=4, verbose=0)
+
+
+class Auxiliary(nn.Module):
+    """Returns an auxiliary output in training only."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.head, self.aux, self.form = nn.Linear(3, 4), nn.Linear(3, 4), form
+
+    def forward(self, x):
+        out, aux = self.head(x), self.aux(x) if self.training else None
+        if self.form == "dict":
+            return {"out": out} if aux is None else {"out": out, "aux": aux}
+        if self.form == "tuple" and aux is None:
+            return out
+        return out, aux
+
+
+@pytest.mark.parametrize("run", ["fit", "evaluate"])
+@pytest.mark.parametrize("form", ["tuple", "None", "dict"])
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_loss_of_an_output_that_only_training_has_is_refused(form, run, is_one):
+    model, (x, y) = IPUModel(Auxiliary(form)), reference.samples(64)
+    names = ["out", "aux"] if form == "dict" else ["output_1", "output_2"]
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    loss = "cross_entropy"
+    model.compile("sgd", loss if is_one else dict.fromkeys(names, loss))
+    targets = dict.fromkeys(names, y)
+    if form != "dict":
+        targets = (y, y)
+    what = "returns 2 outputs in training .*, and in eval mode 1: .*" + names[1]
+    more = {"validation_data": (x, targets)} if run == "fit" else {}
+    with pytest.raises(UnsupportedError, match=what):
+        getattr(model, run)(x, targets, verbose=0, **more)
+    for name, value in model.module.state_dict().items():  # nothing was trained
+        assert torch.equal(value, before[name])
+
+
+def test_a_loss_of_the_output_that_both_modes_have_is_evaluated():
+    model, (x, y) = IPUModel(Auxiliary("tuple")), reference.samples(64)
+    model.compile("sgd", ["cross_entropy", None])
+    model.fit(x, y, validation_data=(x, y), verbose=0)
+    loss = nn.functional.cross_entropy(model.module.eval()(x), y).item()
+    assert model.evaluate(x, y, verbose=0)["loss"] == pytest.approx(loss)
