@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import html
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -19,6 +20,7 @@ from ipufit import (
     DroppedRowsWarning,
     IPUConfig,
     IpufitError,
+    IpufitWarning,
     IPUModel,
     NotCompiledError,
     UnknownNameError,
@@ -412,3 +414,54 @@ def test_results_are_shown_as_their_text(monkeypatch):
         style = "font-family: monospace; white-space: pre"
         assert text == f'<pre style="{style}">{result}</pre>'
         assert "\x1b" not in text
+
+
+def compile_forward(module):
+    module.forward = torch.compile(module.forward)
+    return module
+
+
+def compile_class(module):
+    forward = torch.compile(torch.nn.Linear.forward)
+    module.__class__ = type("Compiled", (torch.nn.Linear,), {"forward": forward})
+    return module
+
+
+def compile_in_place(module):
+    module.compile()
+    return module
+
+
+def compile_part(module):
+    return torch.nn.Sequential(torch.nn.ReLU(), torch.compile(module))
+
+
+WRAPPERS = {
+    "compile": torch.compile,
+    "parallel": torch.nn.DataParallel,
+    "both": lambda module: torch.nn.DataParallel(torch.compile(module)),
+    "forward": compile_forward,
+    "part": compile_part,
+    "class": compile_class,
+}
+if hasattr(torch.nn.Module, "compile"):
+    WRAPPERS["in place"] = compile_in_place
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapped_module_trains_as_the_module(wrapper):
+    plain, module = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
+    module.load_state_dict(plain.state_dict())
+    if wrapper == "part":
+        plain = torch.nn.Sequential(torch.nn.ReLU(), plain)
+    with warnings.catch_warnings():  # torch's compiler uses what torch deprecates
+        warnings.simplefilter("ignore")
+        wrapped = WRAPPERS[wrapper](module)
+    with pytest.warns(IpufitWarning, match=r"trained without (torch\.c|DataP)"):
+        model = IPUModel(wrapped)
+    other = IPUModel(plain)
+    for each in (model, other):
+        each.compile("sgd", "cross_entropy")
+        each.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    assert list(model.module.state_dict()) == list(plain.state_dict())
+    reference.assert_same_weights(model.module, plain)

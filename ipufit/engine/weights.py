@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import types
 import weakref
 import zlib
@@ -48,9 +49,71 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ipufit.errors import (
     ConfigError,
     CopiedModuleWarning,
+    IpufitWarning,
     UnsupportedError,
     warn,
 )
+
+_WRAPPERS = {
+    "OptimizedModule": ("_orig_mod", "torch.compile"),
+    "DataParallel": ("module", "DataParallel"),
+    "DistributedDataParallel": ("module", "DistributedDataParallel"),
+}
+"""The attribute of torch's wrappers that is the wrapped module, and how to name them.
+
+`torch.compile` returns an `OptimizedModule`.
+"""
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Take the wrappers of torch.compile and DataParallel off a module and its parts.
+
+    PopTorch compiles the whole program, and replicates it.
+
+    Returns:
+        The module itself, with its wrapped submodules replaced, or what it wraps.
+
+    Warns:
+        IpufitWarning: There was a wrapper.
+
+    Example:
+        >>> unwrapped(torch.nn.Linear(2, 1))
+        Linear(in_features=2, out_features=1, bias=True)
+    """
+    names: dict[str, None] = {}
+    seen: set[torch.nn.Module] = set()
+
+    def unwrap(part: torch.nn.Module) -> torch.nn.Module:
+        kind = type(part)
+        while kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+            attribute, name = _WRAPPERS[kind.__name__]
+            names[name] = None
+            part = getattr(part, attribute)
+            kind = type(part)
+        if part in seen or isinstance(part, torch.jit.ScriptModule):  # type: ignore[attr-defined,unused-ignore]
+            return part
+        seen.add(part)
+        forward = getattr(part.forward, "_torchdynamo_orig_callable", None)
+        if forward is not None or getattr(part, "_compiled_call_impl", None):
+            names["torch.compile"] = None
+            vars(part)["_compiled_call_impl"] = None
+        if forward is not None:
+            is_bound = hasattr(inspect.unwrap(forward), "__self__")
+            part.forward = forward if is_bound else types.MethodType(forward, part)
+        for key, child in part._modules.items():
+            if child is not None:
+                part._modules[key] = unwrap(child)
+        return part
+
+    module = unwrap(module)
+    if names:
+        warn(
+            f"The module is trained without {' and '.join(names)}: PopTorch compiles "
+            "the whole program, and IPUConfig(replicas=...) sets the replicas.",
+            IpufitWarning,
+        )
+    return module
+
 
 MODULE = "module."
 """Prefix of the names of the user's weights in the module that is traced."""

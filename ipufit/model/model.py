@@ -95,7 +95,7 @@ from ipufit.engine.objective import (
 from ipufit.engine.precision import in_own_types
 from ipufit.engine.program import Executors, gradient_anchors, surveyed
 from ipufit.engine.step import NoForwardError
-from ipufit.engine.weights import Counterparts, deep_copied
+from ipufit.engine.weights import Counterparts, deep_copied, unwrapped
 from ipufit.errors import (
     ConfigError,
     CoverageWarning,
@@ -310,7 +310,7 @@ class IPUModel:
             raise ConfigError(f"config={config!r} is not an ipufit.IPUConfig.")
         self.config = self._given_config = config or IPUConfig()
         self.module, self._counterparts = in_own_types(
-            module, self.config, in_place=in_place
+            unwrapped(module), self.config, in_place=in_place
         )
         self.history = None
         process = self.config.process

@@ -288,12 +288,21 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
 
 
 def refuse_scripted(module: torch.nn.Module) -> None:
-    """Refuse TorchScript, which can't be traced.
+    """Refuse TorchScript, which can't be traced, and torch.compile.
+
+    PopTorch doesn't support that (`docs/user_guide/pytorch_to_poptorch.rst`).
 
     Raises:
-        Error: The module, or a part of it, is a `torch.jit.ScriptModule`.
+        Error: The module, or a part of it, is scripted or compiled.
     """
     for part in module.modules():
+        is_wrapper = type(part).__name__ == "OptimizedModule"
+        is_compiled = hasattr(part.forward, "_torchdynamo_orig_callable")
+        if is_wrapper or is_compiled or getattr(part, "_compiled_call_impl", None):
+            raise createPoptorchError(
+                "PopTorch doesn't support torch.compile, from which the model or a "
+                "part of it comes. Leave it out: PopTorch compiles the whole model."
+            )
         if isinstance(part, torch.jit.ScriptModule):  # type: ignore[attr-defined,unused-ignore]
             raise untraceable(f"a torch.jit.ScriptModule: {type(part).__name__}")
 

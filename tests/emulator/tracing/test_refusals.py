@@ -240,6 +240,15 @@ def test_scripted_modules_are_refused():
         poptorch.inferenceModel(module)(X)
 
 
+@pytest.mark.parametrize("is_part", [True, False])
+def test_modules_from_torch_compile_are_refused(is_part):
+    with warnings.catch_warnings():  # torch's compiler uses what torch deprecates
+        warnings.simplefilter("ignore")
+        module = torch.compile(nn.Linear(6, 2))
+    with pytest.raises(poptorch.Error, match=r"doesn't support torch\.compile"):
+        poptorch.inferenceModel(nn.Sequential(module) if is_part else module)(X)
+
+
 def test_a_trace_leaves_tensors_as_they_were():
     picks = Function(lambda m, x: x[:, 0] + x[0])
     poptorch.inferenceModel(picks)(torch.ones(3, 3))
