@@ -493,16 +493,31 @@ class CallbackList(Callback):
             callback.load_state_dict(state[key])
 
     def _saved(self, state: Mapping[str, Any] | None = None) -> dict[str, Callback]:
-        """Return the callbacks that have a state, by its key, if the state has these.
+        """Return callbacks by the keys of their states.
+
+        Args:
+            state: A state to load; None to save one. Callbacks without a state needn't
+                be those of the run that saved it.
 
         Raises:
-            ConfigError: A callback was added, removed, or moved to another position.
+            ConfigError: A callback with a state was added, removed or moved.
         """
         counting = [callback for callback in self.callbacks if callback.is_saved]
         saved = {f"{i}:{c.state_name}": c for i, c in enumerate(counting)}
-        if state is not None and set(state) != set(saved):
-            _refuse_callbacks(state, [callback.state_name for callback in counting])
-        return saved
+        if state is None or set(state) == set(saved):
+            return saved
+        now = {key: c for key, c in saved.items() if _has_state(c)}
+        names = {callback.state_name for callback in now.values()}
+        before = [
+            key
+            for key in sorted(state, key=_position)
+            if state[key] or key.partition(":")[2] in names
+        ]
+        if [key.partition(":")[2] for key in before] != [
+            callback.state_name for callback in now.values()
+        ]:
+            _refuse_callbacks(before, list(now))
+        return dict(zip(before, now.values()))
 
 
 def _call_each(hook: str) -> Callable[..., None]:
@@ -528,28 +543,40 @@ def _is_display(callback: Callback) -> bool:
     return type(callback).is_due is not Callback.is_due
 
 
-def _refuse_callbacks(state: Mapping[str, Any], now: list[str]) -> None:
-    """Refuse a state of other callbacks than those of the run, if it is one.
+def _has_state(callback: Callback) -> bool:
+    is_own = type(callback).state_dict is not Callback.state_dict
+    return is_own or bool(callback.saved_attributes)
+
+
+def _position(key: str) -> int:
+    """Return the position in the key of a callback's state.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    position = key.partition(":")[0]
+    if not position.isdecimal():
+        raise ConfigError(
+            f"{key!r} is no key of a callback's state, such as '0:History'."
+        )
+    return int(position)
+
+
+def _refuse_callbacks(before: list[str], now: list[str]) -> None:
+    """Refuse a state of other callbacks than those of the run.
 
     Args:
-        state: States by "position:name", in any order.
-        now: Names of the callbacks of the run.
+        before: Keys of the states, in their order.
+        now: Keys of the callbacks of the run.
     """
-    parts = [key.partition(":") for key in state]
-    for position, colon, name in parts:
-        if not position.isdecimal():
-            raise ConfigError(
-                f"{position + colon + name!r} is no key of a callback's state, such as "
-                "'0:History'."
-            )
-    before = [name for _, _, name in sorted(parts, key=lambda part: int(part[0]))]
     missing: list[str] = []
     new: list[str] = []
-    changes = difflib.SequenceMatcher(None, before, now, autojunk=False).get_opcodes()
+    old, own = ([key.partition(":")[2] for key in keys] for keys in (before, now))
+    changes = difflib.SequenceMatcher(None, old, own, autojunk=False).get_opcodes()
     for change, begin, end, new_begin, new_end in changes:
         if change != "equal":
-            missing += [f"{before[i]} (number {i})" for i in range(begin, end)]
-            new += [f"{now[i]} (number {i})" for i in range(new_begin, new_end)]
+            missing += map(_numbered, before[begin:end])
+            new += map(_numbered, now[new_begin:new_end])
     faults = [
         f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}"
         for names, what in ((missing, "missing"), (new, "new"))
@@ -557,8 +584,13 @@ def _refuse_callbacks(state: Mapping[str, Any], now: list[str]) -> None:
     ]
     raise ConfigError(
         f"The state was saved with other callbacks: {', and '.join(faults)}. Pass the "
-        "callbacks of the interrupted run, in its order."
+        "callbacks of the interrupted run that have a state, in its order."
     )
+
+
+def _numbered(key: str) -> str:
+    number, _, name = key.partition(":")
+    return f"{name} (number {number})"
 
 
 def _hears_every(callback: Callback) -> int | None:

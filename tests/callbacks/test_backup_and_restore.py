@@ -16,6 +16,7 @@ from ipufit import (
     Callback,
     ConfigError,
     IPUModel,
+    LambdaCallback,
     StopAfter,
     UnsupportedError,
 )
@@ -247,3 +248,13 @@ def test_in_another_thread_it_saves_and_leaves_signals_alone(tmp_path):
     thread.join()
     assert places(backup) == [(1, 8), (2, 16)]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_callback_that_interrupted_a_run_may_be_left_out(tmp_path):
+    def interrupt(epoch, logs):
+        raise InterruptedError
+
+    backup = BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(InterruptedError):
+        fit(LambdaCallback(on_epoch_end=interrupt), backup, epochs=3)
+    assert fit(BackupAndRestore(tmp_path / "backup"), epochs=3).epoch == [0, 1, 2]

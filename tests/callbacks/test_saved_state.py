@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit import ConfigError
+from ipufit import Callback, ConfigError
 from ipufit.callbacks import (
     CallbackList,
     CSVLogger,
@@ -246,3 +246,49 @@ def test_a_log_goes_on(series):
             file.write_bytes(expected)  # the killed process had gone further
             play(CSVLogger(file), series[done:], begin=done, state=through_json(state))
             assert file.read_bytes() == expected
+
+
+class Stateless(Callback):
+    """Has no state to save."""
+
+
+@given(
+    st.lists(st.booleans(), max_size=4),
+    st.lists(st.booleans(), max_size=4),
+)
+def test_callbacks_without_a_state_come_and_go(before, now):
+    def hooks(kinds):
+        make = {True: lambda: EarlyStopping("loss"), False: Stateless}
+        return CallbackList([make[has_state]() for has_state in kinds])
+
+    def stopping(hooks):
+        return [c for c in hooks.callbacks if isinstance(c, EarlyStopping)]
+
+    old, new = hooks(before), hooks(now)
+    for wait, callback in enumerate(stopping(old)):
+        callback.wait = wait
+    if sum(before) == sum(now):
+        new.load_state_dict(through_json(old.state_dict()))
+        assert [c.wait for c in stopping(new)] == list(range(sum(now)))
+    else:
+        with pytest.raises(ConfigError, match="was saved with other callbacks"):
+            new.check_state(through_json(old.state_dict()))
+
+
+class OwnState(Callback):
+    """Returns no state until there is something to save."""
+
+    kept = None
+
+    def state_dict(self):
+        return {} if self.kept is None else {"kept": self.kept}
+
+    def load_state_dict(self, state):
+        self.kept = state.get("kept", 0)
+
+
+def test_an_empty_state_of_a_callback_with_a_state_is_found():
+    state = CallbackList([Stateless(), OwnState()]).state_dict()
+    hooks = CallbackList([OwnState()])
+    hooks.load_state_dict(state)
+    assert hooks.callbacks[0].kept == 0
