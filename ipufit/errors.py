@@ -194,6 +194,36 @@ class WholeStreamWarning(IpufitWarning):
     """Warns that each of several processes reads a whole stream to use a part."""
 
 
+def refuse_keras(
+    what: str, value: Any, instead: str, names: Iterable[str] = ()
+) -> None:
+    """Refuse an object, a class or a function of Keras.
+
+    Args:
+        what: Argument that it was given for.
+        value: Any value.
+        instead: Words for what to use, such as "a loss of torch".
+        names: Names that the argument may have; that of the class is suggested.
+
+    Raises:
+        ConfigError: `value` is of Keras.
+
+    Example:
+        >>> refuse_keras("loss", print, "a loss of torch")
+    """
+    kind = value if hasattr(value, "__name__") else type(value)
+    homes = {str(base.__module__) for base in getattr(kind, "__mro__", [kind])}
+    if {home.partition(".")[0] for home in homes}.isdisjoint({"keras", "tf_keras"}):
+        return
+    key = kind.__name__.replace("_", "").lower()
+    by_key = {name.replace("_", ""): name for name in names}
+    name = f"the name {by_key[key]!r}, or " if key in by_key else ""
+    raise ConfigError(
+        f"{what} has {kind.__name__} of Keras, which works with Keras's tensors. Use "
+        f"{name}{instead}."
+    )
+
+
 TRACEBACK = "IPUFIT_TRACEBACK"
 
 _NO_PLACE = ("ipufit", "contextlib", "functools", "torch")

@@ -26,6 +26,7 @@ from ipufit.errors import (
     DataError,
     UnknownNameError,
     UnsupportedError,
+    refuse_keras,
 )
 from ipufit.metrics.base import (
     IGNORED_INDEX,
@@ -556,6 +557,8 @@ def resolve_loss(loss: LossLike) -> Loss:
     """
     if isinstance(loss, str):
         return named_loss(loss)
+    names = " ".join(_LOSSES).split()
+    refuse_keras("loss", loss, "a loss of torch (those of classes take logits)", names)
     if not callable(loss) or isinstance(loss, type):
         raise ConfigError(
             f"loss={loss!r} is neither a name, a torch loss module nor a function "

@@ -12,7 +12,12 @@ from typing import Any, Callable, Sequence, Union
 
 from torch import Tensor
 
-from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
+from ipufit.errors import (
+    ConfigError,
+    UnknownNameError,
+    UnsupportedError,
+    refuse_keras,
+)
 
 from . import classification, confusion, correlation, probabilistic, ranking
 from . import regression as errors
@@ -130,6 +135,8 @@ def resolve_metric(item: Any) -> AnyMetric:
     """
     if isinstance(item, str):
         return _named(item)
+    names = " ".join(_METRICS).split()
+    refuse_keras("metrics", item, "a class in ipufit.metrics", names)
     if isinstance(item, type):
         return _instance(item)
     if isinstance(item, (Metric, StreamedMetric)):
@@ -140,11 +147,6 @@ def resolve_metric(item: Any) -> AnyMetric:
         )
     if is_torch_metric(item):
         return TorchMetric(item)
-    if hasattr(item, "update_state"):
-        raise ConfigError(
-            f"metrics contains {item!r} of Keras, which computes with Keras's tensors. "
-            "Use its name, such as 'auc', or the class in ipufit.metrics."
-        )
     if callable(item):
         return _of_function(item)
     raise ConfigError(

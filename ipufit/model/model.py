@@ -109,6 +109,7 @@ from ipufit.errors import (
     UnsupportedError,
     all_suggesting,
     do_all,
+    refuse_keras,
     warn,
 )
 from ipufit.losses import LossLike, check_smoothing
@@ -304,6 +305,7 @@ class IPUModel:
         *,
         in_place: bool = False,
     ) -> None:
+        refuse_keras("module", module, "a torch.nn.Module")
         if not isinstance(module, torch.nn.Module):
             raise ConfigError(f"module={module!r} is not a torch.nn.Module.")
         if config is not None and not isinstance(config, IPUConfig):

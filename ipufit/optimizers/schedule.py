@@ -30,7 +30,12 @@ from torch.optim import lr_scheduler
 
 from ipufit._kinds import Kind, count, like, optional
 from ipufit._kinds import fields as dict_with
-from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
+from ipufit.errors import (
+    ConfigError,
+    UnknownNameError,
+    UnsupportedError,
+    refuse_keras,
+)
 
 
 def check_number(
@@ -1057,6 +1062,7 @@ def make_rates(
                 "boundary_epochs=(30, 60)), or warmup_epochs, total_epochs, "
                 "every_epochs."
             )
+    refuse_keras("lr_schedule", scheduler, "an ipufit.Schedule")
     if isinstance(scheduler, type):
         raise ConfigError(
             f"lr_schedule={scheduler.__name__} is a class. Pass a scheduler of the "

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ipufit import IPUModel
+from ipufit import ConfigError, IPUModel
 from tests.keras.twins import compiled, data, networks, two_heads
 
 X, Y = data(8)
@@ -72,3 +72,49 @@ def test_an_unusable_validation_frequency_is_refused(frequency):
                 validation_freq=frequency,
                 verbose=0,
             )
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        (
+            "loss",
+            keras.losses.CategoricalCrossentropy(from_logits=True),
+            "'categorical_crossentropy'",
+        ),
+        ("loss", keras.losses.mean_squared_error, "'mean_squared_error'"),
+        ("loss", [keras.losses.MeanSquaredError()], "'mean_squared_error'"),
+        ("loss", keras.losses.MeanSquaredError, "'mean_squared_error'"),
+        ("loss", keras.losses.Tversky(), "a loss of torch"),
+        ("metrics", [keras.metrics.AUC()], "'auc'"),
+        ("metrics", [keras.metrics.binary_accuracy], "'binary_accuracy'"),
+        ("metrics", {"a": [keras.metrics.R2Score()]}, "'r2_score'"),
+        ("weighted_metrics", [keras.metrics.MeanIoU(2)], "'mean_iou'"),
+        ("optimizer", keras.optimizers.Adam(), "'adam'"),
+        ("optimizer", keras.optimizers.Nadam(), "an ipufit.Optimizer"),
+        (
+            "lr_schedule",
+            keras.optimizers.schedules.CosineDecay(0.1, 10),
+            "an ipufit.Schedule",
+        ),
+    ],
+)
+def test_objects_of_keras_are_refused_by_compile(argument, value, words):
+    arguments = {"optimizer": "sgd", "loss": "mse", argument: value}
+    with pytest.raises(ConfigError, match=f"of Keras.*{words}"):
+        IPUModel(torch.nn.Linear(2, 1)).compile(**arguments)
+
+
+class Overriding(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return y_pred - y_true
+
+
+def test_subclasses_models_and_callbacks_of_keras_are_refused():
+    model = IPUModel(torch.nn.Linear(2, 1))
+    with pytest.raises(ConfigError, match="Overriding of Keras"):
+        model.compile("sgd", Overriding())
+    with pytest.raises(ConfigError, match="Dense of Keras"):
+        IPUModel(keras.layers.Dense(1))
+    with pytest.raises(ConfigError, match=r"EarlyStopping of Keras.*in ipufit"):
+        model.predict(X, callbacks=[keras.callbacks.EarlyStopping()])

@@ -52,13 +52,7 @@ class Counted:
     update = compute = reset = lambda self, *given: None
 
 
-class OfKeras:
-    name = "auc"
-
-    def __call__(self, *given):
-        return self
-
-    update_state = result = reset_state = __call__
+OfKeras = type("AUC", (), {"__module__": "keras.src.metrics"})
 
 
 @pytest.mark.parametrize(
