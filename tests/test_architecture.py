@@ -103,6 +103,7 @@ FLOORS = {
         "enums": 0,
         "errors": 0,
         "_popart": 0,  # what `import popart` finds: enumerations
+        "_libpvti": 0,  # what `import libpvti` finds: tracepoints that do nothing
     },
 }
 # What the package needs; `poptorch` has a rule of its own. Nothing here may become

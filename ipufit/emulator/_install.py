@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulator under PopTorch's name: `import poptorch` finds `ipufit.emulator`.
 
-In this process a finder on `sys.meta_path` makes `poptorch`, `popdist` and `popart`
-other names of the emulator's own modules, so that each class exists once. Processes
-that this one starts have no such finder: they find the folder `_shim`, whose packages
-call `install` there. `multiprocessing` passes `sys.path` to processes that it spawns,
-and `PYTHONPATH` reaches interpreters started in any other way.
+In this process a finder on `sys.meta_path` makes `poptorch`, `popdist`, `popart` and
+`libpvti` other names of the emulator's own modules, so that each class exists once.
+Processes that this one starts have no such finder: they find the folder `_shim`, whose
+packages call `install` there. `multiprocessing` passes `sys.path` to processes that it
+spawns, and `PYTHONPATH` reaches interpreters started in any other way.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ _TARGETS = {
     "poptorch": _EMULATOR,
     **{f"poptorch.{name}": f"{_EMULATOR}.{name}" for name in _POPTORCH_MODULES},
     "popdist": f"{_EMULATOR}._popdist",
+    "popdist.popdist_core": f"{_EMULATOR}._popdist._environment",
     "popdist.poptorch": f"{_EMULATOR}._popdist.poptorch",
     "popart": f"{_EMULATOR}._popart",
+    "libpvti": f"{_EMULATOR}._libpvti",
 }
 """Names that scripts import -> the emulator's modules."""
 
-_PACKAGES = ("poptorch", "popdist", "popart")
+_REAL_PACKAGES = ("poptorch", "popdist", "popart")
+_PACKAGES = (*_REAL_PACKAGES, "libpvti")
 _POPART_PREFIXES = ("popart.", f"{_EMULATOR}._popart.")
 _SHIM_FOLDER = str(Path(__file__).with_name("_shim"))
 _ROOT = Path(__file__).parents[2]  # the folder that `ipufit` is in
@@ -90,6 +93,13 @@ class _AliasFinder(MetaPathFinder):
                 name = f"popart.{fullname[len(prefix) :]}"
                 # With `name=`, `from popart import Builder` drops the explanation.
                 raise ModuleNotFoundError(f"No module named {name!r}: {WHAT_POPART_IS}")
+        if fullname == "gcipuinfo" and PathFinder.find_spec(fullname) is None:
+            raise ModuleNotFoundError(
+                "No module named 'gcipuinfo': it comes with Graphcore's driver, in the "
+                "Poplar SDK, and asks for the IPUs of this machine. The emulator has "
+                "none: leave it out here.",
+                name=fullname,
+            )
         if fullname.partition(".")[0] not in _PACKAGES:
             return None
         if fullname not in _TARGETS or find_spec(_TARGETS[fullname]) is None:
@@ -187,7 +197,7 @@ def uninstall() -> None:
 
 
 def _refuse_to_hide_a_real_one() -> None:
-    for name in _PACKAGES:
+    for name in _REAL_PACKAGES:
         if name in sys.modules:
             module = sys.modules[name]  # `None` forbids an import
             is_ours = module is None or module.__name__.startswith(_EMULATOR)

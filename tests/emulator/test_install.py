@@ -221,6 +221,30 @@ def test_interpreters_started_from_here_find_it(first, tmp_path):
     ]
 
 
+@pytest.mark.usefixtures("installed")
+def test_tracepoints_of_libpvti_do_nothing():
+    done = run_python(
+        "-c",
+        "import libpvti as pvti\n"
+        "channel = pvti.createTraceChannel('training')\n"
+        "@pvti.instrument_fn(channel)\n"
+        "def train():\n"
+        "    return 3\n"
+        "pvti.Tracepoint.begin(channel, 'epoch')\n"
+        "pvti.Graph('Loss', '').addSeries('training').add(0.5)\n"
+        "pvti.HeatmapDouble('weights', [0.0, 1.0], '2^x').add([0.5])\n"
+        "with pvti.Tracepoint(channel, 'step'):\n"
+        "    print(train(), pvti.checkTraceChannel(channel))\n",
+    )
+    assert (done.stdout.split(), done.stderr) == (["3", "False"], "")
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_asks_for_ipus_says_whose_it_is():
+    with pytest.raises(ImportError, match=r"gcipuinfo.*Poplar SDK"):
+        importlib.import_module("gcipuinfo")
+
+
 SPAWNING = """
 import multiprocessing
 import sys

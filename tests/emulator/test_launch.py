@@ -51,6 +51,7 @@ def test_an_instance_sees_what_poprun_would_set(data, count, local):
         assert _popdist.getNumLocalReplicas() == local
         assert _popdist.getNumTotalReplicas() == count * local
         assert _popdist.getReplicaIndexOffset() == index * local
+        assert _popdist.getDeviceId() == 0  # the only instance of its host
         assert _popdist.getNumIpusPerReplica() == 1
         plain = _popdist.poptorch._PoptorchOptions()
         options = _popdist.poptorch.Options()
@@ -221,6 +222,7 @@ def test_without_poprun_there_is_one_instance():
     assert popdist.getNumTotalReplicas() == 1
     assert popdist.getNumLocalReplicas() == 1
     assert popdist.getNumIpusPerReplica() == 1
+    assert popdist.getDeviceId() == popdist.popdist_core.getDeviceId(4) == 0
 
 
 @pytest.mark.parametrize("setting", [{"total": 3}, {"total": 4, "is_uniform": False}])

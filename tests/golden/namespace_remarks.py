@@ -138,7 +138,7 @@ REMARKS = {
     "logger": (APPROXIMATED, "says what the backend says too, as far as there is one"),
     "optim.logger": (APPROXIMATED, "says what the backend says too, see `logger`"),
     "poptorch_core": (APPROXIMATED, "errors, `_validateOptions` and a few more names"),
-    "profiling*": (NO_EFFECT, "there is no `libpvti`"),
+    "profiling*": (NO_EFFECT, "`libpvti` records nothing"),
     "setLogLevel": (APPROXIMATED, "traces and dumps of a backend there are none"),
     "HalfFloatCastingBehavior": (NO_EFFECT, "in PopTorch too"),
     "Liveness": (NO_EFFECT, ""),

@@ -12,8 +12,10 @@ from typing import Any, Callable, Collection
 
 from ipufit.emulator._processes import join_processes
 
+from . import _environment as popdist_core
 from . import poptorch
 from ._environment import (
+    getDeviceId,
     getInstanceIndex,
     getNumInstances,
     getNumIpusPerReplica,
@@ -25,6 +27,7 @@ from ._environment import (
 
 __all__ = [
     "execute_on_instances",
+    "getDeviceId",
     "getInstanceIndex",
     "getNumInstances",
     "getNumIpusPerReplica",
@@ -33,6 +36,7 @@ __all__ = [
     "getReplicaIndexOffset",
     "init",
     "isPopdistEnvSet",
+    "popdist_core",
     "poptorch",
 ]
 

@@ -89,6 +89,21 @@ def getInstanceIndex() -> int:
     return _read(FIRST_REPLICA, 0) // _replicas_of_each()
 
 
+def getDeviceId(numIpus: int | None = None) -> int:
+    """Return the ID of the device of this instance; 0 without PopRun.
+
+    The instances of a host have its devices, in their order.
+
+    Args:
+        numIpus: The number of IPUs of one replica; the ID doesn't depend on it here.
+
+    Example:
+        >>> getDeviceId()
+        0
+    """
+    return _read(LOCAL_INSTANCE, getInstanceIndex())
+
+
 def getReplicaIndexOffset() -> int:
     """Return the index of this instance's first replica; 0 without PopRun.
 
