@@ -776,3 +776,37 @@ def test_a_prediction_that_is_not_gone_through_leaves_no_process():
     assert multiprocessing.active_children()
     parts.close()
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["coo_matrix", "csr_array", "dia_matrix", "dok_matrix", "lil_array"]
+)
+def test_sparse_matrices_are_the_dense_ones(name):
+    sparse = pytest.importorskip("scipy.sparse")
+    make = getattr(sparse, name)
+    x, y = X.numpy() * (X.numpy() > 0), Y.numpy()
+
+    def figures(data):
+        torch.manual_seed(0)
+        model = IPUModel(torch.nn.Linear(3, 4))
+        model.compile("sgd", "cross_entropy")
+        settings = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        history = model.fit(data, y, validation_data=(data, y), **settings)
+        model.fit(data, y, validation_split=0.5, **settings)
+        of_dict = model.predict({"input": data}, verbose=0)
+        rows = model.predict(data, verbose=0)
+        loss = model.evaluate(data, y, verbose=0)
+        return history.history, loss, rows.tolist(), of_dict.tolist()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DroppedRowsWarning)
+        assert figures(make(x)) == figures(x)
+
+
+def test_sparse_batches_are_made_dense():
+    sparse = pytest.importorskip("scipy.sparse")
+    batches = [(sparse.csr_matrix(x), y) for x, y in zip(X.split(6), Y.split(6))]
+    model = IPUModel(torch.nn.Linear(3, 4))
+    model.compile("sgd", "cross_entropy")
+    wanted = model.evaluate(X, Y, verbose=0)["loss"]
+    assert model.evaluate(iter(batches), verbose=0)["loss"] == pytest.approx(wanted)

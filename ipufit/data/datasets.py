@@ -317,6 +317,8 @@ def dense_tensor(value: Any, where: str) -> Tensor:
         >>> dense_tensor(np.float64(0.5), "`x`")
         tensor(0.5000, dtype=torch.float64)
     """
+    if is_sparse(value):
+        value = value.toarray()
     if isinstance(value, (np.ndarray, np.generic)):
         value = _from_numpy(np.asanyarray(value), where)
     elif not isinstance(value, Tensor):
@@ -493,6 +495,16 @@ def is_frame(value: Any) -> bool:
         False
     """
     return hasattr(value, "to_numpy") and hasattr(value, "iloc")
+
+
+def is_sparse(value: Any) -> bool:
+    """Check whether a value is a sparse matrix or array of SciPy.
+
+    Example:
+        >>> is_sparse(np.zeros(3))
+        False
+    """
+    return hasattr(value, "toarray") and hasattr(value, "tocsr")
 
 
 def frame_values(frame: Any, where: str) -> Any:

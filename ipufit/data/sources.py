@@ -65,6 +65,7 @@ from .datasets import (
     frame_values,
     is_frame,
     is_hugging_face,
+    is_sparse,
     mixed,
     same_rows,
     short_list,
@@ -1035,10 +1036,10 @@ def as_source(
     """Convert data in any form that users may pass to a source.
 
     Args:
-        x: Tensors, NumPy arrays or pandas frames, nested in tuples, lists or dicts,
-            with samples in dim 0; a map-style `Dataset` or a Hugging Face dataset of
-            samples; an `IterableDataset` of samples; or a `DataLoader`, a
-            `poptorch.DataLoader`, a generator or another iterable of batches; or
+        x: Tensors, NumPy arrays, pandas frames or sparse matrices, nested in tuples,
+            lists or dicts, with samples in dim 0; a map-style `Dataset` or a Hugging
+            Face dataset of samples; an `IterableDataset` of samples; or a `DataLoader`,
+            a `poptorch.DataLoader`, a generator or another iterable of batches; or
             `FixedSizeBatches`. Samples and batches are an input, `(input, target)` or
             `(input, target, weight)`.
         y: Targets, if `x` is arrays; or the names of the target columns, if `x` has
@@ -1244,18 +1245,24 @@ def in_memory(
 
 
 def unframed(value: Any, where: str) -> Any:
-    """Replace the frames in nested arrays by arrays.
+    """Replace the frames and sparse matrices in nested arrays by arrays.
 
     Args:
-        value: Nested arrays and frames.
+        value: Nested arrays, frames and sparse matrices.
         where: Name of the value in error messages.
     """
-    return _mapped(lambda v: frame_values(v, where) if is_frame(v) else v, value)
+
+    def array(value: Any) -> Any:
+        if is_sparse(value):
+            return value.toarray()
+        return frame_values(value, where) if is_frame(value) else value
+
+    return _mapped(array, value)
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to each element of nested mappings, tuples and lists."""
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not is_sparse(value):  # dok_matrix is a dict
         return {key: _mapped(function, element) for key, element in value.items()}
     if type(value) in (tuple, list):
         return type(value)(_mapped(function, element) for element in value)
@@ -1741,10 +1748,11 @@ _SAMPLERS = (
 
 
 def is_array_like(x: Any) -> bool:
-    """Check whether `x` is an array, a frame, or arrays and frames nested."""
+    """Check whether `x` is an array, a frame, a sparse matrix, or these nested."""
     return (
         isinstance(x, (Tensor, np.ndarray))
         or is_frame(x)
+        or is_sparse(x)
         or (isinstance(x, (tuple, list, Mapping)) and len(x) > 0)
     )
 
