@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,14 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 import ipufit
-from ipufit import Callback, IPUConfig, IPUModel, UnsupportedError, poptorch
+from ipufit import (
+    Callback,
+    DataError,
+    IPUConfig,
+    IPUModel,
+    UnsupportedError,
+    poptorch,
+)
 from ipufit.callbacks import ProgressDisplay
 from tests import modes, reference
 from tests.strategies import examples
@@ -394,3 +402,36 @@ def test_a_state_for_each_sample_is_an_axis_of_samples(replicas):
             )
             rows.append(states[index % replicas])
     torch.testing.assert_close(model.predict(x, verbose=0), torch.cat(rows))
+
+
+class OfOneSize(torch.nn.Module):
+    """Takes micro-batches of so many rows only: of nodes, say."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4)
+        self.register_buffer("adjacency", torch.rand(rows, rows))
+
+    def forward(self, x):
+        return self.adjacency @ self.layer(x)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_data_that_was_one_batch_of_fit_is_evaluated_as_one(rows):
+    model, x, y = IPUModel(OfOneSize(rows)), X[:rows], Y[:rows]
+    model.compile("sgd", "cross_entropy")
+    model.fit(x, y, batch_size=rows, epochs=2, verbose=0)
+    outputs = model.module(x).detach()
+    loss = torch.nn.functional.cross_entropy(outputs, y).item()
+    assert model.evaluate(x, y, verbose=0)["loss"] == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(model.predict(x, verbose=0), outputs)
+
+
+def test_an_error_of_shapes_names_the_batch_size_of_fit():
+    model = IPUModel(OfOneSize(8))
+    model.compile("sgd", "cross_entropy")
+    model.fit(X, Y, batch_size=8, verbose=0)
+    for run in (partial(model.evaluate, X, Y), partial(model.predict, X)):
+        with pytest.raises(DataError, match=r"failed .* ones of 32: .* batch_size=8"):
+            run(verbose=0)
+        run(verbose=0, batch_size=8)

@@ -294,6 +294,7 @@ class IPUModel:
     _built_options: tuple[object, poptorch.Options] | None
     # Facts about the data of the last runs.
     _last_source: Source | None
+    _trained_rows: int | None  # samples of a micro-batch of the last fit
     _target_columns: Sequence[str]
     _columns: Sequence[Sequence[Any] | None]  # of frames trained on
     _num_passes: int  # over training data, so that no fit repeats an order
@@ -327,6 +328,7 @@ class IPUModel:
         self._output_sizes = []
         self._built_options = None
         self._last_source = None
+        self._trained_rows = None
         self._target_columns = ()
         self._columns = ()
         self._num_passes = 0
@@ -656,6 +658,7 @@ class IPUModel:
         running = self._running(run, callbacks, verbose, history)
         with running as (hooks, display), self._fitting(run):
             self._last_source = source
+            self._trained_rows = plan.micro_batch_size
             snapshot = Snapshot(training, batches, hooks, run, validated, in_words)
             if checkpoint is not None:
                 snapshot.check(checkpoint)
@@ -765,7 +768,7 @@ class IPUModel:
             y: As for `fit`.
             batch_size: Samples of one pass over all replicas; it doesn't change the
                 result. By default the config's `micro_batch_size`, or else 32, on each
-                replica.
+                replica; or all samples, if they are one micro-batch of the last `fit`.
             verbose: As for `fit`.
             sample_weight: As for `fit`.
             steps: Batches to evaluate, from the beginning; None for all.
@@ -796,8 +799,9 @@ class IPUModel:
         with self._running(run, callbacks, verbose) as (hooks, display):
             self._last_source = source
             try:
-                test.prepare(display)
-                test.run(hooks, run)
+                with self._naming_rows_of_fit(test):
+                    test.prepare(display)
+                    test.run(hooks, run)
             finally:
                 test.batches.close()
         return _as_asked(test.metrics, return_dict)
@@ -2567,6 +2571,13 @@ class IPUModel:
         Raises:
             ConfigError: The replicas don't divide the batch size.
         """
+        given = training, batch_size, steps, self.config.micro_batch_size
+        copies = self.config.num_inference_replicas * self.config.process.count
+        if (
+            all(one is None for one in (*given, source.structure.rows))
+            and source.num_samples == (self._trained_rows or 0) * copies
+        ):
+            batch_size = source.num_samples  # one batch of `fit`: a graph, or its nodes
         sets = source, *beside
         asked = [
             _rows_to_evaluate(self.config, one, batch_size, steps, training)
@@ -2690,10 +2701,11 @@ class IPUModel:
         with self._running(run, callbacks, verbose) as (hooks, display):
             self._last_source = batches.source
             try:
-                plan.prepare(display)
-                for part in plan.outputs(hooks, run):
-                    with self._paused(hooks):
-                        yield part
+                with self._naming_rows_of_fit(plan):
+                    plan.prepare(display)
+                    for part in plan.outputs(hooks, run):
+                        with self._paused(hooks):
+                            yield part
             except DataError as error:
                 names = next(filter(None, batches.source.columns), ())
                 if not names or self._columns or "shapes cannot" not in str(error):
@@ -2704,6 +2716,26 @@ class IPUModel:
                 ) from error.__cause__
             finally:
                 batches.close()
+
+    @contextlib.contextmanager
+    def _naming_rows_of_fit(self, inference: Inference) -> Iterator[None]:
+        """Say in errors of shapes that `fit` had micro-batches of another size."""
+        trained, rows = self._trained_rows, inference.plan.micro_batch_size
+        try:
+            yield
+        except (DataError, UnsupportedError) as error:
+            is_of_shapes = any(
+                words in str(error)
+                for words in ("failed with inputs of", "samples. Outside training")
+            )
+            if trained in (None, rows) or not is_of_shapes:
+                raise
+            raise type(error)(
+                f"{error} fit had micro-batches of {trained}, and this run has ones of "
+                f"{rows}: if forward needs that number, give evaluate and predict "
+                f"batch_size={trained} for each replica, or "
+                f"IPUConfig(micro_batch_size={trained})."
+            ) from error.__cause__
 
     def _whole_outputs(self, plan: Inference, parts: Iterator[Any]) -> Any:
         """Join the outputs of all calls and processes, in the order of the samples."""
