@@ -70,7 +70,11 @@ from ipufit.emulator._program.program import (
     trace,
 )
 from ipufit.emulator._tracing.recording import is_learned, named_weights, unchanged
-from ipufit.emulator._tracing.refusals import refuse_scripted, refuse_tied_buffers
+from ipufit.emulator._tracing.refusals import (
+    refuse_lazy,
+    refuse_scripted,
+    refuse_tied_buffers,
+)
 from ipufit.emulator.enums import (
     CommGroupType,
     ConnectionType,
@@ -1390,6 +1394,7 @@ def compile_model(
         kept = example.with_tensors(  # in the types that were passed
             row.to(given.dtype, copy=True) for row, given in pairs
         )
+    refuse_lazy(model)
     with wrapping.unwrapped(model):
         refuse_scripted(model)
         refuse_tied_buffers(model)

@@ -22,6 +22,7 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
+from ipufit.emulator._tracing.refusals import refuse_lazy
 from ipufit.emulator.errors import createPoptorchError
 
 _PLAIN = "_poptorch_plain_class"
@@ -140,9 +141,11 @@ def wrap_module(module: torch.nn.Module, executor: Any) -> None:
         executor: The executor with the newest weights; kept by a weak reference.
 
     Raises:
-        Error: A buffer is of a subclass of `torch.Tensor`. As in PopTorch, parameters
-            and the buffers before it keep wrapper classes then.
+        Error: A weight has no shape; or a buffer is of a subclass of `torch.Tensor`.
+            As in PopTorch, parameters and the buffers before that one keep wrapper
+            classes then.
     """
+    refuse_lazy(module)
     reference = weakref.ref(executor)
     parameter_class = _weight_class(torch.nn.Parameter, "PoptorchParameter", reference)
     for parameter in module.parameters():

@@ -18,6 +18,7 @@ from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 from torch.nn import functional
+from torch.nn.parameter import UninitializedTensorMixin
 
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._tracing.operation import (
@@ -284,6 +285,23 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
                 f"The buffer '{first}' is '{name}' as well: parameters can be tied, "
                 "buffers can't (PopTorch fails with a KeyError). Give each module a "
                 "buffer of its own, and a module with buffers one name only."
+            )
+
+
+def refuse_lazy(module: torch.nn.Module) -> None:
+    """Refuse weights without shapes, which torch's lazy modules have.
+
+    A training model of PopTorch changes their classes, so that they stay empty
+    (PopTorch, `_install_state_hooks`).
+
+    Raises:
+        Error: There is such a weight.
+    """
+    for name, weight in (*module.named_parameters(), *module.named_buffers()):
+        if issubclass(type(weight), UninitializedTensorMixin):  # which fetches nothing
+            raise createPoptorchError(
+                f"'{name}' has no shape yet, as it is of a lazy module: call the model "
+                "with a sample on the host before it is wrapped."
             )
 
 

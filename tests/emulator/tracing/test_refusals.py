@@ -240,6 +240,30 @@ def test_scripted_modules_are_refused():
         poptorch.inferenceModel(module)(X)
 
 
+class Lazy(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer()
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.layer(x).sum(), "none")
+
+
+@pytest.mark.parametrize(
+    "layer", [lambda: nn.LazyLinear(2), nn.LazyBatchNorm1d], ids=["linear", "norm"]
+)
+def test_lazy_modules_need_a_sample_on_the_host(layer):
+    with pytest.raises(poptorch.Error, match=r"'layer\.weight' has no shape yet"):
+        poptorch.trainingModel(Lazy(layer))
+    module = Lazy(layer)
+    model = poptorch.inferenceModel(module)
+    with pytest.raises(poptorch.Error, match=r"'layer\.weight' has no shape yet"):
+        model(X)
+    module(X)
+    model(X)
+    poptorch.trainingModel(module)(X)
+
+
 @pytest.mark.parametrize("is_part", [True, False])
 def test_modules_from_torch_compile_are_refused(is_part):
     with warnings.catch_warnings():  # torch's compiler uses what torch deprecates
