@@ -320,13 +320,14 @@ def _zeros_like(tensor: Tensor) -> Tensor:
     return torch.zeros((), dtype=dtype).expand(unfetched(tensor, "shape"))
 
 
-def _ramp_like(tensor: Tensor) -> Tensor:
+def _ramp_like(tensor: Tensor, *, is_falling: bool) -> Tensor:
     """Return numbers about 1, divided by the inputs of a layer, in little memory."""
     zeros = _zeros_like(tensor)
     if not zeros.is_floating_point():
         return zeros
     rows, *rest = zeros.shape or (1,)
     ramp = torch.linspace(0.5, 1.5, rows + 2)[1:-1] / max(math.prod(rest), 1)
+    ramp = ramp.flip(0) if is_falling else ramp
     return ramp.reshape(zeros.shape[:1] + (1,) * len(rest)).expand(zeros.shape)
 
 
@@ -441,12 +442,15 @@ def refuse_own_sums(
     if rows == 1 or structure.rows is not None:
         return
 
-    def values(index: list[int]) -> list[tuple[str, float]]:
+    def values(are_other: bool, index: list[int]) -> list[tuple[str, float]]:
         sample = [_as_on_devices(tensor[index]) for tensor in example]
+        if are_other:
+            sample = [t if t.is_floating_point() else _filled(t, index) for t in sample]
         inputs = structure.nested(sample)
         with contextlib.ExitStack() as stack:
             stack.enter_context(mode(module, training=training))
-            stack.enter_context(_weights_replaced(module, _ramp_like))
+            ramp = partial(_ramp_like, is_falling=are_other)
+            stack.enter_context(_weights_replaced(module, ramp))
             for part in module.modules():  # without dropout, also inside of others
                 if type(part).__module__.startswith("torch.nn."):
                     part.training = False
@@ -458,7 +462,14 @@ def refuse_own_sums(
         logged = ((f"The scalar {name!r}", float(v)) for name, v in scalars.items())
         return [*losses, *logged]
 
-    _refuse_sums(values, rows)
+    if _refuse_sums(partial(values, False), rows):  # 0 may be the sum of zeros
+        _refuse_sums(partial(values, True), rows)
+
+
+def _filled(tensor: Tensor, numbers: list[int]) -> Tensor:
+    """Return a tensor like another, with one number for each row."""
+    filled = torch.tensor(numbers).reshape(-1, *(1,) * (tensor.dim() - 1))
+    return filled.expand(tensor.shape).to(tensor.dtype)
 
 
 class _WithoutNoise(TorchFunctionMode):
@@ -545,14 +556,12 @@ def _random_rows(rows: int, index: list[int], leaf: Any, *, are_whole: bool) -> 
     tensor = leaf() if isinstance(leaf, partial) else leaf
     if not isinstance(tensor, Tensor) or tensor.shape[:1] != (rows,):
         return tensor
-    shape = (2, *tensor.shape[1:])
     if are_whole or not tensor.is_floating_point():
-        numbers = torch.arange(2).reshape(2, *(1,) * (tensor.dim() - 1)).expand(shape)
-    else:
-        numbers = torch.rand(shape)
-        for axis in {1, tensor.dim() - 1} if tensor.dim() > 1 else ():
-            if shape[axis] > 1:
-                numbers.select(axis, 0).fill_(1.0)
+        return _filled(tensor[:1].expand(len(index), *tensor.shape[1:]), index)
+    numbers = torch.rand(2, *tensor.shape[1:])
+    for axis in {1, tensor.dim() - 1} if tensor.dim() > 1 else ():
+        if tensor.shape[axis] > 1:
+            numbers.select(axis, 0).fill_(1.0)
     return numbers.to(tensor.dtype)[index]
 
 
@@ -637,7 +646,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _refuse_sums(
     values: Callable[[list[int]], list[tuple[str, float]]], rows: int
-) -> None:
+) -> bool:
     """Refuse values that grow evenly with the copies of samples.
 
     A mean stays, and a mean plus a sum grows as evenly as a sum. A loss that compares
@@ -647,10 +656,13 @@ def _refuse_sums(
         values: Computes values, with what they are, for some of two samples.
         rows: Samples of a micro-batch.
 
+    Returns:
+        Whether a value was 0, so that nothing is known about it.
+
     Raises:
         ConfigError: There is such a value.
     """
-    messages = []
+    once, messages = [], []
     with _undisturbed():
         once = values([0, 1])
         more = [values([0, 1] * copies) for copies in (2, 3) if once]
@@ -667,6 +679,7 @@ def _refuse_sums(
                 messages.append(sum_instead_of_mean(what, rows, is_all=is_all))
     if messages:
         raise ConfigError(messages[0])
+    return any(value == 0 for _, value in once)
 
 
 _ALONE = ([0] * 2, [0] * 4, [1] * 2, [1] * 4)

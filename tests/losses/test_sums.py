@@ -452,6 +452,23 @@ def test_scalars_of_a_step_are_means():
     model.fit(X, X[:, :3], batch_size=1, verbose=0)  # one sample is its own mean
 
 
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("count", [right, wrong])
+def test_counts_that_a_step_reports_are_sums(count, classes):
+    def step(module, batch):
+        outputs = module(batch[0])
+        return {
+            "loss": F.cross_entropy(outputs, batch[1]),
+            "count": count(outputs, batch[1]),
+        }
+
+    for label in range(classes):
+        model = IPUModel(nn.Linear(6, classes))
+        model.compile("sgd", step=step)
+        with pytest.raises(ConfigError, match="The scalar 'count' is a sum over the 8"):
+            model.evaluate(X, torch.full((16,), label), batch_size=8, verbose=0)
+
+
 class InBatch(nn.Module):
     """SimCLR's loss of two views, beside a penalty on the weights."""
 
