@@ -146,8 +146,7 @@ def test_an_own_loss_that_is_no_mean_over_rows_is_never_extrapolated(micro):
         rows = slice(begin, begin + size)
         return float(model.module(x[rows], labels[rows])["loss"])
 
-    each = [loss_of(i, 1) for i in range(11)]
-    whole = [loss_of(i, micro) for i in range(0, 11 - 11 % micro, micro)]
-    expected = (sum(whole) * micro + sum(each[11 - 11 % micro :])) / 11
+    sizes = {begin: min(micro, 11 - begin) for begin in range(0, 11, micro)}
+    expected = sum(loss_of(begin, size) * size for begin, size in sizes.items()) / 11
     loss = model.evaluate({"x": x, "labels": labels}, verbose=0)["loss"]
     assert loss == pytest.approx(expected, rel=1e-5)

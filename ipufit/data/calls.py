@@ -430,9 +430,7 @@ class Call(NamedTuple):
         batch: The tensors of a `SampleStructure`, in order: the rows of this process.
         num_real: Number of rows that are samples; they come before the padding.
         num_real_of_each: Number of samples of each process in this call, in their
-            order: 0 in calls for single rows only.
-        num_singles: Number of rows that come once more, each in a micro-batch of its
-            own; these come before the padding.
+            order.
         num_masked: Number of samples of all processes in this call of a training, if
             its rows are whole micro-batches.
     """
@@ -440,7 +438,6 @@ class Call(NamedTuple):
     batch: Batch
     num_real: int
     num_real_of_each: tuple[int, ...]
-    num_singles: int = 0
     num_masked: int | None = None
 
     @property
@@ -1114,9 +1111,6 @@ class InferenceBatches(_Batches):
 
     Attributes:
         structure: Structure of a batch.
-        has_singles: Whether the rows of an incomplete micro-batch are repeated, each in
-            a micro-batch of its own. From these a mean over rows can be computed for
-            each row.
     """
 
     def __init__(
@@ -1131,7 +1125,6 @@ class InferenceBatches(_Batches):
         processes: Processes = ALONE,
     ) -> None:
         super().__init__(source, plan, options, loading, processes)
-        self.has_singles = False
         self._max_rows = max_rows
         self._seed = seed or 0
         self._ongoing: Iterator[Batch] | None = None
@@ -1145,11 +1138,8 @@ class InferenceBatches(_Batches):
     @property
     def num_calls(self) -> int | None:
         """Number of calls, equal in all processes; None if unknown."""
-        count, size = self.num_samples, self._plan.micro_batch_size
-        if count is None:
-            return None
-        single_rows = count % size * size if self.has_singles else 0
-        return -(-count // self._division.rows_of_all) - (-single_rows // self._rows)
+        count = self.num_samples
+        return None if count is None else -(-count // self._division.rows_of_all)
 
     @property
     def passes_per_call(self) -> int:
@@ -1166,36 +1156,35 @@ class InferenceBatches(_Batches):
         of_first = self._division.num_of_each(num_rows)[0]
         return -(-of_first // self._plan.samples_per_update)
 
+    def left_over(self, num_rows: int | Sequence[int]) -> list[int]:
+        """Return the numbers of rows that don't fill a micro-batch, in any process.
+
+        Args:
+            num_rows: Number of samples of all processes, or of each.
+        """
+        size = self._plan.micro_batch_size
+        if isinstance(num_rows, int):
+            num_rows = self._division.num_of_each(num_rows)
+        return sorted({number % size for number in num_rows} - {0})
+
     def example(self, *, inputs_only: bool = True) -> Batch:
         """Return tensors with the shapes of a call."""
         return self.source.example(self._rows, inputs_only=inputs_only)
 
     def __iter__(self) -> Iterator[Call]:
-        """Yield the calls; padding follows the real rows and repeats the last one.
-
-        Calls for single rows have no real rows.
-        """
+        """Yield the calls; padding follows the real rows and repeats the last one."""
         source, index = self.source, self._processes.index
-        size = self._plan.micro_batch_size
         source.begin_epoch()
         rows = self._streamed(source) if isinstance(source, StreamSource) else None
-        singles: list[Batch] = []
         is_empty = True
         for batch, each in self._indexed() if rows is None else rows:
-            is_empty, end = False, each[index]
-            if self.has_singles and end % size:  # only this process's last call
-                of = slice(end - end % size, end)
-                singles = [[leaf[of].repeat_interleave(size, dim=0) for leaf in batch]]
-            yield Call(batch, end, each)
+            is_empty = False
+            yield Call(batch, each[index], each)
         if is_empty:
             raise DataError(
                 "There are no more samples: a generator can be gone through once. Pass "
                 "a loader or a dataset, which can be begun anew."
             )
-        if self.has_singles:
-            none = (0,) * self._processes.count
-            for batch, each in self._shared(rebatched(singles, self._rows)):
-                yield Call(batch, 0, none, each[index] // size)
         source.end_epoch()
 
     def _indexed(self) -> Iterator[Rows]:

@@ -35,7 +35,7 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import Structure, map_tensors
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
+from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
 from ipufit.data.datasets import Labels
 from ipufit.distributed import Processes
 from ipufit.engine.host_calls import bytes_of, refuse_sums
@@ -671,13 +671,22 @@ class Inference:
 class Evaluation(Inference):
     """An evaluation on a set of samples, run once or after every epoch.
 
+    A loss of the module or a step, and logged scalars, are means over a micro-batch.
+    So rows that don't fill one run in a program of their size.
+
     Attributes:
         metrics: Loss and metrics to report.
+        resized: Returns the same run with another micro-batch size.
+        left_over: Numbers of rows that don't fill a micro-batch, as far as they are
+            known before the first call.
         prefix: Text before the names of metrics: the set's name, if it has one.
     """
 
     metrics: MetricState
+    resized: Callable[[int], Inference]
+    left_over: Sequence[int] = ()
     prefix: str = ""
+    _shorter: dict[int, Inference] = field(default_factory=dict, init=False)
     _waiting: RowBuffer = field(init=False)
     _seen: tuple[int, Tensor] = field(init=False)  # calls with rows there, their sums
     _is_checked: bool = field(init=False)  # that losses and metrics are no sums
@@ -698,13 +707,22 @@ class Evaluation(Inference):
                 "eval mode too, with `if labels is not None` in the place of `if "
                 "self.training`; or pass loss='cross_entropy' or the like to compile()."
             )
-        self.batches.has_singles = has_scalars
         if has_scalars and self.options.output_mode != poptorch.OutputMode.All.value:
             raise UnsupportedError(
                 "The module returns its own loss, or logs scalars, and inference_"
                 "options don't ask for OutputMode.All: it isn't known "
                 "which samples they cover. Leave the mode at its default."
             )
+        for rows in self.left_over if has_scalars else ():
+            if rows not in self._shorter:  # compiled before the run begins
+                self._of_size(rows)
+
+    def _of_size(self, rows: int) -> Inference:
+        """Return the run for micro-batches of fewer rows, prepared."""
+        if rows not in self._shorter:
+            self._shorter[rows] = self.resized(rows)
+        self._shorter[rows].prepare(self._display)
+        return self._shorter[rows]
 
     def run(self, hooks: CallbackList, run: RunState) -> Logs:
         """Return the metrics over every sample, or over those that come back.
@@ -735,10 +753,6 @@ class Evaluation(Inference):
         hooks.on_test_begin({})
         processes = ProcessSync(run.processes, hooks, run, "on_test_batch_end")
         for number, call in enumerate(awaited(self.batches)):
-            if not call.num_real_of_all:  # there for the scalars of single rows only
-                scalars = self.infer(call.batch)[1]
-                self._add_scalars(scalars, [1] * call.num_singles)
-                continue
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
             self._add_call(call)
@@ -751,10 +765,7 @@ class Evaluation(Inference):
             processes.sync()
             if processes.ends_evaluation or run.is_evicted:
                 break
-        vector = self._sums_of_waiting()
-        if vector is not None:
-            self._count(self._waiting.all(), vector)
-            self._waiting.parts.clear()
+        self._count_waiting()
         self.metrics.gather()
         logs = self.named(self.metrics.logs())
         hooks.on_test_end(dict(logs))
@@ -777,21 +788,51 @@ class Evaluation(Inference):
             self._seen = count, self._vector(self._waiting.all())
         return self._seen[1] if count else None
 
+    def _count_waiting(self) -> None:
+        """Count all buffered rows."""
+        vector = self._sums_of_waiting()
+        if vector is not None:
+            self._count(self._waiting.all(), vector)
+            self._waiting.parts.clear()
+
     def _count(self, rows: Rows, vector: Tensor) -> None:
         self._seen = 0, vector
         self.metrics.add(vector)
         self.metrics.stream(*widened_all(*rows[:2]))
 
     def _add_call(self, call: Call) -> None:
-        batch, is_real = call.batch, self.batches.is_real(call)
-        outputs, scalars = self.infer(batch)
+        """Run a call, and the rows that don't fill a micro-batch in programs of theirs.
+
+        All processes run the same programs; one without such rows adds nothing.
+        """
+        size = self.batches.plan_of_samples.micro_batch_size
+        left_over: Sequence[int] = ()
+        if self.program.step.findings.packing.names:
+            left_over = self.batches.left_over(call.num_real_of_each)
+        if not left_over:
+            self._add_rows(self, call)
+            return
+        own = call.num_real % size
+        if max(call.num_real_of_each) >= size:
+            self._add_rows(self, call._replace(num_real=call.num_real - own))
+        for rows in left_over:
+            count = rows if rows == own else 0
+            first = call.num_real - own if count else 0
+            short = self._of_size(rows)
+            batch = [leaf[first : first + rows] for leaf in call.batch]
+            batch = pad(batch, short.plan.samples_per_call)
+            self._add_rows(short, Call(batch, count, call.num_real_of_each))
+
+    def _add_rows(self, program: Inference, call: Call) -> None:
+        batch, is_real = call.batch, program.batches.is_real(call)
+        outputs, scalars = program.infer(batch)
         labels = self.batches.structure.labels(batch)._replace(share=None)
-        plan = self.batches.plan_of_samples
-        rows = returned_rows(self.options, plan)
+        plan = program.batches.plan_of_samples
+        rows = returned_rows(program.options, plan)
         num_rows = plan.samples_per_call if rows is None else rows.numel()
         check_rows(outputs, num_rows, self.batches.structure.rows)
         if scalars:
-            self._add_scalars(scalars, self._counts(call, is_real))
+            self._add_scalars(scalars, _counts(program, call, is_real))
         if rows is not None:
             labels = cut(labels, rows)
             is_real = None if is_real is None else is_real[rows]
@@ -802,6 +843,9 @@ class Evaluation(Inference):
         if not num_real:  # no real row came back: NaN under the right names
             self.metrics.add(torch.zeros_like(self._vector((*whole, num_rows))))
             return
+        waiting = self._waiting.parts
+        if waiting and _row_shapes(outputs) != _row_shapes(waiting[0][0]):
+            self._count_waiting()  # outputs have an axis of the micro-batch
         for group in self._waiting.groups(outputs, labels, num_real):
             self._count(group, self._vector(group))
 
@@ -826,17 +870,6 @@ class Evaluation(Inference):
         self.metrics.adopt(entries)
         return vector
 
-    def _counts(self, call: Call, is_real: Tensor | None) -> list[int]:
-        """Return the number of samples of each micro-batch whose means count.
-
-        One that is padded in part is left out: each of its rows follows in a micro-
-        batch of its own. In a whole micro-batch the module itself leaves padding out.
-        """
-        size = self.batches.plan_of_samples.micro_batch_size
-        if self.batches.structure.rows is None or is_real is None:
-            return [size] * (call.num_real // size)
-        return [int(count) for count in is_real.reshape(-1, size).sum(dim=1)]
-
     def _add_scalars(self, scalars: Scalars, counts: Sequence[int]) -> None:
         """Add means over micro-batches, from the first on.
 
@@ -849,3 +882,19 @@ class Evaluation(Inference):
             if count:  # the mean of a micro-batch without samples is none
                 means = {name: column[index] for name, column in values.items()}
                 self.metrics.add_means(means, count)
+
+
+def _counts(program: Inference, call: Call, is_real: Tensor | None) -> list[int]:
+    """Return the number of samples of each micro-batch whose means count.
+
+    In a micro-batch of `FixedSizeBatches` the module itself leaves padding out.
+    """
+    size = program.batches.plan_of_samples.micro_batch_size
+    if program.batches.structure.rows is None or is_real is None:
+        return [size] * (call.num_real // size)
+    return [int(count) for count in is_real.reshape(-1, size).sum(dim=1)]
+
+
+def _row_shapes(outputs: Any) -> list[torch.Size]:
+    leaves = Structure.of_outputs(outputs).flatten(outputs)
+    return [leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor)]

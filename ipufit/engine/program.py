@@ -80,7 +80,7 @@ from ipufit.state import span
 from ipufit.types import Batch
 
 logger = logging.getLogger("ipufit")
-KEPT_PROGRAMS = 4
+KEPT_PROGRAMS = 8
 """Programs of a kind that a model keeps: those that were used last."""
 
 

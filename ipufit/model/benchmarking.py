@@ -206,9 +206,8 @@ def _endless(
     while True:
         before = count
         for call in batches:
-            if call.num_real_of_all:
-                count += 1
-                yield call
+            count += 1
+            yield call
         if count == before:
             raise DataError(
                 f"`x` has ended after {count} calls of {plan.describe()}, "

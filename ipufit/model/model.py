@@ -1210,20 +1210,26 @@ class IPUModel:
                     beside = [one for one in tested.values() if one is not data]
                     how.update(beside=beside if "training" in how else ())
                     one = self._inference(data, inferred, kind, size, **how)
-                    plans.setdefault((inferred, one.plan), one)
+                    left_over = tuple(getattr(one, "left_over", ()))
+                    plans.setdefault((inferred, one.plan, left_over), one)
 
             # Each with the arguments for which it may have a program of its own.
             if training is None:
                 add(predicted, "predict", batch_size)
             else:
                 tests = training.metrics.objective.evaluated
+                how: dict[str, Any] = {}
+                if validation_data is not None or num_tested is not None:
+                    # The number of rows is known, and so are those left over.
+                    how["metrics"] = MetricState(training.metrics.objective)
                 add(
                     *(tests, "test", validation_batch_size),
                     training=training.plan,
                     max_rows=num_tested,
                     callbacks=callbacks,
+                    **how,
                 )
-                add(tests, "test")
+                add(tests, "test", **how)
                 add(predicted, "predict")
             programs = []
             to_build: list[Training | Inference] = [*plans.values()]
@@ -2613,21 +2619,38 @@ class IPUModel:
             num_micro_batches = plan.micro_batches_per_call * plan.processes
             size = -(-(source.num_samples or 0) // num_micro_batches)
             plan = replace(plan, micro_batch_size=size)
-        options = config.build_inference_options(plan)
+        if metrics is not None and inferred.owns_loss and counts[0]:
+            # The others of a loss over a micro-batch would be padding.
+            size = min(plan.micro_batch_size, counts[0])
+            plan = replace(plan, micro_batch_size=size)
         self._check_processes(plan)
-        batches = InferenceBatches(
-            source,
-            plan,
-            options,
-            max_rows=max_rows,
-            loading=Loading(config.num_workers, config.loader_mode),
-            seed=config.seed,
-            processes=self.processes,
-        )
-        calls = self._executors, batches, plan, options
-        if metrics is not None:
-            return Evaluation(*calls, inferred, choice, metrics)
-        return Inference(*calls, inferred, choice)
+
+        def planned(
+            plan: BatchPlan,
+        ) -> tuple[Executors, InferenceBatches, BatchPlan, poptorch.Options, Inferred]:
+            options = config.build_inference_options(plan)
+            batches = InferenceBatches(
+                source,
+                plan,
+                options,
+                max_rows=max_rows,
+                loading=Loading(config.num_workers, config.loader_mode),
+                seed=config.seed,
+                processes=self.processes,
+            )
+            return self._executors, batches, plan, options, inferred
+
+        def resized(size: int) -> Inference:
+            least = plan
+            if choice is not None:
+                least = _plan_of_pass(self.module, config, batch_size, 1)
+            return Inference(*planned(replace(least, micro_batch_size=size)), None)
+
+        run = planned(plan)
+        if metrics is None:
+            return Inference(*run, choice)
+        left_over = run[1].left_over(counts[0]) if counts[0] else ()
+        return Evaluation(*run, choice, metrics, resized, left_over)
 
     def _evaluation(
         self,
@@ -2785,11 +2808,9 @@ class IPUModel:
 
         passes = []
         for count in known:
-            passes.append(-(-count // plan.batch_size))
-            single_rows = count % plan.micro_batch_size
-            if single_rows and (size is None or size.has_scalars):
-                copies = plan.batch_size // plan.micro_batch_size
-                passes.append(-(-single_rows // copies))
+            if size is None or size.has_scalars:  # the others have their own program
+                count -= count % plan.micro_batch_size
+            passes.append(max(1, -(-count // plan.batch_size)))
         most = choices.MOST_PASSES
         if not source.is_in_memory:  # some samples are loaded while others are computed
             most = choices.MOST_LOADED_PASSES if passes else choices.MOST_UNKNOWN_PASSES

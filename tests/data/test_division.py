@@ -157,10 +157,9 @@ def test_too_few_samples_for_a_call_of_all_processes_are_refused():
     st.integers(1, 60),
     st.booleans(),
     st.none() | st.integers(1, 60),
-    st.booleans(),
 )
 def test_every_sample_is_inferred_once_and_outputs_can_be_put_in_order(
-    count, plan, num_samples, fast, most, has_singles
+    count, plan, num_samples, fast, most
 ):
     numbers = torch.arange(num_samples)
     data = numbers if fast else reference.Recorded(numbers, -numbers)
@@ -168,27 +167,23 @@ def test_every_sample_is_inferred_once_and_outputs_can_be_put_in_order(
 
     def calls(processes):
         batches = inference(plan, data, processes, max_rows=most)
-        batches.has_singles = has_singles
         calls = list(batches)
         assert len(calls) == batches.num_calls
         assert batches.num_samples == min(num_samples, most or num_samples)
+        left_over = [batches.left_over(call.num_real_of_each) for call in calls]
+        assert [n for one in left_over for n in one] == batches.left_over(
+            batches.num_samples
+        )
         return calls
 
     results = together(count, calls)
-    singles = []
     for of_each in zip(*results):
         [num_real_of_each] = {call.num_real_of_each for call in of_each}
         assert [call.num_real for call in of_each] == list(num_real_of_each)
         assert {call.num_real_of_all for call in of_each} == {sum(num_real_of_each)}
-        for call in of_each:
-            own = call.batch[0].reshape(-1, plan.micro_batch_size)[: call.num_singles]
-            assert all(len(set(row.tolist())) == 1 for row in own)
-            singles += own[:, 0].tolist()
     expected = list(range(min(num_samples, most or num_samples)))
     passes = by_update(results, plan)
     assert [n for of_pass in passes for of_one in of_pass for n in of_one] == expected
-    num_singles = len(expected) % plan.micro_batch_size if has_singles else 0
-    assert sorted(singles) == expected[len(expected) - num_singles :]
 
 
 def test_steps_count_the_passes_of_all_processes():

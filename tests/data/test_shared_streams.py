@@ -240,15 +240,13 @@ def test_every_sample_is_inferred_once(kind, count, most):
 
     def run(processes):
         batches = inference(plan, PARTS[kind](), processes, max_rows=most)
-        batches.has_singles = True
         return list(batches)
 
     results = together(count, in_turn(run))
-    seen, num_singles = [], 0
+    seen = []
     for of_each in zip(*results):
         assert len({call.num_real_of_each for call in of_each}) == 1
         assert [c.num_real for c in of_each] == list(of_each[0].num_real_of_each)
-        num_singles += sum(call.num_singles for call in of_each)
         for first in range(0, plan.samples_per_call, plan.samples_per_update):
             for call in of_each:  # processes divide each pass
                 rows = slice(first, first + plan.samples_per_update)
@@ -257,8 +255,6 @@ def test_every_sample_is_inferred_once(kind, count, most):
     assert len(set(seen)) == len(seen) == expected
     if kind in ("generator", "iterable", "samples", "loader of samples"):
         assert seen == list(range(expected))
-    if kind != "own":
-        assert num_singles == expected % 4
 
 
 @pytest.mark.parametrize(
@@ -364,27 +360,6 @@ def test_rows_that_a_collate_function_makes_are_divided():
         [calls], _ = passes(2, BatchPlan(6), make)
     seen = [n for own in calls for call in own for n in call.batch[0].tolist()]
     assert sorted(seen) == [*range(24), *range(100, 124)]
-
-
-@pytest.mark.parametrize("extra", [0, 1, 5])
-def test_a_part_that_ends_earlier_keeps_its_single_rows(extra):
-    plan = BatchPlan(2, device_iterations=2)
-
-    def run(processes):
-        batches = inference(plan, OwnNumbers(6, extra), processes)
-        batches.has_singles = True
-        calls = list(batches)
-        rows = [
-            n
-            for call in calls
-            for n in call.batch[0][: 2 * call.num_singles : 2].tolist()
-        ]
-        return [call.num_singles for call in calls], rows
-
-    (of_first, rows_of_first), (of_other, rows_of_other) = together(2, in_turn(run))
-    assert rows_of_other == [5]
-    assert len(rows_of_first) == (3 + extra) % 2
-    assert len(of_first) == len(of_other)
 
 
 # PopTorch's loader without parts -----------------------------------------------

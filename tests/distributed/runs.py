@@ -126,5 +126,5 @@ def left_open(iterations, form="arrays", **compiled):
     return {
         "history": history.history,
         "weights": weights,
-        "iterations": model._executors._training.executor.options.device_iterations,
+        "iterations": model._executors._trainer.executor.options.device_iterations,
     }

@@ -130,7 +130,7 @@ def uploads():
 
     class Count(ipufit.Callback):
         def on_epoch_begin(self, epoch, logs):
-            program = model._executors._training
+            program = model._executors._trainer
             upload = program.executor.copyWeightsToDevice
 
             def counted():
@@ -225,3 +225,46 @@ def late_group(path):
 def test_a_group_is_made_before_the_model(pool, tmp_path):
     with pytest.raises(ipufit.ConfigError, match="when the model was made"):
         pool.run(late_group, tmp_path / "group", count=2)
+
+
+class OwnPart(torch.utils.data.IterableDataset):
+    """Samples of this process, which are fewer in the second one."""
+
+    is_divided = True
+
+    def __init__(self, x, y):
+        self.parts = (x[:9], y[:9]), (x[9:], y[9:])
+
+    def __iter__(self):
+        part = self.parts[distributed.get_process_info().index]
+        return ({"x": one, "y": target} for one, target in zip(*part))
+
+
+def left_over(count, *, is_own_part):
+    """Figures of micro-batches of 4, and those of plain torch over the same."""
+    torch.manual_seed(0)
+    model = ipufit.IPUModel(Normalised(), ipufit.IPUConfig(micro_batch_size=4))
+    model.compile("sgd")
+    x, y, _ = samples(count)
+    data = OwnPart(x, y) if is_own_part else (x, y)
+    figures = model.evaluate(data, verbose=0)
+    expected = {"loss": 0.0, "largest": 0.0}
+    parts = ((x[:9], y[:9]), (x[9:], y[9:])) if is_own_part else ((x, y),)
+    module = model.module.eval()
+    for part in parts:
+        for inputs, targets in zip(*(one.split(4) for one in part)):
+            with torch.no_grad():
+                results = module(inputs, targets)
+            largest = float(results["outputs"].abs().max())
+            expected["loss"] += float(results["loss"]) * len(inputs) / count
+            expected["largest"] += largest * len(inputs) / count
+    return figures, expected
+
+
+@pytest.mark.filterwarnings("ignore::ipufit.errors.WholeStreamWarning")
+@pytest.mark.parametrize(
+    ("count", "is_own_part"), [(13, False), (24, False), (2, False), (12, True)]
+)
+def test_rows_left_over_in_a_process_are_a_micro_batch(pool, count, is_own_part):
+    for figures, expected in pool.run(left_over, count, is_own_part=is_own_part):
+        assert figures == pytest.approx(expected, rel=1e-5)
