@@ -738,13 +738,14 @@ class Evaluation(Inference):
         """
         self.metrics.reset()
         outer, run.metrics = run.metrics, self.metrics
-        # A user's function may return one value for all rows. And rows of several
-        # processes are joined pass by pass.
-        objective = self.metrics.objective
+        # A user's function may return one value for all rows of a micro-batch, as in
+        # training. And rows of several processes are joined pass by pass.
+        objective, plan = self.metrics.objective, self.batches.plan_of_samples
         is_joined = objective.is_streamed and self.metrics.processes.are_several
-        by_pass = is_joined or not objective.is_additive
+        is_additive = objective.is_additive
         self._waiting = RowBuffer(
-            self.batches.plan_of_samples.samples_per_update, by_pass=by_pass
+            plan.samples_per_update if is_additive else plan.micro_batch_size,
+            by_pass=is_joined or not is_additive,
         )
         self._seen = 0, torch.zeros(0)
         program, key = self.program, objective.program_key
