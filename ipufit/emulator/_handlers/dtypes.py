@@ -39,7 +39,7 @@ _OF_FLOATS = """
 
 def _type_of(call: Call) -> torch.dtype:
     """Return the type to which the operands are promoted."""
-    x, other = (*call.args, *call.kwargs.values())[:2]
+    x, other = call.args[:2]
     return torch.result_type(x, other)
 
 

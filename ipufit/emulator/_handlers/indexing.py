@@ -441,17 +441,17 @@ def _reduction(call: Call) -> tuple[str, bool]:
 def _(call: Call) -> Any:
     given = call.arguments("input dim index src reduce")
     kind, includes_self = _reduction(call)
-    source = given.get("src", given.get("source"))
     if not call.trains or kind not in ("amax", "amin"):
         return None
-    name, dim = call.name.rstrip("_"), given["dim"]
-    function, is_vector = getattr(torch, name), name == "index_reduce"
-    if not is_vector and given["index"].shape != source.shape:
+    dim, is_vector = given["dim"], call.name == "index_reduce"
+    function = getattr(torch, call.name)
+    if not is_vector and given["index"].shape != given["src"].shape:
         return None
 
-    def reduce(input: Tensor, _: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
-        found = function(input, dim, index, *args, **kwargs)
-        src = args[0] if args else kwargs.get("src", kwargs.get("source"))
+    def reduce(
+        input: Tensor, _: int, index: Tensor, src: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        found = function(input, dim, index, src, *args, **kwargs)
         if is_vector:
             ones = [1] * src.dim()
             ones[dim] = -1
@@ -485,14 +485,12 @@ def _(call: Call) -> Any:
 @rule("bincount-beyond", "bincount", is_reported=False)
 def _(call: Call) -> Any:
     length = call.arguments("input weights minlength").get("minlength", 0)
-    is_weighed = call.arguments("input weights").get("weights") is not None
 
-    def bincount(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        weights: Any = args[0] if args else kwargs.get("weights")
+    def bincount(input: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
         last = input.shape[0] - 1
         places = torch.where(input < length, input, last).long()
         ones = torch.ones_like(places, dtype=torch.int32)
-        counts = weights if is_weighed else ones
+        counts = ones if weights is None else weights
         room = torch.zeros(max(length, last + 1), dtype=counts.dtype)
         return room.scatter_add(0, places, counts)[:length]
 
@@ -507,7 +505,7 @@ def _(call: Call) -> Any:
 @rule("random-one-bound", "random")
 def _(call: Call) -> Any:
     given = call.arguments("input low high")
-    return given.get("high", given.get("to")) is None
+    return given.get("high") is None
 
 
 @rule("unfold-without-batch", "unfold")

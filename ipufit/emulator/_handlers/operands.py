@@ -120,8 +120,7 @@ def _(call: Call) -> Any:
 def _drops(call: Call) -> bool:
     """Return whether a dropout isn't switched off."""
     given = call.arguments("input p training")
-    is_on = given.get("train", given.get("training", True))
-    return bool(is_on) and given.get("p", 0.5) > 0
+    return bool(given.get("training", True)) and given.get("p", 0.5) > 0
 
 
 @rule("normal-gradient", "normal")

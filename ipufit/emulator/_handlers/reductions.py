@@ -16,10 +16,9 @@ _UNGIVEN = object()
 
 
 def _reduced(call: Call) -> tuple[Any, bool]:
-    """Return `dim` and `keepdim` of a reduction, also by NumPy's names."""
+    """Return `dim` and `keepdim` of a reduction."""
     given = call.arguments("input dim keepdim")
-    dim = given.get("dim", given.get("axis", _UNGIVEN))
-    return dim, bool(given.get("keepdim", given.get("keepdims", False)))
+    return given.get("dim", _UNGIVEN), bool(given.get("keepdim", False))
 
 
 def _places(call: Call, dim: Any) -> tuple[int, ...]:

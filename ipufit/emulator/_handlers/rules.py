@@ -404,8 +404,6 @@ def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
         return x.copy_(function(x.clone(), *args, **kwargs))
 
     def same(*args: Any, **kwargs: Any) -> Any:
-        if not args and "input" in kwargs:
-            args = (kwargs.pop("input"),)
         out = kwargs.pop("out", None)
         result = function(*args, **kwargs)
         return result if out is None else out.copy_(result)

@@ -11,14 +11,16 @@ it, or if it writes to memory that a weight, an input or a later live operation 
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 import operator
-from dataclasses import dataclass
-from typing import Any, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import _set_grad_enabled
+from torch._C import _jit_get_schemas_for_operator, _set_grad_enabled
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import handle_torch_function
@@ -126,6 +128,70 @@ class Operation:
     def run(self) -> Any:
         """Compute the operation."""
         return self.function(*self.args, **self.kwargs)
+
+
+_NUMPY_NAMES = {
+    **{"axis": "dim", "keepdims": "keepdim", "x2": "other"},
+    **dict.fromkeys(("a", "x", "x1"), "input"),
+}
+"""NumPy's names of arguments, which torch takes as well (`python_arg_parser.cpp`)."""
+
+
+def bound(operation: Operation) -> Operation:
+    """Put arguments that are given by name into their places in torch's schema.
+
+    Those after a gap, and those that have only a name, stay by name. Functions that
+    torch writes in Python bind their arguments themselves.
+
+    Example:
+        >>> x = torch.zeros(2)
+        >>> call = Operation(torch.sum, "sum", (), {"axis": 0, "a": x})
+        >>> bound(call).args
+        (tensor([0., 0.]), 0)
+    """
+    if not operation.kwargs or inspect.isfunction(operation.function):
+        return operation
+    count = len(operation.args)
+    for form in _forms(operation.name):
+        kwargs = {
+            name if name in form.names else _NUMPY_NAMES.get(name, name): value
+            for name, value in operation.kwargs.items()
+        }
+        placed, free = form.places[:count], form.places[count:]
+        if form.required <= {*placed, *kwargs} <= form.names and not (
+            kwargs.keys() & {*placed}
+        ):
+            moved = [*itertools.takewhile(kwargs.__contains__, free)]
+            args = (*operation.args, *map(kwargs.pop, moved))
+            return replace(operation, args=args, kwargs=kwargs)
+    return operation
+
+
+class _Form(NamedTuple):
+    """Arguments of an overload of an operator: in order, without a default, all."""
+
+    places: list[str]
+    required: set[str]
+    names: set[str]
+
+
+@functools.lru_cache(maxsize=None)
+def _forms(operator: str) -> list[_Form]:
+    """Return the forms of an operator, those that torch tries first before others."""
+    forms = []
+    for schema in _jit_get_schemas_for_operator(f"aten::{operator}"):
+        named = {
+            "input" if argument.name == "self" else argument.name: argument
+            for argument in schema.arguments
+        }
+        places = [
+            name
+            for name, argument in named.items()
+            if not argument.kwarg_only and name != "memory_format"  # of `Tensor.to`
+        ]
+        required = {n for n, a in named.items() if not a.has_default_value()}
+        forms.append(_Form(places, required, {*named}))
+    return forms
 
 
 class DeviceFunction:

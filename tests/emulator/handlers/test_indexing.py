@@ -44,6 +44,7 @@ REFUSED = [
     (assigned("x > 0", "v"), (torch.ones(3, 4), TWO, torch.arange(12.0)), "Expand"),
     (assigned("i, i", "v"), (IMAGES, TWO // 2, torch.ones(2, 1, 5)), "Expand them"),
     (lambda x: x.clone().random_(5), (X,), "reads inputs 1 and 2"),
+    (lambda x: x.clone().random_(to=5), (X,), "reads inputs 1 and 2"),
     (lambda x: functional.unfold(x, 2), (IMAGES[0],), "internal error"),
     (
         lambda x, i: x.scatter_add(1, i[..., None].expand(-1, -1, 4), x[:, :3]),

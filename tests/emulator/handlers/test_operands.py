@@ -13,6 +13,9 @@ from tests.emulator.handlers._programs import gradients, infer, reports, trained
 
 X = torch.arange(6.0).reshape(2, 3)
 
+# torch says so once of `scatter_reduce` and `index_reduce`.
+pytestmark = pytest.mark.filterwarnings("ignore:.* is in beta")
+
 
 @pytest.mark.parametrize(
     ("function", "is_refused"),
@@ -93,6 +96,68 @@ def after(x, change):
 
 def add_to_first_row(x):
     x[0] += 1
+
+
+# Arguments by name ------------------------------------------------------------------
+
+PLACES = torch.tensor([[0, 1, 0]])
+
+BY_NAME = {
+    "one": (lambda x: torch.reciprocal(input=x), torch.reciprocal),
+    "NumPy's": (
+        lambda x: torch.amax(a=x, axis=1, keepdims=True),
+        lambda x: torch.amax(x, 1, True),
+    ),
+    "of a method": (
+        lambda x, i: x.scatter_reduce(dim=0, index=i, src=x, reduce="amax"),
+        lambda x, i: x.scatter_reduce(0, i, x, "amax"),
+    ),
+    "of a function": (
+        lambda x, i: torch.index_reduce(
+            input=x, dim=0, index=i[0, :2], source=x, reduce="amin"
+        ),
+        lambda x, i: torch.index_reduce(x, 0, i[0, :2], x, "amin"),
+    ),
+    "in another order": (
+        lambda x: torch.where(other=x, condition=x > 2, input=x * 3),
+        lambda x: torch.where(x > 2, x * 3, x),
+    ),
+    "after a gap": (lambda x: x.clamp(max=2.0), lambda x: x.clamp(None, 2.0)),
+    "of a form with fewer places": (
+        lambda x: torch.var_mean(input=x, dim=1, keepdim=True)[1],
+        lambda x: torch.var_mean(x, 1, keepdim=True)[1],
+    ),
+    "beside a constant": (
+        lambda x: x * torch.bucketize(boundaries=x[0] * 1, input=x),
+        lambda x: x * torch.bucketize(x, x[0] * 1),
+    ),
+    "of a move": (
+        lambda x: x.to(
+            device=x.device,
+            dtype=x.dtype,
+            non_blocking=False,
+            copy=True,
+            memory_format=torch.contiguous_format,
+        ),
+        lambda x: x.to(x.device, x.dtype, False, True),
+    ),
+    "of a size": (
+        lambda x: x.new_zeros(size=(2, 3)) + x.view(size=(2, 3)),
+        lambda x: x.new_zeros((2, 3)) + x.view(2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize(("by_name", "by_place"), BY_NAME.values(), ids=BY_NAME)
+def test_arguments_by_name_are_those_by_place(by_name, by_place):
+    indices = [PLACES] * (by_name.__code__.co_argcount - 1)
+    x = X + 1
+    assert torch.equal(infer(by_name, x, *indices), infer(by_place, x, *indices))
+    named, placed = (
+        gradients(function, *indices, weights=[x]) for function in (by_name, by_place)
+    )
+    assert torch.equal(named[0], placed[0])
+    assert named[0].any()
 
 
 @pytest.mark.parametrize(
