@@ -363,6 +363,12 @@ def _own_dims(index: Tensor) -> list[int]:
     return [dim for dim, (size, stride) in strided if size > 1 and stride != 0]
 
 
+@rule("gather-number", "gather")
+@rule("scatter-reduce-number", "scatter_reduce", "index_reduce")
+def _(call: Call) -> Any:
+    return call.tensors()[0].dim() == 0
+
+
 @rule("gather-expanded", "gather")
 def _(call: Call) -> Any:
     given = call.arguments("input dim index")

@@ -24,8 +24,8 @@ def _reduced(call: Call) -> tuple[Any, bool]:
 def _places(call: Call, dim: Any) -> tuple[int, ...]:
     """Return the reduced dimensions as numbers from 0 on."""
     rank = call.tensors()[0].dim()
-    wanted = as_list(dim) if isinstance(dim, (int, list, tuple)) else []
-    return tuple(d % max(rank, 1) for d in wanted) or tuple(range(rank))
+    wanted = as_list(dim) if rank and isinstance(dim, (int, list, tuple)) else []
+    return tuple(d % rank for d in wanted) or tuple(range(rank))
 
 
 def _rounded_to_half(x: Tensor) -> Tensor:

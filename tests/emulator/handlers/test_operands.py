@@ -27,6 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* is in beta")
         (lambda x: torch.linalg.cross(x, x[:1], dim=1), True),
         (lambda x: x.take_along_dim(x.long() % 2, -1), True),
         (lambda x: x.take_along_dim(x.long() % 2, 1), False),
+        (lambda x: x.sum().gather(0, x[:1, 0].long()), True),
+        (lambda x: x[0].gather(0, x[:1, 0].long()), False),
+        (lambda x: x.sum().scatter_reduce(0, x[0, 0].long(), x[0, 1], "sum"), True),
+        (lambda x: x.sum().index_reduce(0, x[0, :1].long(), x[0, 1], "amax"), True),
         (lambda x: x.sum().log_softmax(0), True),
         (lambda x: x[0].log_softmax(0), False),
         (lambda x: functional.l1_loss(x.sum(), x.mean()), True),
@@ -94,10 +98,6 @@ def after(x, change):
     return x + 0
 
 
-def add_to_first_row(x):
-    x[0] += 1
-
-
 # Arguments by name ------------------------------------------------------------------
 
 PLACES = torch.tensor([[0, 1, 0]])
@@ -158,6 +158,10 @@ def test_arguments_by_name_are_those_by_place(by_name, by_place):
     )
     assert torch.equal(named[0], placed[0])
     assert named[0].any()
+
+
+def add_to_first_row(x):
+    x[0] += 1
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,8 @@ AS_TORCH = [
     (lambda x: x.norm(dim=1), X),
     (lambda x: torch.linalg.norm(x, 1, -1), X),
     (lambda x: torch.linalg.vector_norm(x, INF, 0), X),
+    (lambda x: torch.linalg.vector_norm(-x, 2, 0, keepdim=True), X[0, 0, 0]),
+    (lambda x: torch.norm(x, 2, dim=-1), X[0, 0, 0]),
     (functional.normalize, X),
     (torch.cdist, EQUAL, EQUAL),
     (lambda x: x.count_nonzero(1), X),
@@ -165,6 +167,7 @@ GRADIENTS = [
     (lambda w: w[1].median(), [[0, 0, 0, 0], [1, 0, 0, 0]]),
     (lambda w: w.norm(p=INF, dim=1).sum(), [[1, -1, 1, 0], [0, 0, 0, -1]]),
     (lambda w: torch.linalg.vector_norm(w, -INF, 1).sum(), [[0] * 4, [1, 0, 0, 0]]),
+    (lambda w: torch.linalg.vector_norm(w[0, 1], INF, 0), [[0, -1, 0, 0], [0] * 4]),
     (lambda w: w[:, :3].norm(dim=1)[0], [[3**-0.5, -(3**-0.5), 3**-0.5, 0], [0] * 4]),
 ]
 
