@@ -391,7 +391,13 @@ class Call:
 
     def __init__(self, device: Device, tensors: list[Tensor]) -> None:
         self.device = device
-        self.inputs = Inputs(device.layout, tensors, device.program.written_inputs)
+        program = device.program
+        self.inputs = Inputs(
+            device.layout,
+            tensors,
+            program.written_inputs,
+            reads_memory=program.reads_memory,
+        )
         self.outputs = Outputs(device.mode, device.layout.returned_steps)
         self.watch = Watch(device) if device.anchors.num_watched else None
 

@@ -444,6 +444,7 @@ def choose_runner(
         "it is to stop at floating-point exceptions": settings.stops_at_exceptions,
         "the program draws random numbers": program.is_random,
         "the program writes to its buffers or inputs": writes or program.written_inputs,
+        "the program reads memory by strides of its own": program.reads_memory,
         "there are no inputs": program.num_inputs == 0,
     }
     for node in program.graph.graph.nodes:

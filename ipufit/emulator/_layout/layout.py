@@ -124,13 +124,20 @@ class Inputs:
     Args:
         tensors: The caller's tensors, of the combined batch size.
         written: Indices of the tensors that the program changes in place.
+        reads_memory: Whether the program reads memory by strides of its own, which
+            finds other micro-batches beside the rows of one.
 
     Attributes:
         taken: Time stamp at which each micro-batch was taken, in seconds.
     """
 
     def __init__(
-        self, layout: Layout, tensors: list[Tensor], written: tuple[int, ...] = ()
+        self,
+        layout: Layout,
+        tensors: list[Tensor],
+        written: tuple[int, ...] = (),
+        *,
+        reads_memory: bool = False,
     ) -> None:
         self.taken: list[float] = []
         self._layout = layout
@@ -140,8 +147,8 @@ class Inputs:
             device_tensor(tensor.detach(), copy=tensor.is_inference())
             for tensor in tensors
         ]
-        # Members of a group must not see each other's changes.
-        self._is_shared = bool(written) and layout.input_groups < layout.replicas
+        self._copies: list[tuple[Tensor, ...]] = []
+        self._is_copied = bool(written) or reads_memory
 
     @cached_property
     def _blocks(self) -> list[tuple[Tensor, ...]]:
@@ -159,7 +166,11 @@ class Inputs:
         self.taken.append(perf_counter())
         group = self._layout.groups[replica]
         rows = self._blocks[step * self._layout.input_groups + group]
-        return tuple(row.clone() for row in rows) if self._is_shared else rows
+        if self._is_copied:
+            whole = torch.contiguous_format
+            rows = tuple(torch.clone(row, memory_format=whole) for row in rows)
+            self._copies.append(rows)
+        return rows
 
     def joined(self, first: int, count: int) -> tuple[Tensor, ...]:
         """Return the rows of `count` micro-batches, joined for each input."""
@@ -185,9 +196,24 @@ class Inputs:
 
         PopTorch copies such tensors back after the run (`PoplarExecutable.cpp`).
         Nothing is copied from replicas that share their rows.
+
+        Raises:
+            Error: The program has changed the shape of an input.
         """
-        for index in self._written:
-            self._tensors[index].detach().copy_(self._on_device[index])
+        is_shared = self._layout.input_groups < self._layout.replicas
+        for index in () if is_shared else self._written:
+            rows = _join(tuple(copies[index] for copies in self._copies))
+            tensor = self._tensors[index].detach()
+            try:
+                tensor.copy_(rows)
+            except RuntimeError as error:
+                raise createPoptorchError(
+                    f"The model changes the shape of an input in place, from "
+                    f"{list(tensor.shape)} to {list(rows.shape)}. What is changed in "
+                    "place is copied back into the caller's tensor, and this doesn't "
+                    f"fit: {error}. Change the shape of a new tensor: "
+                    "`x = x.unsqueeze(1)`, not `x.unsqueeze_(1)`."
+                ) from error
 
 
 class Outputs:

@@ -67,6 +67,10 @@ _KNOWN = "known"
 """Metadata of a node: its constant result, or None if it only copies its argument."""
 
 
+_READ_MEMORY = ("as_strided", "resize_")
+"""What the functions begin with that view other memory than that of a tensor."""
+
+
 class Program:
     """The operations on one micro-batch, recorded from the user's module.
 
@@ -96,6 +100,7 @@ class Program:
             all but the statistics of normalisation layers.
         num_inputs: Number of tensors that the graph takes besides the weights.
         written_inputs: Indices of the inputs that the program changes in place.
+        reads_memory: Whether the program reads memory by strides of its own.
     """
 
     def __init__(
@@ -127,6 +132,13 @@ class Program:
             tensor.dtype == torch.float16
             for value in (*weights.values(), *made)
             for tensor in tensors_in(value)
+        )
+        names = {function_name(node) for graph in graphs for node in graph.nodes}
+        self.reads_memory = any(name.startswith(_READ_MEMORY) for name in names)
+        self._has_single_images = any(
+            function_name(node).startswith("conv")
+            and recording.results[node].dim() == 3
+            for node in recording.graph.nodes
         )
         changes, weight_of = changed_memory(graphs), recording.weight_memory()
         inputs = recording.input_memory()

@@ -204,6 +204,66 @@ def test_replicas_that_share_rows_do_not_see_each_others_changes():
     assert out.tolist() == [2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.unsqueeze_(1),
+        lambda x: x.t_(),
+        lambda x: x.squeeze_(),
+        lambda x: x.transpose_(0, 1),
+    ],
+)
+def test_an_input_gets_no_other_shape_in_place(change, iterations):
+    class Reshape(nn.Module):
+        def forward(self, x):
+            return change(x) * 2
+
+    x = torch.arange(8.0).reshape(8, 1)
+    executor = poptorch.inferenceModel(Reshape(), make_options(iterations, 1, 1))
+    with pytest.raises(poptorch.Error, match="changes the shape of an input in place"):
+        executor(x)
+    assert x.shape == (8, 1)
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_an_input_that_is_transposed_in_place_is_written_back(iterations):
+    class Transpose(nn.Module):
+        def forward(self, x):
+            return x.t_() + 1
+
+    x = torch.arange(4.0 * iterations).reshape(-1, 2)
+    expected = torch.cat([rows.t() for rows in x.split(2)])
+    executor = poptorch.inferenceModel(Transpose(), make_options(iterations, 1, 1))
+    assert torch.equal(executor(x), expected + 1)
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("mode", [OutputMode.All, OutputMode.Final])
+@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.as_strided((2, 2), (2, 1), 1),
+        lambda x: torch.as_strided(input=x, size=(3,), stride=(2,), storage_offset=0),
+        lambda x: torch.as_strided_scatter(x, x[0], (3,), (1,), 2),
+        lambda x: torch.relu(x).as_strided((4,), (1,)),
+        lambda x: (x * 1).resize_(3),
+    ],
+)
+def test_strides_of_its_own_find_the_rows_of_a_micro_batch(read, iterations, mode):
+    class Read(nn.Module):
+        def forward(self, x):
+            return read(x)
+
+    x = torch.arange(60.0).reshape(20, 3)[2 : 2 + 2 * iterations]  # in larger memory
+    executor = poptorch.inferenceModel(Read(), make_options(iterations, 1, 1, mode))
+    blocks = [read(rows.clone()) for rows in x.split(2)]
+    expected = torch.cat(blocks if mode == OutputMode.All else blocks[-1:])
+    for _ in range(2):
+        assert torch.equal(executor(x), expected)
+
+
 # Programs without host data ---------------------------------------------------------
 
 
