@@ -74,6 +74,7 @@ from ipufit.emulator._tracing.refusals import (
     refuse_lazy,
     refuse_scripted,
     refuse_tied_buffers,
+    refuse_weights,
 )
 from ipufit.emulator.enums import (
     CommGroupType,
@@ -1398,6 +1399,7 @@ def compile_model(
     with wrapping.unwrapped(model):
         refuse_scripted(model)
         refuse_tied_buffers(model)
+        refuse_weights(model)
         _check_groupings(groupings, options)
         groups = resolve_groupings(groupings, model, layout.replicas)
         with unchanged(model):

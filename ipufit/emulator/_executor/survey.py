@@ -71,6 +71,7 @@ from ipufit.emulator._tracing.refusals import (
     refuse_custom_backward,
     refuse_scripted,
     refuse_tied_buffers,
+    refuse_weights,
     untraceable,
 )
 from ipufit.emulator._tracing.tracer import Tracer, guarded
@@ -153,7 +154,7 @@ def survey(
         ['control flow', 'value']
     """
     notes = Notes()
-    for check in (refuse_scripted, refuse_tied_buffers):
+    for check in (refuse_scripted, refuse_tied_buffers, refuse_weights):
         notes.attempt("module", check, module)
     notes.attempt("dtype", check_inputs, list(tensors))
     if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):  # type: ignore[attr-defined,unused-ignore]

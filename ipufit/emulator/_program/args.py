@@ -21,6 +21,7 @@ from ipufit.emulator._ground.custom_args import (
 )
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.torch_extras import device_tensor
+from ipufit.emulator._tracing.refusals import refuse_empty, refuse_sparse
 from ipufit.emulator.errors import Error, createPoptorchError
 
 _MISMATCH = (
@@ -168,7 +169,7 @@ class ArgsParser:
 
     def _contiguous(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            if value.is_contiguous():
+            if value.layout != torch.strided or value.is_contiguous():
                 return value
             if not self._has_warned_layout:
                 logger.warning(
@@ -245,12 +246,10 @@ def check_inputs(tensors: list[Tensor]) -> None:
         Error: An unsupported dtype, or a tensor without elements.
     """
     for tensor in tensors:
+        refuse_sparse(tensor, "an input")
         if tensor.dtype not in _SUPPORTED_DTYPES:
             raise createPoptorchError(f"Unsupported input type {tensor.dtype}")
-        if tensor.numel() == 0:
-            raise createPoptorchError(
-                f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})."
-            )
+        refuse_empty(tensor, "an input")
 
 
 def _mismatch(text: str) -> Error:

@@ -221,6 +221,6 @@ def memory_of(tensor: Tensor) -> tuple[Any, ...]:
         storage_of(tensor),
         tensor.storage_offset(),
         tuple(tensor.shape),
-        tensor.stride(),
+        tensor.stride() if tensor.layout == torch.strided else (),
         tensor.dtype,
     )

@@ -448,7 +448,7 @@ def observed(
 
 def storage_of(tensor: Tensor) -> int:
     """Return a number for the storage of a tensor, unique while it exists."""
-    if tensor.is_sparse:
+    if tensor.layout != torch.strided:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()
 

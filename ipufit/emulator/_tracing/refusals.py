@@ -18,7 +18,7 @@ from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 from torch.nn import functional
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin, is_lazy
 
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._tracing.operation import (
@@ -265,6 +265,47 @@ def refuse_custom_backward(tensor: Tensor) -> None:
             "example `x + (f(x) - x).detach()` for a straight-through estimator, or "
             "checkpoint with use_reentrant=False."
         )
+
+
+def refuse_sparse(tensor: Tensor, what: str) -> None:
+    """Refuse a tensor that isn't dense: no handler of PopTorch makes or takes one.
+
+    Raises:
+        Error: It is sparse; the message says what it is.
+    """
+    if tensor.layout != torch.strided:
+        raise createPoptorchError(
+            f"Unsupported tensor type {tensor.layout} ({what}): an IPU has dense "
+            "tensors only. Multiply by `x.to_dense()`, or keep indices and values as "
+            "dense tensors and use torch.gather and torch.scatter_add."
+        )
+
+
+def refuse_empty(tensor: Tensor, what: str) -> None:
+    """Refuse a tensor without elements (PopTorch, `errorOnZeroSizedTensor`).
+
+    Raises:
+        Error: It has none; the message says what it is.
+    """
+    if tensor.numel() == 0:
+        raise createPoptorchError(
+            f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}, "
+            f"{what})."
+        )
+
+
+def refuse_weights(module: torch.nn.Module) -> None:
+    """Refuse weights that are sparse, and those of fractions without elements.
+
+    Raises:
+        Error: The module has such a parameter or buffer; the message names it.
+    """
+    for name, weight in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(weight):
+            continue
+        refuse_sparse(weight, f"the weight {name}")
+        if weight.is_floating_point():  # others are compiled in
+            refuse_empty(weight, f"the weight {name}")
 
 
 def refuse_tied_buffers(module: torch.nn.Module) -> None:

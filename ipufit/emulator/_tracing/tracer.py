@@ -56,6 +56,7 @@ from ipufit.emulator._tracing.refusals import (
     refuse_custom_backward,
     refuse_dynamic_shape,
     refuse_gradients,
+    refuse_sparse,
     refuse_training_gradients,
     refuse_transforms,
     refuse_unsupported,
@@ -312,6 +313,8 @@ class Tracer(TorchFunctionMode):
 
         def compute() -> Any:
             result = self.compute(operation)
+            for tensor in tensors_in(result):
+                refuse_sparse(tensor, f"the result of `{operation.name}`")
             host = [t for t in touched if not self.recording.is_on_device(t)]
             # As if moved: both are in the host's memory.
             return result.clone() if any(result is t for t in host) else result

@@ -15,7 +15,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from tests.emulator._datasets import Pair, PairParser
-from tests.emulator._models import make_options
+from tests.emulator._models import Function, make_options
 from tests.strategies import examples
 
 Point = collections.namedtuple("Point", ["x", "y"])
@@ -311,6 +311,35 @@ def test_a_number_is_an_input_of_one_micro_batch():
 def test_empty_tensors_are_refused(shape):
     with pytest.raises(poptorch.Error, match="Zero-sized tensors are unsupported"):
         poptorch.inferenceModel(Echo())(torch.ones(shape))
+
+
+def test_weights_without_elements_are_refused():
+    module = Echo()
+    module.register_buffer("empty", torch.ones(0, 2))
+    with pytest.raises(poptorch.Error, match=r"Zero-sized.*\[0, 2\], the weight empty"):
+        poptorch.inferenceModel(module)(ONE)
+    module.register_buffer("empty", torch.ones(0, dtype=torch.int64))  # a constant
+    assert poptorch.inferenceModel(module)(ONE)[0].tolist() == [2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_sparse_tensors_are_refused(layout, iterations):
+    name = "to_sparse" if layout == "coo" else f"to_sparse_{layout}"
+    to_sparse, x = getattr(torch.Tensor, name), torch.eye(4)
+    graph = Function(lambda self, x: torch.mm(self.edges, x))
+    graph.register_buffer("edges", to_sparse(x))
+    programs = [
+        (Function(lambda _, x: to_sparse(x).to_dense()), x, f"the result of `{name}`"),
+        (Function(lambda _, x: torch.mm(x, x)), to_sparse(x), "an input"),
+        (graph, x, "the weight edges"),
+    ]
+    for module, argument, what in programs:
+        model = poptorch.inferenceModel(module, make_options(D=iterations))
+        with pytest.raises(poptorch.Error) as caught:
+            model(argument)
+        assert f"type torch.sparse_{layout} ({what})" in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
