@@ -204,6 +204,8 @@ class Gradients:
         self._backward = find_backward()
         self._seed = torch.empty(())
         self._seed_key: tuple[object, ...] = ()
+        # Weights whose gradient torch gives as a zero without memory, as of `sgn`.
+        self._zeros: list[Tensor] | None = None
 
     def begin(self) -> None:
         """Begin a call, and drop the gradients of a call that failed.
@@ -233,6 +235,14 @@ class Gradients:
         if key != self._seed_key:
             self._seed, self._seed_key = torch.full_like(loss, scale), key
         self._backward(loss, self._seed)
+        if self._zeros is None:
+            self._zeros = [
+                tensor
+                for tensor in self._trained.values()
+                if tensor.grad is not None and tensor.grad._is_zerotensor()
+            ]
+        for tensor in self._zeros:
+            tensor.grad = torch.clone(tensor.grad)
         # torch would add them up in float16; a device does as `accum_type` says.
         for name in self._halves:
             tensor = self._trained[name]

@@ -159,7 +159,8 @@ class Program:
         graph = without_known_results(self.graph)
         if self.has_loss:
             keep_values_for_backward(graph, self._memory)
-        if is_on(CHANNELS_LAST_VARIABLE, default=True):
+        is_wanted = is_on(CHANNELS_LAST_VARIABLE, default=True)
+        if is_wanted and not self._has_single_images:  # torch has it for batches only
             graph = in_channels_last(
                 graph, self.weight_shapes, is_differentiated=self.has_loss
             )

@@ -261,6 +261,21 @@ def test_a_forward_that_ends_without_gradients_trains_the_next_micro_batch():
     assert_same_weights(model.state_dict(), by_hand.state_dict())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_gradient_that_torch_gives_without_memory_is_0(steps, dtype):
+    def forward(self, x):
+        return poptorch.identity_loss((self.w.sgn() + x * self.v).sum(), "none")
+
+    w, v = (nn.Parameter(torch.tensor([2.0, -3.0], dtype=dtype)) for _ in range(2))
+    module = Function(forward, w=w, v=v)
+    _, training = wrap(module, make_options(G=steps))
+    for _ in range(2):
+        training(torch.ones(2 * steps, dtype=dtype))
+    assert w.tolist() == [2, -3]
+    assert v.tolist() == [0, -5]
+
+
 def test_inputs_get_no_gradients(caplog):
     model = Network()
     x, y = make_data(2, calls=1)[0]

@@ -294,3 +294,18 @@ def test_large_means_leave_their_variance_to_group_norm():
 
     image = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(*both_ways(run), rtol=1e-3, atol=2e-3)
+
+
+def test_a_single_image_has_the_plain_order():
+    def forward(net, x):
+        hidden = net.first(x)  # channels, rows and columns, but no batch
+        return poptorch.identity_loss(net.second(hidden).square().sum(), "none")
+
+    torch.manual_seed(0)
+    layers = {"first": nn.Conv2d(4, 4, 3, groups=4), "second": nn.Conv2d(4, 5, 3)}
+    module, x = Function(forward, **layers), torch.randn(4, SIZE, SIZE)
+    before = [weight.detach().clone() for weight in module.parameters()]
+    gradients = torch.autograd.grad(forward(module, x), module.parameters())
+    wrap(module, lr=0.1)[1](x)
+    for weight, old, gradient in zip(module.parameters(), before, gradients):
+        torch.testing.assert_close(weight.detach(), old - 0.1 * gradient)
