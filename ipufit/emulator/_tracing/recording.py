@@ -228,7 +228,10 @@ class Recording:
         return [storage_of(tensor) for tensor in self._inputs]
 
     def rebound(self) -> list[str]:
-        """Describe weights whose memory was replaced, as by `weight.data = ...`."""
+        """Describe weights whose memory was replaced, as by `weight.data = ...`.
+
+        A shape that was changed in place counts, too: the device's stays.
+        """
         return [
             f"{'Parameter' if isinstance(weight, torch.nn.Parameter) else 'Buffer'} "
             f"{name} is reassigned"
@@ -474,8 +477,9 @@ class Recording:
         return node
 
 
-def _address(tensor: Tensor) -> tuple[int, int]:
-    return storage_of(tensor), int(tensor.storage_offset())
+def _address(tensor: Tensor) -> tuple[Any, ...]:
+    layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return storage_of(tensor), *layout
 
 
 def _copy(weight: Tensor) -> Tensor:

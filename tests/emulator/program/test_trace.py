@@ -45,6 +45,10 @@ def replace_data(model, x):
     model.weight.data = model.weight.data * 2
 
 
+def reshape(model, x):
+    model.total.unsqueeze_(0)
+
+
 def remove(model, x):
     del model.child.total
     model.child.total = x * 2  # an ordinary attribute
@@ -59,6 +63,7 @@ REBOUND = [
     (reassign_child, "Buffer child.total is reassigned within the model"),
     (reassign_parameter, "Parameter weight is reassigned within the model"),
     (replace_data, "Parameter weight is reassigned within the model"),
+    (reshape, "Buffer total is reassigned within the model"),
     (remove, "Buffer child.total is removed from the model"),
     (remove_for_good, "Buffer child.total is removed from the model"),
 ]
