@@ -180,7 +180,7 @@ def _reduced(
             size_average, reduce, emit_warning=False
         )
     if reduction == "batchmean":
-        return loss.sum() / loss.shape[0]
+        return loss.sum() / (loss.shape[0] if loss.dim() else 1)
     return loss if reduction == "none" else getattr(loss, reduction)()
 
 

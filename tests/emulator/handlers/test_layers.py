@@ -225,6 +225,8 @@ def test_divergence_counts_positive_targets_alone(log_target, target, expected):
     for reduction in ("sum", "batchmean"):
         whole = infer(lambda x, y, r=reduction: program(x, y, r), x, y)
         torch.testing.assert_close(whole, torch.tensor(sum(expected)))
+        last = infer(lambda x, y, r=reduction: program(x, y, r), x[0, 2], y[0, 2])
+        torch.testing.assert_close(last, torch.tensor(expected[2]))
 
 
 @pytest.mark.parametrize("reduction", ["sum", "batchmean"])
