@@ -136,7 +136,7 @@ class Program:
         names = {function_name(node) for graph in graphs for node in graph.nodes}
         self.reads_memory = any(name.startswith(_READ_MEMORY) for name in names)
         self._has_single_images = any(
-            function_name(node).startswith("conv")
+            function_name(node) in ("conv2d", "conv_transpose2d")
             and recording.results[node].dim() == 3
             for node in recording.graph.nodes
         )
