@@ -456,7 +456,7 @@ def refuse_own_sums(
                     part.training = False
             scalars = stack.enter_context(collected())
             marked = stack.enter_context(ResultsNoted()).marked
-            stack.enter_context(_WithoutNoise())
+            stack.enter_context(_WithoutNoise())  # type: ignore[no-untyped-call,unused-ignore]
             loss, _ = results_of(computed, module, structure, inputs, sample, marked)
         losses = [] if loss is None else [("The model's own loss", float(loss))]
         logged = ((f"The scalar {name!r}", float(v)) for name, v in scalars.items())

@@ -809,9 +809,9 @@ def _is_of_elements(name: str) -> bool:
         name = name[1:] if name.startswith("r") else name
         name = "floor_divide" if name == "floordiv" else name
         name = f"bitwise_{name}" if name in ("and", "or", "xor") else name
-    function = getattr(torch.ops.aten, name, None)
+    function = getattr(torch.ops.aten, name, None)  # type: ignore[attr-defined,unused-ignore]
     return name in _OF_ELEMENTS or any(
-        torch.Tag.pointwise in getattr(function, overload).tags
+        torch.Tag.pointwise in getattr(function, overload).tags  # type: ignore[attr-defined,unused-ignore]
         for overload in getattr(function, "overloads", tuple)()
     )
 

@@ -18,7 +18,7 @@ from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 from torch.nn import functional
-from torch.nn.parameter import UninitializedTensorMixin, is_lazy
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._tracing.operation import (
@@ -339,7 +339,8 @@ def refuse_lazy(module: torch.nn.Module) -> None:
         Error: There is such a weight.
     """
     for name, weight in (*module.named_parameters(), *module.named_buffers()):
-        if issubclass(type(weight), UninitializedTensorMixin):  # which fetches nothing
+        kinds = UninitializedBuffer, UninitializedParameter
+        if issubclass(type(weight), kinds):  # which fetches nothing
             raise createPoptorchError(
                 f"'{name}' has no shape yet, as it is of a lazy module: call the model "
                 "with a sample on the host before it is wrapped."
