@@ -160,3 +160,21 @@ def test_a_batch_alone_is_one_micro_batch_or_those_of_the_replicas(kind):
         model = compiled(kind, IPUConfig(replicas=replicas))
         found = model.test_on_batch(*data_of(kind, X[:11], Z[:11]))
         assert found == pytest.approx(expected(kind, model.module, 11, size), rel=1e-4)
+
+
+class Fixed(Pairs):
+    """Needs micro-batches of 4 rows."""
+
+    def forward(self, x, z):
+        outputs = self.embed(x).view(4, 4)
+        return {"loss": (outputs - z[:, :4]).square().mean()}
+
+
+def test_a_module_that_needs_whole_micro_batches_is_told_of_batch_sizes():
+    model = IPUModel(Fixed())
+    model.compile("sgd")
+    model.evaluate({"x": X, "z": Z}, batch_size=4, verbose=0)
+    with pytest.raises(
+        ipufit.DataError, match="2 of the samples don't fill a micro-batch of 4"
+    ):
+        model.evaluate({"x": X[:10], "z": Z[:10]}, batch_size=4, verbose=0)

@@ -55,10 +55,7 @@ from ipufit.engine.program import (
     gradient_anchors,
 )
 from ipufit.engine.weights import mode
-from ipufit.errors import (
-    ConfigError,
-    UnsupportedError,
-)
+from ipufit.errors import ConfigError, DataError, UnsupportedError
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
 from ipufit.state import RunState, awaited, span
@@ -721,7 +718,15 @@ class Evaluation(Inference):
         """Return the run for micro-batches of fewer rows, prepared."""
         if rows not in self._shorter:
             self._shorter[rows] = self.resized(rows)
-        self._shorter[rows].prepare(self._display)
+        try:
+            self._shorter[rows].prepare(self._display)
+        except (DataError, UnsupportedError) as error:
+            size = self.plan.micro_batch_size
+            raise type(error)(
+                f"{error} {rows} of the samples don't fill a micro-batch of {size}, "
+                "and run in a smaller one, so that the loss and scalars are exact. If "
+                "forward needs its size, take a batch_size that leaves none over."
+            ) from error.__cause__
         return self._shorter[rows]
 
     def run(self, hooks: CallbackList, run: RunState) -> Logs:
