@@ -849,9 +849,10 @@ class Evaluation(Inference):
         if not num_real:  # no real row came back: NaN under the right names
             self.metrics.add(torch.zeros_like(self._vector((*whole, num_rows))))
             return
-        waiting = self._waiting.parts
-        if waiting and _row_shapes(outputs) != _row_shapes(waiting[0][0]):
-            self._count_waiting()  # outputs have an axis of the micro-batch
+        if program is not self:
+            waiting = [part[0] for part in self._waiting.parts[:1]]
+            if any(_row_shapes(one) != _row_shapes(outputs) for one in waiting):
+                self._count_waiting()  # outputs have an axis of the micro-batch
         for group in self._waiting.groups(outputs, labels, num_real):
             self._count(group, self._vector(group))
 
