@@ -636,7 +636,9 @@ def _unreduced(loss: Any) -> LossFunction | None:
         return None
     each = _with_reduction(loss, "none")
     if loss.reduction == "batchmean":  # a sum over all but the samples
-        return lambda o, targets: each(o, targets).reshape(len(o), -1).sum(dim=1)
+        return lambda outputs, targets: (
+            call_by_rows(each, outputs, targets).reshape(len(outputs), -1).sum(dim=1)
+        )
     return each
 
 
@@ -689,7 +691,7 @@ class _Smoothed:
     ignore_index: int | None
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        own = self.each(outputs, targets)
+        own = call_by_rows(self.each, outputs, targets)
         rest = self.of_all_classes(outputs).reshape(own.shape)
         are_indices = targets.numel() == own.numel() and not targets.is_floating_point()
         if self.ignore_index is not None and are_indices:

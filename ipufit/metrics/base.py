@@ -16,7 +16,6 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-import itertools
 import math
 import operator
 from typing import Any, Callable, NamedTuple
@@ -710,14 +709,17 @@ def call_by_rows(function: Callable[..., Any], *values: Any) -> Any:
         >>> call_by_rows(torch.sub, torch.ones(3, 1), torch.ones(3)).shape
         torch.Size([3, 1])
     """
+    owner = getattr(function, "__self__", function)  # of a method
+    owner = getattr(owner, "function", owner)
+    if str(getattr(owner, "__module__", "")).startswith("ipufit."):  # it does so itself
+        return function(*values)
     origins: list[tuple[Tensor, int]] = []
     for position, value in enumerate(values):
         is_nested = not isinstance(value, (Tensor, type(None)))
         leaves = Structure.of_outputs(value).flatten(value) if is_nested else [value]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
         origins += ((tensor, 1 << position) for tensor in tensors)
-    pairs = itertools.combinations({tensor.shape for tensor, _ in origins}, 2)
-    if not any(_fit_by_chance(*pair) or is_like(*pair) for pair in pairs):
+    if len({tensor.shape for tensor, _ in origins}) < 2:
         return function(*values)
     with _RowByRow(origins):
         return function(*values)
@@ -734,7 +736,8 @@ class _RowByRow(TorchFunctionMode):
     """Gives tensors of samples one shape in operations on elements.
 
     It knows the tensors that have the shape of one that the function got, and are
-    computed from it. An axis that is added on purpose makes another shape.
+    computed from it, and columns such as `outputs[:, :1]`. An axis that is added on
+    purpose makes another shape.
 
     Args:
         origins: Tensors that the function gets, each with a bit for the argument that
@@ -756,11 +759,12 @@ class _RowByRow(TorchFunctionMode):
             like = max(known, key=Tensor.dim)
             args = [self._aligned(name, at, v, like) for at, v in enumerate(args)]
             kwargs = {at: self._aligned(name, at, v, like) for at, v in kwargs.items()}
-        result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and any(result.shape == v.shape for v in known):
-            bits = functools.reduce(operator.or_, (self._bits(v) for v in known))
-            self._known[id(result)] = result, bits
-        return result
+        results = func(*args, **kwargs)
+        for result in results if isinstance(results, (tuple, list)) else (results,):
+            if isinstance(result, Tensor) and _is_of_samples(name, result, known):
+                bits = functools.reduce(operator.or_, map(self._bits, known))
+                self._known[id(result)] = result, bits
+        return results
 
     def _bits(self, tensor: Tensor) -> int:
         return self._known[id(tensor)][1]
@@ -785,6 +789,14 @@ class _RowByRow(TorchFunctionMode):
         return value
 
 
+def _is_of_samples(name: str, result: Tensor, known: list[Tensor]) -> bool:
+    if known and name in _SELECTING and result.dim() == known[0].dim():
+        return result.shape[:1] == known[0].shape[:1]
+    return any(result.shape == tensor.shape for tensor in known)
+
+
+_SELECTING = frozenset({"__getitem__", "chunk", "narrow", "split", "tensor_split"})
+"""Functions of one tensor that may give columns of it, for all rows."""
 _LOSSES_OF_ELEMENTS = frozenset(
     """
     binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss

@@ -133,6 +133,43 @@ def test_axes_that_a_loss_itself_adds_or_removes_stay(loss):
     torch.testing.assert_close(value, loss(outputs, targets).mean())
 
 
+def by_slices(outputs, targets):
+    return outputs[:, :1], outputs[:, 1:], targets
+
+
+def by_chunks(outputs, targets):
+    return (*outputs.chunk(2, dim=1), targets)
+
+
+def by_names(outputs, targets):
+    return outputs.narrow(1, 0, 1), outputs.narrow(1, 1, 1), targets
+
+
+def without_axis(outputs, targets):
+    return outputs[:, 0], outputs[:, 1], targets
+
+
+def with_axis(outputs, targets):
+    mean, log_variance = outputs.split(1, dim=1)
+    return mean, log_variance, targets[:, None]
+
+
+@pytest.mark.parametrize(
+    "split", [by_chunks, by_names, by_slices, with_axis, without_axis]
+)
+@pytest.mark.parametrize("rows", [2, 5])
+def test_columns_of_outputs_meet_their_targets(split, rows):
+    def likelihood(outputs, targets):
+        mean, log_variance, targets = split(outputs, targets)
+        return (log_variance + (targets - mean) ** 2 / log_variance.exp()).mean()
+
+    outputs, targets = torch.rand(rows, 2), torch.rand(rows)
+    value = resolve_loss(likelihood).terms(outputs, targets, rows).value
+    mean, log_variance = outputs.unbind(1)
+    expected = log_variance + (targets - mean) ** 2 / log_variance.exp()
+    torch.testing.assert_close(value, expected.mean())
+
+
 def log_ratio(outputs, targets):
     return (torch.cdist(outputs, outputs) * (targets[:, None] == targets)).mean()
 
