@@ -137,7 +137,7 @@ _NUMPY_NAMES = {
 """NumPy's names of arguments, which torch takes as well (`python_arg_parser.cpp`)."""
 
 
-def bound(operation: Operation) -> Operation:
+def bind_arguments(operation: Operation) -> Operation:
     """Put arguments that are given by name into their places in torch's schema.
 
     Those after a gap, and those that have only a name, stay by name. Functions that
@@ -146,7 +146,7 @@ def bound(operation: Operation) -> Operation:
     Example:
         >>> x = torch.zeros(2)
         >>> call = Operation(torch.sum, "sum", (), {"axis": 0, "a": x})
-        >>> bound(call).args
+        >>> bind_arguments(call).args
         (tensor([0., 0.]), 0)
     """
     if not operation.kwargs or inspect.isfunction(operation.function):
@@ -157,12 +157,12 @@ def bound(operation: Operation) -> Operation:
             name if name in form.names else _NUMPY_NAMES.get(name, name): value
             for name, value in operation.kwargs.items()
         }
-        placed, free = form.places[:count], form.places[count:]
-        if form.required <= {*placed, *kwargs} <= form.names and not (
-            kwargs.keys() & {*placed}
-        ):
-            moved = [*itertools.takewhile(kwargs.__contains__, free)]
-            args = (*operation.args, *map(kwargs.pop, moved))
+        by_place = {*form.places[:count]}
+        fits = form.required <= {*by_place, *kwargs} <= form.names
+        if fits and by_place.isdisjoint(kwargs):
+            free_places = form.places[count:]
+            names = [*itertools.takewhile(kwargs.__contains__, free_places)]
+            args = (*operation.args, *map(kwargs.pop, names))
             return replace(operation, args=args, kwargs=kwargs)
     return operation
 

@@ -40,7 +40,7 @@ from ipufit.emulator._tracing.operation import (
     DeviceFunction,
     NodesById,
     Operation,
-    bound,
+    bind_arguments,
     creates_on_device,
     map_tensors,
     observed,
@@ -223,7 +223,7 @@ class Tracer(TorchFunctionMode):
             args = (*args[:1], *map(_in_memory, args[1:]))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _in_memory(kwargs["device"])}
-        operation = bound(Operation(func, name, args, kwargs))
+        operation = bind_arguments(Operation(func, name, args, kwargs))
         refuse_transforms(operation)
         if name == "new" and isinstance(args[-1], torch.Size):
             # In a graph the size becomes a tuple, and `new` of a tuple takes values.
