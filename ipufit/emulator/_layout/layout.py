@@ -205,15 +205,15 @@ class Inputs:
             rows = _join(tuple(copies[index] for copies in self._copies))
             tensor = self._tensors[index].detach()
             try:
-                tensor.copy_(rows)
+                whole = rows.expand(tensor.shape)
             except RuntimeError as error:
                 raise createPoptorchError(
                     f"The model changes the shape of an input in place, from "
-                    f"{list(tensor.shape)} to {list(rows.shape)}. What is changed in "
-                    "place is copied back into the caller's tensor, and this doesn't "
-                    f"fit: {error}. Change the shape of a new tensor: "
-                    "`x = x.unsqueeze(1)`, not `x.unsqueeze_(1)`."
+                    f"{list(tensor.shape)} to {list(rows.shape)}, and what is changed "
+                    "in place is copied back into the caller's tensor. Change the "
+                    "shape of a new one: `x = x.unsqueeze(1)`, not `x.unsqueeze_(1)`."
                 ) from error
+            tensor.copy_(whole)
 
 
 class Outputs:
