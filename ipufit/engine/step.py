@@ -65,6 +65,7 @@ from ipufit.errors import (
     UnsupportedError,
 )
 from ipufit.losses import LossTerms
+from ipufit.metrics.base import RowByRow
 from ipufit.mixing import mixed_inputs
 from ipufit.placement import (
     Beginnings,
@@ -129,7 +130,8 @@ def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
         tensor(1.)
     """
     try:
-        return step(module, batch)
+        with RowByRow.in_step(module, batch):
+            return step(module, batch)
     except (IpufitError, poptorch.Error):
         raise
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:

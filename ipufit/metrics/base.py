@@ -14,11 +14,12 @@ read, never values, so that a device can trace it.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import inspect
 import math
 import operator
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -713,16 +714,22 @@ def call_by_rows(function: Callable[..., Any], *values: Any) -> Any:
     owner = getattr(owner, "function", owner)
     if str(getattr(owner, "__module__", "")).startswith("ipufit."):  # it does so itself
         return function(*values)
+    origins = _tensors_of(values)
+    if len({tensor.shape for tensor, _ in origins}) < 2:
+        return function(*values)
+    with RowByRow(origins):
+        return function(*values)
+
+
+def _tensors_of(values: Sequence[Any]) -> list[tuple[Tensor, int]]:
+    """List the tensors with axes in nested values, each with a bit for its value."""
     origins: list[tuple[Tensor, int]] = []
     for position, value in enumerate(values):
         is_nested = not isinstance(value, (Tensor, type(None)))
         leaves = Structure.of_outputs(value).flatten(value) if is_nested else [value]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
         origins += ((tensor, 1 << position) for tensor in tensors)
-    if len({tensor.shape for tensor, _ in origins}) < 2:
-        return function(*values)
-    with _RowByRow(origins):
-        return function(*values)
+    return origins
 
 
 def _fit_by_chance(shape: torch.Size, other: torch.Size) -> bool:
@@ -732,7 +739,7 @@ def _fit_by_chance(shape: torch.Size, other: torch.Size) -> bool:
     )
 
 
-class _RowByRow(TorchFunctionMode):
+class RowByRow(TorchFunctionMode):
     """Gives tensors of samples one shape in operations on elements.
 
     It knows the tensors that have the shape of one that the function got, and are
@@ -742,18 +749,53 @@ class _RowByRow(TorchFunctionMode):
     Args:
         origins: Tensors that the function gets, each with a bit for the argument that
             contains it.
+
+    Attributes:
+        depth: Number of the model's parts that are running, in which all is as in
+            torch.
     """
 
     def __init__(self, origins: list[tuple[Tensor, int]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._known = {id(tensor): (tensor, bit) for tensor, bit in origins}
         self._arguments = frozenset(self._known)
+        self.depth = 0
+
+    @classmethod
+    @contextlib.contextmanager
+    def in_step(cls, module: torch.nn.Module, batch: Any) -> Iterator[None]:
+        """Let the outputs of modules that a step calls meet the parts of its batch."""
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        rows = cls(_tensors_of([None, *parts]))
+        of_inputs = 1 << 1  # the second in that list, after the outputs to come
+
+        def begin(part: torch.nn.Module, inputs: Any) -> None:
+            known = [value for value in inputs if id(value) in rows._known]
+            if rows.depth or all(rows._bits(value) == of_inputs for value in known):
+                rows.depth += 1  # else it gets outputs or targets, as a loss does
+
+        def end(part: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+            rows.depth = max(rows.depth - 1, 0)
+            if not rows.depth:
+                made = _tensors_of([outputs])
+                rows._known.update({id(tensor): (tensor, bit) for tensor, bit in made})
+
+        hooks = [part.register_forward_pre_hook(begin) for part in module.modules()]
+        hooks += [part.register_forward_hook(end) for part in module.modules()]
+        try:
+            with rows:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch, after its arguments got one shape."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if self.depth:
+            return func(*args, **kwargs)
         known = [v for v in (*args, *kwargs.values()) if id(v) in self._known]
         if len({tensor.shape for tensor in known}) > 1 and _is_of_elements(name):
             like = max(known, key=Tensor.dim)

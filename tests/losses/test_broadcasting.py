@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 
@@ -141,7 +142,7 @@ def by_chunks(outputs, targets):
     return (*outputs.chunk(2, dim=1), targets)
 
 
-def by_names(outputs, targets):
+def by_narrow(outputs, targets):
     return outputs.narrow(1, 0, 1), outputs.narrow(1, 1, 1), targets
 
 
@@ -155,7 +156,7 @@ def with_axis(outputs, targets):
 
 
 @pytest.mark.parametrize(
-    "split", [by_chunks, by_names, by_slices, with_axis, without_axis]
+    "split", [by_chunks, by_narrow, by_slices, with_axis, without_axis]
 )
 @pytest.mark.parametrize("rows", [2, 5])
 def test_columns_of_outputs_meet_their_targets(split, rows):
@@ -308,39 +309,123 @@ def test_nested_outputs_and_targets_meet_sample_by_sample():
     assert figures["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
+# Steps and forward --------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 1)
+        self.loss, self.own_loss = nn.MSELoss(), Doubled()
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+def by_hand(module, batch):
+    return (module(batch[0]) - batch[1]).square().mean()
+
+
+def of_torch(module, batch):
+    outputs = module(batch[0])
+    return {"loss": F.mse_loss(outputs, batch[1]), "outputs": outputs}
+
+
+def by_parts(module, batch):
+    x, y = batch
+    return keras_difference(y, module.second(module.first(x).tanh())).square().mean()
+
+
+def by_loss_modules(module, batch):
+    outputs = module(batch[0])
+    return (module.loss(outputs, batch[1]) + module.own_loss(outputs, batch[1])) / 3
+
+
+def without_axes(module, batch):
+    return difference(module(batch[0]).squeeze(1), batch[1])
+
+
+def by_names(module, batch):
+    return difference(module(batch["x"]), batch["y"])
+
+
+@pytest.mark.parametrize(
+    "step", [by_hand, by_loss_modules, by_names, by_parts, of_torch, without_axes]
+)
+def test_steps_train_sample_by_sample(step):
+    torch.manual_seed(0)
+    x = torch.randn(16, 4)
+    y = x.sum(1)
+    module = Layers()
+    plain = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for rows in range(0, 16, 8):
+        optimizer.zero_grad()
+        outputs = plain(x[rows : rows + 8])
+        F.mse_loss(outputs, y[rows : rows + 8, None]).backward()
+        optimizer.step()
+    model = IPUModel(module, IPUConfig(replicas=2))
+    model.compile(Optimizer("sgd", 0.1), step=step)
+    data = ({"x": x, "y": y},) if step is by_names else (x, y)
+    model.fit(*data, batch_size=8, shuffle=False, verbose=0)
+    reference.assert_same_weights(module, plain)
+    expected = F.mse_loss(plain(x), y[:, None]).item()
+    for batch_size in (2, 16):
+        figures = model.evaluate(*data, batch_size=batch_size, verbose=0)
+        assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    hooks = [
+        (part._forward_hooks, part._forward_pre_hooks) for part in module.modules()
+    ]
+    assert not any(map(any, hooks))
+    model.detach()
+
+
+def ranked(module, batch):
+    scores = module(batch[0]).squeeze(1)
+    order = (batch[1][:, None] > batch[1]).float()
+    return (F.softplus(scores - scores[:, None]) * order).mean()
+
+
+def test_pairs_in_a_step_stay_pairs():
+    x = torch.randn(8, 4)
+    module = Layers()
+    model = IPUModel(module)
+    model.compile(Optimizer("sgd", 0.0), step=ranked)
+    figures = model.evaluate(x, x.sum(1), batch_size=8, verbose=0)
+    expected = ranked(module, (x, x.sum(1))).item()
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+
+
 class OwnLoss(nn.Linear):
     def forward(self, x, y):
         return {"loss": F.mse_loss(super().forward(x), target=y)}
 
 
-def step(module, batch):
-    return F.l1_loss(module(batch[0]), batch[1])
-
-
-@pytest.mark.parametrize("where", ["forward", "step"])
-def test_forward_and_steps_broadcast_as_torch_does_and_warn_once(where):
+def test_forward_broadcasts_as_torch_does_and_warns_once():
     x = torch.randn(16, 4)
-    y = x.sum(1)
-    module = OwnLoss(4, 1) if where == "forward" else nn.Linear(4, 1)
+    data = {"x": x, "y": x.sum(1)}
+    module = OwnLoss(4, 1)
     model = IPUModel(module)
-    model.compile("sgd", **({} if where == "forward" else {"step": step}))
-    data = ({"x": x, "y": y},) if where == "forward" else (x, y)
+    model.compile("sgd")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            figures = model.evaluate(*data, batch_size=8, verbose=0)
-            model.fit(*data, batch_size=8, verbose=0, validation_split=0.5)
-        model.evaluate(*data, batch_size=4, verbose=0)
+            model.evaluate(data, batch_size=8, verbose=0)
+            model.fit(data, batch_size=8, verbose=0, validation_data=data)
+        figures = model.evaluate(data, batch_size=16, verbose=0)
     (warning,) = (str(one.message) for one in caught)
     assert "(8,)) that is different to the input size ((8, 1)), in test_broa" in warning
-    assert figures["loss"] > 0
+    outputs = nn.functional.linear(x, module.weight, module.bias)
+    expected = (outputs - data["y"]).square().mean().item()
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_check_shows_the_warning_of_sizes_too():
-    def step(module, batch):
-        return F.huber_loss(module(batch[0]), batch[1])
+    class Huber(nn.Linear):
+        def forward(self, x, y):
+            return {"loss": F.huber_loss(super().forward(x), y)}
 
-    model = IPUModel(nn.Linear(4, 1))
-    model.compile("sgd", step=step)
-    report = model.check(torch.randn(16, 4), torch.randn(16), batch_size=8)
+    model = IPUModel(Huber(4, 1))
+    model.compile("sgd")
+    report = model.check({"x": torch.randn(16, 4), "y": torch.randn(16)}, batch_size=8)
     assert "different to the input size" in str(report)
