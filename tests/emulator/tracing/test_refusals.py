@@ -249,6 +249,7 @@ class Lazy(nn.Module):
         return poptorch.identity_loss(self.layer(x).sum(), "none")
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")  # of torch 2.0
 @pytest.mark.parametrize(
     "layer", [lambda: nn.LazyLinear(2), nn.LazyBatchNorm1d], ids=["linear", "norm"]
 )
