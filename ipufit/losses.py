@@ -163,14 +163,9 @@ class Loss:
             if share is None:
                 return _mean_of_counted(torch.sum(each), torch.sum(counts), counted)
             is_real = share.gt(0).to(values.dtype)
-            if counted is not None:
-                each, counts = each.mul(is_real), counts.mul(is_real)
-                return _mean_of_counted(torch.sum(each), torch.sum(counts), counted)
-            # Padding counts here, as the shares expect it.
-            valid = valid * is_real.unsqueeze(1) + (1.0 - is_real.unsqueeze(1))
-            counts = valid.sum(dim=1)
-            whole = counts.sum().clamp(min=1)
-        elif self.is_sum:
+            each, counts = each.mul(is_real), counts.mul(is_real)
+            return _mean_of_counted(torch.sum(each), torch.sum(counts), counted)
+        if self.is_sum:
             each, whole = values.sum(dim=1), 1.0
         else:
             each, whole = values.mean(dim=1), float(rows)
@@ -272,15 +267,17 @@ def _without_gradients(tensor: Any, weights: Tensor) -> Any:
 
 
 def _without_missing(tensor: Any, weights: Tensor) -> Any:
-    """Replace NaN targets of weight 0 by zeros.
+    """Replace NaN and whole numbers of weight 0 by zeros: these may be no classes.
 
     The gradient of `torch.where` is multiplied by the mask on a device, so that there a
     NaN gradient of a loss goes through it (PopART, `WhereOp`).
     """
     counts = _counts(tensor, weights)
-    if counts is None or not tensor.is_floating_point():
+    if counts is None or tensor.dtype == torch.bool:
         return tensor
-    is_kept = counts.logical_or(torch.isnan(tensor).logical_not())
+    is_kept = counts
+    if tensor.is_floating_point():
+        is_kept = counts.logical_or(torch.isnan(tensor).logical_not())
     return torch.where(is_kept, tensor, torch.zeros_like(tensor, device=tensor.device))
 
 

@@ -271,6 +271,8 @@ def test_weights_steps_and_streamed_metrics_get_the_rows_of_samples(batches):
     ("name", "function", "target"),
     [
         ("cross_entropy", F.cross_entropy, -100),
+        ("cross_entropy", F.cross_entropy, -1),
+        ("cross_entropy", F.cross_entropy, CLASSES),
         ("mse", F.mse_loss, math.nan),
     ],
 )
@@ -287,6 +289,43 @@ def test_targets_of_padding_may_be_anything(batches, name, function, target):
     assert_same_weights(model.module, twin)
     expected = function(*all_rows(twin, batches)).item()
     assert model.evaluate(data, verbose=0)["loss"] == pytest.approx(expected, abs=1e-5)
+
+
+@given(
+    counts=st.lists(st.integers(1, 3), min_size=8, max_size=8),
+    layout=st.sampled_from(LAYOUTS),
+    bits=st.integers(0, 2 ** (8 * GRAPHS) - 1),
+    padding=st.sampled_from([-100, -1, 0]),
+    loss=st.sampled_from(["cross_entropy", torch.nn.CrossEntropyLoss()]),
+)
+def test_ignored_targets_count_neither_beside_padding_nor_alone(
+    counts, layout, bits, padding, loss
+):
+    iterations, accumulation, replicas = layout
+    config = IPUConfig(
+        device_iterations=iterations,
+        gradient_accumulation=accumulation,
+        replicas=replicas,
+    )
+    batches = [batch(count, seed) for seed, count in enumerate(counts)]
+    for index, (inputs, targets) in enumerate(batches):
+        marks = [bits >> (GRAPHS * index + row) & 1 for row in range(GRAPHS)]
+        targets[torch.tensor(marks).bool()] = -100
+        targets[inputs["mask"].logical_not()] = padding
+    data, twin = FixedSizeBatches(batches, "mask"), GIN()
+    outputs, targets = all_rows(twin, batches)
+    model = compiled(config=config, loss=loss)
+    tested = model.evaluate(data, verbose=0)["loss"]
+    expected = F.cross_entropy(outputs, targets).item()
+    assert tested == pytest.approx(expected, abs=1e-5, nan_ok=True)
+
+    def sums(outputs, targets):  # 0 where nothing is left
+        left = targets.ne(-100).sum().clamp(min=1)
+        return F.cross_entropy(outputs, targets, reduction="sum") / left
+
+    model.fit(data, verbose=0)
+    plain_fit(twin, batches, accumulation * replicas, 1, sums)
+    assert_same_weights(model.module, twin)
 
 
 class Graphs:

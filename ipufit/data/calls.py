@@ -262,8 +262,22 @@ class ClassWeights:
             targets = targets[:, 0]
         weights = torch.ones(targets.shape)
         for index, weight in self._table.items():
-            weights[targets == index] = float(weight)
+            weights[equals(targets, index)] = float(weight)
         return weights
+
+
+def equals(targets: Tensor, index: int) -> Tensor:
+    """Compare targets with a class index, which torch wraps into their dtype.
+
+    Example:
+        >>> equals(torch.tensor([156, 1], dtype=torch.uint8), -100)
+        tensor([False, False])
+    """
+    if not targets.is_floating_point() and targets.dtype != torch.bool:
+        limits = torch.iinfo(targets.dtype)
+        if not limits.min <= index <= limits.max:
+            return torch.zeros_like(targets, dtype=torch.bool)
+    return targets.eq(index)
 
 
 _OWN_NUMBERS = 1
@@ -858,7 +872,7 @@ class TrainingBatches(_Batches):
         rows_per_update = self._division.block * self._division.count
         self._micro_batches = rows_per_update // plan.micro_batch_size
         needs_counts = self._micro_batches > 1 or self.structure.is_padded
-        if ignored and needs_counts and self.structure.rows is None:
+        if ignored and needs_counts:
             targets = source.example(1)[self._targets]
             if not all(one.is_floating_point() for one in targets):
                 self.structure = replace(self.structure, ignored=ignored)
@@ -1055,6 +1069,7 @@ class TrainingBatches(_Batches):
             each: Number of unpadded rows of each process.
             is_example: Whether only the shapes matter.
         """
+        is_real: Tensor | None = None
         if self._class_weights is not None:
             batch.append(self._class_weights.of(batch))
         if self.structure.is_padded:
@@ -1068,34 +1083,40 @@ class TrainingBatches(_Batches):
                 self._num_masked = int(counts.sum())
             batch.append(shares(is_real, counts, division.count))
         if self.structure.ignored:
-            num_real = each[self._division.index]
-            counts = self._counts(batch[self._targets], num_real)
+            counts = self._counts(batch[self._targets], is_real)
             if self._processes.are_several and not is_example:
                 counts = self._processes.summed(counts)
             divisors = counts.clamp(min=1).to(torch.float32).div(self._micro_batches)
-            batch.append(divisors.repeat_interleave(self._division.block, dim=0))
+            divisors = divisors.repeat_interleave(self._division.block, dim=0)
+            # Items that are whole micro-batches are joined along their first axis.
+            is_whole = self.structure.rows is not None
+            batch.append(divisors.unsqueeze(1) if is_whole else divisors)
         if self._mixed_rows is not None:
             batch.append(self._mixed_rows.of(batch, self.seed, self.position))
         return batch
 
-    def _counts(self, targets: Sequence[Tensor], num_real: int) -> Tensor:
+    def _counts(self, targets: Sequence[Tensor], is_real: Tensor | None) -> Tensor:
         """Count the targets of each update that aren't ignored, in this process.
 
         Args:
             targets: Targets of a call.
-            num_real: Number of rows without padding, which follows them.
+            is_real: 0 for rows that are padding, else 1; `[rows]`, or `[items, rows]`
+                of items that are whole micro-batches. None without padding.
 
         Returns:
             `[updates, indices * targets]`, int64.
         """
+        shape = (self._rows,) if is_real is None else is_real.shape
         counts = [
-            one.ne(index).reshape(self._rows, -1).sum(dim=1)
+            equals(one, index).logical_not_().reshape(*shape, -1).sum(dim=-1)
             for index in self.structure.ignored
             for one in targets
         ]
-        of_rows = torch.stack(counts, dim=1)
-        of_rows[num_real:] = 0
-        return of_rows.reshape(-1, self._division.block, len(counts)).sum(dim=1)
+        of_rows = torch.stack(counts, dim=-1)
+        if is_real is not None:
+            of_rows.mul_(is_real.ne(0).unsqueeze(-1))
+        updates = self._rows // self._division.block
+        return of_rows.reshape(updates, -1, len(counts)).sum(dim=1)
 
 
 class InferenceBatches(_Batches):

@@ -101,6 +101,25 @@ def test_weights_equal_those_of_a_loop_over_whole_updates(
     assert tested == pytest.approx(own if left else float("nan"), rel=1e-5, nan_ok=True)
 
 
+@pytest.mark.parametrize("index", [-100, -1, 300])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_numbers_of_8_bits_are_no_other_class(index, dtype):
+    torch.manual_seed(0)
+    x, y = torch.randn(8, FEATURES), torch.tensor([156, 44, 255, 3, 4, 5, 6, 7])
+    y = y.to(dtype) if dtype is torch.uint8 else y.clamp(max=127).to(dtype)
+    table = {index % 256: 2.0, 44: 3.0}
+    modules = []
+    for targets in (y, y.long()):
+        torch.manual_seed(1)
+        module = nn.Linear(FEATURES, 256)
+        loss = nn.CrossEntropyLoss(ignore_index=index)
+        config = IPUConfig(gradient_accumulation=4)
+        model = compiled(module, config, loss=loss)
+        model.fit(x, targets, 8, verbose=0, class_weight=table, shuffle=False)
+        modules.append(module)
+    assert_same_weights(*modules)
+
+
 METRICS = ["accuracy", "mean_iou", "f1", "top_2_accuracy", "cross_entropy"]
 
 
