@@ -12,9 +12,10 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Callable, NamedTuple, Union
+from types import FunctionType
+from typing import Any, Callable, Mapping, NamedTuple, Union
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -41,6 +42,7 @@ from ipufit.metrics.regression import (
     log_cosh_error,
     squared_logarithmic_error,
 )
+from ipufit.metrics.target_means import TargetMeans
 from ipufit.types import LossFunction
 
 __all__ = [
@@ -54,13 +56,15 @@ __all__ = [
 
 
 class LossTerms(NamedTuple):
-    """The loss of a micro-batch, in 0-d tensors.
+    """The loss of a micro-batch.
 
     Attributes:
-        value: The value to minimise.
-        total: The loss summed over the samples.
+        value: The value to minimise, 0-d.
+        total: The loss summed over the samples, 0-d; `[parts]` if the loss is a sum of
+            means over different numbers.
         divisor: The divisor of the mean: the number of samples without padding, or of
-            targets that aren't ignored.
+            targets that aren't ignored. NaN if targets were ignored whose number in the
+            update is unknown. Of the same shape.
     """
 
     value: Tensor
@@ -82,7 +86,10 @@ class Loss:
             `function`.
         is_per_output: Whether a model of several outputs has one such loss for each. A
             user's function gets the nested outputs and targets.
-        ignore_index: Class index of targets that are ignored; None for none.
+        ignore_index: Class index of targets that are ignored; None for none, and for a
+            user's function.
+        indices: Class indices of targets that a user's function ignores, as far as its
+            calls have shown.
         summed: The same loss as a sum, for a loss that ignores targets.
         takes_logits: Whether the loss takes logits, though its name means probabilities
             in Keras.
@@ -95,9 +102,15 @@ class Loss:
     each: LossFunction | None = None
     is_per_output: bool = False
     ignore_index: int | None = None
+    indices: set[int] = field(default_factory=set, compare=False)
     summed: LossFunction | None = None
     takes_logits: bool = False
     is_binary: bool = False
+
+    @property
+    def ignored(self) -> set[int]:
+        """Class indices of targets that are ignored."""
+        return self.indices if self.ignore_index is None else {self.ignore_index}
 
     @property
     def is_function(self) -> bool:
@@ -111,7 +124,7 @@ class Loss:
         rows: int,
         weights: Tensor | None = None,
         share: Tensor | None = None,
-        counted: Tensor | None = None,
+        counted: Mapping[int, Any] | None = None,
     ) -> LossTerms:
         """Compute the loss of a micro-batch.
 
@@ -125,9 +138,9 @@ class Loss:
             weights: Weights of samples, `[rows]`, or of positions, `[rows, ...]`.
             share: Weight of each row in the mean of its update, `[rows]`; 0 for
                 padding.
-            counted: Divisor of a loss that ignores targets, the same in each row: the
-                number of the update's targets that aren't ignored, divided by its
-                micro-batches. None to count those of this micro-batch.
+            counted: For each index that is ignored the divisor, the same in each row:
+                the number of the update's targets that aren't ignored, divided by its
+                micro-batches. None if this micro-batch is an update.
 
         Raises:
             UnsupportedError: There are weights or shares, but no values per sample.
@@ -139,11 +152,17 @@ class Loss:
             LossTerms(value=tensor(5.), total=tensor(10.), divisor=tensor(2.))
         """
         is_plain = weights is None and share is None
-        ignores = not self.is_sum and self._ignores(outputs, targets)
+        index, divisors = self.ignore_index, None
+        ignores = index is not None and self._are_indices(outputs, targets)
+        ignores = ignores and not self.is_sum
+        if index is not None and counted is not None:
+            divisors = counted.get(index)
         if ignores and is_plain and self.summed is not None:
             total = call_by_rows(self.summed, outputs, targets).reshape(())
-            count = torch.sum(targets.ne(self.ignore_index).to(total.dtype))
-            return _mean_of_counted(total, count, counted)
+            count = torch.sum(targets.ne(index).to(total.dtype))
+            return _mean_of_counted(total, count, divisors)
+        if is_plain and self.is_function:
+            return self._terms_of_function(outputs, targets, rows, counted)
         if is_plain and not ignores:
             loss = self._checked(call_by_rows(self.function, outputs, targets))
             if loss.dim():
@@ -158,13 +177,13 @@ class Loss:
         counts = torch.ones_like(values[:, 0])
         whole: Tensor | float
         if ignores:
-            valid = targets.ne(self.ignore_index).reshape(rows, -1).to(values.dtype)
+            valid = targets.ne(index).reshape(rows, -1).to(values.dtype)
             each, counts = values.sum(dim=1), valid.sum(dim=1)
             if share is None:
-                return _mean_of_counted(torch.sum(each), torch.sum(counts), counted)
+                return _mean_of_counted(torch.sum(each), torch.sum(counts), divisors)
             is_real = share.gt(0).to(values.dtype)
             each, counts = each.mul(is_real), counts.mul(is_real)
-            return _mean_of_counted(torch.sum(each), torch.sum(counts), counted)
+            return _mean_of_counted(torch.sum(each), torch.sum(counts), divisors)
         if self.is_sum:
             each, whole = values.sum(dim=1), 1.0
         else:
@@ -178,14 +197,37 @@ class Loss:
         value = total if self.is_sum else torch.div(torch.sum(each.mul(share)), whole)
         return LossTerms(value, total.detach(), torch.sum(counts.mul(is_real)))
 
-    def _ignores(self, outputs: Any, targets: Any) -> bool:
-        """Return whether targets may contain the ignored index.
+    def _terms_of_function(
+        self, outputs: Any, targets: Any, rows: int, counted: Mapping[int, Any] | None
+    ) -> LossTerms:
+        """Compute the loss of a user's function, which may ignore targets inside."""
+        # On the host it is a sum of parts, each with a divisor of its own.
+        is_host = not torch.is_grad_enabled()
+        taken = TargetMeans(targets, counted, is_derived=is_host)
+        with torch.inference_mode(False), torch.enable_grad(), taken:
+            loss = self._checked(call_by_rows(self.function, outputs, targets))
+            # PopTorch gives a loss inside the final one the shape [1].
+            value = torch.mean(loss) if loss.dim() else loss.reshape(())
+        total = value.detach().mul(rows)
+        count = torch.full_like(total, float(rows), device=total.device)
+        self.indices.update(taken.ignored)
+        mean = taken.origin_of(value)
+        if mean is not None:
+            total, count = mean.total, mean.num_targets
+        elif is_host and taken.means:
+            parts = list(zip(taken.slopes(value), taken.means))
+            rest = total - rows * sum(slope * mean.value for slope, mean in parts)
+            totals = [rest, *(slope * mean.total for slope, mean in parts)]
+            total = torch.stack(totals).detach()
+            count = torch.stack([count, *(mean.num_targets for _, mean in parts)])
+        if counted is not None:
+            count = taken.checked(count)
+        return LossTerms(value, total, count)
 
-        Targets of the outputs' shape are no class indices.
-        """
+    def _are_indices(self, outputs: Any, targets: Any) -> bool:
+        """Return whether targets are class indices: they haven't the outputs' shape."""
         return (
-            self.ignore_index is not None
-            and isinstance(targets, Tensor)
+            isinstance(targets, Tensor)
             and not targets.is_floating_point()
             and targets.shape != getattr(outputs, "shape", None)
         )
@@ -198,10 +240,10 @@ class Loss:
             >>> loss.marked(torch.zeros(2, 3), torch.tensor([1, 255]))
             tensor([   1, -100])
         """
-        index = self.ignore_index
-        if index == IGNORED_INDEX or not self._ignores(outputs, targets):
-            return targets
-        return targets.masked_fill(targets.eq(index), IGNORED_INDEX)
+        if self._are_indices(outputs, targets):
+            for index in self.ignored - {IGNORED_INDEX}:
+                targets = targets.masked_fill(targets.eq(index), IGNORED_INDEX)
+        return targets
 
     def _checked(self, loss: Any) -> Tensor:
         if not isinstance(loss, Tensor):
@@ -225,7 +267,9 @@ class Loss:
             outputs = tree_map(partial(_without_gradients, weights=weights), outputs)
             targets = tree_map(partial(_without_missing, weights=weights), targets)
         function = self.each or self.function
-        values = self._checked(call_by_rows(function, outputs, targets))
+        with TargetMeans() as taken:
+            values = self._checked(call_by_rows(function, outputs, targets))
+        self.indices.update(taken.ignored)
         if values.dim() == 0 or len(values) != rows:
             raise UnsupportedError(
                 f"The loss {self.name!r} gives a value of shape {tuple(values.shape)} "
@@ -556,6 +600,7 @@ def resolve_loss(loss: LossLike) -> Loss:
         return named_loss(loss)
     names = " ".join(_LOSSES).split()
     refuse_keras("loss", loss, "a loss of torch (those of classes take logits)", names)
+    loss = _as_module(loss)
     if not callable(loss) or isinstance(loss, type):
         raise ConfigError(
             f"loss={loss!r} is neither a name, a torch loss module nor a function "
@@ -574,6 +619,30 @@ def resolve_loss(loss: LossLike) -> Loss:
         summed=None if ignore_index is None else _with_reduction(loss, "sum"),
         is_binary=isinstance(loss, _BINARY_MODULES) or loss in _BINARY,
     )
+
+
+_MODULES: dict[Any, Any] = {
+    F.cross_entropy: torch.nn.CrossEntropyLoss,
+    F.nll_loss: torch.nn.NLLLoss,
+}
+
+
+def _as_module(loss: Any) -> Any:
+    """Return the module of a cross-entropy of `torch.nn.functional`, or of a partial.
+
+    Example:
+        >>> _as_module(partial(F.cross_entropy, ignore_index=255)).ignore_index
+        255
+    """
+    function = loss.func if isinstance(loss, partial) else loss
+    is_known = isinstance(function, FunctionType) and function in _MODULES
+    return _module_of(loss) if is_known and not getattr(loss, "args", ()) else loss
+
+
+@functools.lru_cache(maxsize=16)  # an equal loss makes an equal program
+def _module_of(loss: Any) -> Any:
+    given: Any = loss if isinstance(loss, partial) else partial(loss)
+    return _MODULES[given.func](**given.keywords)
 
 
 def _refuse_unsupported(loss: Any) -> None:
@@ -620,9 +689,10 @@ def _refuse_unsupported(loss: Any) -> None:
 
 
 def _is_torchs(loss: Any) -> bool:
-    return isinstance(loss, torch.nn.Module) and type(loss).__module__.startswith(
-        "torch.nn."
-    )
+    """Return whether a loss computes what a module of torch does; also a subclass."""
+    return isinstance(loss, torch.nn.Module) and str(
+        type(loss).forward.__module__
+    ).startswith("torch.nn.")
 
 
 def _unreduced(loss: Any) -> LossFunction | None:

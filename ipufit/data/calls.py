@@ -871,11 +871,7 @@ class TrainingBatches(_Batches):
         self._targets = slice(first, first + source.structure.targets.num_leaves)
         rows_per_update = self._division.block * self._division.count
         self._micro_batches = rows_per_update // plan.micro_batch_size
-        needs_counts = self._micro_batches > 1 or self.structure.is_padded
-        if ignored and needs_counts:
-            targets = source.example(1)[self._targets]
-            if not all(one.is_floating_point() for one in targets):
-                self.structure = replace(self.structure, ignored=ignored)
+        self.count(ignored)
         self._mixed_rows: MixedRows | None = None
         if mixing is not None:
             self._mixed_rows = MixedRows(
@@ -897,6 +893,17 @@ class TrainingBatches(_Batches):
         self._pass: Pass | None = None
         self._is_exhausted = self._is_going_on = False
         self._kept: LoaderState | None = None
+
+    def count(self, ignored: tuple[int, ...]) -> None:
+        """Set the indices of ignored targets that are counted for each update.
+
+        Nothing needs to be counted if each micro-batch is an update.
+        """
+        if self._micro_batches > 1 or self.structure.is_padded:
+            targets = self.source.example(1)[self._targets]
+            are_floats = all(one.is_floating_point() for one in targets)
+            ignored = () if are_floats else ignored
+            self.structure = replace(self.structure, ignored=ignored)
 
     def _count(
         self, num_samples: int, last_of_each: tuple[int, ...] | None = None
@@ -1069,7 +1076,7 @@ class TrainingBatches(_Batches):
             each: Number of unpadded rows of each process.
             is_example: Whether only the shapes matter.
         """
-        is_real: Tensor | None = None
+        is_real: Any = None
         if self._class_weights is not None:
             batch.append(self._class_weights.of(batch))
         if self.structure.is_padded:
@@ -1077,7 +1084,7 @@ class TrainingBatches(_Batches):
             is_item = torch.arange(self._rows).lt(each[division.index])
             is_real, counts = is_item.to(torch.float32), division.num_in_updates(each)
             if self.structure.rows is not None:
-                is_real = batch.pop().mul(is_real.unsqueeze(1))
+                is_real = batch.pop().mul(is_item.unsqueeze(1))
                 own = is_real.reshape(len(counts), -1).sum(dim=1)
                 counts = self._processes.summed(own)
                 self._num_masked = int(counts.sum())
@@ -1109,7 +1116,7 @@ class TrainingBatches(_Batches):
         shape = (self._rows,) if is_real is None else is_real.shape
         counts = [
             equals(one, index).logical_not_().reshape(*shape, -1).sum(dim=-1)
-            for index in self.structure.ignored
+            for index in self.structure.ignored or ()
             for one in targets
         ]
         of_rows = torch.stack(counts, dim=-1)

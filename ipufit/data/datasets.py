@@ -62,8 +62,8 @@ class Labels(NamedTuple):
         share: Weight of each row in the loss of its update, `[rows]`. Padding has 0 and
             the other rows more than 1, so that the loss is the mean over unpadded rows.
             None without padding.
-        counted: For each index that a loss ignores, nested as the targets: `[rows]`,
-            the number of the update's targets that aren't ignored, divided by its
+        counted: For each index that is counted, nested as the targets: `[rows]`, the
+            number of the update's targets that aren't ignored, divided by its
             micro-batches. None if each micro-batch is an update.
     """
 
@@ -87,7 +87,8 @@ class SampleStructure:
         weights: Structure of the sample weights; without leaves if there are none.
         is_padded: Whether a batch has a tensor with the share of each row after these.
         ignored: Indices of ignored targets that are counted for each update: a batch
-            then has a tensor of these counts, `[rows, indices * targets]`.
+            then has a tensor of these counts, `[rows, indices * targets]`. None if
+            nothing must be counted, because each micro-batch is an update.
         is_mixed: Whether a batch ends with the tensor of `ipufit.mixing.Coefficients`.
         rows: Samples and padding of an item that is a whole micro-batch; None if an
             item is a sample. The tensors of such items are `[items, ...]`, and their
@@ -103,7 +104,7 @@ class SampleStructure:
     targets: Structure = NOTHING
     weights: Structure = NOTHING
     is_padded: bool = False
-    ignored: tuple[int, ...] = ()
+    ignored: tuple[int, ...] | None = None
     is_mixed: bool = False
     rows: int | None = None
 
@@ -198,9 +199,9 @@ class SampleStructure:
         targets = self.targets.rebuild(rest)
         weights = self.weights.rebuild(rest) if self.has_weights else None
         share = next(rest) if self.is_padded else None
-        if not self.ignored:
+        if self.ignored is None:
             return Labels(targets, weights, share)
-        columns = iter(next(rest).unbind(dim=1))
+        columns = iter(next(rest).unbind(dim=1) if self.ignored else ())
         counted = {index: self.targets.rebuild(columns) for index in self.ignored}
         return Labels(targets, weights, share, counted)
 

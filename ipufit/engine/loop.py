@@ -54,6 +54,7 @@ from ipufit.engine.program import (
     TrainingProgram,
     gradient_anchors,
 )
+from ipufit.engine.step import CountsMissingError
 from ipufit.engine.weights import mode
 from ipufit.errors import ConfigError, DataError, UnsupportedError
 from ipufit.optimizers import Optimization, WeightAverage
@@ -433,22 +434,29 @@ class Training:
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the weights of the user's module."""
+        self._display = display
+        try:
+            self.program = self._prepared()
+        except CountsMissingError:
+            self.batches.count(self.metrics.objective.ignored)
+            self.program = self._prepared()
+        self.metrics.adopt(self.program.step.findings.entries)
+
+    def _prepared(self) -> TrainingProgram:
         objective = self.metrics.objective
         watched = sorted(gradient_anchors(self.watched))
-        self._display = display
-        self.program = self.executors.prepare(
+        return self.executors.prepare(
             self.batches.example(),
             self.batches.structure,
             self.batches.plan_of_samples,
             self.options,
             objective.trained,
-            display,
+            self._display,
             self.remark,
             objective,
             self.optimization,
             watched,
         )
-        self.metrics.adopt(self.program.step.findings.entries)
 
     @property
     def remark(self) -> str:

@@ -23,6 +23,7 @@ from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
 from ipufit.metrics import StreamedMetric, detached, flat, in_float32
 from ipufit.metrics.base import call_by_rows
+from ipufit.metrics.target_means import refuse_unknown
 from ipufit.types import Logs
 
 Scalars = Dict[str, Tensor]
@@ -225,15 +226,18 @@ def vector_of(
     """
     outputs = map_tensors(detached, outputs)
     entries, sums = [], []
-    for term, _ in terms.values():
-        sums.append(torch.stack([term.total, term.divisor]))
+    of_parts: list[float] = []
+    for term, weight in terms.values():
+        sums.append(torch.stack([term.total, term.divisor], dim=-1).reshape(-1))
+        of_parts += [weight] * term.total.numel()
     if terms:
-        result = partial(_weighted_means, [weight for _, weight in terms.values()])
-        entries.append(MetricSums("loss", 2 * len(terms), result, "min"))
+        result = partial(_weighted_means, of_parts)
+        entries.append(MetricSums("loss", 2 * len(of_parts), result, "min"))
     if len(terms) > 1:
-        for name, (term, _) in terms.items():
-            sums.append(torch.stack([term.total, term.divisor]))
-            entries.append(MetricSums(f"{name}_loss", 2, _mean, "min"))
+        for name, pairs in zip(terms, list(sums)):
+            sums.append(pairs)
+            means = partial(_weighted_means, [1.0] * (pairs.numel() // 2))
+            entries.append(MetricSums(f"{name}_loss", pairs.numel(), means, "min"))
     for name, output_metric, part, weights in objective.metrics_of(outputs, labels):
         metric = output_metric.metric
         if isinstance(metric, StreamedMetric):
@@ -523,13 +527,14 @@ class MetricState:
         return 0 if self._sums is None else int(self._sums[0])
 
 
-def _mean(sums: Tensor) -> float:
-    return _quotient(float(sums[0]), float(sums[1]))
-
-
 def _weighted_means(weights: list[float], sums: Tensor) -> float:
-    """Compute the loss of several outputs: a weighted sum of means."""
+    """Compute the loss of several outputs or parts: a weighted sum of means.
+
+    Raises:
+        DataError: A function ignores targets whose number isn't known.
+    """
     numbers = sums.tolist()
+    refuse_unknown("A loss function", sum(numbers[1::2]))
     pairs = zip(numbers[::2], numbers[1::2])
     return sum(weight * _quotient(*pair) for weight, pair in zip(weights, pairs))
 

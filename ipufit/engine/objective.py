@@ -324,15 +324,16 @@ class LabelledOutput(NamedTuple):
         output: The tensor, or another value that the module returns there.
         target: Target of the same output.
         weights: Weights of its samples; None without weights.
-        counted: Mean number of targets of a micro-batch that its loss doesn't ignore,
-            `[rows]`; None to count those of the micro-batch itself.
+        counted: For each index that is ignored the mean number of targets of a
+            micro-batch that aren't, `[rows]`, nested as the target; None to count those
+            of the micro-batch itself.
     """
 
     name: str
     output: Any
     target: Any
     weights: Tensor | None
-    counted: Tensor | None = None
+    counted: Any = None
 
 
 def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
@@ -478,8 +479,8 @@ class Objective:
     @property
     def ignored(self) -> tuple[int, ...]:
         """Indices of targets that losses ignore, without doubles."""
-        indices = {loss.ignore_index for _, loss in self.losses if not loss.is_sum}
-        return tuple(sorted(index for index in indices if index is not None))
+        indices = [loss.ignored for _, loss in self.losses if not loss.is_sum]
+        return tuple(sorted(set().union(*indices)))
 
     @property
     def modules(self) -> list[torch.nn.Module]:
@@ -661,7 +662,7 @@ class Objective:
         loss_of = {
             part.name: loss
             for key, loss in self.losses
-            if self.metrics and (loss.is_binary or loss.ignore_index is not None)
+            if self.metrics and (loss.is_binary or loss.ignored)
             for part in self._parts_of_loss(key, loss, outputs, labels)
         }
         for output_metric in self.metrics:
@@ -718,9 +719,6 @@ class Objective:
         self, key: OutputKey, loss: Loss, outputs: Any, labels: Labels
     ) -> list[LabelledOutput]:
         is_one = loss.is_per_output
-        if labels.counted is not None:
-            counted = labels.counted.get(loss.ignore_index)
-            labels = labels._replace(counted=counted)
         return self._parts(key, outputs, labels, splits=is_one, is_named=is_one)
 
     def _parts(
@@ -748,12 +746,14 @@ class Objective:
             DataError: There are no targets for it.
             UnsupportedError: Weights are per output, and the outputs are taken at once.
         """
-        several = named_outputs(outputs)
+        several, counted = named_outputs(outputs), labels.counted
         if several is None:
             _check_single(key, outputs)
             output = bare(outputs) if is_named or key is not None else only(outputs)
-            parts_of_it = map(only, (labels.targets, labels.weights, labels.counted))
-            return [LabelledOutput("", output, *parts_of_it)]
+            if counted is not None:
+                counted = {index: only(nested) for index, nested in counted.items()}
+            target, weights = only(labels.targets), only(labels.weights)
+            return [LabelledOutput("", output, target, weights, counted)]
         weights = labels.weights
         if key is None and not splits:
             if weights is not None and not isinstance(weights, Tensor):
@@ -761,21 +761,22 @@ class Objective:
                     "Sample weights are given per output, and a loss or metric takes "
                     "all outputs at once: give losses and metrics per output too."
                 )
-            return [LabelledOutput("", outputs, labels.targets, weights)]
+            return [LabelledOutput("", outputs, labels.targets, weights, counted)]
         names, parts = list(several), []
         for name in _names_of(key, names, labels.targets):
             position = names.index(name)
-            target, counted = labels.targets, labels.counted
+            target, of_index = labels.targets, counted
             # The target of the only output that has a loss.
             loss_keys = [one for one, _ in self.losses]
             if not (isinstance(target, Tensor) and loss_keys in ([name], [position])):
                 where = name, position, len(names), "targets"
                 target = part_of(target, *where)
-                counted = None if counted is None else part_of(counted, *where)
+                if counted is not None:
+                    of_index = {i: part_of(one, *where) for i, one in counted.items()}
             its = weights
             if weights is not None and not isinstance(weights, Tensor):
                 its = part_of(weights, name, position, len(names), "sample weights")
-            parts.append(LabelledOutput(name, several[name], target, its, counted))
+            parts.append(LabelledOutput(name, several[name], target, its, of_index))
         return parts
 
 

@@ -44,6 +44,7 @@ from ipufit.engine.host_calls import refuse_own_sums, refuse_traced_sums
 from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import (
+    CountsMissingError,
     ShortPipelineError,
     Step,
     kept_submodules,
@@ -971,9 +972,10 @@ def surveyed(
             found = survey()(
                 step, given, options, is_training=True, optimizer=optimizer
             )
-        if not isinstance(found.error, MovedOnDeviceError):
+        if isinstance(found.error, MovedOnDeviceError):
+            moved += found.error.moved
+        elif not isinstance(found.error, CountsMissingError):
             break
-        moved += found.error.moved
     try:
         if objective.owns_loss:
             refuse_own_sums(

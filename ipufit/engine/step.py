@@ -752,6 +752,10 @@ _OVERLAPS = {
 _MASKS = os.path.join("transformers", "masking_utils.py")  # of transformers 5
 
 
+class CountsMissingError(Exception):
+    """Raised if a trace has shown that a user's loss function ignores targets."""
+
+
 class Step(torch.nn.Module):
     """One micro-batch of the user's module, as PopTorch traces it.
 
@@ -937,12 +941,14 @@ class Step(torch.nn.Module):
             terms = self._own_terms(own, wide, rows, labels.share)
         else:
             objective.check_logits(wide, labels, probabilities)
-            mixing = self.structure.mixing(tensors)
+            mixing, ignored = self.structure.mixing(tensors), objective.ignored
             if mixing is None:
                 terms = objective.loss_terms(wide, labels, rows)
             else:
                 terms = mixed_loss_terms(objective, wide, labels, rows, mixing)
                 labels = dominant_labels(labels, mixing)
+            if labels.counted is not None and objective.ignored != ignored:
+                raise CountsMissingError("a function ignores targets")
         with noted:
             vector, entries = vector_of(objective, wide, labels, rows, terms, scalars)
         streamed: tuple[Tensor, ...] = ()

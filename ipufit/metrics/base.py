@@ -28,6 +28,8 @@ from torch.overrides import TorchFunctionMode
 from ipufit._tree import Structure
 from ipufit.errors import ConfigError, DataError
 
+from .target_means import TargetMeans, refuse_unknown
+
 __all__ = [
     "FunctionMetric",
     "Metric",
@@ -224,7 +226,8 @@ class FunctionMetric(Metric):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the values and their number, both weighted."""
-        values = self.function(outputs, targets)
+        with TargetMeans() as taken:
+            values = self.function(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
                 f"Metric {self.name!r} gives {values!r}, which is no tensor. A device "
@@ -236,8 +239,18 @@ class FunctionMetric(Metric):
                 f"Metric {self.name!r} gives one value for the whole batch, so its "
                 "rows can't be weighted. Let it return one value per sample."
             )
+        mean = taken.origin_of(values)
+        if mean is not None:
+            return torch.stack([mean.total, mean.num_targets])
         rows = rows_of(outputs if values.dim() == 0 else values)
-        return mean_sums(values, weights, rows)
+        total, count = mean_sums(values, weights, rows)
+        return torch.stack([total, taken.checked(count)])
+
+    def result(self, sums: Tensor) -> float:
+        """Compute the mean."""
+        if not sums[0].isnan():
+            refuse_unknown(f"Metric {self.name!r}", float(sums[1]))
+        return super().result(sums)
 
 
 def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -272,7 +285,7 @@ def _with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
 
 
 def refuse_parts(name: str, sums: Tensor) -> None:
-    """Refuse the sums if some rows of the targets weren't one-hot.
+    """Refuse the sums if some targets were neither one-hot nor classes.
 
     Raises:
         DataError: The sums are NaN.
@@ -280,7 +293,9 @@ def refuse_parts(name: str, sums: Tensor) -> None:
     if sums.isnan().any():
         raise DataError(
             f"The metric {name!r} takes targets of the outputs' shape for one-hot, "
-            "with classes on the last axis, and some rows don't sum to 1. If each "
+            "with classes on the last axis, and others for class indices. Here some "
+            "rows don't sum to 1, or some indices are no class of the outputs: mark "
+            "those by -100, or by ignore_class=255 of ipufit.metrics.MeanIoU. If each "
             "output has a 0 or 1 of its own, use a binary loss such as 'bce', metric "
             "'binary_accuracy', one such as ipufit.metrics.F1Score(multi_label=True), "
             "or masks with a channel axis, [N, 1, H, W]. If classes are on axis 1, "

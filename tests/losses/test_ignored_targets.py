@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -72,7 +75,9 @@ def loop(module, loss, x, y, size):
     positions=st.sampled_from([0, 0, 3]),
     pattern=st.integers(0, 2**40 - 1),
     rest=st.integers(0, 5),
-    loss=st.sampled_from(["cross_entropy", nn.CrossEntropyLoss(), "loader"]),
+    loss=st.sampled_from(
+        ["cross_entropy", nn.CrossEntropyLoss(), F.cross_entropy, "loader"]
+    ),
 )
 def test_weights_equal_those_of_a_loop_over_whole_updates(
     micro, accumulation, replicas, iterations, positions, pattern, rest, loss
@@ -99,6 +104,186 @@ def test_weights_equal_those_of_a_loop_over_whole_updates(
     own = nn.CrossEntropyLoss(reduction="sum")(plain(x), y).item() / max(left, 1)
     tested = model.evaluate(x, y, verbose=0)["loss"]
     assert tested == pytest.approx(own if left else float("nan"), rel=1e-5, nan_ok=True)
+
+
+class Smoothed(nn.CrossEntropyLoss):
+    """A subclass that changes nothing but settings."""
+
+    def __init__(self, mark):
+        super().__init__(ignore_index=mark, label_smoothing=0.1)
+
+
+class Rows(nn.CrossEntropyLoss):
+    """A subclass that gives its base the rows of all positions."""
+
+    def forward(self, outputs, targets):
+        last = outputs.movedim(1, -1)
+        return super().forward(last.reshape(-1, CLASSES), targets[..., None].flatten())
+
+
+class Holder(nn.Module):
+    def __init__(self, mark):
+        super().__init__()
+        self.entropy = nn.NLLLoss(ignore_index=mark)
+
+    def forward(self, outputs, targets):
+        return self.entropy(outputs.log_softmax(1), targets.long())
+
+
+def of_a_closure(mark):
+    entropy = nn.CrossEntropyLoss(ignore_index=mark)
+    return lambda outputs, targets: entropy(outputs, targets)
+
+
+def with_other_terms(mark):
+    def loss(outputs, targets):
+        value = F.cross_entropy(outputs, targets, ignore_index=mark)
+        value *= 2
+        smooth = F.cross_entropy(
+            outputs * 2, targets, ignore_index=mark, label_smoothing=0.2
+        )
+        return value + 0.3 * smooth + outputs.square().mean()
+
+    return loss
+
+
+FUNCTIONS = [
+    lambda mark: partial(F.cross_entropy, ignore_index=mark, label_smoothing=0.1),
+    lambda mark: partial(F.nll_loss, ignore_index=mark),
+    Smoothed,
+    lambda mark: Rows(ignore_index=mark),
+    Holder,
+    of_a_closure,
+    with_other_terms,
+]
+
+
+@settings(max_examples=examples(80))
+@given(
+    layout=st.tuples(*[st.integers(1, 2)] * 4),
+    positions=st.sampled_from([0, 3]),
+    pattern=st.integers(0, 2**40 - 1),
+    mark=st.sampled_from([-100, -1, 0, 255]),
+    dtype=st.sampled_from([torch.int64, torch.int32, torch.uint8]),
+    make=st.sampled_from(FUNCTIONS),
+    is_set=st.booleans(),
+)
+def test_functions_that_ignore_targets_are_those_of_whole_updates(
+    layout, positions, pattern, mark, dtype, make, is_set
+):
+    micro, accumulation, replicas, iterations = layout
+    size = micro * accumulation * replicas
+    x, y = rows(2 * size * iterations, positions, pattern)
+    y[::size] = 1  # plain torch gives NaN where nothing is left
+    y[y.eq(mark)] = 2
+    y[y.eq(-100)] = mark
+    if mark < 0 and dtype is torch.uint8:
+        dtype = torch.int16
+    module, plain, loss = Tagger(positions), Tagger(positions), make(mark)
+    config = IPUConfig(
+        micro_batch_size=micro,
+        gradient_accumulation=accumulation,
+        replicas=replicas,
+        device_iterations=iterations,
+    )
+    model = compiled(
+        module,
+        config,
+        loss=loss,
+        optimizer=Optimizer("sgd", 0.1),
+        metrics=["accuracy"] + [partial(F.cross_entropy, ignore_index=mark)] * is_set,
+    )
+    history = model.fit(x, y.to(dtype), size, shuffle=False, verbose=0).history
+    optimizer, values, numbers = torch.optim.SGD(plain.parameters(), lr=0.1), [], []
+    for at in range(0, len(x), size):
+        optimizer.zero_grad()
+        value = loss(plain(x[at : at + size]), y[at : at + size])
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+        numbers.append(y[at : at + size].ne(mark).sum().item())
+    assert_same_weights(module, plain)
+    numbers = [1] * len(values) if make is with_other_terms else numbers
+    mean = sum(v * n for v, n in zip(values, numbers)) / sum(numbers)
+    assert history["loss"][0] == pytest.approx(mean, rel=1e-4, abs=1e-6)
+
+    tested, outputs = model.evaluate(x, y.to(dtype), verbose=0), plain(x)
+    expected = loss(outputs, y).item()
+    assert tested["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    hits = outputs.argmax(1).eq(y)[y.ne(mark)].float().mean().item()
+    assert tested["accuracy"] == pytest.approx(hits)
+    if is_set:
+        expected = F.cross_entropy(outputs, y, ignore_index=mark).item()
+        assert tested["cross_entropy"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("make", FUNCTIONS[:-1])
+def test_updates_of_functions_with_nothing_left_change_no_weight(make, accumulation):
+    x = rows(8, 2, 0)[0]
+    module = Tagger(2)
+    before = weights(module)
+    config = IPUConfig(gradient_accumulation=accumulation)
+    model = compiled(module, config, loss=make(7))
+    model.fit(x, torch.full((8, 2), 7), 4, verbose=0)
+    assert all(map(torch.equal, before.values(), weights(module).values()))
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_metrics_ignore_what_values_per_sample_ignore(is_weighted):
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs, targets, ignore_index=9, reduction="none")
+
+    x, y = rows(16, 0, 0b1011001)
+    marked = y.masked_fill(y.eq(-100), 9)
+    weight = torch.ones(16) if is_weighted else None
+    module = Tagger()
+    config = IPUConfig(gradient_accumulation=2)
+    model = compiled(
+        module, config, loss=loss, optimizer=Optimizer("sgd", 0.0), metrics=["accuracy"]
+    )
+    history = model.fit(x, marked, 8, sample_weight=weight, verbose=0).history
+    hits = module(x).argmax(1).eq(y)[y.ne(-100)].float().mean().item()
+    assert history["accuracy"] == [pytest.approx(hits)]
+    assert model.evaluate(x, marked, verbose=0)["accuracy"] == pytest.approx(hits)
+
+
+def shifted(outputs, targets):
+    return F.cross_entropy(outputs[..., :-1], targets[:, 1:])
+
+
+def masked(outputs, targets):
+    return F.cross_entropy(outputs, targets.masked_fill(targets.eq(0), -100))
+
+
+@pytest.mark.parametrize("loss", [shifted, masked])
+def test_targets_that_a_function_picks_are_refused_where_their_number_matters(loss):
+    x, y = rows(8, 3, 0)
+    y[:, -1] = 0
+    plain = Tagger(3)
+    if loss is shifted:  # nothing is ignored
+        model = compiled(Tagger(3), IPUConfig(gradient_accumulation=2), loss=loss)
+        model.fit(x, y, 8, verbose=0)
+        y[:, -1] = -100
+    model = compiled(Tagger(3), IPUConfig(gradient_accumulation=2), loss=loss)
+    with pytest.raises(ipufit.DataError, match=r"A loss function ignores.*isn't known"):
+        model.fit(x, y, 8, verbose=0)
+    model = compiled(Tagger(3), loss=loss, optimizer=Optimizer("sgd", 0.1))
+    history = model.fit(x, y, 8, verbose=0).history  # one micro-batch is an update
+    assert history["loss"] == [pytest.approx(loss(plain(x), y).item(), rel=1e-5)]
+    expected = loss(model.module(x), y).item()
+    assert model.evaluate(x, y, verbose=0)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_metric_that_computes_with_such_a_mean_is_refused():
+    def doubled(outputs, targets):
+        return 2 * F.cross_entropy(outputs, targets)
+
+    x, y = rows(8, 0, 0b1001)
+    model = compiled(Tagger(), metrics=[doubled])
+    with pytest.raises(ipufit.DataError, match="'doubled' ignores targets"):
+        model.evaluate(x, y, verbose=0)
+    assert model.evaluate(x, y.clamp(min=0), verbose=0)["doubled"] > 0
 
 
 @pytest.mark.parametrize("index", [-100, -1, 300])
@@ -264,19 +449,24 @@ def test_smoothed_and_mixed_losses_do_not_depend_on_the_micro_batch():
         assert_same_weights(*modules)
 
 
-def fitted():
+def flat(outputs, targets):
+    return F.cross_entropy(outputs, targets.flatten())
+
+
+def fitted(loss="cross_entropy"):
     x, y, _ = runs.samples(32)
     y[torch.arange(32) % 5 < 3] = -100
     y[:16] = -100  # nothing is left of some process's part
     y[3] = 1
-    model = runs.model_of(micro_batch_size=2)
+    model = runs.model_of(micro_batch_size=2, loss=loss)
     history = model.fit(x, y, 16, epochs=2, shuffle=False, verbose=0)
     return history.history["loss"], weights(model.module)
 
 
-def test_processes_count_what_is_left_of_all_their_rows(pool):
-    (losses, one), (others, other) = pool.run(fitted)
-    alone, expected = fitted()
+@pytest.mark.parametrize("loss", ["cross_entropy", flat])
+def test_processes_count_what_is_left_of_all_their_rows(pool, loss):
+    (losses, one), (others, other) = pool.run(fitted, loss)
+    alone, expected = fitted(loss)
     assert losses == others == pytest.approx(alone, rel=1e-4)
     for name, value in expected.items():
         torch.testing.assert_close(one[name], value, rtol=1e-4, atol=1e-5)
