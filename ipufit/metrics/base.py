@@ -562,6 +562,18 @@ def elements(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elemen
     return Elements(in_float32(outputs), matched, weights_like(matched, weights))
 
 
+def bits(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
+    """Reshape targets of 0 and 1 as `elements` does; those of -100 get the weight 0.
+
+    Example:
+        >>> bits(torch.zeros(2, 1), torch.tensor([1, -100]), None).weights.flatten()
+        tensor([1., 0.])
+    """
+    scores, truths, counts = elements(outputs, targets, weights)
+    is_ignored = truths.eq(IGNORED_INDEX)
+    return Elements(scores, truths, counts.masked_fill(is_ignored, 0.0))
+
+
 def classified(
     outputs: Tensor,
     targets: Tensor,
@@ -654,8 +666,9 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
             f"give them and their targets another axis of size 1, as in "
             f"outputs.unsqueeze(-2) and targets.unsqueeze(-1) for classes on the last."
         )
-    is_integer = not targets.dtype.is_floating_point and targets.dtype != torch.bool
-    indices = targets if is_integer else targets.to(torch.int32)
+    # A number of 8 bits equals others: -100 is 156.
+    is_wide = targets.dtype in (torch.int32, torch.int64)
+    indices = targets if is_wide else targets.to(torch.int32)
     wanted = shape if last else moved
     return indices if indices.shape == wanted else indices.reshape(wanted)
 

@@ -99,8 +99,11 @@ class BinaryAccuracy(_Share):
 
     def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         scores, truths = in_float32(outputs), matched_targets(outputs, targets)
-        counts = None if weights is None else spread_weights(weights, truths)
-        return scores.gt(self._threshold).eq(truths.gt(0.5)), counts
+        counts = truths.ne(IGNORED_INDEX)
+        is_right = scores.gt(self._threshold).eq(truths.gt(0.5)).logical_and(counts)
+        if weights is None:
+            return is_right, counts
+        return is_right, spread_weights(weights, truths).mul(counts)
 
 
 class CategoricalAccuracy(_Share):

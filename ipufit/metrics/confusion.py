@@ -14,8 +14,8 @@ from ipufit.errors import ConfigError, DataError
 from .base import (
     IGNORED_INDEX,
     Metric,
+    bits,
     classified,
-    elements,
     is_between,
     is_of_bits,
     is_whole,
@@ -60,11 +60,11 @@ class Counts(NamedTuple):
 class ConfusionMetric(Metric):
     """Base of metrics that are functions of each class's confusion matrix.
 
-    With one output per sample, or a channel axis of size 1, the problem is binary.
-    With scores of classes `[..., C]` the class of the highest score is predicted.
-    Targets are then class indices (-100 is ignored) or one-hot. With a binary
-    loss, outputs `[N, C]` or `[N, C, ..., W]` are C binary problems, and `[N, H, W]`
-    are one.
+    With one output per sample, or a channel axis of size 1, the problem is binary. With
+    scores of classes `[..., C]` the class of the highest score is predicted. Targets
+    are then class indices or one-hot. With a binary loss, outputs `[N, C]` or
+    `[N, C, ..., W]` are C binary problems, and `[N, H, W]` are one. Targets of -100 are
+    ignored.
 
     Args:
         name: Key in logs.
@@ -106,7 +106,7 @@ class ConfusionMetric(Metric):
         is_loss = self.has_binary_loss
         is_bits = is_of_bits(outputs, targets, has_binary_loss=is_loss)
         if is_bits or self._is_multi_label:
-            scores, truths, counts = elements(outputs, targets, weights)
+            scores, truths, counts = bits(outputs, targets, weights)
             predicted, true = scores.gt(self._threshold), truths.gt(0.5)
             if self._is_multi_label:
                 return predicted, true, counts

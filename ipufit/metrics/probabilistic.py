@@ -30,6 +30,7 @@ from .base import (
     is_of_bits,
     matched_targets,
     mean_sums,
+    weights_like,
 )
 
 __all__ = [
@@ -238,6 +239,8 @@ class CrossEntropy(SparseCategoricalCrossentropy):
         """Return the sum of the losses, and the weight of the targets that count."""
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
             values = binary_crossentropy(outputs, targets, self._from_logits)
+            is_ignored = matched_targets(outputs, targets).eq(self.ignore_index)
+            weights = weights_like(values, weights).masked_fill(is_ignored, 0.0)
         elif has_class_axis(outputs, targets):
             values = categorical_crossentropy(outputs, targets, self._from_logits)
         else:

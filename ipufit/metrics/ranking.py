@@ -16,8 +16,8 @@ from .base import (
     CollectingMetric,
     Elements,
     Metric,
+    bits,
     classified,
-    elements,
     has_class_axis,
     is_binary,
     is_whole,
@@ -199,7 +199,7 @@ def _binary(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Element
         scores, labels, counts = classified(outputs, targets, weights)
         margin = scores[..., 1].sub(scores[..., 0])
         return Elements(margin, labels.to(torch.float32), counts)
-    return elements(outputs, targets, weights)
+    return bits(outputs, targets, weights)
 
 
 def _roc(tp: Tensor, fp: Tensor) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ipufit._tree import tree_map
 from ipufit.errors import UnsupportedError
 
-from .base import StreamedMetric, is_like, rows_of
+from .base import IGNORED_INDEX, StreamedMetric, is_like, rows_of
 from .streamed import kept_rows, one_number
 
 __all__ = ["TorchMetric"]
@@ -25,7 +25,8 @@ class TorchMetric(StreamedMetric):
 
     The object gets the types that it expects: float32 for half precision, and int64 for
     integers. Outputs with one number per sample get the shape of their targets. Rows of
-    weight 0 are left out; other weights are refused.
+    weight 0 are left out; other weights are refused. An `ignore_index` of None becomes
+    -100.
 
     Args:
         metric: The object of torchmetrics. Only its `update`, `compute` and `reset` are
@@ -62,6 +63,8 @@ class TorchMetric(StreamedMetric):
         super().__init__(name or snake_case(kind))
         self._metric = metric
         self._has_rows = False
+        if getattr(metric, "ignore_index", 0) is None:
+            self.ignore_index = IGNORED_INDEX
         self.direction = _DIRECTIONS.get(metric.higher_is_better)
 
     @property
@@ -80,6 +83,8 @@ class TorchMetric(StreamedMetric):
         outputs, targets = tree_map(
             lambda leaf: _as_expected(leaf, device), _same_shape(outputs, targets)
         )
+        if self.ignore_index is not None:
+            self._metric.ignore_index = self.ignore_index
         self._metric.update(outputs, targets)
 
     def result(self) -> float:

@@ -73,3 +73,28 @@ def test_one_hot_rows_and_shares_are_classes(shape):
                 classes.flatten(), x.argmax(-1).flatten()
             )
             assert found["accuracy"] == pytest.approx(accuracy)
+
+
+BINARY = [
+    *("accuracy", "binary_accuracy", "precision", "recall", "f1", "iou", "mean_iou"),
+    *("balanced_accuracy", "true_negatives", "auc", "exact_auc", "average_precision"),
+    "cross_entropy",
+]
+
+
+def masked(outputs, targets):
+    values = nn.functional.softplus(outputs) - outputs * targets
+    return torch.where(targets.eq(-100), torch.zeros_like(values), values)
+
+
+@pytest.mark.parametrize("shape", [(16,), (16, 1), (16, 1, 3, 2)])
+def test_targets_of_minus_100_do_not_count(shape):
+    x, y = drawn(*shape)
+    is_kept = torch.rand(shape).gt(0.3)
+    model = IPUModel(Shift())
+    model.compile("sgd", masked, metrics=BINARY)
+    expected = model.evaluate(x[is_kept], y[is_kept], verbose=0)
+    marked = y.masked_fill(is_kept.logical_not(), -100)
+    for found in figures(x, marked, masked, BINARY):
+        for name in BINARY:
+            assert found[name] == pytest.approx(expected[name], rel=1e-5), name

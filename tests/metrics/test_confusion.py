@@ -286,3 +286,9 @@ def test_another_number_of_classes_is_refused():
         MeanIoU(3).sums(scores(0, 4), LABELS)
     with pytest.raises(DataError, match="of 4 classes"):
         Precision(class_id=4).sums(scores(0, 4), LABELS)
+
+
+def test_numbers_of_8_bits_are_no_other_class():
+    outputs = torch.zeros(2, 200).index_fill(1, torch.tensor(156), 1.0)
+    sums = TruePositives().sums(outputs, torch.full((2,), 156, dtype=torch.uint8))
+    assert TruePositives().result(sums.double()) == 2

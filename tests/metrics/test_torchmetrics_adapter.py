@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -252,6 +253,48 @@ def test_members_are_figures_of_one_output():
 
 
 # torchmetrics itself ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("BinaryAccuracy", None),
+        ("BinaryAUROC", None),
+        ("MulticlassF1Score", 4),
+        ("MulticlassAUROC", 4),
+        ("MultilabelAUROC", 3),
+        ("MultilabelAccuracy", 3),
+    ],
+)
+def test_targets_of_minus_100_do_not_count(tm, name, size):
+    make = getattr(tm.classification, name)
+    make = make if size is None else functools.partial(make, size)
+    torch.manual_seed(0)
+    outputs = torch.rand(40) if size is None else torch.rand(40, size).softmax(1)
+    shape, high = ((40, 3), 2) if size == 3 else ((40,), size or 2)
+    targets = torch.randint(high, shape)
+    targets.view(-1)[::4] = -100
+    plain, reference = make(), make(ignore_index=-100)
+    reference.update(outputs, targets)
+    expected = pytest.approx(float(reference.compute()))
+    assert figure(TorchMetric(plain), outputs, targets, None, (10, 30)) == expected
+    own = make(ignore_index=-1)
+    marked = targets.masked_fill(targets.eq(-100), -1)
+    assert figure(TorchMetric(own), outputs, marked) == expected
+
+
+def test_targets_that_the_loss_ignores_do_not_count(tm):
+    x, y = torch.randn(24, 4), torch.randint(NUM_CLASSES, (24,))
+    y[::3] = 255
+    model = IPUModel(torch.nn.Linear(4, NUM_CLASSES))
+    loss = torch.nn.CrossEntropyLoss(ignore_index=255)
+    metric = tm.classification.MulticlassAccuracy(NUM_CLASSES, average="micro")
+    model.compile("sgd", loss, metrics=[metric])
+    history = model.fit(x, y, 8, verbose=0).history
+    tested = model.evaluate(x, y, verbose=0)["multiclass_accuracy"]
+    hits = model.module(x).argmax(1).eq(y)[y.ne(255)].float().mean()
+    assert tested == pytest.approx(hits.item())
+    assert 0 <= history["multiclass_accuracy"][0] <= 1
 
 
 def collection_of(tm, **settings):
