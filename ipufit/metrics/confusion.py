@@ -74,6 +74,7 @@ class ConfusionMetric(Metric):
     """
 
     ignore_index = IGNORED_INDEX
+    _ignore_class: int | None = None
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class ConfusionMetric(Metric):
         is_bits = is_of_bits(outputs, targets, has_binary_loss=is_loss)
         if is_bits or self._is_multi_label:
             scores, truths, counts = bits(outputs, targets, weights)
+            counts = self._without_class(counts, truths)
             predicted, true = scores.gt(self._threshold), truths.gt(0.5)
             if self._is_multi_label:
                 return predicted, true, counts
@@ -115,10 +117,19 @@ class ConfusionMetric(Metric):
                 return predicted, true, counts.movedim(1, -1)
             return predicted.reshape(-1, 1), true.reshape(-1, 1), counts.reshape(-1, 1)
         scores, labels, counts = classified(outputs, targets, weights)
-        num_classes = scores.shape[-1]
+        counts, num_classes = self._without_class(counts, labels), scores.shape[-1]
+        is_class = labels.ge(0).logical_and(labels.lt(num_classes))
+        is_void = is_class.logical_or(counts.eq(0)).logical_not()
+        counts = counts.masked_fill(is_void, float("nan"))
         best = one_hot(scores.argmax(dim=-1), num_classes)
         spread = counts.unsqueeze(-1).expand(best.shape)
         return best, one_hot(labels, num_classes), spread
+
+    def _without_class(self, counts: Tensor, labels: Tensor) -> Tensor:
+        """Return weights of 0 for targets of the class that is ignored."""
+        if self._ignore_class is None:
+            return counts
+        return counts.masked_fill(labels.eq(self._ignore_class), 0.0)
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
         """Refuse outputs of a shape that doesn't fit the settings."""
@@ -402,13 +413,42 @@ class F1Score(FBetaScore):
 class IoU(ClassScore):
     """The intersection over union of predictions and targets.
 
-    In a binary problem it covers the 1s only. Settings: see `ClassScore`.
+    In a binary problem it covers the 1s only.
+
+    Args:
+        threshold: As in `ClassScore`, and so are the next ones.
+        average: `"macro"`, `"micro"` or `"weighted"`.
+        from_logits: Whether binary outputs are logits; else they are probabilities.
+        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        class_id: Index of the only class to score, instead of an average.
+        name: Key in logs.
+        ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
+            without a class; None for no others.
     """
 
     _called = "iou"
 
+    def __init__(
+        self,
+        threshold: float = 0.5,
+        average: str = "macro",
+        from_logits: bool = True,
+        multi_label: bool = False,
+        class_id: int | None = None,
+        name: str | None = None,
+        ignore_class: int | None = None,
+    ) -> None:
+        super().__init__(threshold, average, from_logits, multi_label, class_id, name)
+        self._ignore_class = _checked_class(ignore_class)
+
     def _scores(self, counts: Counts) -> Tensor:
         return ratio(counts.tp, union(counts))
+
+
+def _checked_class(ignore_class: Any) -> int | None:
+    if ignore_class is not None and type(ignore_class) is not int:
+        raise ConfigError(f"ignore_class={ignore_class!r} is no class index.")
+    return ignore_class
 
 
 class BalancedAccuracy(ConfusionMetric):
@@ -449,6 +489,8 @@ class MeanIoU(ConfusionMetric):
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits; else they are probabilities.
         name: Key in logs.
+        ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
+            without a class; None for no others.
 
     Example:
         >>> metric = MeanIoU(3)
@@ -465,8 +507,10 @@ class MeanIoU(ConfusionMetric):
         threshold: float = 0.5,
         from_logits: bool = True,
         name: str = "mean_iou",
+        ignore_class: int | None = None,
     ) -> None:
         super().__init__(name, threshold, from_logits)
+        self._ignore_class = _checked_class(ignore_class)
         if num_classes is not None and not is_whole(num_classes, minimum=2):
             raise ConfigError(f"num_classes={num_classes!r}: use a number from 2.")
         self._num_classes = num_classes

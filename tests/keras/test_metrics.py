@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ipufit import IPUModel
+from ipufit import DataError, IPUModel
 from ipufit import metrics as ours
 from tests.metrics.harness import (
     COUNT,
@@ -246,6 +246,16 @@ def test_overlap_is_keras():
     assert actual == pytest.approx(float(metric.result()), rel=1e-6)
 
 
+@pytest.mark.parametrize("void", [255, -1, 2])
+def test_overlap_without_a_class_is_keras(void):
+    targets = torch.where(torch.arange(COUNT) % 3 == 0, void, INDICES)
+    metric = theirs.MeanIoU(num_classes=6, sparse_y_pred=False, ignore_class=void)
+    metric.update_state(targets, SEVERAL)
+    own = ours.MeanIoU(6, ignore_class=void)
+    expected = pytest.approx(float(metric.result()), rel=1e-6)
+    assert figure(own, SEVERAL, targets, None, (9, 4)) == expected
+
+
 def test_names_are_those_keras_gives_its_own_objects():
     keras.utils.clear_session()  # it numbers names: auc_1
     for kind in (
@@ -347,6 +357,16 @@ def test_keras_cuts_weights_of_an_overlap_to_whole_numbers():
     assert float(metric.result()) == 0.0
     plain = figure(ours.MeanIoU(), SEVERAL, INDICES)
     assert figure(ours.MeanIoU(), SEVERAL, INDICES, weights) == pytest.approx(plain)
+
+
+def test_keras_leaves_out_targets_that_are_no_class():
+    targets = torch.where(torch.arange(COUNT) % 3 == 0, 255, INDICES)
+    metric = theirs.MeanIoU(num_classes=6, sparse_y_pred=False)
+    metric.update_state(targets, SEVERAL)
+    with pytest.raises(DataError, match="ignore_class=255"):
+        figure(ours.MeanIoU(), SEVERAL, targets)
+    own = figure(ours.MeanIoU(ignore_class=255), SEVERAL, targets)
+    assert own == pytest.approx(float(metric.result()), rel=1e-6)
 
 
 def test_keras_loses_the_variance_of_targets_far_from_0():

@@ -288,6 +288,36 @@ def test_another_number_of_classes_is_refused():
         Precision(class_id=4).sums(scores(0, 4), LABELS)
 
 
+@pytest.mark.parametrize("void", [255, -1, 2])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_class_without_a_pixel_can_be_ignored(void, second):
+    outputs, truths = torch.randn(3, 5, 4, 6), torch.randint(0, 6, (3, 5, 4))
+    truths[:, :2] = void
+    kept = truths.ne(void)
+    plain = figure(MeanIoU(), outputs[kept], truths[kept])
+    of_third = figure(IoU(class_id=3), outputs[kept], truths[kept])
+    moved = outputs.movedim(-1, 1) if second else outputs
+    metric = MeanIoU(6, ignore_class=void)
+    assert figure(metric, moved, truths) == pytest.approx(plain)
+    third = IoU(class_id=3, ignore_class=void)
+    assert figure(third, moved, truths) == pytest.approx(of_third)
+    if void > 0:
+        assert figure(metric, moved, truths.byte()) == pytest.approx(plain)
+    if void != 2:
+        with pytest.raises(DataError, match=r"no class of the outputs.*ignore_class"):
+            figure(MeanIoU(), moved, truths)
+
+
+def test_an_ignored_class_of_a_mask_does_not_count():
+    outputs, truths = torch.randn(3, 1, 4, 6), torch.randint(0, 2, (3, 4, 6))
+    truths[:, :2] = 255
+    kept = truths.ne(255)
+    plain = figure(MeanIoU(), outputs[:, 0][kept], truths[kept])
+    assert figure(MeanIoU(ignore_class=255), outputs, truths) == pytest.approx(plain)
+    with pytest.raises(ConfigError, match="ignore_class='void' is no class index"):
+        MeanIoU(ignore_class="void")
+
+
 def test_numbers_of_8_bits_are_no_other_class():
     outputs = torch.zeros(2, 200).index_fill(1, torch.tensor(156), 1.0)
     sums = TruePositives().sums(outputs, torch.full((2,), 156, dtype=torch.uint8))
