@@ -137,7 +137,7 @@ def test_the_page_has_these_rows_and_no_others():
 
 def test_the_programs_used_last_are_kept(moves):
     model = make()
-    sizes = [2, 4, 8, 16, 32]  # one more than the programs that are kept
+    sizes = [2**n for n in range(9)]  # one more than the programs that are kept
     looked(model, *sizes)
     moves.taken()
     looked(model, *sizes[1:])
