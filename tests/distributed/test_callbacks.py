@@ -9,6 +9,7 @@ import os
 import signal
 
 import pytest
+import torch
 
 import ipufit
 from ipufit import distributed
@@ -172,3 +173,40 @@ def evaluated_in_part():
 def test_all_end_an_evaluation_together(pool):
     one, other = pool.run(evaluated_in_part)
     assert one == other
+
+
+class Normalised(torch.nn.Module):
+    def __init__(self, is_frozen):
+        super().__init__()
+        self.norm, self.last = torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(x))
+
+
+def nested(hook):
+    """A fit in whose hooks the model is trained and evaluated, and how it ends."""
+    model = model_of(network=Normalised)
+    x, y, _ = samples(32)
+    given = {"shuffle": False, "verbose": 0}
+    seen = []
+
+    def act(*_):
+        seen.append(model.train_on_batch(x[:8], y[:8])["loss"])
+        seen.append(model.evaluate(x[:10], y[:10], verbose=0)["loss"])
+        seen.append(float(model.predict(x[:5], verbose=0).sum()))
+
+    hooks = ipufit.LambdaCallback(**{hook: act})
+    history = model.fit(
+        *(x, y, 8), validation_data=(x[:12], y[:12]), callbacks=hooks, **given
+    ).history
+    model.fit(x, y, 8, **given)  # with each process's own statistics
+    state = {n: t.tolist() for n, t in model.module.state_dict().items()}
+    return seen, history, state
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_test_batch_end"])
+def test_runs_in_hooks_are_alike_in_all_processes(pool, hook):
+    one, other = pool.run(nested, hook)
+    assert one == other
+    assert len(one[0]) >= 3
