@@ -195,7 +195,9 @@ if not TYPE_CHECKING:  # who would take any name for one of ours
         if name in _PACKAGES:
             return importlib.import_module(f".{name}", __name__)
         if name not in __all__:
-            raise AttributeError(f"module 'ipufit' has no attribute {name!r}")
+            errors = importlib.import_module("ipufit.errors")
+            what = "module 'ipufit'"
+            raise errors.unknown_attribute(what, "ipufit", name, __all__)
         home = importlib.import_module(f".{_HOME_OF.get(name, 'callbacks')}", __name__)
         value = globals()[name] = getattr(home, name)
         return value

@@ -44,6 +44,8 @@ import warnings
 from types import FrameType, TracebackType
 from typing import Any, Callable, Iterable, TypeVar, cast
 
+from ._hints import hint
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 KindT = TypeVar("KindT", bound=type)
 
@@ -117,9 +119,38 @@ class UnknownNameError(IpufitError, ValueError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         close = difflib.get_close_matches(name.lower(), names, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        advice = f" Did you mean {close[0]!r}?" if close else ""
+        way = hint(kind, name)
+        advice = f" {way}" if way else advice
         shown = ", ".join(names) or "none"
-        super().__init__(f"Unknown {kind} {name!r}.{hint} Known: {shown}.")
+        super().__init__(f"Unknown {kind} {name!r}.{advice} Known: {shown}.")
+
+
+def unknown_attribute(
+    what: str, place: str, name: str, known: Iterable[str], way: str = ""
+) -> AttributeError:
+    """Return the error for an unknown attribute, with what to write in its place.
+
+    Args:
+        what: Subject of the message: the module or object.
+        place: Name of the place for `hint`.
+        name: The unknown name.
+        known: Names of attributes.
+        way: Code to name if there is no hint.
+
+    Example:
+        >>> unknown_attribute("module 'ipufit'", "ipufit", "IpuConfig", ["IPUConfig"])
+        AttributeError("module 'ipufit' has no attribute 'IpuConfig'. Did you mean ...
+    """
+    public = {one.lower(): one for one in known if not one.startswith("_")}
+    close = difflib.get_close_matches(name.lower(), public, n=1, cutoff=0.8)
+    advice = hint(place, name)
+    if not advice and way:
+        advice = f"Write {way}."
+    elif not advice and close and not name.startswith("_"):
+        advice = f"Did you mean {public[close[0]]!r}?"
+    end = f". {advice}" if advice else ""
+    return AttributeError(f"{what} has no attribute {name!r}{end}")
 
 
 class NotCompiledError(IpufitError, ValueError):
@@ -194,10 +225,13 @@ class WholeStreamWarning(IpufitWarning):
     """Warns that each of several processes reads a whole stream to use a part."""
 
 
-def refuse_keras(
+_KERAS = ("keras", "tf_keras")
+
+
+def refuse_foreign(
     what: str, value: Any, instead: str, names: Iterable[str] = ()
 ) -> None:
-    """Refuse an object, a class or a function of Keras.
+    """Refuse an object, a class or a function of Keras or scikit-learn.
 
     Args:
         what: Argument that it was given for.
@@ -206,22 +240,24 @@ def refuse_keras(
         names: Names that the argument may have; that of the class is suggested.
 
     Raises:
-        ConfigError: `value` is of Keras.
+        ConfigError: `value` is of one of these.
 
     Example:
-        >>> refuse_keras("loss", print, "a loss of torch")
+        >>> refuse_foreign("loss", print, "a loss of torch")
     """
     kind = value if hasattr(value, "__name__") else type(value)
     homes = {str(base.__module__) for base in getattr(kind, "__mro__", [kind])}
-    if {home.partition(".")[0] for home in homes}.isdisjoint({"keras", "tf_keras"}):
+    is_of_sklearn = str(kind.__module__).startswith("sklearn.")
+    is_of_keras = not {home.partition(".")[0] for home in homes}.isdisjoint(_KERAS)
+    if not (is_of_keras or is_of_sklearn):
         return
+    origin = "scikit-learn, which computes in NumPy, and programs compute in torch"
+    if is_of_keras:
+        origin = "Keras, which works with Keras's tensors"
     key = kind.__name__.replace("_", "").lower()
     by_key = {name.replace("_", ""): name for name in names}
     name = f"the name {by_key[key]!r}, or " if key in by_key else ""
-    raise ConfigError(
-        f"{what} has {kind.__name__} of Keras, which works with Keras's tensors. Use "
-        f"{name}{instead}."
-    )
+    raise ConfigError(f"{what} has {kind.__name__} of {origin}. Use {name}{instead}.")
 
 
 TRACEBACK = "IPUFIT_TRACEBACK"
@@ -316,6 +352,15 @@ def _shorten(error: BaseException, seen: set[int]) -> list[TracebackType]:
     return users
 
 
+_TAKERS = {
+    "IPUConfig": "IPUModel(module, ipufit.IPUConfig({}=...))",
+    "compile": "compile({}=...)",
+    "fit": "fit({}=...)",
+}
+_TAKER_OF: dict[str, str] = {}
+"""The call that takes an argument, by the argument's name."""
+
+
 def suggesting(function: FunctionT, called: str = "") -> FunctionT:
     """Suggest the nearest name in the error for a misspelt argument.
 
@@ -331,14 +376,21 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
     names = {one.name for one in parameters}
     is_open = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
+    whose = called or function.__name__
+    for name in names if whose in _TAKERS else ():
+        _TAKER_OF.setdefault(name, _TAKERS[whose].format(name))
+
     def refuse_misspelt(given: Iterable[str]) -> None:
         for name in given:
-            close = difflib.get_close_matches(name, names, n=1)
-            if name not in names and close:
-                whose = called or function.__name__
+            close = difflib.get_close_matches(name.lower(), names, n=1)
+            advice = hint(whose, name)
+            if not advice and name in _TAKER_OF:
+                advice = f"Write {_TAKER_OF[name]}."
+            elif not advice and close:
+                advice = f"Did you mean {close[0]!r}?"
+            if name not in names and advice:
                 raise TypeError(
-                    f"{whose}() got an unexpected keyword argument {name!r}. Did you "
-                    f"mean {close[0]!r}?"
+                    f"{whose}() got an unexpected keyword argument {name!r}. {advice}"
                 )
 
     @functools.wraps(function)

@@ -27,7 +27,7 @@ from ipufit.errors import (
     DataError,
     UnknownNameError,
     UnsupportedError,
-    refuse_keras,
+    refuse_foreign,
 )
 from ipufit.metrics.base import (
     IGNORED_INDEX,
@@ -598,8 +598,10 @@ def resolve_loss(loss: LossLike) -> Loss:
     """
     if isinstance(loss, str):
         return named_loss(loss)
-    names = " ".join(_LOSSES).split()
-    refuse_keras("loss", loss, "a loss of torch (those of classes take logits)", names)
+    instead = "a loss of torch (those of classes take logits)"
+    refuse_foreign("loss", loss, instead, " ".join(_LOSSES).split())
+    if isinstance(loss, type) and issubclass(loss, torch.nn.Module):
+        raise ConfigError(f"loss is the class {loss.__name__}: give an object of it.")
     loss = _as_module(loss)
     if not callable(loss) or isinstance(loss, type):
         raise ConfigError(

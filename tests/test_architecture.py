@@ -54,6 +54,7 @@ FLOORS = {
         "_tree": 0,
         "_version": 0,
         "emulator": 0,
+        "_hints": -2,
         "errors": -1,  # the ground under floor 0: `_env` and `_tree` raise our errors
         "types": -1,
     },

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
+import ipufit
 from ipufit import (
     Callback,
     ConfigError,
@@ -16,6 +20,7 @@ from ipufit import (
     IpufitError,
     IPUModel,
     Optimizer,
+    UnknownNameError,
 )
 from tests.reference import compiled, samples
 
@@ -35,6 +40,142 @@ def test_a_misspelt_argument_gets_the_nearest_name(call, words):
     with pytest.raises(TypeError, match="Did you mean") as caught:
         call()
     assert all(one in str(caught.value) for one in words)
+
+
+FIT = """
+    lr learning_rate weight_decay max_epochs train_loader val_loader train_dataloaders
+    val_data eval_set optimizer loss metrics workers num_workers replicas seed precision
+    bs steps ckpt_path early_stopping patience log_dir progress_bar collate_fn sampler
+    gradient_clip_val accumulate_grad_batches scheduler X
+"""
+COMPILE = """
+    lr learning_rate ema_momentum clipnorm criterion loss_fn optim scheduler schedule
+    lr_scheduler epochs batch_size class_weight auto_scale_loss replicas grad_clip
+"""
+CONFIG = "replication_factor batch_size deviceIterations fp16 half num_replicas"
+MODEL = "replicas micro_batch_size options optimizer loss model workers clipnorm"
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        *((compiled().fit, name) for name in FIT.split()),
+        *((compiled().compile, name) for name in COMPILE.split()),
+        *((IPUConfig, name) for name in CONFIG.split()),
+        *((IPUModel, name) for name in MODEL.split()),
+    ],
+)
+def test_a_first_guess_says_which_call_takes_what_it_means(call, name):
+    with pytest.raises(TypeError, match=f"'{name}'") as caught:
+        call(**{name: 1})
+    advice = str(caught.value).partition(f"'{name}'. ")[2]
+    loader = DataLoader.__init__
+    calls = (IPUModel.fit, IPUModel.compile, IPUConfig, Optimizer, loader)
+    known = {name for one in calls for name in inspect.signature(one).parameters}
+    assert advice.startswith(("Write ", "Did you mean "))
+    words = {*re.findall(r"(\w+)=", advice), *re.findall(r"mean '(\w+)'", advice)}
+    assert words <= {*known, "patience"}
+    assert words or "(" in advice
+
+
+@pytest.mark.parametrize("call", [compiled().fit, compiled().compile, IPUConfig])
+def test_what_belongs_nowhere_is_to_be_left_out(call):
+    with pytest.raises(TypeError, match=r"'device'\. Leave it out: programs run"):
+        call(device="ipu")
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
+        call(zzz=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("metrics", name) for name in ("roc_auc", "auroc", "ap", "jaccard", "top5")),
+        *(("loss", name) for name in ("l2", "cosine", "logloss", "binary")),
+    ],
+)
+def test_other_names_of_losses_and_metrics_name_ours(kind, name):
+    arguments = {"optimizer": "sgd", "loss": "mse"}
+    with pytest.raises(UnknownNameError, match=rf"'{name}'\. Write '") as caught:
+        compiled().compile(**{**arguments, kind: name})
+    names = re.findall(r"'(\w+)'", str(caught.value).partition(". Write")[2])
+    for known in names:
+        compiled().compile(**{**arguments, kind: known})
+
+
+def test_the_focal_loss_of_the_message_trains():
+    with pytest.raises(UnknownNameError, match="focal") as caught:
+        compiled().compile("sgd", "focal")
+    (code,) = re.findall(r"(ce = .*); return (.*)\. Known", str(caught.value))
+    names = {"torch": torch, "F": torch.nn.functional}
+    call = f"def focal(x, y):\n    {code[0]}\n    return {code[1]}"
+    exec(call, names)
+    model = compiled(torch.nn.Linear(3, 4))
+    model.compile("sgd", names["focal"])
+    labels = torch.arange(32) % 4
+    share = torch.softmax(model.module(X), 1).gather(1, labels[:, None])
+    expected = -((1 - share) ** 2 * share.log()).mean().detach()
+    figures = model.evaluate(X, labels, verbose=0)
+    assert figures["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Adam", 'ipufit.Optimizer("adam", learning_rate='),
+        ("SGD", 'ipufit.Optimizer("sgd", learning_rate='),
+        ("Model", "ipufit.IPUModel(module)"),
+        ("DataLoader", "torch.utils.data.DataLoader"),
+        ("Options", "ipufit.poptorch.Options"),
+        ("Recall", "ipufit.metrics.Recall"),
+        ("IpuConfig", "mean 'IPUConfig'?"),
+        ("EarlyStop", "mean 'EarlyStopping'?"),
+        ("fit", "model.fit()"),
+        ("load_model", "model.load(path)"),
+    ],
+)
+def test_names_of_other_libraries_say_what_is_here(name, words):
+    with pytest.raises(AttributeError, match=re.escape(words)):
+        getattr(ipufit, name)
+    assert not hasattr(ipufit, f"_{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("metrics_names", "list(model.evaluate(x, y))"),
+        ("count_params", "sum(p.numel() for p in model.module.parameters())"),
+        ("layers", "dict(model.module.named_modules())"),
+        ("trainable_weights", "model.get_weights()"),
+        ("predict_classes", "model.predict(x).argmax(-1)"),
+        ("score", "model.evaluate(x, y)"),
+        ("learning_rate", 'model.optimizer.param_groups[0]["lr"]'),
+        ("detachFromDevice", "model.detach()"),
+    ],
+)
+def test_what_a_message_says_of_a_models_attribute_runs(name, way):
+    model = compiled()
+    model.fit(X, Y, 8, verbose=0)
+    with pytest.raises(AttributeError, match=re.escape(f"'{name}'. Write {way}")):
+        getattr(model, name)
+    eval(way, {"model": model, "x": X, "y": Y})
+
+
+def test_two_loaders_are_training_and_validation():
+    pairs = TensorDataset(X, Y)
+    for data in (pairs, DataLoader(pairs, 8)):
+        with pytest.raises(DataError, match=r"fit\(train, validation_data=other\)"):
+            compiled().fit(data, data, verbose=0)
+
+
+def test_functions_of_scikit_learn_and_classes_are_refused_by_compile():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    for function in (sklearn.f1_score, sklearn.log_loss):
+        with pytest.raises(ConfigError, match=f"{function.__name__} of scikit-learn"):
+            compiled().compile("sgd", "mse", metrics=[function])
+        with pytest.raises(ConfigError, match=f"{function.__name__} of scikit-learn"):
+            compiled().compile("sgd", function)
+    with pytest.raises(ConfigError, match="the class MSELoss: give an object"):
+        compiled().compile("sgd", torch.nn.MSELoss)
 
 
 @pytest.mark.parametrize("name", ["parameters", "state_dict", "to", "eval", "train"])

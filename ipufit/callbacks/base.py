@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ipufit._kinds import are_numbers, fields
-from ipufit.errors import ConfigError, DamagedCheckpointError, do_all, refuse_keras
+from ipufit.errors import ConfigError, DamagedCheckpointError, do_all, refuse_foreign
 from ipufit.state import RunState, span
 
 CallbackLike = Union["Callback", Iterable[Any], None]
@@ -619,7 +619,7 @@ def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:
     if isinstance(callbacks, Callback):
         yield callbacks
         return
-    refuse_keras("callbacks", callbacks, "the callback of this name in ipufit")
+    refuse_foreign("callbacks", callbacks, "the callback of this name in ipufit")
     if isinstance(callbacks, (str, type)) or not isinstance(callbacks, Iterable):
         raise ConfigError(
             f"callbacks contains {callbacks!r}: use ipufit.Callback objects, nested in "

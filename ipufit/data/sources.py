@@ -1431,10 +1431,11 @@ class _Collate:
 
 def _refuse_beside(x: Any, y: Any, sample_weight: Any) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
-        if isinstance(value, DataLoader):
+        if isinstance(value, (DataLoader, Dataset)):
             raise DataError(
-                f"`{name}` is a loader, beside {describe(x)}. Pass one loader: several "
-                "are gone through one after the other, each by its own evaluate()."
+                f"`{name}` is {describe(value)}, beside {describe(x)}. Pass one: that "
+                "of the validation is fit(train, validation_data=other), and others "
+                "are gone through by an evaluate() of their own."
             )
         if value is not None:
             raise DataError(

@@ -16,7 +16,7 @@ from ipufit.errors import (
     ConfigError,
     UnknownNameError,
     UnsupportedError,
-    refuse_keras,
+    refuse_foreign,
 )
 
 from . import classification, confusion, correlation, probabilistic, ranking
@@ -136,7 +136,7 @@ def resolve_metric(item: Any) -> AnyMetric:
     if isinstance(item, str):
         return _named(item)
     names = " ".join(_METRICS).split()
-    refuse_keras("metrics", item, "a class in ipufit.metrics", names)
+    refuse_foreign("metrics", item, "a class in ipufit.metrics", names)
     if isinstance(item, type):
         return _instance(item)
     if isinstance(item, (Metric, StreamedMetric)):

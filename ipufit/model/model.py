@@ -109,7 +109,8 @@ from ipufit.errors import (
     UnsupportedError,
     all_suggesting,
     do_all,
-    refuse_keras,
+    refuse_foreign,
+    unknown_attribute,
     warn,
 )
 from ipufit.losses import LossLike, check_smoothing
@@ -306,11 +307,14 @@ class IPUModel:
         *,
         in_place: bool = False,
     ) -> None:
-        refuse_keras("module", module, "a torch.nn.Module")
+        refuse_foreign("module", module, "a torch.nn.Module")
         if not isinstance(module, torch.nn.Module):
             raise ConfigError(f"module={module!r} is not a torch.nn.Module.")
         if config is not None and not isinstance(config, IPUConfig):
-            raise ConfigError(f"config={config!r} is not an ipufit.IPUConfig.")
+            raise ConfigError(
+                f"config={config!r} is not an ipufit.IPUConfig. Write IPUModel(module, "
+                "ipufit.IPUConfig(replicas=2)); its customize= gets PopTorch's options."
+            )
         self.config = self._given_config = config or IPUConfig()
         self.module, self._counterparts = in_own_types(
             unwrapped(module), self.config, in_place=in_place
@@ -1875,12 +1879,9 @@ class IPUModel:
 
     def __getattr__(self, name: str) -> Any:
         """Refuse attributes, and say where those of a module are."""
-        of_module = (
-            f": use model.module.{name}" if hasattr(torch.nn.Module, name) else ""
-        )
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}{of_module}"
-        )
+        what = f"{type(self).__name__!r} object"
+        of_module = f"model.module.{name}" if hasattr(torch.nn.Module, name) else ""
+        raise unknown_attribute(what, "model", name, dir(type(self)), of_module)
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse to be called as a module."""

@@ -38,7 +38,7 @@ from ipufit.errors import (
     SharedRateWarning,
     UnknownNameError,
     UnsupportedError,
-    refuse_keras,
+    refuse_foreign,
     warn,
 )
 
@@ -750,7 +750,7 @@ def resolve_optimizer(
             "one. Give parts of the module settings of their own as parameter groups: "
             "torch.optim.AdamW([{'params': model.head.parameters(), 'lr': 1e-3}, ...])."
         )
-    refuse_keras("optimizer", optimizer, "an ipufit.Optimizer", CLASSES)
+    refuse_foreign("optimizer", optimizer, "an ipufit.Optimizer", CLASSES)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UnsupportedError(
             f"optimizer={optimizer!r} is neither a name ({', '.join(CLASSES)}) nor "

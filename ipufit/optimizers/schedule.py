@@ -34,7 +34,7 @@ from ipufit.errors import (
     ConfigError,
     UnknownNameError,
     UnsupportedError,
-    refuse_keras,
+    refuse_foreign,
 )
 
 
@@ -1062,7 +1062,7 @@ def make_rates(
                 "boundary_epochs=(30, 60)), or warmup_epochs, total_epochs, "
                 "every_epochs."
             )
-    refuse_keras("lr_schedule", scheduler, "an ipufit.Schedule")
+    refuse_foreign("lr_schedule", scheduler, "an ipufit.Schedule")
     if isinstance(scheduler, type):
         raise ConfigError(
             f"lr_schedule={scheduler.__name__} is a class. Pass a scheduler of the "

@@ -191,7 +191,7 @@ DATA = {
     "two loaders": (
         DataLoader(X, 2),
         DataLoader(Y, 2),
-        r"`y` is a loader, .* by its own evaluate\(\)",
+        r"`y` is a .*DataLoader, beside .*validation_data=other",
     ),
     "y beside a dataset": (Items([1.0, 2.0]), Y, "`y` was given beside a .*Items"),
     "something else": (3, None, "`x` is a int. Pass tensors"),

@@ -168,7 +168,7 @@ def test_an_object_with_a_state_is_not_taken_twice():
     ("name", "meant"),
     [
         ("accurracy", "accuracy"),
-        ("roc_auc", "pr_auc"),
+        ("pr_acu", "pr_auc"),
         ("top_five_accuracy", "top_5_accuracy"),
     ],
 )
