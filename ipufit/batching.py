@@ -85,14 +85,34 @@ class BatchPlan:
             >>> print(BatchPlan(4).describe())
             4
         """
-        factors = {
+        return f"{self.samples_per_call}{as_product(self._factors)}{self._each}"
+
+    def describe_as_too_large(self) -> str:
+        """Return all factors of a training call, and how to make it smaller.
+
+        Example:
+            >>> print(BatchPlan(4, 5, replicas=2).describe_as_too_large())
+            40 = micro-batch 4 * gradient accumulation 5 * replicas 2 * device ...
+        """
+        factors = " * ".join(f"{name} {count}" for name, count in self._factors.items())
+        return (
+            f"{self.samples_per_call} = {factors}{self._each}. Lower batch_size "
+            f"({self.batch_size} here) or a factor of IPUConfig, pass more data, or "
+            "pad with fit(drop_last='pad')."
+        )
+
+    @property
+    def _factors(self) -> dict[str, int]:
+        return {
             "micro-batch": self.micro_batch_size,
             "gradient accumulation": self.gradient_accumulation,
             "replicas": self.replicas,
             "device iterations": self.device_iterations,
         }
-        each = f" in each of {self.processes} processes" if self.processes > 1 else ""
-        return f"{self.samples_per_call}{as_product(factors)}{each}"
+
+    @property
+    def _each(self) -> str:
+        return f" in each of {self.processes} processes" if self.processes > 1 else ""
 
     def describe_unfilled(self, num_samples: int) -> str:
         """Describe the update, or the call, that remaining samples don't fill.

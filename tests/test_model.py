@@ -98,7 +98,7 @@ def cases(table):
 
 BAD_FITS = {
     DataError: [
-        ("7 samples, .*takes 32. Lower its factors", fit(X[:7], Y[:7])),
+        (r"7 samples, .*32 = micro.*Lower batch_size \(32 here", fit(X[:7], Y[:7])),
         (r"\[32\], targets \[31\]", fit(X, Y[1:])),
         (r"\[32, 30\]", fit((X, X[2:]), Y)),
         ("`x` has no targets", fit(X)),

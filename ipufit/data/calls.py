@@ -858,8 +858,7 @@ class TrainingBatches(_Batches):
         if count is not None and count < rows_of_all and not is_padding:
             raise DataError(
                 f"`x` has {count} samples, but one training call takes "
-                f"{plan.describe()}. Lower its factors, pass more data, or pad with "
-                "fit(drop_last='pad')."
+                f"{plan.describe_as_too_large()}"
             )
         # A loader of the user's may give fewer samples than it says.
         may_be_short = isinstance(source, StreamSource) or (count or 0) % rows_of_all

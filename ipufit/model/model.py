@@ -3488,8 +3488,7 @@ def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
     elif not run.calls:
         raise DataError(
             f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
-            f"{training.plan.describe()}. Lower its factors, pass more data, or pad "
-            "with fit(drop_last='pad')."
+            f"{training.plan.describe_as_too_large()}"
         )
 
 
