@@ -90,6 +90,8 @@ _ROWS = (
         "micro_batch_size=4, of one replica; fit(batch_size=32) is that of an update",
     ),
     ("IPUConfig", "half fp16 mixed_precision amp", 'precision="float16"'),
+    ("Precision Recall", "thresholds", "threshold=0.3, in a metric for each"),
+    ("Precision Recall", "top_k", "metrics=['top_5_accuracy'], for one label"),
     # Attributes of a model.
     (
         "model",

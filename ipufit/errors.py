@@ -380,17 +380,22 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
     for name in names if whose in _TAKERS else ():
         _TAKER_OF.setdefault(name, _TAKERS[whose].format(name))
 
-    def refuse_misspelt(given: Iterable[str]) -> None:
+    def refuse_misspelt(given: Iterable[str], owner: Any) -> None:
+        # A constructor that classes inherit is called by the name of the class.
+        is_inherited = whose == "__init__"
+        called = type(owner).__name__ if is_inherited else whose
         for name in given:
             close = difflib.get_close_matches(name.lower(), names, n=1)
-            advice = hint(whose, name)
+            advice = hint(called, name)
             if not advice and name in _TAKER_OF:
                 advice = f"Write {_TAKER_OF[name]}."
             elif not advice and close:
                 advice = f"Did you mean {close[0]!r}?"
+            elif not advice and is_inherited:
+                advice = f"It takes {', '.join(sorted(names - {'self'}))}."
             if name not in names and advice:
                 raise TypeError(
-                    f"{whose}() got an unexpected keyword argument {name!r}. {advice}"
+                    f"{called}() got an unexpected keyword argument {name!r}. {advice}"
                 )
 
     @functools.wraps(function)
@@ -398,7 +403,7 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
         __tracebackhide__ = True  # in notebooks and pytest
         try:
             if not (is_open or names.issuperset(kwargs)):
-                refuse_misspelt(kwargs)
+                refuse_misspelt(kwargs, next(iter(args), None))
             return function(*args, **kwargs)
         except Exception as error:
             shorten_traceback(error)

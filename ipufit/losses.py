@@ -647,11 +647,27 @@ def _module_of(loss: Any) -> Any:
     return _MODULES[given.func](**given.keywords)
 
 
+_AGAINST_TRACES = {
+    torch.nn.GaussianNLLLoss: "reads whether a variance is below 0, which a traced "
+    "program can't. Write it out: compile(loss=lambda outputs, targets: 0.5 * ("
+    "outputs[1].log() + (outputs[0] - targets) ** 2 / outputs[1])), with variances "
+    "that are above 0, such as softplus(x) + 1e-6",
+    torch.nn.AdaptiveLogSoftmaxWithLoss: "selects rows by their classes, and the "
+    "shapes of a program are fixed. Make it a part of the module, whose forward "
+    "returns `self.softmax.log_prob(hidden)`, and pass loss='nll'",
+}
+"""Losses of torch that can't be traced, and what to write in their place."""
+
+
 def _refuse_unsupported(loss: Any) -> None:
     if isinstance(loss, torch.nn.CTCLoss):
         raise UnsupportedError(
             "torch.nn.CTCLoss takes four arguments, and with outputs [T, N, C]. Pass "
             f"{CTC_FUNCTION}."
+        )
+    if type(loss) in _AGAINST_TRACES:
+        raise UnsupportedError(
+            f"torch.nn.{type(loss).__name__} {_AGAINST_TRACES[type(loss)]}."
         )
     names = list(inspect.signature(loss.forward).parameters) if _is_torchs(loss) else []
     if len(names) > 2:
@@ -666,10 +682,15 @@ def _refuse_unsupported(loss: Any) -> None:
             "takes all outputs and the targets. Wrap it: compile(loss=lambda outputs, "
             f"targets: module_loss({', '.join(given)})).{zeros}"
         )
-    if _is_torchs(loss) and getattr(loss, "weight", None) is not None:
+    is_of_elements = isinstance(loss, _BINARY_MODULES)
+    has_weight = getattr(loss, "weight", None) is not None
+    if _is_torchs(loss) and has_weight and not is_of_elements:
         raise UnsupportedError(
             f"{type(loss).__name__}(weight=...) can't run on an IPU: PopTorch has no "
-            "class weights in losses. Leave it out and use fit(class_weight=...)."
+            "class weights in losses. Leave it out and use fit(class_weight=...); or, "
+            "for a class at each position, a loss module that has the weights as a "
+            "buffer and returns `self.weight[targets] * torch.nn.functional."
+            "cross_entropy(outputs, targets, reduction='none')`."
         )
     is_module = isinstance(loss, torch.nn.Module)
     forward = loss.forward if is_module else None
@@ -809,15 +830,19 @@ def smoothed(loss: Loss, amount: float) -> Loss:
             "has label smoothing of its own. Give one of them."
         )
     of_all_classes = _of_all_classes(loss)
-    is_weighted = getattr(loss.function, "pos_weight", None) is not None
-    if of_all_classes is None or loss.each is None or is_weighted:
+    weights = [
+        name
+        for name in ("weight", "pos_weight")
+        if getattr(loss.function, name, None) is not None
+    ]
+    if of_all_classes is None or loss.each is None or weights:
         is_own = not isinstance(loss.function, torch.nn.Module)
         is_own = is_own and not loss.is_per_output
         raise UnsupportedError(
             f"label_smoothing={amount!r} needs a loss of classes, 'cross_entropy', "
             "'binary_cross_entropy', 'nll' or torch's and Keras's names of these, and "
             f"the loss is {'the function ' if is_own else ''}{loss.name!r}"
-            f"{' with pos_weight' if is_weighted else ''}. Smooth the targets in a "
+            f"{f' with {weights[0]}' if weights else ''}. Smooth the targets in a "
             "loss of your own."
         )
     each = _Smoothed(loss.each, of_all_classes, amount, loss.ignore_index)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ipufit.errors import ConfigError, DataError
+from ipufit.errors import ConfigError, DataError, suggesting
 
 from .base import (
     IGNORED_INDEX,
@@ -195,6 +195,7 @@ class _Count(ConfusionMetric):
     _cell = "tp"
     _called = "true_positives"
 
+    @suggesting
     def __init__(
         self,
         threshold: float = 0.5,
@@ -257,6 +258,7 @@ class ClassScore(ConfusionMetric):
     direction = "max"
     _called = ""
 
+    @suggesting
     def __init__(
         self,
         threshold: float = 0.5,
