@@ -800,7 +800,8 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
         raise
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         targets = shapes_of(part.target)
-        advice = ""
+        is_key = isinstance(error, KeyError)
+        advice, cause = "", f"there is no {error}" if is_key else str(error)
         if isinstance(part.target, dict) and "'dict' object" in str(error):
             names = list(part.target)
             advice = (
@@ -816,7 +817,7 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
             advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
         raise DataError(
             f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
-            f"{targets}: {str(error).rstrip('.') if advice else error}{advice}"
+            f"{targets}: {cause.rstrip('.') if advice else cause}{advice}"
         ) from error
 
 

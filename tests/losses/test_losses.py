@@ -675,6 +675,22 @@ def test_a_loss_of_three_arguments_says_how_to_wrap_it(loss, advice):
         model.compile("sgd", loss)
 
 
+class Named(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(NUM_FEATURES, 1)
+
+    def forward(self, x):
+        return {"mean": self.layer(x), "spread": self.layer(x)}
+
+
+def test_an_output_that_is_not_there_is_named():
+    model = IPUModel(Named())
+    model.compile("sgd", lambda outputs, targets: (outputs["mena"] - targets).square())
+    with pytest.raises(DataError, match=r": there is no 'mena'$"):
+        model.fit(torch.randn(8, NUM_FEATURES), torch.randn(8, 1), 4, verbose=0)
+
+
 Heads = collections.namedtuple("Heads", ["mean", "spread"])
 
 
