@@ -90,7 +90,9 @@ def shapes(draw):
     return (rows, *padded()), (rows, *padded())
 
 
-@pytest.mark.parametrize("loss", FUNCTIONS + MODULES, ids=lambda loss: str(loss).partition(" at ")[0])
+@pytest.mark.parametrize(
+    "loss", FUNCTIONS + MODULES, ids=lambda loss: str(loss).partition(" at ")[0]
+)
 @given(shapes(), st.booleans())
 def test_axes_of_size_1_make_no_difference(loss, both, is_weighted):
     shape, target_shape = both
