@@ -120,6 +120,18 @@ def test_that_layouts_agree(layout):
     assert ("buffer" in parts(found)) == (layout != "all factors")
 
 
+def test_that_ignored_targets_count_in_whole_updates():
+    def loss(outputs, targets):
+        entropy = torch.nn.functional.cross_entropy(outputs, targets)
+        return entropy + outputs.square().mean()
+
+    marked = Y.clone()
+    marked[:13] = -100
+    for one in ("cross_entropy", loss):
+        found = compare(make("sgd", one, micro_batch_size=8), (X, marked))
+        assert max(one.share for one in found.differences) < 1e-5
+
+
 def test_that_other_batches_agree():
     own = IPUModel(OwnLoss())
     own.compile("sgd")

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import textwrap
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -469,13 +470,29 @@ class _Twin:
                         "module returns none in train mode."
                     )
                 else:
-                    terms = objective.loss_terms(outputs, labels, rows)
+                    for _ in range(2):  # the first call shows what functions ignore
+                        counted = self._counted(objective, len(parts))
+                        labels = labels._replace(counted=counted)
+                        terms = objective.loss_terms(outputs, labels, rows)
                 torch.div(total_loss(terms), factor).backward()  # type: ignore[no-untyped-call,unused-ignore]
                 for name, (term, weight) in terms.items():
                     one = sums.setdefault(name, [0.0, 0.0, weight])
                     one[0] += float(term.total)
                     one[1] += float(term.divisor)
         return sum(w * total / (count or 1) for total, count, w in sums.values())
+
+    def _counted(self, objective: Objective, num_parts: int) -> dict[int, Any] | None:
+        """Return `Labels.counted` of an update of several micro-batches."""
+        targets = self.structure.labels(self.wide).targets
+
+        def divisor(index: int, target: torch.Tensor) -> torch.Tensor:
+            return target.ne(index).sum().clamp(min=1).div(num_parts).reshape(1)
+
+        counted = {
+            index: map_tensors(partial(divisor, index), targets)
+            for index in objective.ignored
+        }
+        return counted if num_parts > 1 else None
 
     def layers(self) -> Iterator[Difference]:
         """Compare the outputs of layers, in the order of their calls."""
