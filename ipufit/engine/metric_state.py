@@ -23,7 +23,7 @@ from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.losses import LossTerms
 from ipufit.metrics import StreamedMetric, detached, flat, in_float32
 from ipufit.metrics.base import call_by_rows
-from ipufit.metrics.target_means import refuse_unknown
+from ipufit.metrics.target_means import unknown_number
 from ipufit.types import Logs
 
 Scalars = Dict[str, Tensor]
@@ -534,7 +534,8 @@ def _weighted_means(weights: list[float], sums: Tensor) -> float:
         DataError: A function ignores targets whose number isn't known.
     """
     numbers = sums.tolist()
-    refuse_unknown("A loss function", sum(numbers[1::2]))
+    if math.isnan(sum(numbers[1::2])):
+        raise unknown_number("A loss function")
     pairs = zip(numbers[::2], numbers[1::2])
     return sum(weight * _quotient(*pair) for weight, pair in zip(weights, pairs))
 

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from ipufit._tree import Structure
 from ipufit.errors import ConfigError, DataError
 
-from .target_means import TargetMeans, refuse_unknown
+from .target_means import TargetMeans, unknown_number
 
 __all__ = [
     "FunctionMetric",
@@ -248,8 +248,8 @@ class FunctionMetric(Metric):
 
     def result(self, sums: Tensor) -> float:
         """Compute the mean."""
-        if not sums[0].isnan():
-            refuse_unknown(f"Metric {self.name!r}", float(sums[1]))
+        if sums[1].isnan() and not sums[0].isnan():
+            raise unknown_number(f"Metric {self.name!r}")
         return super().result(sums)
 
 

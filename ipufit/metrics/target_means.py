@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from typing import Any, Mapping, NamedTuple
 
 import torch
@@ -157,7 +156,7 @@ class TargetMeans(TorchFunctionMode):
     def checked(self, sums: Tensor) -> Tensor:
         """Return NaN in place of sums if the means don't tell how many targets count.
 
-        A program can't raise an error: `refuse_unknown` does.
+        A program can't raise an error: what reads the sums raises `unknown_number`.
         """
         for mean in self.means:
             if mean.num_unknown is not None:
@@ -165,21 +164,16 @@ class TargetMeans(TorchFunctionMode):
         return sums
 
 
-def refuse_unknown(what: str, divisor: float) -> None:
-    """Refuse a divisor that `TargetMeans.checked` has replaced.
-
-    Raises:
-        DataError: It is NaN.
-    """
-    if math.isnan(divisor):
-        raise DataError(
-            f"{what} ignores targets, as cross_entropy does with those of its "
-            "ignore_index, and how many are left of several micro-batches isn't known: "
-            "it slices or masks its targets, or they are floats, or a metric computes "
-            "with the mean. Give it whole numbers with all marks in them, pass "
-            "torch.nn.CrossEntropyLoss(ignore_index=...) itself, or return one value "
-            "per sample (reduction='none')."
-        )
+def unknown_number(what: str) -> DataError:
+    """Return the error for sums that `TargetMeans.checked` has replaced by NaN."""
+    return DataError(
+        f"{what} ignores targets, as cross_entropy does with those of its "
+        "ignore_index, and how many are left of several micro-batches isn't known: "
+        "it slices or masks its targets, or they are floats, or a metric computes "
+        "with the mean. Give it whole numbers with all marks in them, pass "
+        "torch.nn.CrossEntropyLoss(ignore_index=...) itself, or return one value "
+        "per sample (reduction='none')."
+    )
 
 
 def _leaves(nested: Any) -> list[Any]:
