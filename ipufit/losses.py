@@ -647,27 +647,11 @@ def _module_of(loss: Any) -> Any:
     return _MODULES[given.func](**given.keywords)
 
 
-_AGAINST_TRACES = {
-    torch.nn.GaussianNLLLoss: "reads whether a variance is below 0, which a traced "
-    "program can't. Write it out: compile(loss=lambda outputs, targets: 0.5 * ("
-    "outputs[1].log() + (outputs[0] - targets) ** 2 / outputs[1])), with variances "
-    "that are above 0, such as softplus(x) + 1e-6",
-    torch.nn.AdaptiveLogSoftmaxWithLoss: "selects rows by their classes, and the "
-    "shapes of a program are fixed. Make it a part of the module, whose forward "
-    "returns `self.softmax.log_prob(hidden)`, and pass loss='nll'",
-}
-"""Losses of torch that can't be traced, and what to write in their place."""
-
-
 def _refuse_unsupported(loss: Any) -> None:
     if isinstance(loss, torch.nn.CTCLoss):
         raise UnsupportedError(
             "torch.nn.CTCLoss takes four arguments, and with outputs [T, N, C]. Pass "
             f"{CTC_FUNCTION}."
-        )
-    if type(loss) in _AGAINST_TRACES:
-        raise UnsupportedError(
-            f"torch.nn.{type(loss).__name__} {_AGAINST_TRACES[type(loss)]}."
         )
     names = list(inspect.signature(loss.forward).parameters) if _is_torchs(loss) else []
     if len(names) > 2:

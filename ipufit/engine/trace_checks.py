@@ -15,6 +15,7 @@ host. Other writes cause a warning, and computing with a written value is refuse
 from __future__ import annotations
 
 import functools
+import math
 import random
 import re
 import sys
@@ -30,6 +31,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.distributions import Distribution
 from torch.nn.modules import module as _torch_modules
+from torch.nn.modules.adaptive import AdaptiveLogSoftmaxWithLoss, _ASMoutput
 from torch.overrides import TorchFunctionMode
 
 from ipufit._poptorch import operator_rules, poptorch
@@ -66,6 +68,36 @@ _ADDITIONS = ("add_", "__iadd__")
 _SAMPLING = ("sample", "rsample", "sample_n")
 _NO_VALUES = ("__get__", "dim", "size", "numel", "stride", "__len__", "__repr__")
 """Functions that need no values of their tensors."""
+
+
+def _gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """Compute torch's function without its look at the values of `var`."""
+    if not isinstance(var, Tensor):
+        var = torch.full_like(input, var)
+    if var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
+    return loss if reduction == "none" else getattr(torch, reduction)(loss)
+
+
+def _adaptive_log_softmax(module: Any, input_: Tensor, target_: Tensor) -> Any:
+    """Compute torch's layer for all classes, since a program can't select rows."""
+    log_prob = module.log_prob(input_.reshape(-1, module.in_features))
+    output = log_prob.gather(1, target_.reshape(-1, 1)).reshape(target_.shape)
+    return _ASMoutput(output, -output.mean())
+
+
+_WITHOUT_VALUES = {torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss}
+"""Functions of torch that look at values, and the same that don't."""
 
 
 class TraceChecks(TorchFunctionMode):
@@ -126,6 +158,7 @@ class TraceChecks(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a torch function, with checks before and after it."""
+        func = _WITHOUT_VALUES.get(func, func)
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         tensors = list(tensors_of((args, kwargs)))
         try:
@@ -165,8 +198,15 @@ class TraceChecks(TorchFunctionMode):
             raise
         return result
 
+    def __enter__(self) -> TraceChecks:
+        """Let torch's adaptive softmax compute what can be traced."""
+        self._adaptive = AdaptiveLogSoftmaxWithLoss.forward
+        AdaptiveLogSoftmaxWithLoss.forward = _adaptive_log_softmax  # type: ignore[method-assign,assignment,unused-ignore]
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call,unused-ignore]
+
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         """Raise the refusal that Python's operators hide behind a TypeError."""
+        AdaptiveLogSoftmaxWithLoss.forward = self._adaptive  # type: ignore[method-assign,unused-ignore]
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call,unused-ignore]
         is_hidden = isinstance(error, TypeError) and error is not self._refusal
         if is_hidden and self._refusal is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import softplus
 
-from ipufit import IPUConfig, IPUModel, UnsupportedError, metrics
+from ipufit import ConfigError, IPUConfig, IPUModel, UnsupportedError, metrics
 
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(5))
 Y = torch.rand(20, 3, generator=torch.Generator().manual_seed(6)).round()
@@ -74,39 +74,56 @@ class Gaussian(nn.Module):
         return self.mean(x), softplus(self.variance(x)) + 1e-6
 
 
-def test_the_gaussian_loss_of_the_message_is_torchs():
-    code = advice(nn.GaussianNLLLoss(), r"compile\(loss=(.*)\), with variances")
+def trained(loss, module, targets):
+    """Train a copy with torch for an epoch of updates of 4."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for x, y in zip(X.split(4), targets.split(4)):
+        optimizer.zero_grad()
+        loss(module, x, y).backward()
+        optimizer.step()
+    return module
+
+
+def assert_trains_alike(module, twin, targets, **compiled):
+    model = IPUModel(module, IPUConfig(micro_batch_size=2))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    model.compile(optimizer, **compiled)
+    model.fit(*targets, batch_size=4, shuffle=False, verbose=0)
+    for mine, others in zip(model.module.parameters(), twin.parameters()):
+        torch.testing.assert_close(mine, others)
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"full": True, "eps": 0.9}])
+def test_the_gaussian_loss_that_the_message_wraps_trains_as_torchs(settings):
+    module_loss = nn.GaussianNLLLoss(**settings)
+    code = advice(module_loss, r"compile\(loss=(.*)\)\.$")
+    loss = eval(code, {"module_loss": module_loss})
     module = Gaussian()
-    model = IPUModel(module, IPUConfig(micro_batch_size=4))
-    model.compile("sgd", eval(code, {}))
-    mean, variance = module(X)
-    expected = float(nn.GaussianNLLLoss()(mean, Y, variance).detach())
+    twin = trained(lambda m, x, y: loss(m(x), y), copy.deepcopy(module), Y)
+    model = assert_trains_alike(module, twin, (X, Y), loss=loss)
+    expected = float(loss(twin(X), Y).detach())
     assert model.evaluate(X, Y, verbose=0)["loss"] == pytest.approx(expected, rel=1e-5)
-    model.fit(X, Y, verbose=0)
 
 
 class Adaptive(nn.Module):
-    def __init__(self, code):
+    def __init__(self):
         super().__init__()
         self.softmax = nn.AdaptiveLogSoftmaxWithLoss(4, 6, [2, 4], 1.0)
-        self.code = code
 
-    def forward(self, hidden):
-        return eval(self.code, {"self": self, "hidden": hidden})
+    def forward(self, hidden, labels):
+        result = self.softmax(hidden, labels)
+        return result.output, result.loss
 
 
-def test_the_adaptive_softmax_of_the_message_trains_as_torchs():
-    loss = nn.AdaptiveLogSoftmaxWithLoss(4, 6, [2, 4], 1.0)
-    module, labels = Adaptive(advice(loss, r"returns `(.*)`")), torch.arange(20) % 6
-    twin = copy.deepcopy(module)
-    model = IPUModel(module, IPUConfig(micro_batch_size=4))
-    model.compile(torch.optim.SGD(module.parameters(), lr=0.5), loss="nll")
-    model.fit(X, labels, 20, verbose=0)
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.5)
-    twin.softmax(X, labels).loss.backward()
-    optimizer.step()
-    for mine, others in zip(model.module.parameters(), twin.parameters()):
-        torch.testing.assert_close(mine, others)
+def test_the_adaptive_softmax_as_a_part_of_the_module_trains_as_torchs():
+    layer = nn.AdaptiveLogSoftmaxWithLoss
+    forward, labels, module = layer.forward, torch.arange(20) % 6, Adaptive()
+    with pytest.raises(ConfigError, match="make the loss a part of the module"):
+        IPUModel(nn.Linear(4, 4)).compile("sgd", layer(4, 6, [2, 4], 1.0))
+    twin = trained(lambda m, x, y: m(x, y)[1], copy.deepcopy(module), labels)
+    assert_trains_alike(module, twin, ((X, labels),))
+    assert layer.forward is forward
 
 
 class Weighted(nn.Module):

@@ -667,6 +667,7 @@ def test_a_loss_module_that_takes_targets_first_is_refused():
     [
         (torch.nn.TripletMarginLoss(), "outputs[0], outputs[1], outputs[2])). As y"),
         (torch.nn.CosineEmbeddingLoss(), "outputs[0], outputs[1], targets))"),
+        (torch.nn.GaussianNLLLoss(), "outputs[0], targets, outputs[1]))"),
     ],
 )
 def test_a_loss_of_three_arguments_says_how_to_wrap_it(loss, advice):
