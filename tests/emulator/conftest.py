@@ -30,10 +30,13 @@ MODULES = (
 )
 ONCE = {
     "test_a_tensor_says_that_it_is_on_the_ipu",
+    "test_a_tensor_without_a_device_is_said_once_a_program",
     "test_each_micro_batch_calls_the_host",
+    "test_lazy_modules_need_a_sample_on_the_host",
+    "test_sparse_tensors_are_refused",
     "test_the_body_is_called_once_on_the_device_and_on_the_host",
 }
-"""Tests that count how often something is traced."""
+"""Tests that count how often something is traced, or in which nothing is traced."""
 
 OTHER_WORDS = ("Unsupported ops found", "doesn't take the result", ".tolist() needs")
 """Beginnings of messages that a survey gives in other words, or one by one."""
