@@ -797,8 +797,9 @@ class RowByRow(TorchFunctionMode):
         rows = cls(_tensors_of([None, *parts]))
         of_inputs = 1 << 1  # the second in that list, after the outputs to come
 
-        def begin(part: torch.nn.Module, inputs: Any) -> None:
-            known = [value for value in inputs if id(value) in rows._known]
+        def begin(part: torch.nn.Module, inputs: Any, by_name: Any) -> None:
+            values = (*inputs, *by_name.values())
+            known = [value for value in values if id(value) in rows._known]
             if rows.depth or all(rows._bits(value) == of_inputs for value in known):
                 rows.depth += 1  # else it gets outputs or targets, as a loss does
 
@@ -808,8 +809,10 @@ class RowByRow(TorchFunctionMode):
                 made = _tensors_of([outputs])
                 rows._known.update({id(tensor): (tensor, bit) for tensor, bit in made})
 
-        hooks = [part.register_forward_pre_hook(begin) for part in module.modules()]
-        hooks += [part.register_forward_hook(end) for part in module.modules()]
+        hooks = []
+        for part in module.modules():
+            hooks.append(part.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.append(part.register_forward_hook(end))
         try:
             with rows:
                 yield

@@ -343,6 +343,10 @@ def by_loss_modules(module, batch):
     return (module.loss(outputs, batch[1]) + module.own_loss(outputs, batch[1])) / 3
 
 
+def by_keywords(module, batch):
+    return module.loss(target=batch[1], input=module(batch[0]))
+
+
 def without_axes(module, batch):
     return difference(module(batch[0]).squeeze(1), batch[1])
 
@@ -352,7 +356,11 @@ def by_names(module, batch):
 
 
 @pytest.mark.parametrize(
-    "step", [by_hand, by_loss_modules, by_names, by_parts, of_torch, without_axes]
+    "step",
+    [
+        *(by_hand, by_keywords, by_loss_modules, by_names, by_parts, of_torch),
+        without_axes,
+    ],
 )
 def test_steps_train_sample_by_sample(step):
     torch.manual_seed(0)
