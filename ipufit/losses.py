@@ -90,7 +90,6 @@ class Loss:
             user's function.
         indices: Class indices of targets that a user's function ignores, as far as its
             calls have shown.
-        summed: The same loss as a sum, for a loss that ignores targets.
         takes_logits: Whether the loss takes logits, though its name means probabilities
             in Keras.
         is_binary: Whether each output is a problem of its own, with a target of 0 or 1.
@@ -103,7 +102,6 @@ class Loss:
     is_per_output: bool = False
     ignore_index: int | None = None
     indices: set[int] = field(default_factory=set, compare=False)
-    summed: LossFunction | None = None
     takes_logits: bool = False
     is_binary: bool = False
 
@@ -151,70 +149,64 @@ class Loss:
             >>> loss.terms(outputs, targets, 2)
             LossTerms(value=tensor(5.), total=tensor(10.), divisor=tensor(2.))
         """
-        is_plain = weights is None and share is None
-        index, divisors = self.ignore_index, None
-        ignores = index is not None and self._are_indices(outputs, targets)
-        ignores = ignores and not self.is_sum
-        if index is not None and counted is not None:
-            divisors = counted.get(index)
-        if ignores and is_plain and self.summed is not None:
-            total = call_by_rows(self.summed, outputs, targets).reshape(())
-            count = torch.sum(targets.ne(index).to(total.dtype))
-            return _mean_of_counted(total, count, divisors)
-        if is_plain and self.is_function:
-            return self._terms_of_function(outputs, targets, rows, counted)
-        if is_plain and not ignores:
-            loss = self._checked(call_by_rows(self.function, outputs, targets))
-            if loss.dim():
-                loss = torch.sum(loss) if self.is_sum else torch.mean(loss)
-            else:  # PopTorch gives a loss inside the final one the shape [1]
-                loss = loss.reshape(())
-            total = loss.detach()
-            total = total if self.is_sum else total.mul(rows)
-            count = torch.full_like(total, float(rows), device=total.device)
-            return LossTerms(loss, total, count)
+        index = None
+        if not self.is_sum and self._are_indices(outputs, targets):
+            index = self.ignore_index
+        if weights is None and share is None:
+            return self._plain_terms(outputs, targets, rows, counted, index)
         values = self._values(outputs, targets, rows, weights).reshape(rows, -1)
-        counts = torch.ones_like(values[:, 0])
-        whole: Tensor | float
-        if ignores:
+        is_real = None if share is None else share.gt(0).to(values.dtype)
+        if index is not None:
             valid = targets.ne(index).reshape(rows, -1).to(values.dtype)
             each, counts = values.sum(dim=1), valid.sum(dim=1)
-            if share is None:
-                return _mean_of_counted(torch.sum(each), torch.sum(counts), divisors)
-            is_real = share.gt(0).to(values.dtype)
-            each, counts = each.mul(is_real), counts.mul(is_real)
-            return _mean_of_counted(torch.sum(each), torch.sum(counts), divisors)
-        if self.is_sum:
-            each, whole = values.sum(dim=1), 1.0
+            if is_real is not None:
+                each, counts = each.mul(is_real), counts.mul(is_real)
+            return _mean_of_counted(torch.sum(each), torch.sum(counts), index, counted)
+        each = values.sum(dim=1) if self.is_sum else values.mean(dim=1)
+        if share is None or is_real is None:
+            is_real = torch.ones_like(each)
+            total = shared = torch.sum(each)
         else:
-            each, whole = values.mean(dim=1), float(rows)
-        if share is None:
-            total = torch.sum(each)
-            value = total if self.is_sum else torch.div(total, whole)
-            return LossTerms(value, total.detach(), counts.sum())
-        is_real = share.gt(0).to(values.dtype)
-        total = torch.sum(each.mul(is_real))
-        value = total if self.is_sum else torch.div(torch.sum(each.mul(share)), whole)
-        return LossTerms(value, total.detach(), torch.sum(counts.mul(is_real)))
+            total, shared = torch.sum(each.mul(is_real)), torch.sum(each.mul(share))
+        value = total if self.is_sum else torch.div(shared, float(rows))
+        return LossTerms(value, total.detach(), torch.sum(is_real))
 
-    def _terms_of_function(
-        self, outputs: Any, targets: Any, rows: int, counted: Mapping[int, Any] | None
+    def _plain_terms(
+        self,
+        outputs: Any,
+        targets: Any,
+        rows: int,
+        counted: Mapping[int, Any] | None,
+        index: int | None,
     ) -> LossTerms:
-        """Compute the loss of a user's function, which may ignore targets inside."""
-        # On the host it is a sum of parts, each with a divisor of its own.
-        is_host = not torch.is_grad_enabled()
-        taken = TargetMeans(targets, counted, is_derived=is_host)
+        """Compute the loss of samples without weights.
+
+        Args:
+            index: Class index of targets that are ignored; None for none, and for a
+                user's function, which may ignore targets inside.
+        """
+        # On the host a function is a sum of parts, each with a divisor of its own.
+        has_parts = self.is_function and not torch.is_grad_enabled()
+        taken = TargetMeans(targets, counted, is_derived=has_parts)
         with torch.inference_mode(False), torch.enable_grad(), taken:
             loss = self._checked(call_by_rows(self.function, outputs, targets))
-            # PopTorch gives a loss inside the final one the shape [1].
-            value = torch.mean(loss) if loss.dim() else loss.reshape(())
-        total = value.detach().mul(rows)
-        count = torch.full_like(total, float(rows), device=total.device)
+            if not loss.dim():  # PopTorch gives a loss inside the final one [1]
+                value = loss.reshape(())
+            elif self.is_sum or index is not None:
+                value = torch.sum(loss)
+            else:
+                value = torch.mean(loss)
         self.indices.update(taken.ignored)
         mean = taken.origin_of(value)
+        if index is not None and mean is None:  # of smoothed labels
+            count = torch.sum(targets.ne(index).to(value.dtype))
+            return _mean_of_counted(value, count, index, counted)
+        total = value.detach()
+        total = total if self.is_sum else total.mul(rows)
+        count = torch.full_like(total, float(rows), device=total.device)
         if mean is not None:
             total, count = mean.total, mean.num_targets
-        elif is_host and taken.means:
+        elif has_parts and taken.means:
             parts = list(zip(taken.slopes(value), taken.means))
             rest = total - rows * sum(slope * mean.value for slope, mean in parts)
             totals = [rest, *(slope * mean.total for slope, mean in parts)]
@@ -292,16 +284,20 @@ class Loss:
         return values
 
 
-def _mean_of_counted(total: Tensor, count: Tensor, counted: Tensor | None) -> LossTerms:
+def _mean_of_counted(
+    total: Tensor, count: Tensor, index: int, counted: Mapping[int, Any] | None
+) -> LossTerms:
     """Average over targets that aren't ignored; 0 if all are ignored.
 
     Args:
         total: The sum over the targets of a micro-batch.
         count: Number of them that aren't ignored.
+        index: Class index of those that are.
         counted: As for `Loss.terms`.
     """
-    divisor = count.clamp(min=1) if counted is None else counted[0]
-    return LossTerms(total / divisor, total.detach(), count)
+    divisor = None if counted is None else counted.get(index)
+    whole = count.clamp(min=1) if divisor is None else divisor[0]
+    return LossTerms(total / whole, total.detach(), count)
 
 
 def _without_gradients(tensor: Any, weights: Tensor) -> Any:
@@ -562,7 +558,6 @@ def named_loss(name: str) -> Loss:
         each=reduced("none"),
         is_per_output=True,
         ignore_index=IGNORED_INDEX if function in _IGNORING else None,
-        summed=reduced("sum"),
         takes_logits=key in _LOGITS,
         is_binary=function in _BINARY,
     )
@@ -618,7 +613,6 @@ def resolve_loss(loss: LossLike) -> Loss:
         each=_unreduced(loss),
         is_per_output=is_torchs,
         ignore_index=ignore_index,
-        summed=None if ignore_index is None else _with_reduction(loss, "sum"),
         is_binary=isinstance(loss, _BINARY_MODULES) or loss in _BINARY,
     )
 
@@ -708,18 +702,14 @@ def _unreduced(loss: Any) -> LossFunction | None:
         return None
     if not hasattr(loss, "reduction"):
         return None
-    each = _with_reduction(loss, "none")
+    each: Any = copy.copy(loss)
+    each.reduction = "none"
     if loss.reduction == "batchmean":  # a sum over all but the samples
         return lambda outputs, targets: (
             call_by_rows(each, outputs, targets).reshape(len(outputs), -1).sum(dim=1)
         )
-    return each
-
-
-def _with_reduction(loss: Any, reduction: str) -> LossFunction:
-    twin: Any = copy.copy(loss)
-    twin.reduction = reduction
-    return twin
+    unreduced: LossFunction = each
+    return unreduced
 
 
 # Label smoothing --------------------------------------------------------------------
@@ -831,8 +821,7 @@ def smoothed(loss: Loss, amount: float) -> Loss:
         )
     each = _Smoothed(loss.each, of_all_classes, amount, loss.ignore_index)
     function = _Summed(each) if loss.is_sum else each
-    summed = None if loss.summed is None else _Summed(each)
-    return replace(loss, function=function, each=each, summed=summed)
+    return replace(loss, function=function, each=each)
 
 
 def _of_all_classes(loss: Loss) -> Callable[[Tensor], Tensor] | None:
