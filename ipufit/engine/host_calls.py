@@ -9,7 +9,16 @@ import math
 import warnings
 from collections import OrderedDict
 from functools import partial
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import (
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch import Tensor
@@ -19,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from ipufit._tree import Structure, tree_map
 from ipufit.data.datasets import Labels, SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
-from ipufit.engine.metric_state import collected
+from ipufit.engine.metric_state import Scalars, collected
 from ipufit.engine.objective import (
     Inferred,
     Objective,
@@ -170,28 +179,71 @@ def output_size(
         80
     """
     sample = _first_as_zeros(example, num_samples)
-    inputs = structure.nested(sample)
-    before = HostRandomState()
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(mode(module, training=training))
-            buffers = stack.enter_context(_weights_replaced(module, _zeros_like))
-            scalars = stack.enter_context(collected())
-            marked = stack.enter_context(ResultsNoted()).marked
-            results = results_of(inferred, module, structure, inputs, sample, marked)
-    except Exception:  # noqa: BLE001 - a user's code may raise anything
-        return None
-    finally:
-        before.put_back()
-    leaves = [*Structure.of_outputs(results).flatten(results), *scalars.values()]
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    rows = len(example[0])
-    return OutputSize(
-        sum(bytes_of([t]) * (rows if t.dim() else 1) for t in tensors),
-        bool(scalars) or any(not tensor.dim() for tensor in tensors),
-        any(buffer._version for buffer in buffers),
-        results[1],
-    )
+    with _trial_calls():
+        loss, outputs, scalars, buffers = _called(
+            *(module, inferred, structure, sample, _zeros_like), training=training
+        )
+        results = loss, outputs
+        leaves = [*Structure.of_outputs(results).flatten(results), *scalars.values()]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        rows = len(example[0])
+        return OutputSize(
+            sum(bytes_of([t]) * (rows if t.dim() else 1) for t in tensors),
+            bool(scalars) or any(not tensor.dim() for tensor in tensors),
+            any(buffer._version for buffer in buffers),
+            outputs,
+        )
+    return None
+
+
+@contextlib.contextmanager
+def _trial_calls() -> Iterator[None]:
+    """Call a user's code on made-up data: it may fail, warn or draw random numbers."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(HostRandomState())
+        stack.enter_context(contextlib.suppress(Exception))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _called(
+    module: torch.nn.Module,
+    computed: Inferred,
+    structure: SampleStructure,
+    sample: Sequence[Tensor],
+    make: Callable[[Tensor], Tensor],
+    *,
+    training: bool,
+    noiseless: bool = False,
+) -> tuple[Tensor | None, Any, Scalars, list[Tensor]]:
+    """Call a module or step with other weights.
+
+    Args:
+        module: The user's module.
+        computed: The function to call.
+        structure: Structure of a batch.
+        sample: Tensors of a batch.
+        make: Makes a weight in the place of another.
+        training: Whether the module is called in training mode.
+        noiseless: Whether dropout drops nothing, and random numbers are constants.
+
+    Returns:
+        Its own loss, its outputs, the scalars that it logs, and its buffers.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mode(module, training=training))
+        buffers = stack.enter_context(_weights_replaced(module, make))
+        scalars = stack.enter_context(collected())
+        marked = stack.enter_context(ResultsNoted()).marked
+        if noiseless:
+            stack.enter_context(_WithoutNoise())  # type: ignore[no-untyped-call,unused-ignore]
+            for part in module.modules():  # without dropout, also inside of others
+                if type(part).__module__.startswith("torch.nn."):
+                    part.training = False
+        inputs = structure.nested(sample)
+        results = results_of(computed, module, structure, inputs, sample, marked)
+    return (*results, scalars, buffers)
 
 
 def refuse_other_axes(
@@ -399,17 +451,15 @@ def metric_bytes(
     if size is None:
         return 0
     labels = structure.labels(_first_as_zeros(example))
-    try:
-        with torch.no_grad():
-            count: int = sum(
-                output_metric.metric.sums(part.output, part.target, weights).numel()
-                for _, output_metric, part, weights in objective.metrics_of(
-                    size.outputs, labels
-                )
-                if isinstance(output_metric.metric, Metric)
+    count = 0
+    with _trial_calls():
+        count = sum(
+            output_metric.metric.sums(part.output, part.target, weights).numel()
+            for _, output_metric, part, weights in objective.metrics_of(
+                size.outputs, labels
             )
-    except Exception:  # noqa: BLE001 - a user's metric may raise anything
-        return 0
+            if isinstance(output_metric.metric, Metric)
+        )
     return _BYTES_OF_SUM * count
 
 
@@ -446,18 +496,12 @@ def refuse_own_sums(
         sample = [_as_on_devices(tensor[index]) for tensor in example]
         if are_other:
             sample = [t if t.is_floating_point() else _filled(t, index) for t in sample]
-        inputs = structure.nested(sample)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(mode(module, training=training))
-            ramp = partial(_ramp_like, is_falling=are_other)
-            stack.enter_context(_weights_replaced(module, ramp))
-            for part in module.modules():  # without dropout, also inside of others
-                if type(part).__module__.startswith("torch.nn."):
-                    part.training = False
-            scalars = stack.enter_context(collected())
-            marked = stack.enter_context(ResultsNoted()).marked
-            stack.enter_context(_WithoutNoise())  # type: ignore[no-untyped-call,unused-ignore]
-            loss, _ = results_of(computed, module, structure, inputs, sample, marked)
+        make = partial(_ramp_like, is_falling=are_other)
+        loss, _, scalars, _ = _called(
+            *(module, computed, structure, sample, make),
+            training=training,
+            noiseless=True,
+        )
         losses = [] if loss is None else [("The model's own loss", float(loss))]
         logged = ((f"The scalar {name!r}", float(v)) for name, v in scalars.items())
         return [*losses, *logged]
@@ -518,6 +562,10 @@ def refuse_traced_sums(step: Step, example: Sequence[Tensor], rows: int) -> None
         refuse_sums(step.objective, outputs, labels, rows)
 
 
+MadeBatch = Callable[[List[int]], Tuple[Any, Labels]]
+"""Makes outputs and labels of some of two samples, by index."""
+
+
 def refuse_sums(objective: Objective, outputs: Any, labels: Any, rows: int) -> None:
     """Refuse users' losses and metrics that sum over a micro-batch's samples.
 
@@ -538,17 +586,21 @@ def refuse_sums(objective: Objective, outputs: Any, labels: Any, rows: int) -> N
         return
     labels = labels._replace(share=None, counted=None)
     for are_whole in (False, True):
-
-        def batch(index: list[int], are_whole: bool = are_whole) -> tuple[Any, Labels]:
-            torch.manual_seed(0)
-            drawn = partial(_random_rows, rows, index)
-            return (
-                tree_map(partial(drawn, are_whole=False), outputs),
-                tree_map(partial(drawn, are_whole=are_whole), labels),
-            )
-
-        _refuse_sums(lambda index: list(_values(objective, *batch(index))), rows)
+        batch = partial(_random_batch, outputs, labels, rows, are_whole)
+        _refuse_sums(partial(_values, objective, batch), rows)
         _refuse_means(objective, batch)
+
+
+def _random_batch(
+    outputs: Any, labels: Labels, rows: int, are_whole: bool, index: list[int]
+) -> tuple[Any, Labels]:
+    """Return outputs and labels of some of two random samples."""
+    torch.manual_seed(0)
+    drawn = partial(_random_rows, rows, index)
+    return (
+        tree_map(partial(drawn, are_whole=False), outputs),
+        tree_map(partial(drawn, are_whole=are_whole), labels),
+    )
 
 
 def _random_rows(rows: int, index: list[int], leaf: Any, *, are_whole: bool) -> Any:
@@ -566,9 +618,11 @@ def _random_rows(rows: int, index: list[int], leaf: Any, *, are_whole: bool) -> 
 
 
 def _values(
-    objective: Objective, outputs: Any, labels: Labels
-) -> Iterator[tuple[str, float]]:
-    """Yield users' losses and metrics of some rows; NaN where this fails."""
+    objective: Objective, batch: MadeBatch, index: list[int]
+) -> list[tuple[str, float]]:
+    """Compute users' losses and metrics of some rows; NaN where this fails."""
+    outputs, labels = batch(index)
+    values = []
     for loss, pair in objective.functions(outputs, labels):
         function, value = loss.function, math.nan
         if isinstance(function, torch.nn.Module):  # it may change its buffers
@@ -577,10 +631,11 @@ def _values(
             result = call_by_rows(function, *pair)
             # Whole numbers are refused elsewhere, in other words.
             value = float(result.mean()) if result.is_floating_point() else math.nan
-        yield f"The loss {loss.name!r}", value
+        values.append((f"The loss {loss.name!r}", value))
     for name, metric, sums in _sums_of_metrics(objective, outputs, labels):
         if isinstance(metric, FunctionMetric):
-            yield f"The metric {name!r}", metric.result(sums)
+            values.append((f"The metric {name!r}", metric.result(sums)))
+    return values
 
 
 def _sums_of_metrics(
@@ -601,12 +656,10 @@ def _sums_of_metrics(
         yield name, metric, sums.to(torch.float64)
 
 
-def _refuse_means(
-    objective: Objective, batch: Callable[[list[int]], tuple[Any, Labels]]
-) -> None:
+def _refuse_means(objective: Objective, batch: MadeBatch) -> None:
     """Refuse users' metrics whose `sums` aren't sums, though they are added up."""
     means = []
-    with _undisturbed():
+    with _trial_calls():
         by_copies = [
             _sums_of_metrics(objective, *batch([0, 1] * copies)) for copies in (1, 2, 3)
         ]
@@ -632,18 +685,6 @@ def _refuse_means(
         )
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Call a user's code on data that nobody gave: it may raise anything, or warn."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(HostRandomState())
-        stack.enter_context(contextlib.suppress(Exception))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(torch.no_grad())
-        yield
-
-
 def _refuse_sums(
     values: Callable[[list[int]], list[tuple[str, float]]], rows: int
 ) -> bool:
@@ -663,7 +704,7 @@ def _refuse_sums(
         ConfigError: There is such a value.
     """
     once, messages = [], []
-    with _undisturbed():
+    with _trial_calls():
         once = values([0, 1])
         more = [values([0, 1] * copies) for copies in (2, 3) if once]
         for place, (what, first) in enumerate(once):
