@@ -141,10 +141,10 @@ class NamesRead(NamedTuple):
         is_open: Whether the code may read attributes by names that it computes.
     """
 
-    variables: frozenset[str]
-    modules: frozenset[str]
-    attributes: frozenset[str]
-    methods: frozenset[str]
+    variables: set[str]
+    modules: set[str]
+    attributes: set[str]
+    methods: set[str]
     is_open: bool
 
 
@@ -154,12 +154,10 @@ def names_read(code: CodeType) -> NamesRead:
 
     Example:
         >>> names_read((lambda x: x.mean() * SCALE).__code__).variables
-        frozenset({'SCALE'})
+        {'SCALE'}
     """
-    variables: set[str] = set()
-    modules: set[str] = set()
-    attributes: set[str] = set()
-    methods: set[str] = set()
+    names: list[set[str]] = [set(), set(), set(), set()]
+    variables, modules, attributes, methods = names
     was_set: set[str] = set()
     of_class: set[str] = set()
     is_open = False
@@ -199,16 +197,11 @@ def names_read(code: CodeType) -> NamesRead:
                 (methods if is_called else attributes).add(step.argval)
     for inner in (one for one in code.co_consts if isinstance(one, CodeType)):
         read = names_read(inner)
-        variables |= read.variables
-        modules |= read.modules
-        attributes |= read.attributes
-        methods |= read.methods
+        for outer_names, inner_names in zip(names, read[:4]):
+            outer_names |= inner_names
         is_open |= read.is_open
     is_open |= not _COMPUTED.isdisjoint({*variables, *attributes, *methods})
-    return NamesRead(
-        *(frozenset(variables), frozenset(modules), frozenset(attributes)),
-        *(frozenset(methods), is_open),
-    )
+    return NamesRead(variables, modules, attributes, methods, is_open)
 
 
 def _constant_name(following: list[dis.Instruction]) -> str:
