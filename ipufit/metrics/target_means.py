@@ -95,25 +95,22 @@ class TargetMeans(TorchFunctionMode):
         if func in _SIGNATURES:
             call = _SIGNATURES[func].bind(*args, **kwargs)
             call.apply_defaults()
-            given = call.arguments
-            # PopTorch has no class weights, with which the divisor is their sum.
-            others = (given[name] for name in ("weight", "size_average", "reduce"))
-            is_mean = given["reduction"] == "mean" and all(
-                one is None for one in others
-            )
-            if not given["target"].is_floating_point():
-                self.ignored.add(given["ignore_index"])
-                if is_mean:
-                    return self._mean(func, given)
+            values = call.arguments
+            if not values["target"].is_floating_point():
+                self.ignored.add(values["ignore_index"])
+                # PopTorch has no class weights, with which the divisor is their sum.
+                others = {values[n] for n in ("weight", "size_average", "reduce")}
+                if values["reduction"] == "mean" and others == {None}:
+                    return self._mean(func, values)
         result = func(*args, **kwargs)
         origin = self.origin_of(args[0]) if args else None
         if origin is not None and _is_rearranged(func, args, result):
             self._note(result, origin)
         return result
 
-    def _mean(self, func: Any, given: Mapping[str, Any]) -> Tensor:
-        target, index = given["target"], given["ignore_index"]
-        total = func(**{**given, "reduction": "sum"}).reshape(())
+    def _mean(self, func: Any, values: Mapping[str, Any]) -> Tensor:
+        target, index = values["target"], values["ignore_index"]
+        total = func(**{**values, "reduction": "sum"}).reshape(())
         counts = target.ne(index)
         num_targets = counts.to(total.dtype).sum()
         divisor = (self.origin_of(target) or {}).get(index)
@@ -125,8 +122,8 @@ class TargetMeans(TorchFunctionMode):
             value = value.detach().requires_grad_()
         mean = TargetMean(value, total.detach(), num_targets, num_unknown)
         self.means.append(mean)
-        # The function may change its own in place.
-        value = value.clone() if self._is_derived else value
+        if self._is_derived:  # the function may change its mean in place
+            value = value.clone()
         self._note(value, mean)
         return value
 
@@ -140,8 +137,8 @@ class TargetMeans(TorchFunctionMode):
         Returns:
             A `TargetMean`; the divisors of a target, by index; or None.
         """
-        for one, version, origin in self._origins:
-            if one is tensor and _version(tensor) == version:
+        for known, version, origin in self._origins:
+            if known is tensor and _version(tensor) == version:
                 return origin
         return None
 
