@@ -292,6 +292,18 @@ def without(value: Any, name: Any) -> Any:
 _LEAF = Structure(None)
 
 
+def leaves_of(value: Any) -> list[Any]:
+    """Return the leaves of outputs, without constants.
+
+    Example:
+        >>> leaves_of({"a": 1, "b": (2, None)})
+        [1, 2]
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    return Structure.of_outputs(value).flatten(value)
+
+
 def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to each leaf of outputs; constants stay.
 

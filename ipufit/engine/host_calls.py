@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
-from ipufit._tree import Structure, tree_map
+from ipufit._tree import leaves_of, tree_map
 from ipufit.data.datasets import Labels, SampleStructure, Source
 from ipufit.data.random_state import HostRandomState
 from ipufit.engine.metric_state import Scalars, collected
@@ -184,7 +184,7 @@ def output_size(
             *(module, inferred, structure, sample, _zeros_like), training=training
         )
         results = loss, outputs
-        leaves = [*Structure.of_outputs(results).flatten(results), *scalars.values()]
+        leaves = [*leaves_of(results), *scalars.values()]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         rows = len(example[0])
         return OutputSize(
@@ -260,12 +260,12 @@ def refuse_other_axes(
     Raises:
         UnsupportedError: There is such an output.
     """
-    for index, leaf in enumerate(Structure.of_outputs(outputs).flatten(outputs)):
+    for index, leaf in enumerate(leaves_of(outputs)):
         shape = tuple(getattr(leaf, "shape", ()))
         if len(shape) > 1 and shape[0] == micro_batch_size > 1 and 1 in shape[1:]:
             size = whole()
             if size is not None:
-                leaves = Structure.of_outputs(size.outputs).flatten(size.outputs)
+                leaves = leaves_of(size.outputs)
                 if leaves[index].shape == shape:
                     continue
             raise UnsupportedError(

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure, map_tensors
+from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
@@ -123,7 +123,7 @@ def check_rows(outputs: Any, num_rows: int, of_mask: int | None = None) -> None:
     Example:
         >>> check_rows((torch.zeros(4, 3), None), num_rows=4)
     """
-    for leaf in Structure.of_outputs(outputs).flatten(outputs):
+    for leaf in leaves_of(outputs):
         if isinstance(leaf, Tensor) and (leaf.dim() == 0 or len(leaf) != num_rows):
             if of_mask is not None:
                 num_batches = num_rows // of_mask
@@ -158,7 +158,7 @@ def in_passes(values: Any, rows_per_pass: int) -> list[Any]:
         >>> in_passes({"a": torch.arange(3)}, rows_per_pass=2)
         [{'a': tensor([0, 1])}, {'a': tensor([2])}]
     """
-    leaves = Structure.of_outputs(values).flatten(values)
+    leaves = leaves_of(values)
     count = max((len(leaf) for leaf in leaves if isinstance(leaf, Tensor)), default=1)
     firsts = range(0, max(count, 1), rows_per_pass)
     return [cut(values, slice(first, first + rows_per_pass)) for first in firsts]
@@ -230,7 +230,7 @@ class RowBuffer:
         """
         if not self._size:
             values = outputs, tuple(labels)
-            leaves = Structure.of_outputs(values).flatten(values)
+            leaves = leaves_of(values)
             num_bytes = bytes_of(leaf for leaf in leaves if isinstance(leaf, Tensor))
             of_pass = max(1, self._rows_per_pass * num_bytes // num_rows)
             self._size = self._rows_per_pass * max(1, _MOST_BYTES // of_pass)
@@ -911,5 +911,5 @@ def _counts(program: Inference, call: Call, is_real: Tensor | None) -> list[int]
 
 
 def _row_shapes(outputs: Any) -> list[torch.Size]:
-    leaves = Structure.of_outputs(outputs).flatten(outputs)
+    leaves = leaves_of(outputs)
     return [leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor)]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure, is_record, map_tensors, parts_of, without
+from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.datasets import Labels
 from ipufit.engine.trace_checks import Divisions, ResultsNoted
 from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
@@ -143,7 +143,7 @@ def shapes_of(values: Any) -> str:
     """
     shapes = [
         f"{str(leaf.dtype).replace('torch.', '')} {list(leaf.shape)}"
-        for leaf in Structure.of_outputs(values).flatten(values)
+        for leaf in leaves_of(values)
         if isinstance(leaf, Tensor)
     ]
     return ", ".join(shapes) or "nothing"

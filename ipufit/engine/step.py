@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ipufit._poptorch import operator_rules, poptorch
-from ipufit._tree import Structure, map_tensors
+from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import NOTHING, Labels, SampleStructure
 from ipufit.engine.metric_state import (
@@ -264,7 +264,7 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
             raise  # the others are torch's, of shapes and types
         if f"[{name}] is missing" in str(error):  # a forward that calls torch's
             raise _without_forward(name) from error
-        flat = Structure.of_outputs(inputs).flatten(inputs)
+        flat = leaves_of(inputs)
         dims = {one.dim() for one in flat if isinstance(one, Tensor)}
         # As of one sample, or of one image: its first dimension was taken for samples.
         hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ipufit._tree import Structure
+from ipufit._tree import leaves_of
 from ipufit.errors import ConfigError, DataError
 
 from .target_means import TargetMeans, unknown_number
@@ -751,13 +751,12 @@ def call_by_rows(function: Callable[..., Any], *values: Any) -> Any:
 
 def _tensors_of(values: Sequence[Any]) -> list[tuple[Tensor, int]]:
     """List the tensors with axes in nested values, each with a bit for its value."""
-    origins: list[tuple[Tensor, int]] = []
-    for position, value in enumerate(values):
-        is_nested = not isinstance(value, (Tensor, type(None)))
-        leaves = Structure.of_outputs(value).flatten(value) if is_nested else [value]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
-        origins += ((tensor, 1 << position) for tensor in tensors)
-    return origins
+    return [
+        (leaf, 1 << position)
+        for position, value in enumerate(values)
+        for leaf in leaves_of(value)
+        if isinstance(leaf, Tensor) and leaf.dim()
+    ]
 
 
 def _fit_by_chance(shape: torch.Size, other: torch.Size) -> bool:

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ipufit._tree import Structure
+from ipufit._tree import leaves_of
 from ipufit.errors import DataError
 
 _SIGNATURES = {
@@ -83,9 +83,9 @@ class TargetMeans(TorchFunctionMode):
         self.ignored: set[int] = set()
         self._is_derived = is_derived
         self._origins: list[tuple[Tensor, int, Any]] = []
-        columns = {index: _leaves(nested) for index, nested in (divisors or {}).items()}
-        for place, leaf in enumerate(_leaves(targets) if columns else ()):
-            self._note(leaf, {index: of[place] for index, of in columns.items()})
+        columns = [(i, leaves_of(nested)) for i, nested in (divisors or {}).items()]
+        for place, leaf in enumerate(leaves_of(targets) if columns else ()):
+            self._note(leaf, {index: column[place] for index, column in columns})
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -171,10 +171,6 @@ def unknown_number(what: str) -> DataError:
         "torch.nn.CrossEntropyLoss(ignore_index=...) itself, or return one value "
         "per sample (reduction='none')."
     )
-
-
-def _leaves(nested: Any) -> list[Any]:
-    return Structure.of_outputs(nested).flatten(nested)
 
 
 def _version(tensor: Tensor) -> int:

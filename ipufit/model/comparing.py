@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ipufit._tree import Structure, map_tensors
+from ipufit._tree import leaves_of, map_tensors
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data.random_state import HostRandomState
@@ -549,11 +549,7 @@ def _step_on_host(optimizer: Any, on_device: Any) -> str:
 
 def _named(outputs: Any) -> dict[str, Tensor]:
     """Return the tensors of outputs, by their path."""
-    leaves = [
-        leaf
-        for leaf in Structure.of_outputs(outputs).flatten(outputs)
-        if isinstance(leaf, Tensor)
-    ]
+    leaves = [leaf for leaf in leaves_of(outputs) if isinstance(leaf, Tensor)]
     if len(leaves) == 1:
         return {"": leaves[0]}
     return {str(index): leaf for index, leaf in enumerate(leaves)}

@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure
+from ipufit._tree import leaves_of
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import SampleStructure, Source
@@ -619,7 +619,7 @@ class _Pass(TorchDispatchMode):
             self._save, lambda tensor: tensor
         ), self, computed_in(self.module, config):
             outputs = call(self.module, self.given)
-        return list(tensors_of(Structure.of_outputs(outputs).flatten(outputs)))
+        return list(tensors_of(leaves_of(outputs)))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ipufit._files import file_errors, sha256_of, written_beside
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure, tree_map
+from ipufit._tree import leaves_of, tree_map
 from ipufit._version import __version__
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import make_progress
@@ -224,7 +224,7 @@ def _described(values: Mapping[str, Any], times: int) -> list[dict[str, Any]]:
     """
     found = []
     for name, value in values.items():
-        leaves = Structure.of_outputs(value).flatten(value)
+        leaves = leaves_of(value)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         for index, tensor in enumerate(tensors):
             shape = list(tensor.shape) or [1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call  # type: ignore[attr-defined,unused-ignore]
 
-from ipufit._tree import Structure
+from ipufit._tree import leaves_of
 from ipufit.config import IPUConfig
 from ipufit.engine.step import arguments_of, failures_explained
 from ipufit.engine.weights import mode
@@ -263,7 +263,7 @@ def _calls(
 
 
 def _describe(output: Any) -> str:
-    leaves = Structure.of_outputs(output).flatten(output)
+    leaves = leaves_of(output)
     shapes = [
         "(" + ", ".join(["N", *map(str, leaf.shape[1:])][: leaf.dim()]) + ")"
         for leaf in leaves
