@@ -52,7 +52,7 @@ from ipufit.data.calls import (
     Position,
     TrainingBatches,
 )
-from ipufit.data.datasets import Source, column_names, short_list
+from ipufit.data.datasets import SampleStructure, Source, column_names, short_list
 from ipufit.data.random_state import HostRandomState, set_random_state
 from ipufit.data.sources import (
     StreamSource,
@@ -292,6 +292,7 @@ class IPUModel:
     _snapshot: Snapshot | None  # of the innermost fit under way
     _batch_loop: Optimization | None  # None if a fit came since: schedules begin anew
     _output_sizes: list[tuple[Any, host_calls.OutputSize | None]]
+    _compared_modes: list[SampleStructure]  # of data: outputs of both modes fit
     _built_options: tuple[object, poptorch.Options] | None
     # Facts about the data of the last runs.
     _last_source: Source | None
@@ -330,6 +331,7 @@ class IPUModel:
         self._fit_run = self._no_run = RunState()
         self._snapshot = self._batch_loop = None
         self._output_sizes = []
+        self._compared_modes = []
         self._built_options = None
         self._last_source = None
         self._trained_rows = None
@@ -464,6 +466,7 @@ class IPUModel:
         self.config = config
         self._executors.drop_incomplete()
         self._output_sizes.clear()
+        self._compared_modes.clear()
         self._built_options = None
 
     def fit(
@@ -2671,13 +2674,14 @@ class IPUModel:
             ("validation_data", "validate") if "training" in how else ("x", "evaluate")
         )
         _require_targets(source, settings.objective, *words)
-        if (
-            len(settings.objective.losses) > 1
-            or source.structure.targets.num_leaves > 1
-        ):
+        structure, compared = source.structure, self._compared_modes
+        has_several = len(settings.objective.losses) > 1
+        has_several = has_several or structure.targets.num_leaves > 1
+        if has_several and structure not in compared:
             host_calls.refuse_outputs_of_training(
-                self.module, settings.objective, source.structure, source.example(2)
+                self.module, settings.objective, structure, source.example(2)
             )
+            compared.append(structure)
         what = settings.objective.evaluated, "test", batch_size, steps
         metrics = MetricState(settings.objective.fresh(), self.processes)
         test = self._inference(source, *what, metrics=metrics, **how)
