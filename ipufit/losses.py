@@ -187,8 +187,8 @@ class Loss:
         """
         # On the host a function is a sum of parts, each with a divisor of its own.
         has_parts = self.is_function and not torch.is_grad_enabled()
-        taken = TargetMeans(targets, counted, is_derived=has_parts)
-        with torch.inference_mode(False), torch.enable_grad(), taken:
+        target_means = TargetMeans(targets, counted, is_derived=has_parts)
+        with torch.inference_mode(False), torch.enable_grad(), target_means:
             loss = self._checked(call_by_rows(self.function, outputs, targets))
             if not loss.dim():  # PopTorch gives a loss inside the final one [1]
                 value = loss.reshape(())
@@ -196,8 +196,8 @@ class Loss:
                 value = torch.sum(loss)
             else:
                 value = torch.mean(loss)
-        self.indices.update(taken.ignored)
-        mean = taken.origin_of(value)
+        self.indices.update(target_means.ignored)
+        mean = target_means.origin_of(value)
         if index is not None and mean is None:  # of smoothed labels
             count = torch.sum(targets.ne(index).to(value.dtype))
             return _mean_of_counted(value, count, index, counted)
@@ -206,14 +206,14 @@ class Loss:
         count = torch.full_like(total, float(rows), device=total.device)
         if mean is not None:
             total, count = mean.total, mean.num_targets
-        elif has_parts and taken.means:
-            parts = list(zip(taken.slopes(value), taken.means))
+        elif has_parts and target_means.means:
+            parts = list(zip(target_means.slopes(value), target_means.means))
             rest = total - rows * sum(slope * mean.value for slope, mean in parts)
             totals = [rest, *(slope * mean.total for slope, mean in parts)]
             total = torch.stack(totals).detach()
             count = torch.stack([count, *(mean.num_targets for _, mean in parts)])
         if counted is not None:
-            count = taken.checked(count)
+            count = target_means.checked(count)
         return LossTerms(value, total, count)
 
     def _are_indices(self, outputs: Any, targets: Any) -> bool:
@@ -259,9 +259,9 @@ class Loss:
             outputs = tree_map(partial(_without_gradients, weights=weights), outputs)
             targets = tree_map(partial(_without_missing, weights=weights), targets)
         function = self.each or self.function
-        with TargetMeans() as taken:
+        with TargetMeans() as target_means:
             values = self._checked(call_by_rows(function, outputs, targets))
-        self.indices.update(taken.ignored)
+        self.indices.update(target_means.ignored)
         if values.dim() == 0 or len(values) != rows:
             raise UnsupportedError(
                 f"The loss {self.name!r} gives a value of shape {tuple(values.shape)} "
@@ -637,8 +637,8 @@ def _as_module(loss: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)  # an equal loss makes an equal program
 def _module_of(loss: Any) -> Any:
-    given: Any = loss if isinstance(loss, partial) else partial(loss)
-    return _MODULES[given.func](**given.keywords)
+    call: Any = loss if isinstance(loss, partial) else partial(loss)
+    return _MODULES[call.func](**call.keywords)
 
 
 def _refuse_unsupported(loss: Any) -> None:

@@ -882,7 +882,7 @@ class KerasBatches:
         begin = getattr(self.dataset, "on_epoch_begin", None)
         if begin is not None and begin.__module__.partition(".")[0] != "keras":
             begin()
-            self.num_begun += 1
+            self.num_begun += 1  # which `plain_values` sees
 
     def end_epoch(self) -> None:
         """Call the dataset's hook."""

@@ -226,7 +226,7 @@ class FunctionMetric(Metric):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the values and their number, both weighted."""
-        with TargetMeans() as taken:
+        with TargetMeans() as target_means:
             values = self.function(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
@@ -239,12 +239,12 @@ class FunctionMetric(Metric):
                 f"Metric {self.name!r} gives one value for the whole batch, so its "
                 "rows can't be weighted. Let it return one value per sample."
             )
-        mean = taken.origin_of(values)
+        mean = target_means.origin_of(values)
         if mean is not None:
             return torch.stack([mean.total, mean.num_targets])
         rows = rows_of(outputs if values.dim() == 0 else values)
         total, count = mean_sums(values, weights, rows)
-        return torch.stack([total, taken.checked(count)])
+        return torch.stack([total, target_means.checked(count)])
 
     def result(self, sums: Tensor) -> float:
         """Compute the mean."""
