@@ -723,7 +723,8 @@ def last_block(name: str | None, started: Blocks) -> Iterator[None]:
 
 def _maker(traced: Tensor) -> partial[Tensor]:
     """Return a function that makes zeros like a tensor, when the trace is over."""
-    return partial(torch.zeros, tuple(traced.shape), dtype=traced.dtype)
+    # PopTorch has replaced torch.zeros until then by one that chooses the device.
+    return partial(torch.zeros, tuple(traced.shape), dtype=traced.dtype, device="cpu")
 
 
 class Findings(NamedTuple):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ipufit
-from ipufit import ConfigError, IPUConfig, IPUModel, Metric, Optimizer
+from ipufit import ConfigError, IPUConfig, IPUModel, Metric, Optimizer, poptorch
 from tests import reference
 
 X = torch.rand(16, 6, generator=torch.Generator().manual_seed(0))
@@ -74,6 +74,25 @@ def test_a_sum_is_refused_in_losses_and_metrics(function):
     model.compile("sgd", "mse", metrics=[function])
     with pytest.raises(ConfigError, match=f"The metric '{name}' {part} a sum"):
         model.evaluate(X, X[:, :3], batch_size=8, verbose=0)
+
+
+def test_a_sum_is_refused_though_poptorch_replaces_torch_functions(monkeypatch):
+    def zeros(*size, device="ipu", **settings):
+        return torch.full(*size, 0, device=device, **settings)
+
+    def trace():
+        replaced.setattr(torch, "zeros", zeros)
+
+    with monkeypatch.context() as replaced:
+        handles = [
+            poptorch.registerPreCompileHook(trace),
+            poptorch.registerPostCompileHook(replaced.undo),
+        ]
+        try:
+            with pytest.raises(ConfigError, match="The loss 'plus_sum' has a part"):
+                fit(plus_sum)
+        finally:
+            [handle.remove() for handle in handles]
 
 
 @given(
