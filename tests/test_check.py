@@ -8,6 +8,7 @@ import io
 import json
 import random
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torch import nn
 
 import ipufit
 from ipufit import IPUConfig, IPUModel, NotCompiledError
+from ipufit._poptorch import operator_rules
 from ipufit.errors import DataError, UnsupportedError
 
 X, Y = torch.zeros(16, 4), torch.zeros(16, 4)
@@ -437,6 +439,15 @@ def test_fit_and_predict_warn_once_of_what_is_gravely_otherwise(name):
 @pytest.mark.parametrize("function", HARMLESS)
 def test_fit_and_predict_are_silent_about_the_rest(function):
     assert warnings_of_a_run(function) == [[], []]
+
+
+def test_a_slope_that_trains_is_enough_for_the_warning():
+    weight = torch.ones(1, requires_grad=True)
+    call = nn.functional.prelu, (X, weight), {}, X  # PopTorch's results need no grad
+    grave = partial(operator_rules().grave_messages, *call)
+    assert len(grave(is_training=True)) == 1
+    with torch.no_grad():
+        assert grave(is_training=True) == []
 
 
 def test_many_layers_are_one_warning():

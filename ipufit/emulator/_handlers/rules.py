@@ -92,8 +92,10 @@ class Call(Operation):
     @property
     def trains(self) -> bool:
         """Whether a gradient passes through the operation."""
-        differentiable = [t for t in tensors_in(self.result) if t.requires_grad]
-        return self.is_training and bool(differentiable)
+        tensors = tensors_in(self.result)
+        if self.node is None and torch.is_grad_enabled():
+            tensors += self.tensors()  # of PopTorch's tensors only weights require one
+        return self.is_training and any(tensor.requires_grad for tensor in tensors)
 
     @property
     def is_whole(self) -> bool:
