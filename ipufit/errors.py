@@ -118,12 +118,20 @@ class UnknownNameError(IpufitError, ValueError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        close = difflib.get_close_matches(name.lower(), names, n=1)
-        advice = f" Did you mean {close[0]!r}?" if close else ""
-        way = hint(kind, name)
-        advice = f" {way}" if way else advice
+        advice = _advice(kind, name, names)
+        advice = f" {advice}" if advice else ""
         shown = ", ".join(names) or "none"
         super().__init__(f"Unknown {kind} {name!r}.{advice} Known: {shown}.")
+
+
+def _advice(
+    place: str, name: str, known: Iterable[str], way: str = "", cutoff: float = 0.6
+) -> str:
+    """Say what to write for an unknown name: its hint, or `way`, or the nearest."""
+    by_key = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=cutoff)
+    nearest = f"Did you mean {by_key[close[0]]!r}?" if close else ""
+    return hint(place, name) or way or nearest
 
 
 def unknown_attribute(
@@ -142,13 +150,9 @@ def unknown_attribute(
         >>> unknown_attribute("module 'ipufit'", "ipufit", "IpuConfig", ["IPUConfig"])
         AttributeError("module 'ipufit' has no attribute 'IpuConfig'. Did you mean ...
     """
-    public = {one.lower(): one for one in known if not one.startswith("_")}
-    close = difflib.get_close_matches(name.lower(), public, n=1, cutoff=0.8)
-    advice = hint(place, name)
-    if not advice and way:
-        advice = f"Write {way}."
-    elif not advice and close and not name.startswith("_"):
-        advice = f"Did you mean {public[close[0]]!r}?"
+    is_private = name.startswith("_")
+    public = [one for one in known if not (is_private or one.startswith("_"))]
+    advice = _advice(place, name, public, f"Write {way}." if way else "", cutoff=0.8)
     end = f". {advice}" if advice else ""
     return AttributeError(f"{what} has no attribute {name!r}{end}")
 
@@ -380,22 +384,21 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
     for name in names if whose in _TAKERS else ():
         _TAKER_OF.setdefault(name, _TAKERS[whose].format(name))
 
-    def refuse_misspelt(given: Iterable[str], owner: Any) -> None:
+    def refuse_misspelt(keywords: Iterable[str], owner: Any) -> None:
         # A constructor that classes inherit is called by the name of the class.
         is_inherited = whose == "__init__"
-        called = type(owner).__name__ if is_inherited else whose
-        for name in given:
-            close = difflib.get_close_matches(name.lower(), names, n=1)
-            advice = hint(called, name)
-            if not advice and name in _TAKER_OF:
-                advice = f"Write {_TAKER_OF[name]}."
-            elif not advice and close:
-                advice = f"Did you mean {close[0]!r}?"
-            elif not advice and is_inherited:
+        name_shown = type(owner).__name__ if is_inherited else whose
+        for name in keywords:
+            if name in names:
+                continue
+            way = f"Write {_TAKER_OF[name]}." if name in _TAKER_OF else ""
+            advice = _advice(name_shown, name, names, way)
+            if not advice and is_inherited:
                 advice = f"It takes {', '.join(sorted(names - {'self'}))}."
-            if name not in names and advice:
+            if advice:
                 raise TypeError(
-                    f"{called}() got an unexpected keyword argument {name!r}. {advice}"
+                    f"{name_shown}() got an unexpected keyword argument {name!r}. "
+                    f"{advice}"
                 )
 
     @functools.wraps(function)
