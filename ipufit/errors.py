@@ -42,7 +42,7 @@ import re
 import sys
 import warnings
 from types import FrameType, TracebackType
-from typing import Any, Callable, Iterable, TypeVar, cast
+from typing import Any, Callable, Iterable, Iterator, TypeVar, cast
 
 from ._hints import hint
 
@@ -311,6 +311,15 @@ def shorten_traceback(error: BaseException) -> None:
             head.tb_next = error.__traceback__  # before Python 3.11 it stays
 
 
+def _shortening(parts: Iterator[Any]) -> Iterator[Any]:
+    """Shorten the tracebacks of errors that a generator raises."""
+    try:
+        yield from parts
+    except Exception as error:
+        shorten_traceback(error)
+        raise
+
+
 def _shorten(error: BaseException, seen: set[int]) -> list[TracebackType]:
     """Shorten the tracebacks of an error and its causes.
 
@@ -407,10 +416,11 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
         try:
             if not (is_open or names.issuperset(kwargs)):
                 refuse_misspelt(kwargs, next(iter(args), None))
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
         except Exception as error:
             shorten_traceback(error)
             raise
+        return _shortening(result) if inspect.isgenerator(result) else result
 
     return cast("FunctionT", call)
 
