@@ -75,7 +75,7 @@ def as_path(given: Any, name: str = "path") -> Path:
     is_path = isinstance(given, (str, os.PathLike))
     if not is_path or not isinstance(os.fspath(given), str):
         is_small = isinstance(given, (bytes, int, float, type(None)))
-        shown = repr(given) if is_small else f"a {type(given).__name__},"
+        shown = repr(given) if is_small else f"{type(given).__name__}(...)"
         raise ConfigError(f"{name}={shown} is no path: give a str or a pathlib.Path.")
     return Path(given)
 
