@@ -18,7 +18,7 @@ from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 from torch.nn import functional
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._tracing.operation import (
@@ -301,8 +301,6 @@ def refuse_weights(module: torch.nn.Module) -> None:
         Error: The module has such a parameter or buffer; the message names it.
     """
     for name, weight in (*module.named_parameters(), *module.named_buffers()):
-        if is_lazy(weight):
-            continue
         refuse_sparse(weight, f"the weight {name}")
         if weight.is_floating_point():  # others are compiled in
             refuse_empty(weight, f"the weight {name}")
