@@ -128,7 +128,7 @@ def _advice(
     place: str, name: str, known: Iterable[str], way: str = "", cutoff: float = 0.6
 ) -> str:
     """Say what to write for an unknown name: its hint, or `way`, or the nearest."""
-    by_key = {one.lower(): one for one in known}
+    by_key = {known_name.lower(): known_name for known_name in known}
     close = difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=cutoff)
     nearest = f"Did you mean {by_key[close[0]]!r}?" if close else ""
     return hint(place, name) or way or nearest
@@ -151,7 +151,7 @@ def unknown_attribute(
         AttributeError("module 'ipufit' has no attribute 'IpuConfig'. Did you mean ...
     """
     is_private = name.startswith("_")
-    public = [one for one in known if not (is_private or one.startswith("_"))]
+    public = [n for n in known if not (is_private or n.startswith("_"))]
     advice = _advice(place, name, public, f"Write {way}." if way else "", cutoff=0.8)
     end = f". {advice}" if advice else ""
     return AttributeError(f"{what} has no attribute {name!r}{end}")
@@ -264,8 +264,6 @@ def refuse_foreign(
     raise ConfigError(f"{what} has {kind.__name__} of {origin}. Use {name}{instead}.")
 
 
-TRACEBACK = "IPUFIT_TRACEBACK"
-
 _NO_PLACE = ("ipufit", "contextlib", "functools", "torch")
 """Packages to whose code no warning points."""
 
@@ -291,7 +289,7 @@ def _package(frame: FrameType) -> str:
 def _is_library(path: str, package: str = "") -> bool:
     """Return whether a source file is of torch, PopTorch, ipufit or Python itself."""
     modules = filter(None, map(sys.modules.get, _LIBRARIES))
-    folders = tuple(f"{root}{os.sep}" for one in modules for root in one.__path__)
+    folders = tuple(f"{root}{os.sep}" for m in modules for root in m.__path__)
     if package in _LIBRARIES or path.startswith(folders):
         return True
     return path.startswith(_STANDARD) and "-packages" not in path
@@ -304,7 +302,7 @@ def shorten_traceback(error: BaseException) -> None:
     cause, which isn't shown then, and remains as `__context__`.
     `IPUFIT_TRACEBACK=full` leaves all frames.
     """
-    if os.environ.get(TRACEBACK) != "full":
+    if os.environ.get("IPUFIT_TRACEBACK") != "full":
         head = error.__traceback__  # of the caller
         _shorten(error, set())
         if head is not None and head is not error.__traceback__:

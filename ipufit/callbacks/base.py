@@ -507,15 +507,13 @@ class CallbackList(Callback):
         if state is None or set(state) == set(saved):
             return saved
         now = {key: c for key, c in saved.items() if _has_state(c)}
-        names = {callback.state_name for callback in now.values()}
+        names = {*map(_name_in, now)}
         before = [
             key
             for key in sorted(state, key=_position)
-            if state[key] or key.partition(":")[2] in names
+            if state[key] or _name_in(key) in names
         ]
-        if [key.partition(":")[2] for key in before] != [
-            callback.state_name for callback in now.values()
-        ]:
+        if [*map(_name_in, before)] != [*map(_name_in, now)]:
             _refuse_callbacks(before, list(now))
         return dict(zip(before, now.values()))
 
@@ -548,6 +546,10 @@ def _has_state(callback: Callback) -> bool:
     return is_own or bool(callback.saved_attributes)
 
 
+def _name_in(key: str) -> str:
+    return key.partition(":")[2]
+
+
 def _position(key: str) -> int:
     """Return the position in the key of a callback's state.
 
@@ -571,8 +573,8 @@ def _refuse_callbacks(before: list[str], now: list[str]) -> None:
     """
     missing: list[str] = []
     new: list[str] = []
-    old, own = ([key.partition(":")[2] for key in keys] for keys in (before, now))
-    changes = difflib.SequenceMatcher(None, old, own, autojunk=False).get_opcodes()
+    names = [*map(_name_in, before)], [*map(_name_in, now)]
+    changes = difflib.SequenceMatcher(None, *names, autojunk=False).get_opcodes()
     for change, begin, end, new_begin, new_end in changes:
         if change != "equal":
             missing += map(_numbered, before[begin:end])
@@ -589,8 +591,7 @@ def _refuse_callbacks(before: list[str], now: list[str]) -> None:
 
 
 def _numbered(key: str) -> str:
-    number, _, name = key.partition(":")
-    return f"{name} (number {number})"
+    return f"{_name_in(key)} (number {_position(key)})"
 
 
 def _hears_every(callback: Callback) -> int | None:

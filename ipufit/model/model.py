@@ -2581,12 +2581,10 @@ class IPUModel:
         Raises:
             ConfigError: The replicas don't divide the batch size.
         """
-        given = training, batch_size, steps, self.config.micro_batch_size
+        settings = training, batch_size, steps, self.config.micro_batch_size
+        is_default = all(x is None for x in (*settings, source.structure.rows))
         copies = self.config.num_inference_replicas * self.config.process.count
-        if (
-            all(one is None for one in (*given, source.structure.rows))
-            and source.num_samples == (self._trained_rows or 0) * copies
-        ):
+        if is_default and source.num_samples == (self._trained_rows or 0) * copies:
             batch_size = source.num_samples  # one batch of `fit`: a graph, or its nodes
         sets = source, *beside
         asked = [
@@ -3188,9 +3186,10 @@ def _names_in_logs(
 ) -> set[str]:
     """Return the names of an epoch's logs; arguments as in the check of names."""
     losses = {name for name in names if name.endswith("_loss")}  # of several outputs
-    return {*names}.union(
-        *({f"val_{prefix}{name}" for name in own | losses} for prefix, own in validated)
-    )
+    return {
+        *names,
+        *(f"val_{part}{name}" for part, seen in validated for name in seen | losses),
+    }
 
 
 def _refuse_names_of_validation(

@@ -1124,13 +1124,13 @@ class Optimization:
     def paused(self) -> Iterator[None]:
         """Let another run train: the schedules of a fit go on after it."""
         begun, size, ramp = self.num_updates, self._batch_size, self._ramp_in_updates
-        kept = [(setter, setter.position()) for setter in self._setters]
+        positions = [(setter, setter.position()) for setter in self._setters]
         try:
             yield
         finally:
             self.scale_to(size)
             self._ramp_in_updates = ramp
-            for setter, position in kept:
+            for setter, position in positions:
                 setter.go_on(position, self.num_updates - begun)
 
     def note(self, line: str) -> None:
