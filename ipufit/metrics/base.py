@@ -878,8 +878,10 @@ _LOSSES_OF_ELEMENTS = frozenset(
 )
 _OF_ELEMENTS = _LOSSES_OF_ELEMENTS.union(
     """
-    divide floor_divide gaussian_nll_loss greater greater_equal isclose less less_equal
-    multiply not_equal subtract
+    arctan2 broadcast_tensors complex cosine_similarity dist divide floor_divide
+    gaussian_nll_loss greater greater_equal isclose less less_equal masked_select
+    multiply not_equal pairwise_distance polar special_gammainc special_gammaincc
+    special_xlogy subtract
     """.split()  # noqa: SIM905
 )
 """Functions that torch's table doesn't list as pointwise."""

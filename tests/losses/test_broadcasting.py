@@ -40,6 +40,19 @@ def weighted_by_targets(outputs, targets):
     return ((1 - outputs) ** 2 * targets / (1 + targets.exp())).mean()
 
 
+def of_distance(outputs, targets):
+    return torch.dist(outputs, targets)
+
+
+def of_angles(outputs, targets):
+    return torch.arctan2(*torch.broadcast_tensors(outputs, targets)).mean()
+
+
+def of_likelihood(outputs, targets):
+    normal = torch.distributions.Normal(outputs, 1.0, validate_args=False)
+    return -normal.log_prob(targets).mean()
+
+
 class Callable:
     def __call__(self, outputs, targets):
         return F.huber_loss(outputs, targets)
@@ -54,7 +67,10 @@ FUNCTIONS = [
     Callable(),
     difference,
     keras_difference,
+    of_angles,
     of_columns,
+    of_distance,
+    of_likelihood,
     pinball,
     weighted_by_targets,
     functools.partial(F.smooth_l1_loss, beta=0.5),
