@@ -30,6 +30,7 @@ from ipufit.errors import (
     IpufitWarning,
     UnsupportedError,
     do_all,
+    suggesting,
     warn,
 )
 from ipufit.state import EVICTED
@@ -109,6 +110,7 @@ class ModelCheckpoint(MonitorCallback):
         "last_update": whole,
     }
 
+    @suggesting
     def __init__(
         self,
         filepath: str | os.PathLike[str],
@@ -156,7 +158,7 @@ class ModelCheckpoint(MonitorCallback):
         """Reset for a new run; the best value stays."""
         super().on_train_begin(logs)
         if self.run.names is not None:
-            self._path({**dict.fromkeys(self._known_fields(), 0.0), "epoch": 1})
+            self._path({**self._known_fields(), "epoch": 1})
         if self.store is not None and self.mode == "auto":
             self.store.mode = direction_of(self.monitor, self.run.directions)
         self._saved_at = monotonic()
@@ -169,13 +171,14 @@ class ModelCheckpoint(MonitorCallback):
         """Whether the callback does nothing without its metric."""
         return self.save_best_only and super().needs_metric
 
-    def _known_fields(self) -> set[str]:
+    def _known_fields(self) -> dict[str, float]:
         names = {*(self.run.names or ())}
         if "{learning_rate" in self.filepath:  # perhaps another callback adds it
             names.add("learning_rate")
         if self.save_freq == "epoch" and self.save_seconds is None:
-            return names
-        return {"batch", *(name for name in names if not name.startswith("val_"))}
+            return dict.fromkeys(names, 0.0)
+        of_training = (name for name in names if not name.startswith("val_"))
+        return {**dict.fromkeys(of_training, 0.0), "batch": 1}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Reset the count of the epoch's updates."""
@@ -381,6 +384,7 @@ class BackupAndRestore(Callback):
     resumes = True
     reads_batch_logs = False
 
+    @suggesting
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],

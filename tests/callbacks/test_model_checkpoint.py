@@ -63,6 +63,12 @@ def test_a_call_of_several_updates_is_saved_once():
     assert names == ["e1-b3", "e1-b6", "e2-b3", "e2-b6"]
 
 
+def test_the_number_of_an_update_may_have_zeros_before_it():
+    checkpoint = ModelCheckpoint("{epoch:02d}-{batch:04d}-{loss:.0f}", save_freq=2)
+    compiled().fit(*batch(), batch_size=4, verbose=0, callbacks=checkpoint)
+    assert {path.stem[:7] for path in Path().iterdir()} == {"01-0002", "01-0004"}
+
+
 def test_it_is_written_when_every_callback_has_heard():
     class Counting(Callback):
         saved_attributes = ("epochs",)
