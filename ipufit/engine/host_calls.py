@@ -33,6 +33,7 @@ from ipufit.engine.objective import (
     Inferred,
     Objective,
     named_outputs,
+    only,
     sum_instead_of_mean,
 )
 from ipufit.engine.precision import change_types
@@ -281,7 +282,7 @@ def refuse_outputs_of_training(
     structure: SampleStructure,
     example: Sequence[Tensor],
 ) -> None:
-    """Refuse losses of outputs that the module only returns in training.
+    """Refuse losses that fail for the outputs of eval mode, if they are fewer or more.
 
     Args:
         module: The user's module.
@@ -292,7 +293,7 @@ def refuse_outputs_of_training(
     Raises:
         UnsupportedError: There is such a loss.
     """
-    names = []
+    names, failures = [], []
     for training in (True, False):
         size = output_size(
             *(module, Inferred(False), structure, example, 2), training=training
@@ -305,20 +306,55 @@ def refuse_outputs_of_training(
         names.append(
             [str(name) for name, value in outputs.items() if value is not None]
         )
+        failures.append(_failure_of_losses(objective, size.outputs, structure, example))
     trained, evaluated = names
     missing = [
         name
         for name in objective.names_of_losses(trained)
         if name not in evaluated and (name != trained[0] or len(evaluated) != 1)
     ]
-    if missing and len(evaluated) < len(trained):
+    reason = f"an evaluation can't compute the loss of {', '.join(missing)}"
+    if not missing or len(evaluated) > len(trained):
+        reason = "" if failures[0] else failures[1]
+    if reason and len(evaluated) != len(trained):
         raise UnsupportedError(
             f"The module returns {len(trained)} outputs in training "
-            f"({', '.join(trained)}), and in eval mode {len(evaluated)}: an evaluation "
-            f"can't compute the loss of {', '.join(missing)}. Return the same outputs "
-            "in both modes; or compile with step= and validation_step= in place of "
-            "the losses, functions that compute the loss of each mode."
+            f"({', '.join(trained)}), and in eval mode {len(evaluated)}: "
+            f"{reason.rstrip('.')}. Return the same outputs in both modes; or compile "
+            "with step= and validation_step= in place of the losses, functions that "
+            "compute the loss of each mode."
         )
+
+
+class _RowsNoted(TorchFunctionMode):
+    """Notes whether a row is taken out of a tensor, as if it were several outputs."""
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._outputs, self.has_taken = only(outputs), False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in (Tensor.unbind, Tensor.__getitem__) and args[0] is self._outputs:
+            self.has_taken |= len(args) == 1 or type(args[1]) is int
+        return func(*args, **(kwargs or {}))
+
+
+def _failure_of_losses(
+    objective: Objective,
+    outputs: Any,
+    structure: SampleStructure,
+    example: Sequence[Tensor],
+) -> str:
+    """Return why the losses can't be computed of outputs; empty if they can."""
+    labels = structure.labels(_first_as_zeros(example, 2))
+    with _trial_calls(), torch.no_grad(), _RowsNoted(outputs) as rows:
+        try:
+            objective.loss_terms(outputs, labels, 2)
+        except Exception as error:  # noqa: BLE001 - a user's code may raise anything
+            return str(error)
+    return "the loss takes outputs apart that aren't several" if rows.has_taken else ""
 
 
 @contextlib.contextmanager

@@ -2673,9 +2673,10 @@ class IPUModel:
         )
         _require_targets(source, settings.objective, *words)
         structure, compared = source.structure, self._compared_modes
-        has_several = len(settings.objective.losses) > 1
-        has_several = has_several or structure.targets.num_leaves > 1
-        if has_several and structure not in compared:
+        losses = [loss for _, loss in settings.objective.losses]
+        are_several = len(losses) > 1 or structure.targets.num_leaves > 1
+        is_unsure = are_several or any(loss.is_function for loss in losses)
+        if is_unsure and structure not in compared:
             host_calls.refuse_outputs_of_training(
                 self.module, settings.objective, structure, source.example(2)
             )

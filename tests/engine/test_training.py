@@ -323,6 +323,47 @@ def test_a_loss_of_an_output_that_only_training_has_is_refused(form, run, is_one
         assert torch.equal(value, before[name])
 
 
+def loss_of_pair(outputs, targets):
+    loss = nn.functional.cross_entropy
+    return loss(outputs[0], targets) + 0.3 * loss(outputs[1], targets)
+
+
+def loss_of_names(outputs, targets):
+    return loss_of_pair((outputs["out"], outputs["aux"]), targets)
+
+
+def errors_of_pair(outputs, targets):
+    targets = nn.functional.one_hot(targets, 4)
+    return sum((out - targets).square().mean() for out in outputs)
+
+
+def errors_of_either(outputs, targets):
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return errors_of_pair(outputs, targets)
+
+
+@pytest.mark.parametrize("run", ["fit", "evaluate"])
+@pytest.mark.parametrize(
+    ("form", "loss"),
+    [("tuple", loss_of_pair), ("tuple", errors_of_pair), ("dict", loss_of_names)],
+)
+def test_a_function_that_takes_outputs_of_training_alone_is_refused(form, loss, run):
+    model, (x, y) = IPUModel(Auxiliary(form)), reference.samples(64)
+    model.compile("sgd", loss)
+    more = {"validation_data": (x, y)} if run == "fit" else {}
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=r"2 outputs in .* eval mode 1: "):
+            getattr(model, run)(x, y, verbose=0, **more)
+
+
+def test_a_function_of_the_outputs_of_either_mode_is_evaluated():
+    model, (x, y) = IPUModel(Auxiliary("tuple")), reference.samples(64)
+    model.compile("sgd", errors_of_either)
+    model.fit(x, y, validation_data=(x, y), verbose=0)
+    loss = errors_of_either(model.module.eval()(x), y).item()
+    assert model.evaluate(x, y, verbose=0)["loss"] == pytest.approx(loss)
+
+
 def test_a_loss_of_the_output_that_both_modes_have_is_evaluated():
     model, (x, y) = IPUModel(Auxiliary("tuple")), reference.samples(64)
     model.compile("sgd", ["cross_entropy", None])
