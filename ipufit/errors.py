@@ -354,6 +354,8 @@ def _shorten(error: BaseException, seen: set[int]) -> list[TracebackType]:
         if is_first and is_explained and words and words in str(error):
             users += [entry for entry in users_of_other if entry not in users]
             error.__cause__, error.__context__ = None, other
+        elif not users_of_other:
+            other.__traceback__ = None  # its text is enough
     shown = users or ours[-1:]
     for entry in shown:
         entry.tb_next = None

@@ -177,6 +177,31 @@ def test_an_error_keeps_the_users_own_cause():
     assert not any("site-packages" in line for line in lines)
 
 
+def test_causes_that_have_no_line_of_the_user_s_show_no_frames():
+    class Retrying(ipufit.Callback):
+        def on_epoch_end(self, epoch, logs):
+            try:
+                self.model.evaluate(X, Y[:3], verbose=0)
+            except DataError:
+                self.model.predict(X[:, 1:], verbose=0)
+
+    with pytest.raises(DataError) as caught:
+        fit(callbacks=[Retrying()])()
+    _, lines = shown(caught.value)
+    assert "RuntimeError: mat1 and mat2" in "".join(lines)
+    assert sum(" File " in line and __file__ not in line for line in lines) <= (
+        2 * (sys.version_info < (3, 11))
+    )
+
+    with pytest.raises(ipufit.FileError) as caught:
+        compiled().save("/proc/none/run")
+    _, lines = shown(caught.value)
+    assert sum(" File " in line and "ipufit" in line for line in lines) <= (
+        2 + (sys.version_info < (3, 11))
+    )
+    assert isinstance(caught.value.__cause__, OSError)
+
+
 def raise_anew(error):
     raise ConfigError(str(error)).with_traceback(error.__traceback__) from error
 
