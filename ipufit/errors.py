@@ -250,10 +250,12 @@ def refuse_foreign(
         >>> refuse_foreign("loss", print, "a loss of torch")
     """
     kind = value if hasattr(value, "__name__") else type(value)
-    homes = {str(base.__module__) for base in getattr(kind, "__mro__", [kind])}
+    bases = getattr(kind, "__mro__", [kind])
+    homes = {str(base.__module__) for base in bases}
     is_of_sklearn = str(kind.__module__).startswith("sklearn.")
     is_of_keras = not {home.partition(".")[0] for home in homes}.isdisjoint(_KERAS)
-    if not (is_of_keras or is_of_sklearn):
+    is_torchs = any(base.__name__ == "TorchModuleWrapper" for base in bases)
+    if is_torchs or not (is_of_keras or is_of_sklearn):
         return
     origin = "scikit-learn, which computes in NumPy, and programs compute in torch"
     if is_of_keras:

@@ -116,5 +116,7 @@ def test_subclasses_models_and_callbacks_of_keras_are_refused():
         model.compile("sgd", Overriding())
     with pytest.raises(ConfigError, match="Dense of Keras"):
         IPUModel(keras.layers.Dense(1))
+    module = keras.layers.TorchModuleWrapper(torch.nn.Linear(X.shape[1], 1))
+    assert IPUModel(module).predict(X, verbose=0).shape == (len(X), 1)  # it is torch's
     with pytest.raises(ConfigError, match=r"EarlyStopping of Keras.*in ipufit"):
         model.predict(X, callbacks=[keras.callbacks.EarlyStopping()])
