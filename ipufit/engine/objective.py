@@ -802,6 +802,7 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
         targets = shapes_of(part.target)
         is_key = isinstance(error, KeyError)
         advice, cause = "", f"there is no {error}" if is_key else str(error)
+        are_classes = any(words in cause for words in ("type Long but", "to be Long"))
         if isinstance(part.target, dict) and "'dict' object" in str(error):
             names = list(part.target)
             advice = (
@@ -811,8 +812,7 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
             )
         elif "out of bounds" in str(error):
             advice = ". Classes begin at 0, and a target of -100 doesn't count."
-        elif "bool" in targets or "class probabilities" in str(error):
-            are_classes = any(w in str(error) for w in ("type Long but", "to be Long"))
+        elif are_classes or "bool" in targets or "class probabilities" in cause:
             way, kind = ("long", "int64") if are_classes else ("float", "float32")
             advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
         raise DataError(

@@ -136,9 +136,13 @@ def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
         raise
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         name = getattr(step, "__qualname__", type(step).__name__)
+        layer, inputs = _layer_of(error, module), batch
+        if isinstance(batch, tuple):
+            inputs = batch[0]
+        leaves = Structure.of_outputs(inputs).flatten(inputs) if layer else ()
         raise DataError(
-            f"{name} failed with {shape_of_batch(batch)}{_layer_of(error, module)}: "
-            f"{error}"
+            f"{name} failed with {shape_of_batch(batch)}{layer}: "
+            f"{error}{_conversion(error, leaves)}"
         ) from error
 
 
@@ -268,18 +272,25 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         dims = {one.dim() for one in flat if isinstance(one, Tensor)}
         # As of one sample, or of one image: its first dimension was taken for samples.
         hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE
-        types = {one.dtype for one in flat if isinstance(one, Tensor)}
         if "'indices' to have" in str(error):
             hint = '. Convert them: x.long(), or x.astype("int64").'
-        elif any(word in str(error) for kind in types for word in _WHOLE.get(kind, ())):
-            hint = (
-                ". Convert whole numbers for layers of floats, at the beginning of "
-                "forward: x.float(), or x.float() / 255 for images of uint8."
-            )
+        else:
+            hint = _conversion(error, flat) or hint
         raise DataError(
             f"{name} failed with inputs of {shapes_of(inputs)}"
             f"{_layer_of(error, module)}: {error}{hint}"
         ) from error
+
+
+def _conversion(error: Exception, leaves: Sequence[Any]) -> str:
+    """Say how to convert inputs of whole numbers, if an error is about their type."""
+    types = {one.dtype for one in leaves if isinstance(one, Tensor)}
+    if any(word in str(error) for kind in types for word in _WHOLE.get(kind, ())):
+        return (
+            ". Convert whole numbers for layers of floats, at the beginning of "
+            "forward: x.float(), or x.float() / 255 for images of uint8."
+        )
+    return ""
 
 
 def _layer_of(error: Exception, module: torch.nn.Module) -> str:
