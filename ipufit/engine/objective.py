@@ -482,6 +482,11 @@ class Objective:
         indices = [loss.ignored for _, loss in self.losses if not loss.is_sum]
         return tuple(sorted(set().union(*indices)))
 
+    def ignore_as(self, traced: Objective) -> None:
+        """Take over the indices that the same functions ignored in a trace."""
+        for (_, loss), (_, other) in zip(self.losses, traced.losses):
+            loss.indices.update(other.indices)
+
     @property
     def modules(self) -> list[torch.nn.Module]:
         """Losses that are modules, for their buffers."""

@@ -326,6 +326,8 @@ class Executors:
             change = program.baked_in.changed()
             if change is None:
                 kept.append(program)
+                if objective is not None:
+                    objective.ignore_as(program.step.objective)
             else:
                 self._news.append(f"Compiling anew: {describe_change(change)}")
                 if program is self._trainer:

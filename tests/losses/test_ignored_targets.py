@@ -369,6 +369,32 @@ def test_a_metric_with_an_index_of_its_own_keeps_it():
     assert found == pytest.approx(expected.item(), rel=1e-5)
 
 
+class NumCounted(ipufit.StreamedMetric):
+    ignore_index = -100
+
+    def __init__(self):
+        super().__init__("counted")
+        self.reset()
+
+    def update(self, outputs, targets, weights=None):
+        self.count += int(targets.ne(-100).sum())
+
+    def result(self):
+        return float(self.count)
+
+    def reset(self):
+        self.count = 0
+
+
+def test_metrics_of_a_program_that_is_kept_ignore_what_its_function_ignores():
+    x, y = torch.ones(8, FEATURES), torch.tensor([0, 255] * 4)
+    model, loss = ipufit.IPUModel(Tagger()), of_a_closure(255)
+    for _ in range(2):  # the second uses the first one's program
+        model.compile("sgd", loss, metrics=[NumCounted()])
+        history = model.fit(x, y, batch_size=2, verbose=0)
+        assert history.history["counted"] == [4.0]
+
+
 class Heads(nn.Module):
     def __init__(self):
         super().__init__()
