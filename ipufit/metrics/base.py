@@ -63,7 +63,14 @@ def _refuse_keras_words(kind: type) -> None:
         )
 
 
-_TARGETS = {"label", "labels", "target", "targets", "true", "truth", "y_true"}
+_OUTPUT_WORDS = (
+    "forecast hat logits out output outputs pred predicted prediction predictions "
+    "preds proba recon reconstructed reconstruction scores student yhat ypred"
+)
+_TARGET_WORDS = (
+    "actual actuals expected gt label labels ref reference target targets teacher "
+    "tgt true truth ytrue"
+)
 
 
 def _check_name(metric: object, name: object) -> None:
@@ -256,7 +263,8 @@ class FunctionMetric(Metric):
 def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a function of outputs and targets, in this order, as torch has it.
 
-    Keras has the other order. The name of the first parameter says which is meant.
+    Keras has the other order. The parameters' names say which is meant: one that is
+    clear decides, and without one, or with two of a kind, it is torch's.
 
     Example:
         >>> def pinball(y_true, y_pred):
@@ -271,13 +279,25 @@ def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
     if not callable(function):
         raise ConfigError(f"{function!r} is no function of outputs and targets.")
     try:
-        names = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of torch's functions in C++: outputs come first
         return function
-    if len(names) < 2 or names[0] not in _TARGETS or names[1] in _TARGETS:
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    names = [parameter.name for parameter in parameters if parameter.kind in positional]
+    if len(names) < 2 or _target_rank(names[0]) <= _target_rank(names[1]):
         return function
-
     return functools.partial(_with_targets_first, function)
+
+
+def _target_rank(name: str) -> int:
+    """Rank the name of a parameter: -1 means outputs, 1 targets, 0 neither or both."""
+    words = set(name.lower().split("_"))
+    return bool(words.intersection(_TARGET_WORDS.split())) - bool(
+        words.intersection(_OUTPUT_WORDS.split())
+    )
 
 
 def _with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:

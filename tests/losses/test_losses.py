@@ -653,6 +653,42 @@ def test_parameters_names_say_which_order_a_loss_and_a_metric_have():
     assert curves[0] == curves[1]
 
 
+ORDERS = {
+    "y, y_hat": -100,
+    "y, pred": -100,
+    "gt, x": -100,
+    "actual, predicted": -100,
+    "expected, y": -100,
+    "labels_true, labels_pred": -100,
+    "x, x_recon, mask=None": -100,
+    "Y_True, b": -100,
+    "y_hat, y": 100,
+    "a, b": 100,
+    "x, y": 100,
+    "y, x": 100,
+    "y, t": 100,
+    "logits, probabilities": 100,
+    "outputs, teacher_logits": 100,
+    "student, teacher": 100,
+    "label, target": 100,
+    "output, *pred": 100,
+}
+
+
+@pytest.mark.parametrize(("names", "difference"), ORDERS.items())
+def test_one_clear_name_of_two_decides(names, difference):
+    first, second = (name.strip("* ") for name in names.split(",")[:2])
+    values = f"{first} - {second}" + "[0]" * ("*" in names)
+    function = eval(f"lambda {names}: ({values}).mean()")
+    model = IPUModel(torch.nn.Linear(NUM_FEATURES, 1))
+    with torch.no_grad():
+        model.module.weight.zero_()
+        model.module.bias.fill_(100.0)
+    model.compile("sgd", function, metrics=[function])
+    values = model.evaluate(torch.randn(4, NUM_FEATURES), torch.zeros(4, 1), verbose=0)
+    assert set(values.values()) == {difference}
+
+
 def test_a_loss_module_that_takes_targets_first_is_refused():
     model = IPUModel(torch.nn.Linear(NUM_FEATURES, 1))
     with pytest.raises(ConfigError, match=r"KerasPinball\.forward takes the targets"):
