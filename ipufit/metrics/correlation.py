@@ -6,12 +6,20 @@ With several numbers per sample, each has a value of its own; the metric is thei
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .base import CollectingMetric, Metric, elements, is_binary, weighed
+from .base import (
+    CollectingMetric,
+    Metric,
+    elements,
+    is_binary,
+    one_hot,
+    weighed,
+    zeros_like,
+)
 from .streamed import kept_rows
 
 __all__ = [
@@ -21,88 +29,103 @@ __all__ = [
     "SpearmanCorrelation",
 ]
 
-# Sums of numbers and of their products, exact enough for variances. If numbers are far
-# from 0, a variance is the small difference of large sums. So the numbers of each batch
-# are centred around a value of few digits, whose products are exact. Each sum is split
-# into limbs: multiples of fixed powers of 2. They have so few digits that adding
-# batches in float32 on a device rounds nothing.
+# Sums of numbers and of their products, exact enough for variances at any scale. If
+# numbers are far from 0, a variance is the small difference of large sums. So the
+# numbers of each batch are centered around a value of few digits, whose products are
+# exact. Each sum is split into limbs: multiples of fixed powers of 2. They have so few
+# digits that adding batches in float32 on a device rounds nothing. A power of 2 brings
+# the numbers of a batch near 1 first, so that no square overflows or vanishes, and each
+# power has limbs of its own.
 
-LIMBS = tuple(2.0**exponent for exponent in (36, 24, 12, 0, -12, -24))
-"""Units: the limbs of a sum are multiples of these, and one more is the rest."""
-NUM_LIMBS = len(LIMBS) + 1
+POWERS = (64, 0, -64)
+"""Numbers up to 2**-32, up to 2**32 and above are multiplied by 2 to these powers."""
+UNITS = tuple(2.0**exponent for exponent in range(84, -109, -12))
+"""The limbs of a sum are multiples of these."""
 
 
-def centred(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a number near the mean of each column, and the differences from it.
+class Centered(NamedTuple):
+    """Numbers of a batch as a center and the differences from it, both scaled.
+
+    Attributes:
+        center: `[K]`, near the means, with so few digits that their products are exact.
+        away: `[N, K]`: the numbers minus their center.
+        place: `[K]`: the index in `POWERS` of the power that scaled them.
+    """
+
+    center: Tensor
+    away: Tensor
+    place: Tensor
+
+
+def centered(values: Tensor, weights: Tensor) -> Centered:
+    """Scale the columns of numbers, and split them into a center and differences.
 
     Args:
         values: `[N, K]`, float32.
         weights: `[N, K]`.
 
-    Returns:
-        The numbers `[K]`, of so few digits that their products are exact, and the
-        differences `[N, K]`.
-
     Example:
-        >>> centre, away = centred(torch.tensor([[1001.0], [1003.0]]), torch.ones(2, 1))
-        >>> centre, away.tolist()
-        (tensor([1000.]), [[1.0], [3.0]])
+        >>> x = centered(torch.tensor([[1001.0], [1003.0]]), torch.ones(2, 1))
+        >>> x.center, x.away.tolist(), x.place
+        (tensor([1000.]), [[1.0], [3.0]], tensor([1], dtype=torch.int32))
     """
-    total = weights.sum(dim=0)
-    mean = weighed(values, weights).sum(dim=0) / total.clamp(min=1e-30)
-    centre = _few_digits(mean)
-    return centre, values - centre
+    largest = values.abs().amax(dim=0)
+    is_small, is_large = largest.lt(2.0**-32), largest.gt(2.0**32)
+    factor = torch.ones_like(largest)
+    factor = torch.where(is_small, factor * 2.0 ** POWERS[0], factor)
+    factor = torch.where(is_large, factor * 2.0 ** POWERS[2], factor)
+    place = 1 - is_small.to(torch.int32) + is_large.to(torch.int32)
+    values, sizes = values * factor, weights.abs()
+    total = sizes.sum(dim=0).clamp(min=1e-30)
+    center = _few_digits(weighed(values, sizes).sum(dim=0) / total)
+    return Centered(center, values - center, place)
 
 
-def product_limbs(
-    x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor], weights: Tensor
-) -> Tensor:
-    """Return the sum of the weighted products `x * y`, in limbs.
+def sum_limbs(x: Centered, weights: Tensor) -> Tensor:
+    """Return the sum of weighted numbers, in limbs.
 
     Args:
-        x: Result of `centred`.
-        y: Result of `centred` for the same or other values.
+        x: The numbers.
         weights: `[N, K]`.
 
     Returns:
-        `[NUM_LIMBS, K]`.
+        `[3 * len(UNITS), K]`: the limbs stand in the rows of their power, others are 0.
 
     Example:
         >>> weights = torch.ones(2, 1)
-        >>> x = centred(torch.tensor([[1001.0], [1003.0]]), weights)
-        >>> product_limbs(x, x, weights).sum()
-        tensor(2008010.)
-    """
-    (x_centre, x_away), (y_centre, y_away) = x, y
-    return torch.stack(
-        [
-            _limbs(_exact(weights.sum(dim=0), x_centre * y_centre)),
-            _limbs(_exact(weighed(y_away, weights).sum(dim=0), x_centre)),
-            _limbs(_exact(weighed(x_away, weights).sum(dim=0), y_centre)),
-            _limbs([weighed(x_away * y_away, weights).sum(dim=0)]),
-        ]
-    ).sum(dim=0)
-
-
-def sum_limbs(x: tuple[Tensor, Tensor], weights: Tensor) -> Tensor:
-    """Return the sum of weighted values, in limbs.
-
-    Args:
-        x: Result of `centred`.
-        weights: `[N, K]`.
-
-    Returns:
-        `[NUM_LIMBS, K]`.
-
-    Example:
-        >>> weights = torch.ones(2, 1)
-        >>> x = centred(torch.tensor([[1001.0], [1003.0]]), weights)
+        >>> x = centered(torch.tensor([[1001.0], [1003.0]]), weights)
         >>> sum_limbs(x, weights).sum()
         tensor(2004.)
     """
-    centre, away = x
-    terms = _exact(weights.sum(dim=0), centre)
-    return _limbs([*terms, weighed(away, weights).sum(dim=0)])
+    terms = _exact(weights.sum(dim=0), x.center)
+    return _limbs([*terms, weighed(x.away, weights).sum(dim=0)], x.place, 3)
+
+
+def product_limbs(x: Centered, y: Centered, weights: Tensor) -> Tensor:
+    """Return the sum of the weighted products `x * y`, in limbs.
+
+    Args:
+        x: The numbers.
+        y: The same or other numbers.
+        weights: `[N, K]`.
+
+    Returns:
+        `[5 * len(UNITS), K]`: the limbs stand in the rows of the product of both
+        powers.
+
+    Example:
+        >>> weights = torch.ones(2, 1)
+        >>> x = centered(torch.tensor([[1001.0], [1003.0]]), weights)
+        >>> product_limbs(x, x, weights).sum()
+        tensor(2008010.)
+    """
+    terms = [
+        *_exact(weights.sum(dim=0), x.center * y.center),
+        *_exact(weighed(y.away, weights).sum(dim=0), x.center),
+        *_exact(weighed(x.away, weights).sum(dim=0), y.center),
+        weighed(x.away * y.away, weights).sum(dim=0),
+    ]
+    return _limbs(terms, x.place + y.place, 5)
 
 
 def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
@@ -132,17 +155,20 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
 def _exact(factor: Tensor, short: Tensor) -> list[Tensor]:
     """Split a product into exact terms; `short` has at most 16 binary digits."""
     head = _few_digits(factor)
-    return [head * short, (factor - head) * short]
+    middle = _few_digits(factor - head)
+    return [head * short, middle * short, (factor - head - middle) * short]
 
 
-def _limbs(terms: list[Tensor]) -> Tensor:
-    """Split terms into multiples of each of `LIMBS` and the rest, and sum each."""
+def _limbs(terms: list[Tensor], place: Tensor, num_places: int) -> Tensor:
+    """Split terms into multiples of each of `UNITS`, and sum each."""
     limbs, rests = [], torch.stack(terms)
-    for unit in LIMBS:
+    for unit in UNITS:
         limb = torch.round(rests.div(unit)).mul(unit)
         limbs.append(limb.sum(dim=0))
         rests = rests.sub(limb)
-    return torch.stack([*limbs, rests.sum(dim=0)])
+    is_here = one_hot(place, num_places).T.unsqueeze(1)  # [places, 1, K]
+    parts = torch.stack(limbs)  # [L, K]
+    return torch.where(is_here, parts, zeros_like(parts)).reshape(-1, parts.shape[1])
 
 
 def _few_digits(values: Tensor) -> Tensor:
@@ -151,7 +177,28 @@ def _few_digits(values: Tensor) -> Tensor:
     return large - (large - values)
 
 
-class R2Score(Metric):
+class _VarianceShare(Metric):
+    """Base of metrics of the errors' size beside the variance of the targets.
+
+    Args:
+        name: Key in logs.
+    """
+
+    direction = "max"
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Return sums of weights, and moments of targets and errors, per output."""
+        predicted, actual, counts = _columns(outputs, targets, weights)
+        columns = actual, actual - predicted
+        y, errors = (centered(column, counts) for column in columns)
+        return _packed(
+            counts,
+            *(sum_limbs(x, counts) for x in (y, errors)),
+            *(product_limbs(x, x, counts) for x in (y, errors)),
+        )
+
+
+class R2Score(_VarianceShare):
     """The share of the targets' variance that outputs explain.
 
     Args:
@@ -163,27 +210,20 @@ class R2Score(Metric):
         -0.5
     """
 
-    direction = "max"
-
     def __init__(self, name: str = "r2_score") -> None:
         super().__init__(name)
 
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return weight and squared-error sums, and moments of targets, per output."""
-        predicted, actual, counts = _columns(outputs, targets, weights)
-        y = centred(actual, counts)
-        errors = weighed(torch.square(predicted - actual), counts)
-        totals = torch.stack([counts, errors]).sum(dim=1)
-        limbs = [sum_limbs(y, counts), product_limbs(y, y, counts)]
-        return torch.cat([totals, *limbs]).reshape(-1)
-
     def result(self, sums: Tensor) -> float:
-        """Average over outputs; constant targets score 1 if predicted exactly, or 0."""
-        (count, errors), (y, yy) = _unpacked(sums, 2, 2)
+        """Average over outputs; constant targets score 1 if predicted exactly, or 0.
+
+        It is NaN of fewer than two samples.
+        """
+        rows, count, (y, _), (yy, errors) = _unpacked(sums, 2, 2)
+        count = count.masked_fill(rows.lt(2), float("nan"))
         return _mean_share(errors, comoment(y, y, yy, count), count)
 
 
-class ExplainedVariance(Metric):
+class ExplainedVariance(_VarianceShare):
     """The share of the targets' variance that vanishes when outputs are subtracted.
 
     It differs from `R2Score` in that a constant added to all outputs doesn't matter.
@@ -197,23 +237,12 @@ class ExplainedVariance(Metric):
         1.0
     """
 
-    direction = "max"
-
     def __init__(self, name: str = "explained_variance") -> None:
         super().__init__(name)
 
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return sums of weights, and moments of targets and errors, per output."""
-        predicted, actual, counts = _columns(outputs, targets, weights)
-        limbs = []
-        for values in (actual, actual - predicted):
-            x = centred(values, counts)
-            limbs += [sum_limbs(x, counts), product_limbs(x, x, counts)]
-        return torch.cat([counts.sum(dim=0, keepdim=True), *limbs]).reshape(-1)
-
     def result(self, sums: Tensor) -> float:
         """Average over outputs; constant targets score 1 or 0 as in `R2Score`."""
-        (count,), (y, yy, d, dd) = _unpacked(sums, 1, 4)
+        _, count, (y, d), (yy, dd) = _unpacked(sums, 2, 2)
         left = comoment(d, d, dd, count)
         return _mean_share(left, comoment(y, y, yy, count), count)
 
@@ -238,14 +267,17 @@ class PearsonCorrelation(Metric):
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return sums of weights, and moments of outputs and targets, per output."""
         predicted, actual, counts = _columns(outputs, targets, weights)
-        x, y = centred(predicted, counts), centred(actual, counts)
-        limbs = [sum_limbs(x, counts), sum_limbs(y, counts)]
-        limbs += [product_limbs(a, b, counts) for a, b in ((x, x), (y, y), (x, y))]
-        return torch.cat([counts.sum(dim=0, keepdim=True), *limbs]).reshape(-1)
+        x, y = (centered(part, counts) for part in (predicted, actual))
+        pairs = ((x, x), (y, y), (x, y))
+        return _packed(
+            counts,
+            *(sum_limbs(part, counts) for part in (x, y)),
+            *(product_limbs(*pair, counts) for pair in pairs),
+        )
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; NaN if outputs or targets are constant."""
-        (count,), (x, y, xx, yy, xy) = _unpacked(sums, 1, 5)
+        _, count, (x, y), (xx, yy, xy) = _unpacked(sums, 2, 3)
         spread = comoment(x, x, xx, count) * comoment(y, y, yy, count)
         # Not `comoment`: beside the spreads a small covariance is small, not noise.
         values = (xy - x * y / count) / torch.sqrt(spread)
@@ -295,27 +327,48 @@ class SpearmanCorrelation(CollectingMetric):
 def _columns(
     outputs: Tensor, targets: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Reshape outputs, targets and weights to `[N, K]`, without gradients."""
+    """Reshape outputs, targets and weights to `[N, K]`; rows of weight 0 become 0."""
     size = 1 if is_binary(outputs) else outputs.shape[-1]
     predicted, actual, counts = (
         part.detach().reshape(-1, size) for part in elements(outputs, targets, weights)
     )
-    return predicted, actual, counts
+    marks = counts.ne(0).to(torch.float32)
+    return weighed(predicted, marks), weighed(actual, marks), counts
+
+
+def _packed(counts: Tensor, *limbs: Tensor) -> Tensor:
+    """Join numbers of rows, and limbs of weights and other sums, into one vector."""
+    rows = counts.ne(0).to(torch.float32).sum(dim=0, keepdim=True)
+    unscaled = torch.ones_like(rows[0], dtype=torch.int32)
+    weights = _limbs([counts.sum(dim=0)], unscaled, 3)
+    return torch.cat([rows, weights, *limbs]).reshape(-1)
 
 
 def _unpacked(
-    sums: Tensor, num_totals: int, num_exact: int
-) -> tuple[Tensor, list[Tensor]]:
-    """Split sums into totals and limbs of exact sums, each `[K]`."""
-    rows = sums.to(torch.float64).reshape(num_totals + num_exact * NUM_LIMBS, -1)
-    limbs = rows[num_totals:].reshape(num_exact, NUM_LIMBS, -1)
-    return rows[:num_totals], list(limbs.sum(dim=1))
+    sums: Tensor, num_sums: int, num_products: int
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """Compute rows, weights, sums and sums of products, each `[K]`, from limbs."""
+    lengths = [3 * len(UNITS)] * (1 + num_sums) + [5 * len(UNITS)] * num_products
+    rows, *limbs = (
+        sums.to(torch.float64).reshape(1 + sum(lengths), -1).split([1, *lengths])
+    )
+    count, *moments = (
+        _total(part.reshape(-1, len(UNITS), part.shape[1])) for part in limbs
+    )
+    return rows[0], count, moments[:num_sums], moments[num_sums:]
+
+
+def _total(limbs: Tensor) -> Tensor:
+    """Add limbs `[places, L, K]` up, and undo their scaling."""
+    middle, step = len(limbs) // 2, POWERS[0] - POWERS[1]
+    powers = [2.0 ** (step * (place - middle)) for place in range(len(limbs))]
+    return torch.tensor(powers, dtype=torch.float64) @ limbs.sum(dim=1)
 
 
 def _mean_share(left: Tensor, whole: Tensor, count: Tensor) -> float:
     """Average `1 - left / whole`; where `whole` is 0, use 1 if `left` is 0, else 0."""
     nothing = left.eq(0).to(torch.float64)
-    shares = torch.where(whole.gt(0), left.div(whole).neg().add(1.0), nothing)
+    shares = torch.where(whole.ne(0), left.div(whole).neg().add(1.0), nothing)
     return float((shares + 0.0 / count).mean())  # NaN if nothing was counted
 
 

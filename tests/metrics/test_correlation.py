@@ -8,6 +8,8 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ipufit.errors import UnsupportedError
 from ipufit.metrics import (
@@ -57,13 +59,13 @@ DATA = [
     (300 + 0.1 * scores(8), 1e-3 * scores(8) - 1e-4 * NOISE),
 ]
 CASES = [
-    Case(kind.__name__, kind, *given, reference, tolerance=2e-4)
+    Case(kind.__name__, kind, *data, reference, tolerance=2e-4)
     for kind, reference in REFERENCES.items()
-    for given in DATA
+    for data in DATA
 ]
 RANKED = [
-    Case("spearman", SpearmanCorrelation, *given, spearman)
-    for given in [
+    Case("spearman", SpearmanCorrelation, *data, spearman)
+    for data in [
         *DATA[:5],
         (labels(10).float(), labels(11)),
         (labels(12, 2).float(), labels(13, 2)),
@@ -108,12 +110,42 @@ def test_numbers_far_from_0_lose_nothing_when_a_device_adds_up(kind, mean, sprea
     assert added_up(kind(), outputs, targets, 16) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("constant", [0.0, 2020.0, 1e6 / 3])
+@pytest.mark.parametrize("kind", REFERENCES)
+@given(
+    st.sampled_from([1e-20, 1e-9, 3e-5, 1.0, 1.7e9, 1e20]),
+    st.sampled_from([0.0, 1.0, -30.0]),
+    st.integers(1, 40),
+    st.integers(0, 99),
+)
+def test_any_scale_gives_the_references_value(kind, scale, mean, size, seed):
+    noise = torch.Generator().manual_seed(seed)
+    targets = scale * (mean + torch.randn(120, 2, generator=noise))
+    outputs = targets + 0.5 * scale * torch.randn(120, 2, generator=noise)
+    expected = REFERENCES[kind](outputs, targets, torch.ones(120))
+    assert added_up(kind(), outputs, targets, size) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [R2Score, ExplainedVariance])
+def test_weights_below_0_count_as_in_scikit_learn(kind):
+    targets, weights = 5 + scores(3), torch.ones(37)
+    weights[::5] = -0.3
+    outputs = targets + NOISE
+    expected = REFERENCES[kind](outputs, targets, weights)
+    assert figure(kind(), outputs, targets, weights, (4,)) == pytest.approx(expected)
+
+
+def test_a_single_sample_has_no_r2():
+    sample = torch.tensor([2.0])
+    assert np.isnan(figure(R2Score(), sample, sample))
+    assert figure(R2Score(), torch.zeros(2), torch.zeros(2)) == 1.0
+
+
+@pytest.mark.parametrize("constant", [0.0, 2020.0, 1e6 / 3, 1e-20, 1.7e9])
 @pytest.mark.parametrize("kind", [R2Score, ExplainedVariance])
 def test_constant_targets_are_met_or_not_as_in_scikit_learn(kind, constant):
     targets = torch.full((10,), constant)
     assert figure(kind(), targets, targets, None, (3,)) == 1.0
-    missed = targets + scores(0)[:10]
+    missed = targets + max(constant, 1.0) * scores(0)[:10]
     assert figure(kind(), missed, targets, None, (3,)) == 0.0
 
 
