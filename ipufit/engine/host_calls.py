@@ -349,7 +349,12 @@ def _failure_of_losses(
 ) -> str:
     """Return why the losses can't be computed of outputs; empty if they can."""
     labels = structure.labels(_first_as_zeros(example, 2))
-    with _trial_calls(), torch.no_grad(), _RowsNoted(outputs) as rows:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_trial_calls())
+        for module in objective.modules:  # which may change their buffers
+            stack.enter_context(_weights_replaced(module, torch.clone))
+        rows = stack.enter_context(_RowsNoted(outputs))
+        stack.enter_context(torch.no_grad())
         try:
             objective.loss_terms(outputs, labels, 2)
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything
