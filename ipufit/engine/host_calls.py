@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import warnings
 from collections import OrderedDict
@@ -414,13 +415,18 @@ def _zeros_like(tensor: Tensor) -> Tensor:
 
 
 def _ramp_like(tensor: Tensor, *, is_falling: bool) -> Tensor:
-    """Return numbers about 1, divided by the inputs of a layer, in little memory."""
+    """Return numbers about 1, divided by the inputs of a layer, in little memory.
+
+    Every second number of a parameter is negative, unless they fall.
+    """
     zeros = _zeros_like(tensor)
     if not zeros.is_floating_point():
         return zeros
     rows, *rest = zeros.shape or (1,)
     ramp = torch.linspace(0.5, 1.5, rows + 2)[1:-1] / max(math.prod(rest), 1)
     ramp = ramp.flip(0) if is_falling else ramp
+    if isinstance(tensor, torch.nn.Parameter) and not is_falling:
+        ramp[1::2] *= -1  # a penalty may be of negative units alone
     return ramp.reshape(zeros.shape[:1] + (1,) * len(rest)).expand(zeros.shape)
 
 
@@ -547,7 +553,7 @@ def refuse_own_sums(
         logged = ((f"The scalar {name!r}", float(v)) for name, v in scalars.items())
         return [*losses, *logged]
 
-    if _refuse_sums(partial(values, False), rows):  # 0 may be the sum of zeros
+    if _refuse_sums(partial(values, False), rows):  # 0 may be a sum of zeros
         _refuse_sums(partial(values, True), rows)
 
 
@@ -626,35 +632,47 @@ def refuse_sums(objective: Objective, outputs: Any, labels: Any, rows: int) -> N
     if rows == 1:
         return
     labels = labels._replace(share=None, counted=None)
-    for are_whole in (False, True):
-        batch = partial(_random_batch, outputs, labels, rows, are_whole)
+    for are_whole, bounds in ((False, (0, 1)), (True, (0, 1)), (False, (-2, 2))):
+        batch = partial(_random_batch, outputs, labels, rows, are_whole, bounds)
         _refuse_sums(partial(_values, objective, batch), rows)
         _refuse_means(objective, batch)
 
 
 def _random_batch(
-    outputs: Any, labels: Labels, rows: int, are_whole: bool, index: list[int]
+    outputs: Any,
+    labels: Labels,
+    rows: int,
+    are_whole: bool,
+    bounds: tuple[int, int],
+    index: list[int],
 ) -> tuple[Any, Labels]:
-    """Return outputs and labels of some of two random samples."""
+    """Return outputs within bounds, and labels, of some of two random samples."""
     torch.manual_seed(0)
     drawn = partial(_random_rows, rows, index)
     return (
-        tree_map(partial(drawn, are_whole=False), outputs),
+        tree_map(partial(drawn, bounds=bounds), outputs),
         tree_map(partial(drawn, are_whole=are_whole), labels),
     )
 
 
-def _random_rows(rows: int, index: list[int], leaf: Any, *, are_whole: bool) -> Any:
-    """Return samples of two random ones, in which the first class has most often 1."""
+def _random_rows(
+    rows: int,
+    index: list[int],
+    leaf: Any,
+    *,
+    are_whole: bool = False,
+    bounds: tuple[int, int] = (0, 1),
+) -> Any:
+    """Return samples of two random ones, whose first class is most often largest."""
     tensor = leaf() if isinstance(leaf, partial) else leaf
     if not isinstance(tensor, Tensor) or tensor.shape[:1] != (rows,):
         return tensor
     if are_whole or not tensor.is_floating_point():
         return _filled(tensor[:1].expand(len(index), *tensor.shape[1:]), index)
-    numbers = torch.rand(2, *tensor.shape[1:])
+    numbers = torch.empty(2, *tensor.shape[1:]).uniform_(*bounds)
     for axis in {1, tensor.dim() - 1} if tensor.dim() > 1 else ():
         if tensor.shape[axis] > 1:
-            numbers.select(axis, 0).fill_(1.0)
+            numbers.select(axis, 0).fill_(bounds[1])
     return numbers.to(tensor.dtype)[index]
 
 
@@ -729,17 +747,18 @@ def _refuse_means(objective: Objective, batch: MadeBatch) -> None:
 def _refuse_sums(
     values: Callable[[list[int]], list[tuple[str, float]]], rows: int
 ) -> bool:
-    """Refuse values that grow evenly with the copies of samples.
+    """Refuse values that grow evenly with the copies of samples, or whose squares do.
 
-    A mean stays, and a mean plus a sum grows as evenly as a sum. A loss that compares
-    all samples with each other may, too, but it is no sum over the samples.
+    A mean stays, and a mean plus a sum grows as evenly as a sum. So does the square of
+    a norm. A loss that compares all samples with each other may, too, but it is no sum
+    over the samples.
 
     Args:
         values: Computes values, with what they are, for some of two samples.
         rows: Samples of a micro-batch.
 
     Returns:
-        Whether a value was 0, so that nothing is known about it.
+        Whether a value was 0 or NaN, so that nothing is known about it.
 
     Raises:
         ConfigError: There is such a value.
@@ -748,20 +767,21 @@ def _refuse_sums(
     with _trial_calls():
         once = values([0, 1])
         more = [values([0, 1] * copies) for copies in (2, 3) if once]
-        for place, (what, first) in enumerate(once):
-            second, third = (computed[place][1] for computed in more)
+        for place, power in itertools.product(range(len(once)), (1, 2)):
+            what, first = once[place][0], once[place][1] ** power
+            second, third = (computed[place][1] ** power for computed in more)
             step, size = second - first, max(map(abs, (first, second, third)))
             error = 1e-3 * abs(step) + 2e-6 * size  # of float32
             is_even = abs(third - second - step) < error
             if not is_even or abs(step) < 1e-4 * size:
                 continue
-            alone = [values(index)[place][1] for index in _ALONE]
+            alone = [values(index)[place][1] ** power for index in _ALONE]
             if abs((alone[1] - alone[0] + alone[3] - alone[2]) / 2 - step) < 4 * error:
                 is_all = abs(step - first) < error
                 messages.append(sum_instead_of_mean(what, rows, is_all=is_all))
     if messages:
         raise ConfigError(messages[0])
-    return any(value == 0 for _, value in once)
+    return not all(abs(value) > 0 for _, value in once)
 
 
 _ALONE = ([0] * 2, [0] * 4, [1] * 2, [1] * 4)

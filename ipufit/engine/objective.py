@@ -945,10 +945,11 @@ def sum_instead_of_mean(what: str, rows: int, *, is_all: bool = True) -> str:
     """
     return (
         f"{what} {'is' if is_all else 'has a part that is'} a sum over the {rows} "
-        "samples of a micro-batch (.sum(), reduction='sum'), and has to be their mean: "
-        "gradients and metrics would depend on how samples are split into "
+        "samples of a micro-batch (.sum(), .norm(), reduction='sum'), and has to be "
+        "their mean: gradients and metrics would depend on how samples are split into "
         "micro-batches. Take one value per sample, and their mean: x.flatten(1).sum(1)"
-        ".mean() in the place of x.sum(), or reduction='mean'."
+        ".mean() in the place of x.sum(), likewise .norm(dim=1).mean(), or "
+        "reduction='mean'."
     )
 
 

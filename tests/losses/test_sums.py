@@ -44,18 +44,34 @@ def masked_plus_sum(outputs, targets):
     return ((outputs - targets).square() * mask).sum() / mask.sum() + outputs.sum()
 
 
+def of_norm(outputs, targets):
+    return torch.linalg.norm(outputs - targets)
+
+
+def root_of_sum(outputs, targets):
+    return ((outputs - targets) ** 2).sum().sqrt()
+
+
+def plus_negative_part(outputs, targets):
+    return of_mean(outputs, targets) + F.relu(-outputs - 1).sum()
+
+
 def fit(loss, data=(X, X[:, :3]), **settings):
     model = IPUModel(nn.Linear(6, 3))
     model.compile(Optimizer("sgd", 0.01), loss, **settings)
     return model.fit(*data, batch_size=8, verbose=0)
 
 
-SUMS = [over_a_number, masked_plus_sum, plus_sum, plus_small_sum, plus_sum_in_each]
+SUMS = [
+    *(masked_plus_sum, of_norm, over_a_number, plus_negative_part, plus_small_sum),
+    *(plus_sum, plus_sum_in_each, root_of_sum),
+]
 
 
 @pytest.mark.parametrize("function", SUMS)
 def test_a_sum_is_refused_in_losses_and_metrics(function):
-    part = "is" if function is over_a_number else "has a part that is"
+    is_all = function in (of_norm, over_a_number, root_of_sum)
+    part = "is" if is_all else "has a part that is"
     name = function.__name__
     message = (
         rf"The loss '{name}' {part} a sum over the 8 samples .*flatten\(1\).*'mean'"
@@ -469,6 +485,17 @@ def test_scalars_of_a_step_are_means():
     with pytest.raises(ConfigError, match="The scalar 'total' is a sum over the 8"):
         model.fit(X, X[:, :3], batch_size=8, verbose=0)
     model.fit(X, X[:, :3], batch_size=1, verbose=0)  # one sample is its own mean
+
+
+@pytest.mark.parametrize("total", [of_norm, plus_negative_part, root_of_sum])
+def test_a_sum_of_few_units_in_a_step_is_found(total):
+    def step(module, batch):
+        return total(torch.tanh(module(batch[0])) * 2, batch[1])
+
+    model = IPUModel(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)))
+    model.compile("sgd", step=step)
+    with pytest.raises(ConfigError, match=r"model's own loss.*sum over the 8"):
+        model.fit(X, X[:, :3], batch_size=8, verbose=0)
 
 
 @pytest.mark.parametrize("classes", [2, 10])
