@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import types
 import zlib
+from dataclasses import is_dataclass
 from functools import partial
 from types import CodeType
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Tuple
@@ -83,6 +84,8 @@ _NOT_IN_FORWARD = {
     *("set_name", "reduce", "reduce_ex", "getstate", "setstate"),
 }
 """Special methods of a class that `forward` doesn't call."""
+_COMPARISONS = {f"__{name}__" for name in ("eq", "ge", "gt", "hash", "le", "lt")}
+"""Methods of a dataclass that read all of its fields."""
 _MISSING: Any = Kind("missing")
 
 
@@ -407,6 +410,7 @@ class _Walk:
                     if (
                         hasattr(members[name], "__code__")
                         and name[2:-2] not in _NOT_IN_FORWARD
+                        and not (is_dataclass(base) and name in _COMPARISONS)
                         if is_special
                         else name in read or self.is_open
                     ):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import logging
 import random
@@ -608,3 +609,34 @@ def test_beyond_the_bound_compile_makes_it_count(make, moves):
         model.compile(optimizer, "cross_entropy")
         assert losses(model) == pytest.approx([plain(model.module)] * 2, rel=1e-5)
         assert moves["compiled"] == programs
+
+
+@dataclasses.dataclass
+class Settings:
+    scale: float = 2.0
+    calls: int = 0
+
+
+class Configured(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 4)
+        self.settings = Settings()
+
+    def forward(self, x):
+        return super().forward(x) * self.settings.scale
+
+
+def test_other_fields_of_a_dataclass_may_change():
+    class Counts(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.module.settings.calls += 1
+
+    class Changes(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.module.settings.scale = 3.0
+
+    model = reference.compiled(Configured())
+    model.fit(X, Y, batch_size=8, callbacks=[Counts()], verbose=0)
+    assert model.module.settings.calls
+    with pytest.raises(ConfigError, match=r"scale was 2.0 .* and is 3.0 now"):
+        model.fit(X, Y, batch_size=8, epochs=2, callbacks=[Changes()], verbose=0)
