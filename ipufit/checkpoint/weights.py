@@ -273,9 +273,10 @@ def _is_state_dict(value: Any) -> bool:
 def _check_suffix(target: Path, others: Sequence[str] = ()) -> None:
     """Check that a path ends in `.safetensors` or one of `others`."""
     if target.suffix not in (SUFFIX, *others):
+        name = (target / "model" if target.is_dir() else target).with_suffix(SUFFIX)
         raise ConfigError(
             f"Weights are kept in safetensors files, and {str(target)!r} doesn't end "
-            f"in {SUFFIX}: name it {str(target.with_suffix(SUFFIX))!r}."
+            f"in {SUFFIX}: name it {str(name)!r}."
         )
 
 
