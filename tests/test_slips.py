@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from ipufit import (
     IPUConfig,
     IpufitError,
     IPUModel,
+    ModelCheckpoint,
     Optimizer,
+    ReduceLROnPlateau,
     UnknownNameError,
 )
 from tests.reference import compiled, samples
@@ -45,6 +48,7 @@ def test_a_misspelt_argument_gets_the_nearest_name(call, words):
 FIT = """
     lr learning_rate weight_decay max_epochs train_loader val_loader train_dataloaders
     val_data eval_set optimizer loss metrics workers num_workers replicas seed precision
+    check_val_every_n_epoch limit_val_batches checkpoint resume_training datamodule
     bs steps ckpt_path early_stopping patience log_dir progress_bar collate_fn sampler
     gradient_clip_val accumulate_grad_batches scheduler X
 """
@@ -53,6 +57,8 @@ COMPILE = """
     lr_scheduler epochs batch_size class_weight auto_scale_loss replicas grad_clip
 """
 CONFIG = "replication_factor batch_size deviceIterations fp16 half num_replicas"
+INFERENCE = "steps_per_epoch dataloaders test_loader workers"
+CHECKPOINT = "dirpath filename save_top_k save_last every_n_epochs period metric"
 MODEL = "replicas micro_batch_size options optimizer loss model workers clipnorm"
 
 
@@ -63,6 +69,11 @@ MODEL = "replicas micro_batch_size options optimizer loss model workers clipnorm
         *((compiled().compile, name) for name in COMPILE.split()),
         *((IPUConfig, name) for name in CONFIG.split()),
         *((IPUModel, name) for name in MODEL.split()),
+        *((compiled().evaluate, name) for name in INFERENCE.split()),
+        *((compiled().predict, name) for name in INFERENCE.split()),
+        *((partial(ModelCheckpoint, "run"), name) for name in CHECKPOINT.split()),
+        (ReduceLROnPlateau, "threshold"),
+        (EarlyStopping, "metric"),
     ],
 )
 def test_a_first_guess_says_which_call_takes_what_it_means(call, name):
@@ -71,6 +82,7 @@ def test_a_first_guess_says_which_call_takes_what_it_means(call, name):
     advice = str(caught.value).partition(f"'{name}'. ")[2]
     loader = DataLoader.__init__
     calls = (IPUModel.fit, IPUModel.compile, IPUConfig, Optimizer, loader)
+    calls += (IPUModel.evaluate, ModelCheckpoint, ReduceLROnPlateau)
     known = {name for one in calls for name in inspect.signature(one).parameters}
     assert advice.startswith(("Write ", "Did you mean "))
     words = {*re.findall(r"(\w+)=", advice), *re.findall(r"mean '(\w+)'", advice)}
@@ -246,8 +258,17 @@ def test_whole_numbers_for_layers_of_floats_say_how_to_convert(layer, dtype):
     x = torch.ones(8, 3, 4, 4, dtype=dtype)
     with pytest.raises(DataError, match=r"x\.float\(\) / 255 for images of uint8\.$"):
         compiled(torch.nn.Sequential(layer)).predict(x, verbose=0)
+    model = IPUModel(torch.nn.Sequential(layer))
+    model.compile("sgd", step=lambda module, batch: module(batch[0]).mean())
+    with pytest.raises(DataError, match=r"x\.float\(\) / 255 for images of uint8\.$"):
+        model.fit(x, torch.zeros(8, dtype=torch.int64), batch_size=8, verbose=0)
     converted = torch.nn.Sequential(Scaled(), layer)
     assert len(compiled(converted).predict(x, verbose=0)) == 8
+
+
+def test_classes_that_are_no_whole_numbers_say_how_to_convert():
+    with pytest.raises(DataError, match=r"y\.long\(\) of a tensor"):
+        compiled().fit(X[:8], Y[:8].float(), batch_size=8, verbose=0)
 
 
 class Scaled(torch.nn.Module):

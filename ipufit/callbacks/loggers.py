@@ -15,7 +15,7 @@ from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._lazy import need
 from ipufit.batching import check_count
-from ipufit.errors import ConfigError, IpufitWarning, warn
+from ipufit.errors import ConfigError, IpufitWarning, suggesting, warn
 
 from .base import Callback
 from .monitoring import learning_rate
@@ -179,6 +179,7 @@ class CSVLogger(Callback):
         "begin": count,
     }
 
+    @suggesting
     def __init__(
         self,
         filename: str | os.PathLike[str],
@@ -322,6 +323,7 @@ class TensorBoard(FigureLogger):
         True
     """
 
+    @suggesting
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",

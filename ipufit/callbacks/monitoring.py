@@ -18,6 +18,7 @@ from ipufit.errors import (
     DamagedCheckpointError,
     IpufitWarning,
     UnknownNameError,
+    suggesting,
     warn,
 )
 
@@ -230,6 +231,7 @@ class EarlyStopping(MonitorCallback):
         "best_weights": optional(list_of(array)),
     }
 
+    @suggesting
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -530,6 +532,7 @@ class LearningRateScheduler(RateCallback):
         "rates": list_of(number),
     }
 
+    @suggesting
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         self.schedule = schedule
         self.verbose = verbose
@@ -624,6 +627,7 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
         "rates": list_of(number),
     }
 
+    @suggesting
     def __init__(
         self,
         monitor: str = "val_loss",
