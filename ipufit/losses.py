@@ -111,6 +111,12 @@ class Loss:
         return self.indices if self.ignore_index is None else {self.ignore_index}
 
     @property
+    def takes_probabilities(self) -> bool:
+        """Whether outputs are probabilities of 0s and 1s, as for torch's BCELoss."""
+        is_module = isinstance(self.function, torch.nn.BCELoss)
+        return is_module or self.function is F.binary_cross_entropy
+
+    @property
     def is_function(self) -> bool:
         """Whether it is a user's own, of which nobody knows how it reduces."""
         return not (self.is_per_output or self.is_sum)

@@ -881,7 +881,9 @@ class Evaluation(Inference):
             probabilities = self.program.step.findings.probabilities
             objective.check_logits(outputs, labels, probabilities)
             terms = objective.loss_terms(outputs, labels, num_rows)
-            vector, entries = vector_of(objective, outputs, labels, num_rows, terms, {})
+            vector, entries = vector_of(
+                *(objective, outputs, labels, num_rows, terms, {}), probabilities
+            )
         self.metrics.adopt(entries)
         return vector
 

@@ -9,7 +9,16 @@ import itertools
 import math
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Sequence,
+)
 
 import numpy as np
 import torch
@@ -209,6 +218,7 @@ def vector_of(
     rows: int,
     terms: Mapping[str, tuple[LossTerms, float]],
     scalars: Scalars,
+    probabilities: Collection[str] = (),
 ) -> tuple[Tensor, tuple[MetricSums, ...]]:
     """Compute the sums of a micro-batch, in a program or on the host; traceable.
 
@@ -219,6 +229,7 @@ def vector_of(
         rows: Number of samples, padding included.
         terms: Terms and weight of each loss, by output.
         scalars: Logged means over the samples, by name.
+        probabilities: Names of outputs that are probabilities.
 
     Returns:
         1-d, float32, without gradients: the number of samples, then the sums of each
@@ -238,7 +249,9 @@ def vector_of(
             sums.append(pairs)
             means = partial(_weighted_means, [1.0] * (pairs.numel() // 2))
             entries.append(MetricSums(f"{name}_loss", pairs.numel(), means, "min"))
-    for name, output_metric, part, weights in objective.metrics_of(outputs, labels):
+    for name, output_metric, part, weights in objective.metrics_of(
+        outputs, labels, probabilities
+    ):
         metric = output_metric.metric
         if isinstance(metric, StreamedMetric):
             entries.append(MetricSums(name, 0, None, metric.direction))

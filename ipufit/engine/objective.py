@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import (
     Any,
     Callable,
+    Collection,
     Dict,
     Iterator,
     Mapping,
@@ -654,13 +655,14 @@ class Objective:
     # Metrics ----------------------------------------------------------------
 
     def metrics_of(
-        self, outputs: Any, labels: Labels
+        self, outputs: Any, labels: Labels, probabilities: Collection[str] = ()
     ) -> Iterator[tuple[str, OutputMetric, LabelledOutput, Tensor | None]]:
         """Yield every metric with its full name, its output and the weights to use.
 
         Args:
             outputs: Everything that the module returned.
             labels: Targets and weights; shares of 0 mark padding, which is ignored.
+            probabilities: Names of outputs that are probabilities.
         """
         labels = labels._replace(counted=None)
         mask = None if labels.share is None else labels.share.gt(0).to(torch.float32)
@@ -676,13 +678,18 @@ class Objective:
             (part,) = self._parts(
                 output, outputs, labels, splits=False, is_named=is_named
             )
-            if part.name in loss_of and isinstance(output_metric.metric, Metric):
-                loss, metric = loss_of[part.name], copy.copy(output_metric.metric)
-                metric.has_binary_loss = loss.is_binary
+            loss, metric = loss_of.get(part.name), output_metric.metric
+            is_squashed = part.name in probabilities
+            if isinstance(metric, Metric) and (loss is not None or is_squashed):
+                metric = copy.copy(metric)
+                if loss is not None:
+                    metric.has_binary_loss = loss.is_binary
+                    is_squashed = is_squashed or loss.takes_probabilities
+                metric.has_probabilities = is_squashed
                 output_metric = output_metric._replace(metric=metric)
             ignored = output_metric.metric.ignore_index
-            if part.name in loss_of and ignored == IGNORED_INDEX:
-                target = loss_of[part.name].marked(part.output, part.target)
+            if loss is not None and ignored == IGNORED_INDEX:
+                target = loss.marked(part.output, part.target)
                 part = part._replace(target=target)
             weights = part.weights if output_metric.is_weighted else None
             if weights is not None:

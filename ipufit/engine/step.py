@@ -962,7 +962,9 @@ class Step(torch.nn.Module):
             if labels.counted is not None and objective.ignored != ignored:
                 raise CountsMissingError("a function ignores targets")
         with noted:
-            vector, entries = vector_of(objective, wide, labels, rows, terms, scalars)
+            vector, entries = vector_of(
+                *(objective, wide, labels, rows, terms, scalars), probabilities
+            )
         streamed: tuple[Tensor, ...] = ()
         if objective.is_streamed:
             streamed, packing = Packing.of(outputs, {})

@@ -453,7 +453,10 @@ _WARNED: set[str] = set()
 """Lines of users' code that a warning of sizes has named."""
 _SQUASHING = {"sigmoid": "sigmoid", "expit": "sigmoid", "softmax": "softmax"}
 _SAME_VALUES = frozenset(
-    {"contiguous", "flatten", "float", "reshape", "squeeze", "to", "unsqueeze", "view"}
+    """
+    __getitem__ clamp clip clone contiguous flatten float movedim permute reshape
+    squeeze to transpose unsqueeze view
+    """.split()  # noqa: SIM905
 )
 
 

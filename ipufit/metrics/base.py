@@ -90,6 +90,9 @@ class Metric(abc.ABC):
         has_binary_loss: Whether the loss of the same output is binary, so that each
             output is a 0 or 1 of its own; None if unknown. It is set in copies of the
             metric.
+        has_probabilities: Whether the outputs are probabilities: they come from a
+            sigmoid or softmax, or their loss takes probabilities. It is set in copies
+            of the metric.
         ignore_index: Class index of targets that don't count; None if all count. If
             it is -100, targets that the loss of the same output ignores are -100, too.
     """
@@ -97,6 +100,8 @@ class Metric(abc.ABC):
     direction: str | None = None
     ignore_index: int | None = None
     has_binary_loss: bool | None = None
+    has_probabilities = False
+    _from_logits: bool | None = None
     _takes_one_hot = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -107,6 +112,12 @@ class Metric(abc.ABC):
     def __init__(self, name: str) -> None:
         _check_name(self, name)
         self.name = name
+
+    @property
+    def _takes_logits(self) -> bool:
+        if self._from_logits is None:
+            return not self.has_probabilities
+        return self._from_logits
 
     @abc.abstractmethod
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
@@ -234,7 +245,7 @@ class FunctionMetric(Metric):
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the values and their number, both weighted."""
         with TargetMeans() as target_means:
-            values = self.function(outputs, targets)
+            values = self._values(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
                 f"Metric {self.name!r} gives {values!r}, which is no tensor. A device "
@@ -252,6 +263,9 @@ class FunctionMetric(Metric):
         rows = rows_of(outputs if values.dim() == 0 else values)
         total, count = mean_sums(values, weights, rows)
         return torch.stack([total, target_means.checked(count)])
+
+    def _values(self, outputs: Any, targets: Any) -> Tensor:
+        return self.function(outputs, targets)
 
     def result(self, sums: Tensor) -> float:
         """Compute the mean."""
@@ -447,6 +461,24 @@ def is_between(value: Any, low: float, high: float) -> bool:
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and low < value < high
+
+
+def checked_flag(setting: str, value: Any) -> Any:
+    """Return a setting that is True, False or None.
+
+    Raises:
+        ConfigError: It is something else, such as the name that Keras has first.
+
+    Example:
+        >>> checked_flag("from_logits", True)
+        True
+    """
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(
+            f"{setting}={value!r}: use True or False. The name of a metric is given by "
+            f"its keyword: name='accuracy'."
+        )
+    return value
 
 
 def score_above(threshold: float, from_logits: bool) -> float:

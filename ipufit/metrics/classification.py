@@ -15,6 +15,7 @@ from ipufit.errors import ConfigError
 from .base import (
     IGNORED_INDEX,
     Metric,
+    checked_flag,
     class_indices,
     classified,
     dense_targets,
@@ -79,7 +80,8 @@ class BinaryAccuracy(_Share):
 
     Args:
         threshold: The probability above which a 1 is predicted.
-        from_logits: Whether outputs are logits; else they are probabilities.
+        from_logits: Whether outputs are logits; else they are probabilities. None for
+            what the model's trace and its loss say; logits if they don't.
         name: Key in logs.
 
     Example:
@@ -91,16 +93,18 @@ class BinaryAccuracy(_Share):
     def __init__(
         self,
         threshold: float = 0.5,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         name: str = "binary_accuracy",
     ) -> None:
         super().__init__(name)
-        self._threshold = score_above(threshold, from_logits)
+        self._threshold = score_above(threshold, from_logits=False)
+        self._from_logits = checked_flag("from_logits", from_logits)
 
     def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         scores, truths = in_float32(outputs), matched_targets(outputs, targets)
         counts = truths.ne(IGNORED_INDEX)
-        is_right = scores.gt(self._threshold).eq(truths.gt(0.5)).logical_and(counts)
+        least = score_above(self._threshold, self._takes_logits)
+        is_right = scores.gt(least).eq(truths.gt(0.5)).logical_and(counts)
         if weights is None:
             return is_right, counts
         return is_right, spread_weights(weights, truths).mul(counts)
@@ -145,7 +149,7 @@ class SparseCategoricalAccuracy(_Share):
         return _best(outputs, class_indices(outputs, targets), weights)
 
 
-class Accuracy(_Share):
+class Accuracy(BinaryAccuracy):
     """Binary, categorical or sparse accuracy, chosen by the shapes.
 
     The rule is Keras's for `"accuracy"`: one output per sample is binary; targets
@@ -153,7 +157,7 @@ class Accuracy(_Share):
     binary loss, or with a channel axis of size 1, are binary too.
 
     Args:
-        from_logits: Whether binary outputs are logits; else they are probabilities.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         name: Key in logs.
 
     Example:
@@ -162,13 +166,12 @@ class Accuracy(_Share):
         tensor([1., 2.])
     """
 
-    def __init__(self, from_logits: bool = True, name: str = "accuracy") -> None:
-        super().__init__(name)
-        self._binary = BinaryAccuracy(from_logits=from_logits)
+    def __init__(self, from_logits: bool | None = None, name: str = "accuracy") -> None:
+        super().__init__(from_logits=from_logits, name=name)
 
     def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
-            return self._binary._judge(outputs, targets, weights)
+            return super()._judge(outputs, targets, weights)
         return _best(outputs, targets, weights)
 
 

@@ -15,6 +15,7 @@ from .base import (
     IGNORED_INDEX,
     Metric,
     bits,
+    checked_flag,
     classified,
     is_between,
     is_of_bits,
@@ -69,7 +70,7 @@ class ConfusionMetric(Metric):
     Args:
         name: Key in logs.
         threshold: The probability above which a 1 is predicted.
-        from_logits: Whether binary outputs are logits; else they are probabilities.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
     """
 
@@ -80,12 +81,13 @@ class ConfusionMetric(Metric):
         self,
         name: str,
         threshold: float = 0.5,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         multi_label: bool = False,
     ) -> None:
         super().__init__(name)
-        self._threshold = score_above(threshold, from_logits)
-        self._is_multi_label = multi_label
+        self._threshold = score_above(threshold, from_logits=False)
+        self._from_logits = checked_flag("from_logits", from_logits)
+        self._is_multi_label = checked_flag("multi_label", multi_label)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Count true and false positives, false and true negatives: `[4 * C]`."""
@@ -109,7 +111,8 @@ class ConfusionMetric(Metric):
         if is_bits or self._is_multi_label:
             scores, truths, counts = bits(outputs, targets, weights)
             counts = self._without_class(counts, truths)
-            predicted, true = scores.gt(self._threshold), truths.gt(0.5)
+            least = score_above(self._threshold, self._takes_logits)
+            predicted, true = scores.gt(least), truths.gt(0.5)
             if self._is_multi_label:
                 return predicted, true, counts
             if isinstance(self, ClassScore) and is_loss and outputs.dim() in (2, 4, 5):
@@ -187,7 +190,7 @@ class _Count(ConfusionMetric):
 
     Args:
         threshold: The probability above which a 1 is predicted.
-        from_logits: Whether binary outputs are logits; else they are probabilities.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
         name: Key in logs.
     """
@@ -199,7 +202,7 @@ class _Count(ConfusionMetric):
     def __init__(
         self,
         threshold: float = 0.5,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         multi_label: bool = False,
         name: str | None = None,
     ) -> None:
@@ -249,7 +252,7 @@ class ClassScore(ConfusionMetric):
             weighted by the number of targets of each class, `"micro"` the score of the
             summed counts. Classes that are neither targets nor predicted are left out.
             Binary scores aren't averaged.
-        from_logits: Whether binary outputs are logits; else they are probabilities.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
@@ -263,7 +266,7 @@ class ClassScore(ConfusionMetric):
         self,
         threshold: float = 0.5,
         average: str = "macro",
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         multi_label: bool = False,
         class_id: int | None = None,
         name: str | None = None,
@@ -350,7 +353,7 @@ class FBetaScore(ClassScore):
         average: `"macro"`, `"micro"` or `"weighted"`, as in `ClassScore`.
         beta: Weight of recall; 1 if it counts as much as precision.
         threshold: The probability above which a 1 is predicted.
-        from_logits: Whether binary outputs are logits; else they are probabilities.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
@@ -363,7 +366,7 @@ class FBetaScore(ClassScore):
         average: str = "macro",
         beta: float = 1.0,
         threshold: float = 0.5,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         multi_label: bool = False,
         class_id: int | None = None,
         name: str | None = None,
@@ -384,7 +387,7 @@ class F1Score(FBetaScore):
     Args:
         average: `"macro"`, `"micro"` or `"weighted"`, as in `ClassScore`.
         threshold: The probability above which a 1 is predicted.
-        from_logits: Whether binary outputs are logits; else they are probabilities.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
@@ -402,7 +405,7 @@ class F1Score(FBetaScore):
         self,
         average: str = "macro",
         threshold: float = 0.5,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         multi_label: bool = False,
         class_id: int | None = None,
         name: str | None = None,
@@ -420,7 +423,7 @@ class IoU(ClassScore):
     Args:
         threshold: As in `ClassScore`, and so are the next ones.
         average: `"macro"`, `"micro"` or `"weighted"`.
-        from_logits: Whether binary outputs are logits; else they are probabilities.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
@@ -434,7 +437,7 @@ class IoU(ClassScore):
         self,
         threshold: float = 0.5,
         average: str = "macro",
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         multi_label: bool = False,
         class_id: int | None = None,
         name: str | None = None,
@@ -460,7 +463,7 @@ class BalancedAccuracy(ConfusionMetric):
 
     Args:
         threshold: The probability above which a 1 is predicted.
-        from_logits: Whether binary outputs are logits; else they are probabilities.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         name: Key in logs.
     """
 
@@ -469,7 +472,7 @@ class BalancedAccuracy(ConfusionMetric):
     def __init__(
         self,
         threshold: float = 0.5,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         name: str = "balanced_accuracy",
     ) -> None:
         super().__init__(name, threshold, from_logits)
@@ -489,7 +492,7 @@ class MeanIoU(ConfusionMetric):
     Args:
         num_classes: Number of classes; None for the number of scores in the outputs.
         threshold: The probability above which a 1 is predicted.
-        from_logits: Whether binary outputs are logits; else they are probabilities.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         name: Key in logs.
         ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
             without a class; None for no others.
@@ -507,7 +510,7 @@ class MeanIoU(ConfusionMetric):
         self,
         num_classes: int | None = None,
         threshold: float = 0.5,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         name: str = "mean_iou",
         ignore_class: int | None = None,
     ) -> None:

@@ -23,6 +23,7 @@ from .base import (
     Classified,
     FunctionMetric,
     Metric,
+    checked_flag,
     class_indices,
     classified,
     dense_targets,
@@ -139,11 +140,22 @@ def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
     return values
 
 
-class BinaryCrossentropy(FunctionMetric):
+class _OfLogits(FunctionMetric):
+    """Base of means of functions that take `from_logits`."""
+
+    def __init__(self, name: str, function: Any, from_logits: bool | None) -> None:
+        super().__init__(name, function, "min")
+        self._from_logits = checked_flag("from_logits", from_logits)
+
+    def _values(self, outputs: Any, targets: Any) -> Tensor:
+        return self.function(outputs, targets, self._takes_logits)
+
+
+class BinaryCrossentropy(_OfLogits):
     """The mean cross-entropy of outputs with one probability each.
 
     Args:
-        from_logits: Whether outputs are logits; else they are probabilities.
+        from_logits: Whether outputs are logits, as in `ipufit.metrics.BinaryAccuracy`.
         name: Key in logs.
 
     Example:
@@ -152,17 +164,16 @@ class BinaryCrossentropy(FunctionMetric):
     """
 
     def __init__(
-        self, from_logits: bool = True, name: str = "binary_crossentropy"
+        self, from_logits: bool | None = None, name: str = "binary_crossentropy"
     ) -> None:
-        function = partial(binary_crossentropy, from_logits=from_logits)
-        super().__init__(name, function, "min")
+        super().__init__(name, binary_crossentropy, from_logits)
 
 
-class CategoricalCrossentropy(FunctionMetric):
+class CategoricalCrossentropy(_OfLogits):
     """The mean cross-entropy with one-hot targets or probabilities.
 
     Args:
-        from_logits: Whether outputs are logits; else they are probabilities.
+        from_logits: Whether outputs are logits, as in `ipufit.metrics.BinaryAccuracy`.
         name: Key in logs.
 
     Example:
@@ -171,17 +182,16 @@ class CategoricalCrossentropy(FunctionMetric):
     """
 
     def __init__(
-        self, from_logits: bool = True, name: str = "categorical_crossentropy"
+        self, from_logits: bool | None = None, name: str = "categorical_crossentropy"
     ) -> None:
-        function = partial(categorical_crossentropy, from_logits=from_logits)
-        super().__init__(name, function, "min")
+        super().__init__(name, categorical_crossentropy, from_logits)
 
 
 class SparseCategoricalCrossentropy(Metric):
     """The mean cross-entropy with class indices.
 
     Args:
-        from_logits: Whether outputs are logits; else they are probabilities.
+        from_logits: Whether outputs are logits, as in `ipufit.metrics.BinaryAccuracy`.
         ignore_index: Class index of targets that are ignored.
         name: Key in logs.
 
@@ -196,21 +206,21 @@ class SparseCategoricalCrossentropy(Metric):
 
     def __init__(
         self,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         ignore_index: int = IGNORED_INDEX,
         name: str = "sparse_categorical_crossentropy",
     ) -> None:
         super().__init__(name)
         if type(ignore_index) is not int:
             raise ConfigError(f"ignore_index={ignore_index!r} is no class index.")
-        self._from_logits = from_logits
+        self._from_logits = checked_flag("from_logits", from_logits)
         self.ignore_index = ignore_index
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the losses, and the weight of the targets that count."""
         class_indices(outputs, targets)  # refuses one-hot targets
         found = classified(outputs, targets, weights, self.ignore_index)
-        logs = _log_probabilities(found.scores, self._from_logits)
+        logs = _log_probabilities(found.scores, self._takes_logits)
         return _sums_at_labels(logs, found)
 
 
@@ -218,7 +228,7 @@ class CrossEntropy(SparseCategoricalCrossentropy):
     """The mean cross-entropy: binary, categorical or sparse, chosen by the shapes.
 
     Args:
-        from_logits: Whether outputs are logits; else they are probabilities.
+        from_logits: Whether outputs are logits, as in `ipufit.metrics.BinaryAccuracy`.
         ignore_index: Class index of targets that are ignored.
         name: Key in logs.
 
@@ -229,7 +239,7 @@ class CrossEntropy(SparseCategoricalCrossentropy):
 
     def __init__(
         self,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         ignore_index: int = IGNORED_INDEX,
         name: str = "crossentropy",
     ) -> None:
@@ -238,11 +248,11 @@ class CrossEntropy(SparseCategoricalCrossentropy):
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the losses, and the weight of the targets that count."""
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
-            values = binary_crossentropy(outputs, targets, self._from_logits)
+            values = binary_crossentropy(outputs, targets, self._takes_logits)
             is_ignored = matched_targets(outputs, targets).eq(self.ignore_index)
             weights = weights_like(values, weights).masked_fill(is_ignored, 0.0)
         elif has_class_axis(outputs, targets):
-            values = categorical_crossentropy(outputs, targets, self._from_logits)
+            values = categorical_crossentropy(outputs, targets, self._takes_logits)
         else:
             return super().sums(outputs, targets, weights)
         return mean_sums(values, weights)
@@ -254,7 +264,7 @@ class Perplexity(CrossEntropy):
     A model that guesses between `n` classes has the perplexity `n`.
 
     Args:
-        from_logits: Whether outputs are logits; else they are probabilities.
+        from_logits: Whether outputs are logits, as in `ipufit.metrics.BinaryAccuracy`.
         ignore_index: Class index of targets that are ignored.
         name: Key in logs.
 
@@ -267,7 +277,7 @@ class Perplexity(CrossEntropy):
 
     def __init__(
         self,
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         ignore_index: int = IGNORED_INDEX,
         name: str = "perplexity",
     ) -> None:
@@ -309,12 +319,12 @@ class NegativeLogLikelihood(Metric):
         return _sums_at_labels(found.scores, found)
 
 
-class KLDivergence(FunctionMetric):
+class KLDivergence(_OfLogits):
     """The mean Kullback-Leibler divergence of the outputs from the targets.
 
     Args:
-        from_logits: Whether outputs are logits or logarithms; else they are
-            probabilities.
+        from_logits: Whether outputs are logits or logarithms, as in
+            `ipufit.metrics.BinaryAccuracy`.
         name: Key in logs.
 
     Example:
@@ -322,9 +332,10 @@ class KLDivergence(FunctionMetric):
         tensor([0.6931, 1.0000])
     """
 
-    def __init__(self, from_logits: bool = True, name: str = "kl_divergence") -> None:
-        function = partial(kl_divergence, from_logits=from_logits)
-        super().__init__(name, function, "min")
+    def __init__(
+        self, from_logits: bool | None = None, name: str = "kl_divergence"
+    ) -> None:
+        super().__init__(name, kl_divergence, from_logits)
 
 
 class Poisson(FunctionMetric):
@@ -340,7 +351,8 @@ class Poisson(FunctionMetric):
     """
 
     def __init__(self, log_input: bool = True, name: str = "poisson") -> None:
-        super().__init__(name, partial(poisson, log_input=log_input), "min")
+        function = partial(poisson, log_input=checked_flag("log_input", log_input))
+        super().__init__(name, function, "min")
 
 
 def _log_probabilities(scores: Tensor, from_logits: bool) -> Tensor:

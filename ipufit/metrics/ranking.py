@@ -17,6 +17,7 @@ from .base import (
     Elements,
     Metric,
     bits,
+    checked_flag,
     classified,
     has_class_axis,
     is_binary,
@@ -44,7 +45,7 @@ class AUC(Metric):
             thresholds; or `"PR"`, precision over recall, interpolated between them
             by counts, as in Davis & Goadrich, "The relationship between
             Precision-Recall and ROC curves" (2006).
-        from_logits: Whether outputs are logits; else they are probabilities.
+        from_logits: Whether outputs are logits, as in `BinaryAccuracy`.
         name: Key in logs.
 
     Example:
@@ -62,7 +63,7 @@ class AUC(Metric):
         self,
         num_thresholds: int = 200,
         curve: str = "ROC",
-        from_logits: bool = True,
+        from_logits: bool | None = None,
         name: str = "auc",
     ) -> None:
         super().__init__(name)
@@ -76,12 +77,12 @@ class AUC(Metric):
         # only those between are compared.
         self._num_steps = num_thresholds - 1
         self._is_roc = curve.upper() == "ROC"
-        self._from_logits = from_logits
+        self._from_logits = checked_flag("from_logits", from_logits)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the weight of the 1s above each threshold, then that of the 0s."""
         scores, truths, counts = _binary(outputs, targets, weights)
-        if self._from_logits:
+        if self._takes_logits:
             scores = torch.sigmoid(scores)
         scores, truths, counts = (
             part.reshape(-1, 1) for part in (scores, truths, counts)
