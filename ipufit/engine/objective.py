@@ -682,11 +682,12 @@ class Objective:
             is_squashed = part.name in probabilities
             if isinstance(metric, Metric) and (loss is not None or is_squashed):
                 metric = copy.copy(metric)
-                if loss is not None:
-                    metric.has_binary_loss = loss.is_binary
-                    is_squashed = is_squashed or loss.takes_probabilities
-                metric.has_probabilities = is_squashed
+                metric.has_probabilities = is_squashed or (
+                    loss is not None and loss.takes_probabilities
+                )
                 output_metric = output_metric._replace(metric=metric)
+            if loss is not None:
+                metric.has_binary_loss = loss.is_binary
             ignored = output_metric.metric.ignore_index
             if loss is not None and ignored == IGNORED_INDEX:
                 target = loss.marked(part.output, part.target)

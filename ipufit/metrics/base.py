@@ -162,10 +162,12 @@ class StreamedMetric(abc.ABC):
     Attributes:
         direction: `"max"`, `"min"` or None, as in `Metric`.
         ignore_index: As in `Metric`.
+        has_binary_loss: As in `Metric`; set in the metric itself.
     """
 
     direction: str | None = None
     ignore_index: int | None = None
+    has_binary_loss: bool | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse Keras's words."""
@@ -624,6 +626,48 @@ def bits(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
     scores, truths, counts = elements(outputs, targets, weights)
     is_ignored = truths.eq(IGNORED_INDEX)
     return Elements(scores, truths, counts.masked_fill(is_ignored, 0.0))
+
+
+def labels_last(
+    values: Tensor, *, has_labels: bool | None, is_set: bool = False
+) -> Tensor:
+    """Reshape values of 0s and 1s to `[..., labels]`, with one label if there are none.
+
+    Args:
+        values: `[N, labels]`, or with `has_labels` images `[N, labels, ..., W]`.
+        has_labels: Whether the loss, or a setting, makes each output a 0 or 1.
+        is_set: Whether a setting does: sequences `[N, T, labels]` have labels, too.
+
+    Example:
+        >>> labels_last(torch.zeros(2, 3, 8, 8), has_labels=True).shape
+        torch.Size([2, 8, 8, 3])
+        >>> labels_last(torch.zeros(2, 8, 8), has_labels=True).shape
+        torch.Size([128, 1])
+    """
+    if has_labels and values.dim() in (4, 5) and values.shape[-1] > 1:
+        return values.movedim(1, -1)
+    is_kept = values.dim() in ((2, 3) if is_set else (2,))
+    return values if is_kept else values.reshape(-1, 1)
+
+
+AVERAGES = ("macro", "micro", "weighted")
+
+
+def checked_average(average: Any) -> str:
+    """Return the name of an average over classes or labels.
+
+    Raises:
+        ConfigError: There is no such average.
+
+    Example:
+        >>> checked_average("micro")
+        'micro'
+    """
+    if average not in AVERAGES:
+        raise ConfigError(
+            f"average={average!r}: use one of {', '.join(map(repr, AVERAGES))}."
+        )
+    return str(average)
 
 
 def classified(

@@ -15,11 +15,13 @@ from .base import (
     IGNORED_INDEX,
     Metric,
     bits,
+    checked_average,
     checked_flag,
     classified,
     is_between,
     is_of_bits,
     is_whole,
+    labels_last,
     one_hot,
     refuse_parts,
     score_above,
@@ -71,7 +73,7 @@ class ConfusionMetric(Metric):
         name: Key in logs.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
-        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
     """
 
     ignore_index = IGNORED_INDEX
@@ -106,19 +108,18 @@ class ConfusionMetric(Metric):
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return predictions and targets, bools `[..., C]`, and their weights."""
-        is_loss = self.has_binary_loss
-        is_bits = is_of_bits(outputs, targets, has_binary_loss=is_loss)
-        if is_bits or self._is_multi_label:
+        has_labels = self._has_labels
+        if is_of_bits(outputs, targets, has_binary_loss=has_labels):
             scores, truths, counts = bits(outputs, targets, weights)
             counts = self._without_class(counts, truths)
             least = score_above(self._threshold, self._takes_logits)
             predicted, true = scores.gt(least), truths.gt(0.5)
-            if self._is_multi_label:
-                return predicted, true, counts
-            if isinstance(self, ClassScore) and is_loss and outputs.dim() in (2, 4, 5):
-                predicted, true = predicted.movedim(1, -1), true.movedim(1, -1)
-                return predicted, true, counts.movedim(1, -1)
-            return predicted.reshape(-1, 1), true.reshape(-1, 1), counts.reshape(-1, 1)
+            is_set = self._is_multi_label
+            predicted, true, counts = (
+                labels_last(part, has_labels=has_labels, is_set=is_set)
+                for part in (predicted, true, counts)
+            )
+            return predicted, true, counts
         scores, labels, counts = classified(outputs, targets, weights)
         counts, num_classes = self._without_class(counts, labels), scores.shape[-1]
         is_class = labels.ge(0).logical_and(labels.lt(num_classes))
@@ -127,6 +128,10 @@ class ConfusionMetric(Metric):
         best = one_hot(scores.argmax(dim=-1), num_classes)
         spread = counts.unsqueeze(-1).expand(best.shape)
         return best, one_hot(labels, num_classes), spread
+
+    @property
+    def _has_labels(self) -> bool | None:
+        return self._is_multi_label or self.has_binary_loss
 
     def _without_class(self, counts: Tensor, labels: Tensor) -> Tensor:
         """Return weights of 0 for targets of the class that is ignored."""
@@ -149,17 +154,29 @@ class ConfusionMetric(Metric):
         """Compute the metric's value from counts that aren't all 0."""
 
 
-def both_classes(counts: Counts) -> Counts:
-    """Add the 0s of a binary problem as a class; return other counts unchanged.
+def both_classes(counts: Counts, *, has_labels: bool | None) -> Counts:
+    """Return counts of classes by label, `[classes, labels]`, 0s and 1s if binary.
 
     Example:
-        >>> both_classes(Counts(*torch.tensor([[1.0], [2.0], [3.0], [9.0]]))).tp
-        tensor([1., 9.])
+        >>> counts = Counts(*torch.tensor([[1.0], [2.0], [3.0], [9.0]]))
+        >>> both_classes(counts, has_labels=False).tp
+        tensor([[1.],
+                [9.]])
     """
-    if len(counts.tp) > 1:
-        return counts
+    if len(counts.tp) > 1 and not has_labels:
+        return Counts(*(cell.unsqueeze(-1) for cell in counts))
     swapped = Counts(counts.tn, counts.fn, counts.fp, counts.tp)
-    return Counts(*(torch.cat(cells) for cells in zip(counts, swapped)))
+    return Counts(*(torch.stack(cells) for cells in zip(counts, swapped)))
+
+
+def mean_score(part: Tensor, whole: Tensor) -> float:
+    """Return the mean score of the classes that occur, averaged over labels.
+
+    Example:
+        >>> mean_score(torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0], [0.0]]))
+        0.5
+    """
+    return float((ratio(part, whole).sum(0) / whole.gt(0).sum(0)).nanmean())
 
 
 def union(counts: Counts) -> Tensor:
@@ -182,16 +199,13 @@ def ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole.gt(0), part.div(whole), torch.zeros_like(part))
 
 
-AVERAGES = ("macro", "micro", "weighted")
-
-
 class _Count(ConfusionMetric):
     """Base of counts over all classes, which have no `direction`.
 
     Args:
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
-        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         name: Key in logs.
     """
 
@@ -253,7 +267,7 @@ class ClassScore(ConfusionMetric):
             summed counts. Classes that are neither targets nor predicted are left out.
             Binary scores aren't averaged.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
-        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
     """
@@ -272,13 +286,9 @@ class ClassScore(ConfusionMetric):
         name: str | None = None,
     ) -> None:
         super().__init__(name or self._called, threshold, from_logits, multi_label)
-        if average not in AVERAGES:
-            raise ConfigError(
-                f"average={average!r}: use one of {', '.join(map(repr, AVERAGES))}."
-            )
         if class_id is not None and not is_whole(class_id, minimum=0):
             raise ConfigError(f"class_id={class_id!r}: use the index of a class.")
-        self._average = average
+        self._average = checked_average(average)
         self._class_id = class_id
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
@@ -303,7 +313,7 @@ class ClassScore(ConfusionMetric):
 
     def _present(self, counts: Counts) -> Tensor:
         """Return 1 for each class in the average, 0 for others."""
-        if self._is_multi_label or self.has_binary_loss:
+        if self._has_labels:
             return torch.ones_like(counts.tp)
         return union(counts).gt(0).to(torch.float64)
 
@@ -354,7 +364,7 @@ class FBetaScore(ClassScore):
         beta: Weight of recall; 1 if it counts as much as precision.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
-        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
     """
@@ -388,7 +398,7 @@ class F1Score(FBetaScore):
         average: `"macro"`, `"micro"` or `"weighted"`, as in `ClassScore`.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
-        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
 
@@ -424,7 +434,7 @@ class IoU(ClassScore):
         threshold: As in `ClassScore`, and so are the next ones.
         average: `"macro"`, `"micro"` or `"weighted"`.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
-        multi_label: Whether the outputs `[..., C]` are C problems of 0s and 1s.
+        multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
         ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
@@ -459,7 +469,7 @@ def _checked_class(ignore_class: Any) -> int | None:
 class BalancedAccuracy(ConfusionMetric):
     """The recall of each class that occurs in targets, averaged.
 
-    In a binary problem 0s are a class too.
+    In a binary problem 0s are a class too. Several labels are averaged.
 
     Args:
         threshold: The probability above which a 1 is predicted.
@@ -478,16 +488,15 @@ class BalancedAccuracy(ConfusionMetric):
         super().__init__(name, threshold, from_logits)
 
     def _figure(self, counts: Counts) -> float:
-        counts = both_classes(counts)
-        true = counts.tp + counts.fn
-        return float(ratio(counts.tp, true).sum() / true.gt(0).sum())
+        counts = both_classes(counts, has_labels=self._has_labels)
+        return mean_score(counts.tp, counts.tp + counts.fn)
 
 
 class MeanIoU(ConfusionMetric):
     """The intersection over union of predictions and targets, averaged over classes.
 
     Classes that are neither targets nor predicted are left out. A binary problem has
-    two classes.
+    two classes. Several labels are averaged.
 
     Args:
         num_classes: Number of classes; None for the number of scores in the outputs.
@@ -521,7 +530,7 @@ class MeanIoU(ConfusionMetric):
         self._num_classes = num_classes
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
-        found = max(2, num_classes)
+        found = 2 if self._has_labels else max(2, num_classes)
         if self._num_classes not in (None, found):
             raise DataError(
                 f"MeanIoU(num_classes={self._num_classes}) got outputs of shape "
@@ -529,6 +538,5 @@ class MeanIoU(ConfusionMetric):
             )
 
     def _figure(self, counts: Counts) -> float:
-        counts = both_classes(counts)
-        either = union(counts)
-        return float(ratio(counts.tp, either).sum() / either.gt(0).sum())
+        counts = both_classes(counts, has_labels=self._has_labels)
+        return mean_score(counts.tp, union(counts))

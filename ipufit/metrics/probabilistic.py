@@ -148,7 +148,9 @@ class _OfLogits(FunctionMetric):
         self._from_logits = checked_flag("from_logits", from_logits)
 
     def _values(self, outputs: Any, targets: Any) -> Tensor:
-        return self.function(outputs, targets, self._takes_logits)
+        function: Any = self.function
+        values: Tensor = function(outputs, targets, self._takes_logits)
+        return values
 
 
 class BinaryCrossentropy(_OfLogits):

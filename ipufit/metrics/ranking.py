@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, DataError
 
 from .base import (
     IGNORED_INDEX,
@@ -17,11 +17,13 @@ from .base import (
     Elements,
     Metric,
     bits,
+    checked_average,
     checked_flag,
     classified,
-    has_class_axis,
     is_binary,
+    is_like,
     is_whole,
+    labels_last,
     total_marked,
 )
 
@@ -35,8 +37,8 @@ class AUC(Metric):
 
     The counts at each threshold are summed, so the area covers all samples
     together. Scores between the same two thresholds count as equal. A sample has one
-    output; or several outputs for several 0s and 1s, which are pooled; or scores of two
-    classes with a class index.
+    output; or several outputs for several 0s and 1s, whose areas are averaged; or
+    scores of two classes with a class index.
 
     Args:
         num_thresholds: Number of thresholds. More thresholds are more exact and take
@@ -47,6 +49,9 @@ class AUC(Metric):
             Precision-Recall and ROC curves" (2006).
         from_logits: Whether outputs are logits, as in `BinaryAccuracy`.
         name: Key in logs.
+        average: Average over several labels: `"macro"` is the mean of their areas,
+            `"weighted"` the mean weighted by the number of 1s, `"micro"` the area of
+            all labels together.
 
     Example:
         >>> metric = AUC()
@@ -65,8 +70,10 @@ class AUC(Metric):
         curve: str = "ROC",
         from_logits: bool | None = None,
         name: str = "auc",
+        average: str = "macro",
     ) -> None:
         super().__init__(name)
+        self._average = checked_average(average)
         if not is_whole(num_thresholds, minimum=2):
             raise ConfigError(
                 f"AUC(num_thresholds={num_thresholds!r}): use a whole number from 2."
@@ -81,31 +88,31 @@ class AUC(Metric):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the weight of the 1s above each threshold, then that of the 0s."""
-        scores, truths, counts = _binary(outputs, targets, weights)
+        parts = _binary(outputs, targets, weights, takes_logits=self._takes_logits)
+        scores, truths, counts = (
+            part.unsqueeze(-1)
+            for part in by_label(parts, self._average, self.has_binary_loss)
+        )
         if self._takes_logits:
             scores = torch.sigmoid(scores)
-        scores, truths, counts = (
-            part.reshape(-1, 1) for part in (scores, truths, counts)
-        )
         inner = torch.arange(
             1, self._num_steps, device=scores.device, dtype=torch.float32
         )
-        above = scores.gt(inner.div(self._num_steps))
-        above = torch.cat([torch.ones_like(scores).gt(0), above], dim=1)
-        is_true = truths.gt(0.5)
-        return torch.cat(
-            [
-                total_marked(above.logical_and(is_true), counts),
-                total_marked(above.logical_and(is_true.logical_not()), counts),
-            ]
-        )
+        above = scores.gt(inner.div(self._num_steps)).to(torch.float32)
+        above = above.masked_fill(scores.isnan(), float("nan"))
+        above = torch.cat([torch.ones_like(scores), above], dim=-1)
+        spread, is_true = counts.expand(above.shape), truths.gt(0.5)
+        marks = [above.mul(mark) for mark in (is_true, is_true.logical_not())]
+        return torch.cat([total_marked(m.flatten(1), spread.flatten(1)) for m in marks])
 
     def result(self, sums: Tensor) -> float:
-        """Compute the area; NaN without 0s or without 1s."""
-        tp, fp = (torch.cat([half, half.new_zeros(1)]) for half in sums.reshape(2, -1))
-        if not float(tp[0]) or not float(fp[0]):
-            return float("nan")
-        return _roc(tp, fp) if self._is_roc else _precision_recall(tp, fp)
+        """Compute the area; NaN without 0s, without 1s, or if scores are NaN."""
+        tp, fp = (
+            torch.cat([half, half.new_zeros(len(half), 1)], dim=1)
+            for half in sums.reshape(2, -1, self._num_steps)
+        )
+        area = _roc if self._is_roc else _precision_recall
+        return _average([area(*label) for label in zip(tp, fp)], tp, self._average)
 
 
 class _Ranked(CollectingMetric):
@@ -113,34 +120,28 @@ class _Ranked(CollectingMetric):
 
     Args:
         name: Key in logs.
+        average: Average over several labels, as in `AUC`.
     """
 
     ignore_index = IGNORED_INDEX
     direction = "max"
 
+    def __init__(self, name: str, average: str) -> None:
+        super().__init__(name)
+        self._average = checked_average(average)
+
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Store the scores of a batch."""
-        scores, truths, counts = _binary(outputs, targets, weights)
-        kept = scores, truths.gt(0.5), counts
-        self.batches.append([part.detach().reshape(-1) for part in kept])
+        parts = _binary(outputs, targets, weights, takes_logits=True)
+        kept = by_label(parts, self._average, self.has_binary_loss)
+        self.batches.append([part.detach() for part in kept])
 
     def _figure(self) -> float:
-        """Compute the area; NaN without 0s, without 1s, or if scores are NaN."""
-        scores, truths, counts = (torch.cat(part) for part in zip(*self.batches))
-        some = counts.ne(0)
-        scores, truths, counts = scores[some], truths[some], counts[some].double()
-        values, place = torch.unique(scores, return_inverse=True)  # lowest first
-        tp, fp = (
-            torch.zeros(len(values) + 1, dtype=torch.float64)
-            .index_add_(0, place, torch.where(mark, counts, torch.zeros_like(counts)))
-            .flip(0)
-            .cumsum(0)
-            .flip(0)
-            for mark in (truths, truths.logical_not())
-        )
-        if not float(tp[0]) or not float(fp[0]) or bool(torch.isnan(scores).any()):
-            return float("nan")
-        return self._area(tp, fp)
+        """Compute the area; NaN if scores are."""
+        parts = (torch.cat(part).unbind(1) for part in zip(*self.batches))
+        points = [_points(*label) for label in zip(*parts)]
+        areas = [self._area(tp, fp) for tp, fp in points]
+        return _average(areas, torch.stack([tp[:1] for tp, _ in points]), self._average)
 
     @abc.abstractmethod
     def _area(self, tp: Tensor, fp: Tensor) -> float:
@@ -154,6 +155,7 @@ class ExactAUC(_Ranked):
 
     Args:
         name: Key in logs.
+        average: Average over several labels, as in `AUC`.
 
     Example:
         >>> metric = ExactAUC()
@@ -162,8 +164,8 @@ class ExactAUC(_Ranked):
         0.5
     """
 
-    def __init__(self, name: str = "exact_auc") -> None:
-        super().__init__(name)
+    def __init__(self, name: str = "exact_auc", average: str = "macro") -> None:
+        super().__init__(name, average)
 
     def _area(self, tp: Tensor, fp: Tensor) -> float:
         return _roc(tp, fp)
@@ -173,10 +175,11 @@ class AveragePrecision(_Ranked):
     """The precision at each score, averaged over the 1s.
 
     It is scikit-learn's area under precision over recall, without interpolation. The
-    training program must return all outputs for it.
+    training program must return all outputs for it. It is 0 without 1s.
 
     Args:
         name: Key in logs.
+        average: Average over several labels, as in `AUC`.
 
     Example:
         >>> metric = AveragePrecision()
@@ -185,26 +188,79 @@ class AveragePrecision(_Ranked):
         0.5
     """
 
-    def __init__(self, name: str = "average_precision") -> None:
-        super().__init__(name)
+    def __init__(self, name: str = "average_precision", average: str = "macro") -> None:
+        super().__init__(name, average)
 
     def _area(self, tp: Tensor, fp: Tensor) -> float:
+        if not float(tp[0]):
+            return 0.0 if float(fp[0]) else float("nan")
         precision = tp[:-1] / (tp[:-1] + fp[:-1])
         return float(precision.mul(tp[:-1] - tp[1:]).sum() / tp[0])
 
 
-def _binary(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
+def _binary(
+    outputs: Tensor, targets: Tensor, weights: Tensor | None, *, takes_logits: bool
+) -> Elements:
     """Reshape outputs to one score for each 0 or 1."""
-    is_pair = not is_binary(outputs) and outputs.shape[-1] == 2
-    if is_pair and not has_class_axis(outputs, targets):
-        scores, labels, counts = classified(outputs, targets, weights)
-        margin = scores[..., 1].sub(scores[..., 0])
-        return Elements(margin, labels.to(torch.float32), counts)
-    return bits(outputs, targets, weights)
+    is_pair = not is_binary(outputs) and 2 in (outputs.shape[-1], outputs.shape[1])
+    if not is_pair or is_like(outputs.shape, targets.shape):
+        return bits(outputs, targets, weights)
+    scores, labels, counts = classified(outputs, targets, weights)
+    if scores.shape[-1] != 2:
+        raise DataError(
+            f"Outputs of shape {tuple(outputs.shape)} are scores of "
+            f"{scores.shape[-1]} classes, and an area is of two."
+        )
+    ones = scores[..., 1]
+    ones = ones.sub(scores[..., 0]) if takes_logits else ones
+    truths = labels.to(torch.float32)
+    return Elements(*(part.reshape(-1) for part in (ones, truths, counts)))
+
+
+def by_label(
+    parts: Elements, average: str, has_labels: bool | None
+) -> tuple[Tensor, ...]:
+    """Return scores, targets and weights `[rows, labels]`; one label for "micro".
+
+    Example:
+        >>> parts = Elements(torch.zeros(4, 3), torch.zeros(4, 3), torch.ones(4, 3))
+        >>> by_label(parts, "micro", None)[0].shape
+        torch.Size([12, 1])
+    """
+    if average == "micro":
+        return tuple(part.reshape(-1, 1) for part in parts)
+    columns = [labels_last(part, has_labels=has_labels) for part in parts]
+    return tuple(part.reshape(-1, part.shape[-1]) for part in columns)
+
+
+def _points(scores: Tensor, truths: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights of 1s and 0s from each score on; NaN if a score is."""
+    some = counts.ne(0)
+    scores, is_true, counts = scores[some], truths[some].gt(0.5), counts[some].double()
+    values, place = torch.unique(scores, return_inverse=True)  # lowest first
+    counts = counts.masked_fill(scores.isnan().any(), float("nan"))
+    tp, fp = (
+        torch.zeros(len(values) + 1, dtype=torch.float64)
+        .index_add_(0, place, torch.where(mark, counts, torch.zeros_like(counts)))
+        .flip(0)
+        .cumsum(0)
+        .flip(0)
+        for mark in (is_true, is_true.logical_not())
+    )
+    return tp, fp
+
+
+def _average(areas: list[float], tp: Tensor, average: str) -> float:
+    """Average the areas of labels, of which `tp` has the weight of the 1s first."""
+    means = torch.tensor(areas, dtype=torch.float64)
+    shares = tp[:, 0] if average == "weighted" else torch.ones_like(means)
+    return float(means.mul(shares).sum() / shares.sum())
 
 
 def _roc(tp: Tensor, fp: Tensor) -> float:
     """Compute the area under straight lines between the points."""
+    if not float(tp[0]) or not float(fp[0]):
+        return float("nan")
     heights = (tp[:-1] + tp[1:]) / 2
     return float(heights.mul(fp[:-1] - fp[1:]).sum() / (tp[0] * fp[0]))
 
@@ -215,6 +271,8 @@ def _precision_recall(tp: Tensor, fp: Tensor) -> float:
     With `tp = a + s * p` for `p = tp + fp` between two points, the integral of `tp / p`
     over `tp` is `s * (change of tp + a * log(ratio of p))`.
     """
+    if not float(tp[0]) or not float(fp[0]):
+        return float("nan")
     p = tp + fp
     rise, run = tp[:-1] - tp[1:], p[:-1] - p[1:]
     slope = torch.where(run > 0, rise / run, torch.zeros_like(run))

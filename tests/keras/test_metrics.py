@@ -114,7 +114,14 @@ CASES = [
     ),
     Case("AUC", "AUC", PAIRS, COLUMN, settings=LOGITS),
     Case("auc", "AUC", 5 * SINGLE, TRUTHS, settings=LOGITS),
-    Case("auc", "AUC", SEVERAL, DENSE, settings=LOGITS),
+    Case(
+        "auc of all labels together",
+        "AUC",
+        SEVERAL,
+        DENSE,
+        settings=LOGITS,
+        ours=partial(ours.AUC, average="micro"),
+    ),
     Case("pr_auc", "AUC", PAIRS, COLUMN, settings={**LOGITS, "curve": "PR"}),
     Case(
         "auc of probabilities",
@@ -303,6 +310,14 @@ def test_keras_takes_an_area_without_0s_for_0():
     keras_figure, figure_ = both("auc", "AUC", SINGLE, torch.ones(COUNT), **LOGITS)
     assert keras_figure == 0.0
     assert np.isnan(figure_)
+
+
+def test_keras_takes_several_labels_together_for_an_area():
+    keras_figure, figure_ = both("auc", "AUC", SEVERAL, DENSE, **LOGITS)
+    assert keras_figure != pytest.approx(figure_, rel=1e-3)
+    settings = {**LOGITS, "multi_label": True}
+    keras_figure, figure_ = both("auc", "AUC", SEVERAL, DENSE, **settings)
+    assert figure_ == pytest.approx(keras_figure, rel=1e-5)
 
 
 def test_keras_averages_over_classes_that_never_occur():

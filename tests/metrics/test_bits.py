@@ -98,3 +98,52 @@ def test_targets_of_minus_100_do_not_count(shape):
     for found in figures(x, marked, masked, BINARY):
         for name in BINARY:
             assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+
+
+def by_label(x, y, score):
+    """The mean over the labels of a score of scikit-learn."""
+    x, y = (part.movedim(1, 0).flatten(1) for part in (x, y))
+    return sum(score(*pair) for pair in zip(y, x.gt(0))) / len(x)
+
+
+def mean_jaccard(truths, predicted):
+    return sklearn.metrics.jaccard_score(truths, predicted, average="macro")
+
+
+@pytest.mark.parametrize("shape", [(16, 5), (8, 3, 6, 4)])
+def test_scores_of_several_labels_are_averaged(shape):
+    x, y = drawn(*shape)
+    names = ["f1", "balanced_accuracy", "mean_iou", "exact_auc"]
+    expected = [
+        by_label(x, y, score)
+        for score in (
+            sklearn.metrics.f1_score,
+            sklearn.metrics.balanced_accuracy_score,
+            mean_jaccard,
+        )
+    ]
+    columns = zip(x.movedim(1, 0).flatten(1), y.movedim(1, 0).flatten(1))
+    areas = [sklearn.metrics.roc_auc_score(truths, part) for part, truths in columns]
+    expected.append(sum(areas) / len(areas))
+    for found in figures(x, y, "bce", names):
+        assert [found[name] for name in names] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shape", [(16,), (16, 1), (4, 6, 5, 1), (4, 6, 5)])
+@pytest.mark.parametrize("name", ["f1", "balanced_accuracy", "exact_auc"])
+def test_one_output_is_one_label(shape, name):
+    x, y = drawn(*shape)
+    model = IPUModel(Shift())
+    model.compile("sgd", "bce", metrics=[name])
+    expected = model.evaluate(x.reshape(-1), y.reshape(-1), verbose=0)[name]
+    assert model.evaluate(x, y, verbose=0)[name] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shape", [(16,), (16, 5), (4, 3, 6, 4)])
+def test_a_setting_makes_several_labels(shape):
+    x, y = drawn(*shape)
+    metric = ipufit.metrics.F1Score(multi_label=True)
+    (said, _), (known, _) = (
+        figures(x, y, loss, [used]) for loss, used in [(dice, metric), ("bce", "f1")]
+    )
+    assert said["f1_score"] == known["f1"]

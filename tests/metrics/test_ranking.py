@@ -43,7 +43,7 @@ def exact(outputs, targets, weights, make=sklearn.metrics.roc_auc_score):
     )
 
 
-average_precision = partial(exact, make=sklearn.metrics.average_precision_score)
+ap = partial(exact, make=sklearn.metrics.average_precision_score)
 
 
 def roc(outputs, targets, weights, num_thresholds=200, from_logits=True):
@@ -51,6 +51,12 @@ def roc(outputs, targets, weights, num_thresholds=200, from_logits=True):
     probability = outputs.sigmoid() if from_logits else outputs
     bins = torch.from_numpy(binned(probability, num_thresholds)).reshape(outputs.shape)
     return exact(bins, targets, weights)
+
+
+def of_labels(figure, outputs, targets, weights):
+    """The mean over labels."""
+    columns = zip(outputs.unbind(1), targets.unbind(1))
+    return np.mean([figure(*column, weights) for column in columns])
 
 
 def roc_of_pairs(outputs, targets, weights):
@@ -75,13 +81,34 @@ def precision_recall(outputs, targets, weights, num_thresholds=200):
     return area / tp[-1]
 
 
-TRUTHS = labels(3).gt(1)
+TRUTHS, LABELS = labels(3).gt(1), labels(2, 3, num_classes=2)
+PR = partial(AUC, curve="PR")
 CASES = [
     Case("AUC", AUC, scores(0), TRUTHS.float(), roc),
     Case("AUC", AUC, scores(0, 1), TRUTHS.long(), roc),
-    Case("AUC", AUC, scores(1, 3), labels(2, 3, num_classes=2), roc),
-    Case("AUC", AUC, scores(1, 4), one_hot(labels(2)), roc),
+    Case("AUC", AUC, scores(1, 3), LABELS, partial(of_labels, roc)),
+    Case("AUC", AUC, scores(1, 4), one_hot(labels(2)), partial(of_labels, roc)),
+    Case("micro AUC", partial(AUC, average="micro"), scores(1, 3), LABELS, roc),
+    Case("PR", PR, scores(1, 3), LABELS, partial(of_labels, precision_recall)),
+    Case("exact", ExactAUC, scores(1, 3), LABELS, partial(of_labels, exact)),
+    Case("AP", AveragePrecision, scores(1, 3), LABELS, partial(of_labels, ap)),
+    Case(
+        "weighted AP",
+        partial(AveragePrecision, average="weighted"),
+        scores(1, 3),
+        LABELS,
+        lambda x, y, w: sklearn.metrics.average_precision_score(
+            y, x, sample_weight=w, average="weighted"
+        ),
+    ),
     Case("AUC of pairs", AUC, scores(1, 2), TRUTHS.long(), roc_of_pairs),
+    Case(
+        "AUC of pairs",
+        partial(AUC, from_logits=False),
+        probabilities(1, 2),
+        TRUTHS.long(),
+        lambda x, y, w: roc(x[:, 1], y, w, from_logits=False),
+    ),
     Case(
         "AUC of probabilities",
         partial(AUC, from_logits=False),
@@ -93,7 +120,7 @@ CASES = [
         "AUC of 7", partial(AUC, 7), scores(5), TRUTHS, partial(roc, num_thresholds=7)
     ),
     Case("AUC of 2", partial(AUC, 2), scores(5), TRUTHS, lambda x, y, w: 0.5),
-    Case("PR", partial(AUC, curve="PR"), scores(6), TRUTHS, precision_recall),
+    Case("PR", PR, scores(6), TRUTHS, precision_recall),
     Case(
         "PR of 9",
         partial(AUC, 9, "pr"),
@@ -103,8 +130,8 @@ CASES = [
     ),
     Case("exact AUC", ExactAUC, scores(7), TRUTHS.float(), exact),
     Case("exact AUC", ExactAUC, scores(7, 1).round(), TRUTHS.long(), exact),
-    Case("AP", AveragePrecision, scores(8), TRUTHS.float(), average_precision),
-    Case("AP", AveragePrecision, scores(8, 1).round(), TRUTHS, average_precision),
+    Case("AP", AveragePrecision, scores(8), TRUTHS.float(), ap),
+    Case("AP", AveragePrecision, scores(8, 1).round(), TRUTHS, ap),
 ]
 
 
@@ -146,20 +173,39 @@ def test_the_area_misses_the_exact_one_by_pairs_not_told_apart(
     assert abs(area - true) <= share / 2 + 1e-5
 
 
-@pytest.mark.parametrize(
-    "make", [AUC, partial(AUC, curve="PR"), ExactAUC, AveragePrecision]
-)
+@pytest.mark.parametrize("make", [AUC, PR, ExactAUC])
 @pytest.mark.parametrize("truth", [0, 1])
 def test_without_both_0s_and_1s_there_is_no_area(make, truth):
     result = figure(make(), scores(0), torch.full((COUNT,), truth))
     assert result != result
 
 
-def test_scores_that_are_no_numbers_have_no_rank():
-    given = scores(0)
+@pytest.mark.parametrize("truth", [0, 1])
+def test_average_precision_of_one_class_is_scikit_learns(truth):
+    result = figure(AveragePrecision(), scores(0), torch.full((COUNT,), truth))
+    assert result == truth
+
+
+@pytest.mark.parametrize("make", [AUC, PR, ExactAUC, AveragePrecision])
+@pytest.mark.parametrize("truths", [TRUTHS, LABELS])
+def test_scores_that_are_no_numbers_have_no_rank(make, truths):
+    given = scores(0, *truths.shape[1:])
     given[3] = float("nan")
-    result = figure(ExactAUC(), given, TRUTHS)
+    result = figure(make(), given, truths)
     assert result != result
+
+
+def test_two_classes_may_be_on_axis_1():
+    given, truths = scores(0, 2, 3), labels(1, 3, num_classes=2)
+    margins = (given[:, 1] - given[:, 0]).reshape(-1)
+    for make in (AUC, ExactAUC):
+        found = figure(make(), given, truths)
+        assert found == figure(make(), margins, truths.reshape(-1))
+
+
+def test_several_classes_on_axis_1_are_refused():
+    with pytest.raises(DataError, match="scores of 5 classes"):
+        AUC().sums(scores(0, 5, 2), labels(1, 2))
 
 
 def test_several_classes_by_index_are_refused():
