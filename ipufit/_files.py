@@ -56,7 +56,7 @@ def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def as_path(given: Any, name: str = "path") -> Path:
-    """Return a user's path; refuse what is none, and bytes.
+    """Return a user's path; refuse what is none, bytes and the empty str.
 
     Args:
         given: Any value.
@@ -73,8 +73,8 @@ def as_path(given: Any, name: str = "path") -> Path:
         ipufit.errors.ConfigError: backup_dir=b'run' is no path: give a str or a ...
     """
     is_path = isinstance(given, (str, os.PathLike))
-    if not is_path or not isinstance(os.fspath(given), str):
-        is_small = isinstance(given, (bytes, int, float, type(None)))
+    if not is_path or not isinstance(os.fspath(given), str) or given == "":
+        is_small = isinstance(given, (str, bytes, int, float, type(None)))
         shown = repr(given) if is_small else f"{type(given).__name__}(...)"
         raise ConfigError(f"{name}={shown} is no path: give a str or a pathlib.Path.")
     return Path(given)

@@ -133,6 +133,12 @@ def test_weights_in_the_place_of_a_path_are_not_printed(model, use):
         getattr(model, use)(model.module.state_dict())
 
 
+@pytest.mark.parametrize("kind", [BackupAndRestore, ModelCheckpoint])
+def test_an_empty_path_is_not_the_working_directory(kind):
+    with pytest.raises(ConfigError, match="='' is no path"):
+        kind("")
+
+
 def test_a_disk_that_is_full_at_any_step_of_save_weights(model, tmp_path):
     path = tmp_path / "weights.safetensors"
     model.save_weights(path)

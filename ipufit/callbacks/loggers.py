@@ -327,6 +327,7 @@ class TensorBoard(FigureLogger):
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",
+        *,
         update_freq: int | str = "epoch",
         histogram_freq: int = 0,
     ) -> None:

@@ -142,6 +142,11 @@ def test_other_frequencies_are_refused(double, wandb, kind, freq):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:pkg_resources is deprecated:UserWarning")
+def test_settings_go_by_keyword_because_keras_has_another_order():
+    with pytest.raises(TypeError, match="positional"):
+        TensorBoard("logs", 1)
+
+
 def test_real_files_have_them(tmp_path):
     pytest.importorskip("tensorboard")
     states_of_fit(TensorBoard(tmp_path, histogram_freq=1), epochs=1)
