@@ -330,8 +330,10 @@ def refuse_parts(name: str, sums: Tensor) -> None:
         raise DataError(
             f"The metric {name!r} takes targets of the outputs' shape for one-hot, "
             "with classes on the last axis, and others for class indices. Here some "
-            "rows don't sum to 1, or some indices are no class of the outputs: mark "
-            "those by -100, or by ignore_class=255 of ipufit.metrics.MeanIoU. If each "
+            "rows don't sum to 1, some indices are no class of the outputs (from 0), "
+            "or some 0s and 1s are other numbers: mark those that don't count by -100, "
+            "or by ignore_index=255 of CrossEntropyLoss, or of a metric that has it "
+            "(ignore_class=255 of ipufit.metrics.MeanIoU). If each "
             "output has a 0 or 1 of its own, use a binary loss such as 'bce', metric "
             "'binary_accuracy', one such as ipufit.metrics.F1Score(multi_label=True), "
             "or masks with a channel axis, [N, 1, H, W]. If classes are on axis 1, "
@@ -624,8 +626,8 @@ def bits(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
         tensor([1., 0.])
     """
     scores, truths, counts = elements(outputs, targets, weights)
-    is_ignored = truths.eq(IGNORED_INDEX)
-    return Elements(scores, truths, counts.masked_fill(is_ignored, 0.0))
+    counts = counts.masked_fill(truths.eq(IGNORED_INDEX), 0.0)
+    return Elements(scores, truths, within(truths, -1, 1, counts))
 
 
 def labels_last(
@@ -700,11 +702,30 @@ def classified(
         outputs = outputs.movedim(1, -1)
     counts = labels.ne(ignore_index)
     spread = weights_like(labels, weights)
+    spread = torch.where(counts, spread, zeros_like(spread))
     return Classified(
         in_float32(outputs),
         torch.where(counts, labels, zeros_like(labels)),
-        torch.where(counts, spread, zeros_like(spread)),
+        within(labels, 0, outputs.shape[-1] - 1, spread),
     )
+
+
+def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
+    """Return weights, NaN for targets outside of the range.
+
+    A program can't raise an error: `Metric.result` does. Bools for weights are targets
+    that count; all others are outside of the range.
+
+    Example:
+        >>> within(torch.tensor([0, 3, 9]), 0, 2, torch.tensor([1.0, 1.0, 0.0]))
+        tensor([1., nan, 0.])
+    """
+    is_within = targets.ge(low).logical_and(targets.le(high))
+    if weights.dtype == torch.bool:
+        is_wrong, weights = is_within.ne(weights), weights.to(torch.float32)
+    else:
+        is_wrong = is_within.logical_not().logical_and(weights.ne(0))
+    return weights.masked_fill(is_wrong, float("nan"))
 
 
 def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:

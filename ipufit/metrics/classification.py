@@ -30,6 +30,7 @@ from .base import (
     score_above,
     spread_weights,
     whole_rows,
+    within,
     zeros_like,
 )
 
@@ -47,11 +48,8 @@ __all__ = [
 Weights = Optional[Tensor]
 """Weights of rows or positions, as in `Metric.sums`; None if all count alike."""
 
-Judged = Tuple[Tensor, Weights]
-"""Whether each sample is right, and its weight.
-
-Bools for weights are samples that count or not; those that don't are never right.
-"""
+Judged = Tuple[Tensor, Tensor]
+"""Whether each sample is right, and its weight. Those of weight 0 are never right."""
 
 
 class _Share(Metric):
@@ -64,10 +62,10 @@ class _Share(Metric):
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the weight of the correct samples, and of all samples."""
         is_right, counts = self._judge(outputs, targets, weights)
-        if counts is not None and counts.dtype == torch.bool:
+        if weights is None:
             # Two sums in few operations: a program runs them for every micro-batch.
-            pair = torch.stack([flat(is_right), flat(counts)])
-            return pair.to(torch.float32).sum(dim=1)
+            pair = [flat(is_right).to(torch.float32), flat(counts)]
+            return torch.stack(pair).sum(dim=1)
         return mean_sums(is_right, counts)
 
     @abc.abstractmethod
@@ -102,12 +100,13 @@ class BinaryAccuracy(_Share):
 
     def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
         scores, truths = in_float32(outputs), matched_targets(outputs, targets)
-        counts = truths.ne(IGNORED_INDEX)
+        is_counted = truths.ne(IGNORED_INDEX)
         least = score_above(self._threshold, self._takes_logits)
-        is_right = scores.gt(least).eq(truths.gt(0.5)).logical_and(counts)
-        if weights is None:
-            return is_right, counts
-        return is_right, spread_weights(weights, truths).mul(counts)
+        is_right = scores.gt(least).eq(truths.gt(0.5)).logical_and(is_counted)
+        counts = is_counted
+        if weights is not None:
+            counts = spread_weights(weights, truths).mul(counts)
+        return is_right, within(truths, -1, 1, counts)
 
 
 class CategoricalAccuracy(_Share):
@@ -203,7 +202,8 @@ class TopKAccuracy(_Share):
         is_earlier = is_own.to(torch.float32).cumsum(dim=-1).eq(0)
         ahead = scores.le(own).logical_not()
         ahead = ahead.logical_or(scores.eq(own).logical_and(is_earlier))
-        return ahead.to(torch.float32).sum(dim=-1).lt(self._k), counts
+        is_right = ahead.to(torch.float32).sum(dim=-1).lt(self._k)
+        return is_right.logical_and(counts.ne(0)), counts
 
 
 class TopKCategoricalAccuracy(TopKAccuracy):
@@ -251,7 +251,8 @@ def _best(outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
     labels = class_indices(outputs, targets)
     if labels.shape != outputs.shape[:-1]:
         outputs = outputs.movedim(1, -1)
-    return outputs.argmax(dim=-1).eq(labels), labels.ne(IGNORED_INDEX)
+    counts = within(labels, 0, outputs.shape[-1] - 1, labels.ne(IGNORED_INDEX))
+    return outputs.argmax(dim=-1).eq(labels), counts
 
 
 def hinge(outputs: Tensor, targets: Tensor) -> Tensor:

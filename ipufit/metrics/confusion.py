@@ -122,9 +122,6 @@ class ConfusionMetric(Metric):
             return predicted, true, counts
         scores, labels, counts = classified(outputs, targets, weights)
         counts, num_classes = self._without_class(counts, labels), scores.shape[-1]
-        is_class = labels.ge(0).logical_and(labels.lt(num_classes))
-        is_void = is_class.logical_or(counts.eq(0)).logical_not()
-        counts = counts.masked_fill(is_void, float("nan"))
         best = one_hot(scores.argmax(dim=-1), num_classes)
         spread = counts.unsqueeze(-1).expand(best.shape)
         return best, one_hot(labels, num_classes), spread

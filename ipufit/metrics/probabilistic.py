@@ -32,6 +32,7 @@ from .base import (
     matched_targets,
     mean_sums,
     weights_like,
+    within,
 )
 
 __all__ = [
@@ -205,6 +206,7 @@ class SparseCategoricalCrossentropy(Metric):
 
     ignore_index: int
     direction = "min"
+    _takes_one_hot = True
 
     def __init__(
         self,
@@ -251,8 +253,10 @@ class CrossEntropy(SparseCategoricalCrossentropy):
         """Return the sum of the losses, and the weight of the targets that count."""
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
             values = binary_crossentropy(outputs, targets, self._takes_logits)
-            is_ignored = matched_targets(outputs, targets).eq(self.ignore_index)
-            weights = weights_like(values, weights).masked_fill(is_ignored, 0.0)
+            truths = matched_targets(outputs, targets)
+            counts = weights_like(values, weights)
+            counts = counts.masked_fill(truths.eq(self.ignore_index), 0.0)
+            weights = within(truths, 0, 1, counts)
         elif has_class_axis(outputs, targets):
             values = categorical_crossentropy(outputs, targets, self._takes_logits)
         else:
@@ -287,7 +291,7 @@ class Perplexity(CrossEntropy):
 
     def result(self, sums: Tensor) -> float:
         """Compute the exponential of the mean."""
-        return float(torch.exp(sums[0] / sums[1]))
+        return float(torch.exp(torch.tensor(super().result(sums))))
 
 
 class NegativeLogLikelihood(Metric):
@@ -307,6 +311,7 @@ class NegativeLogLikelihood(Metric):
 
     ignore_index: int
     direction = "min"
+    _takes_one_hot = True
 
     def __init__(
         self, ignore_index: int = IGNORED_INDEX, name: str = "nll_loss"
@@ -372,6 +377,6 @@ def _times(probabilities: Tensor, logs: Tensor) -> Tensor:
 
 def _sums_at_labels(logs: Tensor, found: Classified) -> Tensor:
     """Sum the negative logarithms at the labels, and the weights."""
-    index = found.labels.masked_fill(found.weights.eq(0), 0).to(torch.int64)
+    index = found.labels.clamp(0, logs.shape[-1] - 1).to(torch.int64)
     picked = logs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
     return mean_sums(picked.neg(), found.weights)

@@ -24,6 +24,7 @@ from .base import (
     is_like,
     is_whole,
     labels_last,
+    refuse_parts,
     total_marked,
 )
 
@@ -111,6 +112,7 @@ class AUC(Metric):
             torch.cat([half, half.new_zeros(len(half), 1)], dim=1)
             for half in sums.reshape(2, -1, self._num_steps)
         )
+        refuse_parts(self.name, tp[:, 0] + fp[:, 0])
         area = _roc if self._is_roc else _precision_recall
         return _average([area(*label) for label in zip(tp, fp)], tp, self._average)
 
@@ -133,6 +135,7 @@ class _Ranked(CollectingMetric):
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Store the scores of a batch."""
         parts = _binary(outputs, targets, weights, takes_logits=True)
+        refuse_parts(self.name, parts.weights)
         kept = by_label(parts, self._average, self.has_binary_loss)
         self.batches.append([part.detach() for part in kept])
 

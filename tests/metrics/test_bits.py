@@ -11,6 +11,7 @@ from torch import nn
 import ipufit
 from ipufit import IPUModel
 from ipufit.errors import DataError
+from tests.metrics.harness import figure
 
 METRICS = ["accuracy", "f1", "iou", "mean_iou"]
 
@@ -80,6 +81,36 @@ BINARY = [
     *("balanced_accuracy", "true_negatives", "auc", "exact_auc", "average_precision"),
     "cross_entropy",
 ]
+
+
+CLASSES = [
+    *("accuracy", "sparse_categorical_accuracy", "top_2_accuracy", "categorical_hinge"),
+    *("f1", "mean_iou", "balanced_accuracy", "true_positives", "crossentropy"),
+    *("sparse_categorical_crossentropy", "nll", "perplexity"),
+]
+
+
+@pytest.mark.parametrize("weights", [None, torch.ones(16)])
+def test_targets_that_are_no_class_are_refused(weights):
+    outputs, _ = drawn(16, 3)
+    for stranger in (3, -1, 255):
+        targets = torch.arange(16) % 3
+        targets[5] = stranger
+        for name in CLASSES:
+            metric = ipufit.metrics.resolve_metric(name)
+            with pytest.raises(DataError, match="no class of the outputs"):
+                figure(metric, outputs, targets, weights)
+
+
+@pytest.mark.parametrize("weights", [None, torch.ones(16)])
+@pytest.mark.parametrize("stranger", [2, -2, 255])
+def test_targets_that_are_neither_0_nor_1_are_refused(weights, stranger):
+    outputs, targets = drawn(16, 1)
+    targets[5] = stranger
+    for name in BINARY:
+        metric = ipufit.metrics.resolve_metric(name)
+        with pytest.raises(DataError, match="0s and 1s are other numbers"):
+            figure(metric, outputs, targets, weights)
 
 
 def masked(outputs, targets):
