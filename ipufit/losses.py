@@ -93,6 +93,7 @@ class Loss:
         takes_logits: Whether the loss takes logits, though its name means probabilities
             in Keras.
         is_binary: Whether each output is a problem of its own, with a target of 0 or 1.
+        class_axis: Axis of the outputs that has the classes; None if not over classes.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Loss:
     indices: set[int] = field(default_factory=set, compare=False)
     takes_logits: bool = False
     is_binary: bool = False
+    class_axis: int | None = None
 
     @property
     def ignored(self) -> set[int]:
@@ -155,6 +157,7 @@ class Loss:
             >>> loss.terms(outputs, targets, 2)
             LossTerms(value=tensor(5.), total=tensor(10.), divisor=tensor(2.))
         """
+        self._refuse_one_class(outputs, targets)
         index = None
         if not self.is_sum and self._are_indices(outputs, targets):
             index = self.ignore_index
@@ -176,6 +179,17 @@ class Loss:
             total, shared = torch.sum(each.mul(is_real)), torch.sum(each.mul(share))
         value = total if self.is_sum else torch.div(shared, float(rows))
         return LossTerms(value, total.detach(), torch.sum(is_real))
+
+    def _refuse_one_class(self, outputs: Any, targets: Any) -> None:
+        if self.class_axis is None or not isinstance(outputs, Tensor):
+            return
+        shape, has_indices = tuple(outputs.shape), outputs.dim() != targets.dim()
+        if has_indices or len(shape) < 2 or shape[self.class_axis] != 1:
+            return
+        raise DataError(
+            f"outputs of shape {shape} have one class, of which nothing can be learnt. "
+            "For two classes in one output use 'binary_cross_entropy'"
+        )
 
     def _plain_terms(
         self,
@@ -365,11 +379,6 @@ def _classes(targets: Tensor, outputs: Tensor) -> Tensor:
     has_axis = targets.dim() == outputs.dim() > 1 and targets.shape[1] == 1
     if not has_axis or targets.is_floating_point():
         return targets
-    if outputs.shape[1] == 1:
-        raise DataError(
-            f"outputs of shape {tuple(outputs.shape)} have one class, of which nothing "
-            "can be learnt. For two classes in one output use 'binary_cross_entropy'"
-        )
     return targets.squeeze(1)
 
 
@@ -518,7 +527,7 @@ _BINARY = (
 )
 """Losses of outputs that are each a problem with targets 0 and 1, or -1 and 1."""
 
-_IGNORING = (_categorical, _cross_entropy, _nll, _sparse)
+_CLASS_AXES = {_categorical: -1, _cross_entropy: 1, _nll: 1, _sparse: -1}
 
 
 def _key(name: str) -> str:
@@ -563,9 +572,10 @@ def named_loss(name: str) -> Loss:
         function=reduced("mean"),
         each=reduced("none"),
         is_per_output=True,
-        ignore_index=IGNORED_INDEX if function in _IGNORING else None,
+        ignore_index=IGNORED_INDEX if function in _CLASS_AXES else None,
         takes_logits=key in _LOGITS,
         is_binary=function in _BINARY,
+        class_axis=_CLASS_AXES.get(function),
     )
 
 
@@ -620,6 +630,7 @@ def resolve_loss(loss: LossLike) -> Loss:
         is_per_output=is_torchs,
         ignore_index=ignore_index,
         is_binary=isinstance(loss, _BINARY_MODULES) or loss in _BINARY,
+        class_axis=None if ignore_index is None else 1,
     )
 
 

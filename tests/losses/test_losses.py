@@ -239,6 +239,25 @@ def test_so_may_those_of_positions():
     assert loss.terms(outputs, targets[:, None], 2) == expected
 
 
+@pytest.mark.parametrize("shape", [(4, 1), (4, 1, 3, 3)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *("ce", "cross_entropy", "crossentropy", "categorical_crossentropy", "nll"),
+        torch.nn.CrossEntropyLoss(),
+        torch.nn.NLLLoss(),
+        F.cross_entropy,
+    ],
+)
+def test_one_class_is_refused_with_targets_of_0_and_1(loss, shape):
+    if loss == "categorical_crossentropy":
+        shape = (*shape[:1], *shape[2:], 1)  # its classes are last
+    model = IPUModel(torch.nn.Identity())
+    model.compile("sgd", loss)
+    with pytest.raises(DataError, match=r"one class, .* 'binary_cross_entropy'"):
+        model.evaluate(torch.randn(shape), torch.ones(shape), verbose=0)
+
+
 def test_one_class_is_no_choice():
     with pytest.raises(DataError, match=r"one class, .* 'binary_cross_entropy'"):
         resolve_loss("cross_entropy").terms(NUMBERS, TRUTHS[:, None], 3)
