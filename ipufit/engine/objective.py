@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import (
     Any,
     Callable,
@@ -27,7 +27,14 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.datasets import Labels
 from ipufit.engine.trace_checks import Divisions, ResultsNoted
-from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
+from ipufit.errors import (
+    ConfigError,
+    DataError,
+    IpufitError,
+    IpufitWarning,
+    UnsupportedError,
+    warn,
+)
 from ipufit.losses import Loss, LossTerms, resolve_loss, smoothed
 from ipufit.metrics import (
     FunctionMetric,
@@ -434,6 +441,7 @@ class Objective:
             aren't given in a list.
         steps: Functions that compute the loss in place of the module; None if the
             module is called.
+        warned: Warnings of losses of logits, each of which is shown once.
     """
 
     losses: tuple[tuple[OutputKey, Loss], ...]
@@ -441,6 +449,7 @@ class Objective:
     metrics: tuple[OutputMetric, ...] = ()
     num_listed: int | None = None
     steps: Steps | None = None
+    warned: set[str] = field(default_factory=set, compare=False)
 
     @property
     def owns_loss(self) -> bool:
@@ -597,7 +606,7 @@ class Objective:
     def check_logits(
         self, outputs: Any, labels: Labels, probabilities: dict[str, str]
     ) -> None:
-        """Refuse losses of logits for outputs that are probabilities.
+        """Refuse losses of logits for outputs that are probabilities, or warn.
 
         Args:
             outputs: Everything that the module returned.
@@ -605,7 +614,8 @@ class Objective:
             probabilities: Result of `probability_outputs`.
 
         Raises:
-            ConfigError: There is such a loss.
+            ConfigError: There is such a loss, by a name that means probabilities in
+                Keras.
         """
         for key, loss in self.losses if probabilities else ():
             for part in self._parts_of_loss(key, loss, outputs, labels):
@@ -618,13 +628,18 @@ class Objective:
                     if function == "sigmoid"
                     else "lambda x, y: torch.nn.functional.nll_loss(x.log(), y)"
                 )
-                raise ConfigError(
+                message = (
                     f"The loss {loss.name!r} takes logits, and the module's {output} "
                     f"comes from a {function}: they are probabilities, which would be "
                     f"squashed once more. Leave the {function} out of the module and "
                     "apply it to what predict() gives, or compile with a loss of "
                     f"probabilities: loss={own}."
                 )
+                if loss.refuses_probabilities:
+                    raise ConfigError(message)
+                if message not in self.warned:  # as torch has it, and hardly meant
+                    self.warned.add(message)
+                    warn(message, IpufitWarning)
 
     def _check_length(self, outputs: Any) -> None:
         several = named_outputs(outputs)

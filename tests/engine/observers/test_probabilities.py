@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
-from ipufit import ConfigError
+from ipufit import ConfigError, IpufitWarning
 from tests import reference
 
 X, Y = reference.samples(16)
@@ -83,7 +83,6 @@ def test_what_is_written_instead_is_right(run):
 @pytest.mark.parametrize(
     ("end", "loss"),
     [
-        (lambda h: h.softmax(1), "cross_entropy"),  # as torch has it
         (lambda h: h.softmax(1), "mse"),
         (lambda h: h.softmax(1) * 5, "sparse_categorical_crossentropy"),
         (lambda h: h * h.sigmoid(), "sparse_categorical_crossentropy"),
@@ -93,6 +92,25 @@ def test_what_is_written_instead_is_right(run):
 def test_all_else_is_taken(run, end, loss):
     sparse = loss in ("cross_entropy", "sparse_categorical_crossentropy")
     RUNS[run](model_of(end, loss), Y if sparse else F.one_hot(Y, 4).float())
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    ("loss", "end", "targets"),
+    [
+        ("cross_entropy", torch.nn.Softmax(-1), Y),
+        ("ce", torch.sigmoid, Y),
+        (torch.nn.CrossEntropyLoss(), torch.nn.Softmax(-1), Y),
+        (F.cross_entropy, torch.nn.Softmax(-1), Y),
+        (torch.nn.BCEWithLogitsLoss(), torch.sigmoid, F.one_hot(Y, 4).float()),
+        (F.binary_cross_entropy_with_logits, torch.sigmoid, F.one_hot(Y, 4).float()),
+    ],
+)
+def test_losses_by_torchs_names_warn_once(run, loss, end, targets):
+    model = model_of(end, loss)
+    with pytest.warns(IpufitWarning, match="takes logits, .* comes from a s") as caught:
+        _ = RUNS[run](model, targets), RUNS[run](model, targets)
+    assert len(caught) == 1
 
 
 def test_each_output_has_its_own_loss():
