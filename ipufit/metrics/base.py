@@ -646,7 +646,8 @@ def labels_last(
         >>> labels_last(torch.zeros(2, 8, 8), has_labels=True).shape
         torch.Size([128, 1])
     """
-    if has_labels and values.dim() in (4, 5) and values.shape[-1] > 1:
+    is_last = values.shape[-1] == 1 and set(values.shape[2:]) != {1}
+    if has_labels and values.dim() in (4, 5) and not is_last:
         return values.movedim(1, -1)
     is_kept = values.dim() in ((2, 3) if is_set else (2,))
     return values if is_kept else values.reshape(-1, 1)

@@ -108,13 +108,12 @@ class ConfusionMetric(Metric):
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return predictions and targets, bools `[..., C]`, and their weights."""
-        has_labels = self._has_labels
-        if is_of_bits(outputs, targets, has_binary_loss=has_labels):
+        has_labels, is_set = self._has_labels, self._is_multi_label
+        if is_set or is_of_bits(outputs, targets, has_binary_loss=has_labels):
             scores, truths, counts = bits(outputs, targets, weights)
             counts = self._without_class(counts, truths)
             least = score_above(self._threshold, self._takes_logits)
             predicted, true = scores.gt(least), truths.gt(0.5)
-            is_set = self._is_multi_label
             predicted, true, counts = (
                 labels_last(part, has_labels=has_labels, is_set=is_set)
                 for part in (predicted, true, counts)

@@ -141,7 +141,7 @@ def mean_jaccard(truths, predicted):
     return sklearn.metrics.jaccard_score(truths, predicted, average="macro")
 
 
-@pytest.mark.parametrize("shape", [(16, 5), (8, 3, 6, 4)])
+@pytest.mark.parametrize("shape", [(16, 5), (16, 5, 1, 1), (8, 3, 6, 4)])
 def test_scores_of_several_labels_are_averaged(shape):
     x, y = drawn(*shape)
     names = ["f1", "balanced_accuracy", "mean_iou", "exact_auc"]
@@ -178,3 +178,10 @@ def test_a_setting_makes_several_labels(shape):
         figures(x, y, loss, [used]) for loss, used in [(dice, metric), ("bce", "f1")]
     )
     assert said["f1_score"] == known["f1"]
+
+
+def test_a_setting_of_several_labels_refuses_indices():
+    with pytest.raises(DataError, match="don't fit"):
+        ipufit.metrics.F1Score(multi_label=True).sums(
+            torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+        )
