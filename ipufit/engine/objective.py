@@ -335,6 +335,7 @@ class LabelledOutput(NamedTuple):
         counted: For each index that is ignored the mean number of targets of a
             micro-batch that aren't, `[rows]`, nested as the target; None to count those
             of the micro-batch itself.
+        is_only: Whether it was taken out of a dict, tuple or list of one output.
     """
 
     name: str
@@ -342,6 +343,7 @@ class LabelledOutput(NamedTuple):
     target: Any
     weights: Tensor | None
     counted: Any = None
+    is_only: bool = False
 
 
 def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
@@ -781,7 +783,8 @@ class Objective:
             if counted is not None:
                 counted = {index: only(nested) for index, nested in counted.items()}
             target, weights = only(labels.targets), only(labels.weights)
-            return [LabelledOutput("", output, target, weights, counted)]
+            is_only = output is not outputs and not is_named
+            return [LabelledOutput("", output, target, weights, counted, is_only)]
         weights = labels.weights
         if key is None and not splits:
             if weights is not None and not isinstance(weights, Tensor):
@@ -843,6 +846,8 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
         elif are_classes or "bool" in targets or "class probabilities" in cause:
             way, kind = ("long", "int64") if are_classes else ("float", "float32")
             advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
+        elif part.is_only:
+            advice = ". A function gets the only output of a dict or tuple itself."
         raise DataError(
             f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
             f"{targets}: {cause.rstrip('.') if advice else cause}{advice}"

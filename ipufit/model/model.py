@@ -367,7 +367,7 @@ class IPUModel:
         take a list in the order of the outputs, or a dict by their names. Outputs in a
         dict are named by its keys, outputs in a tuple `output_1`, `output_2` and so on.
         One name or torch loss is used for each output. A function of yours gets all
-        outputs and targets as they nest.
+        outputs and targets as they nest, and the only output of a dict or tuple itself.
 
         Args:
             optimizer: A name ("sgd", "adam", "adamw", "rmsprop", "lamb"), an

@@ -356,6 +356,20 @@ def test_a_function_that_takes_outputs_of_training_alone_is_refused(form, loss, 
             getattr(model, run)(x, y, verbose=0, **more)
 
 
+def test_a_function_that_unpacks_an_only_output_is_told_that_it_gets_it():
+    class Named(nn.Linear):
+        def forward(self, x):
+            return {"out": super().forward(x)}
+
+    x, y = reference.samples(64)
+    model = IPUModel(Named(3, 4))
+    model.compile("sgd", lambda o, y: nn.functional.cross_entropy(o["out"], y))
+    with pytest.raises(ipufit.DataError, match="the only output of a dict or tuple"):
+        model.fit(x, y, verbose=0)
+    model.compile("sgd", lambda o, y: nn.functional.cross_entropy(o, y))
+    model.fit(x, y, verbose=0)
+
+
 def test_a_function_of_the_outputs_of_either_mode_is_evaluated():
     model, (x, y) = IPUModel(Auxiliary("tuple")), reference.samples(64)
     model.compile("sgd", errors_of_either)
