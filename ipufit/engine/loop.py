@@ -435,6 +435,8 @@ class Training:
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the weights of the user's module."""
         self._display = display
+        # A call of the losses on the host may have shown what they ignore.
+        self.batches.count(self.metrics.objective.ignored)
         try:
             self.program = self._prepared()
         except CountsMissingError:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ipufit
 from ipufit import IPUConfig, Optimizer
 from tests.distributed import runs
-from tests.reference import assert_same_weights, compiled, weights
+from tests.reference import assert_same_weights, compiled, samples, weights
 from tests.strategies import examples
 
 FEATURES, CLASSES = 3, 4
@@ -497,3 +497,15 @@ def test_processes_count_what_is_left_of_all_their_rows(pool, loss):
     for name, value in expected.items():
         torch.testing.assert_close(one[name], value, rtol=1e-4, atol=1e-5)
         assert torch.equal(one[name], other[name])
+
+
+def test_a_function_may_ignore_targets_in_a_fit_that_validates():
+    x, y = samples(64)
+    y[::3] = -100
+    losses = []
+    for loss in (lambda o, t: F.cross_entropy(o, t), "cross_entropy"):
+        torch.manual_seed(0)
+        model = compiled(config=IPUConfig(gradient_accumulation=2), loss=loss)
+        model.fit(x, y, batch_size=16, verbose=0, shuffle=False, validation_data=(x, y))
+        losses += [value for [value] in model.history.history.values()]
+    assert losses[:2] == pytest.approx(losses[2:])
