@@ -534,7 +534,12 @@ _BINARY = (
 )
 """Losses of outputs that are each a problem with targets 0 and 1, or -1 and 1."""
 
-_CLASS_AXES = {_categorical: -1, _cross_entropy: 1, _nll: 1, _sparse: -1}
+_CLASS_AXES: dict[Any, int] = {
+    _categorical: -1,
+    _cross_entropy: 1,
+    _nll: 1,
+    _sparse: -1,
+}
 
 
 def _key(name: str) -> str:
