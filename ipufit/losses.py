@@ -9,6 +9,7 @@ The class axis is the second, as in torch, and the last for Keras's `..._crossen
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -210,7 +211,12 @@ class Loss:
         # On the host a function is a sum of parts, each with a divisor of its own.
         has_parts = self.is_function and not torch.is_grad_enabled()
         target_means = TargetMeans(targets, counted, is_derived=has_parts)
-        with torch.inference_mode(False), torch.enable_grad(), target_means:
+        with contextlib.ExitStack() as stack:
+            if has_parts:
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.enable_grad())
+            if self.is_function or index is not None:
+                stack.enter_context(target_means)
             loss = self._checked(call_by_rows(self.function, outputs, targets))
             if not loss.dim():  # PopTorch gives a loss inside the final one [1]
                 value = loss.reshape(())

@@ -243,10 +243,13 @@ class FunctionMetric(Metric):
         super().__init__(name)
         self.function = outputs_first(function)
         self.direction = direction
+        home = str(getattr(function, "__module__", ""))
+        self._is_users = not home.startswith("ipufit.")
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the values and their number, both weighted."""
-        with TargetMeans() as target_means:
+        target_means = TargetMeans()  # ours ignore none inside
+        with target_means if self._is_users else contextlib.nullcontext():
             values = self._values(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
