@@ -220,9 +220,9 @@ METRICS = {
         "accuracy": of_bits(sk.accuracy_score),
         "f1": of_bits(sk.f1_score, is_pooled=False, zero_division=0),
         "iou": of_bits(sk.jaccard_score, is_pooled=False, zero_division=0),
-        "mean_iou": of_bits(sk.jaccard_score, average="macro"),
+        "mean_iou": of_bits(sk.jaccard_score, is_pooled=False, average="macro"),
         "bce": averaged(lambda o, t: rows(BITS)(o, t.reshape(o.shape))),
-        "exact_auc": of_bits(area, is_soft=True),
+        "exact_auc": of_bits(area, is_pooled=False, is_soft=True),
     },
     "numbers": {
         "mse": of_numbers(sk.mean_squared_error),
