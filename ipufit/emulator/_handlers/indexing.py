@@ -365,7 +365,7 @@ def _own_dims(index: Tensor) -> list[int]:
 
 @rule("gather-number", "gather")
 @rule("scatter-reduce-number", "scatter_reduce", "index_reduce")
-def _(call: Call) -> Any:
+def reads_a_number(call: Call) -> Any:
     return call.tensors()[0].dim() == 0
 
 
