@@ -98,7 +98,7 @@ CASES = [
         scores(1, 3),
         LABELS,
         lambda x, y, w: sklearn.metrics.average_precision_score(
-            y, x, sample_weight=w, average="weighted"
+            y.numpy(), x.numpy(), sample_weight=w.numpy(), average="weighted"
         ),
     ),
     Case("AUC of pairs", AUC, scores(1, 2), TRUTHS.long(), roc_of_pairs),
