@@ -554,7 +554,7 @@ def _position(key: str) -> int:
     """Return the position in the key of a callback's state.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: The key doesn't begin with a position.
     """
     position = key.partition(":")[0]
     if not position.isdecimal():

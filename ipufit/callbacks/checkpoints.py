@@ -168,7 +168,7 @@ class ModelCheckpoint(MonitorCallback):
 
     @property
     def needs_metric(self) -> bool:
-        """Whether the callback does nothing without its metric."""
+        """Whether a run without it is refused: `save_best_only` compares its values."""
         return self.save_best_only and super().needs_metric
 
     def _known_fields(self) -> dict[str, float]:

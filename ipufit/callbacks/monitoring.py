@@ -91,7 +91,7 @@ class MonitorCallback(Callback):
 
     @property
     def needs_metric(self) -> bool:
-        """Whether the callback does nothing without its metric."""
+        """Whether a run without the monitored metric is refused."""
         return self.monitor != "learning_rate"
 
     def say(self, message: str) -> None:

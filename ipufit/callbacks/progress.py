@@ -181,7 +181,7 @@ class _Printing(ProgressDisplay):
 
     @property
     def shows_poptorch_bar(self) -> bool:
-        """Whether a bar can be drawn on standard error, and none of rich is there."""
+        """Whether standard error is a terminal on which rich draws no bar now."""
         stderr = sys.stderr
         is_terminal = stderr is not None and stderr.isatty()
         is_free = stderr is sys.__stderr__  # rich replaces it below a bar of its own
