@@ -182,6 +182,27 @@ def test_what_only_keras_s_backends_have_is_no_argument(argument):
         IPUModel(module).compile("sgd", "mse", **{argument: False})
 
 
+def test_evaluations_are_without_label_smoothing():
+    logits, y = torch.tensor([[0.5], [-2.0]]), torch.tensor([[1.0], [0.0]])
+    smooth = keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1)
+    plain = keras.losses.BinaryCrossentropy(from_logits=True)
+    model = keras.Sequential([keras.layers.Identity()])
+    model.compile("sgd", smooth)
+    expected = pytest.approx(float(smooth(y, logits)), rel=1e-5)
+    assert model.evaluate(logits, y, verbose=0) == expected
+    ipu = IPUModel(torch.nn.Identity())
+    ipu.compile("sgd", "binary_crossentropy", label_smoothing=0.1)
+    value = ipu.evaluate(logits, y, verbose=0)["loss"]
+    assert value == pytest.approx(float(plain(y, logits)), rel=1e-5)
+    line = torch.nn.Linear(1, 1)  # and trains with it, as Keras does
+    torch.nn.init.ones_(line.weight)
+    torch.nn.init.zeros_(line.bias)
+    ipu = IPUModel(line)
+    ipu.compile("sgd", "binary_crossentropy", label_smoothing=0.1)
+    history = ipu.fit(logits, y, batch_size=2, verbose=0).history
+    assert history["loss"] == [expected]
+
+
 # Several outputs ---------------------------------------------------------------------
 
 

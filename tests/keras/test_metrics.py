@@ -312,6 +312,46 @@ def test_keras_takes_an_area_without_0s_for_0():
     assert np.isnan(figure_)
 
 
+@pytest.mark.parametrize("kind", ["MeanIoU", "AUC", "Recall", "MeanSquaredError"])
+def test_keras_takes_metrics_without_samples_for_0(kind):
+    settings = {"num_classes": 6} if kind == "MeanIoU" else {}
+    assert float(getattr(theirs, kind)(**settings).result()) == 0.0
+    metric = ours.resolve_metric(kind)
+    sums = metric.sums(SINGLE, TRUTHS, torch.zeros(COUNT)).double()
+    assert np.isnan(metric.result(sums))
+
+
+def test_keras_takes_a_divergence_of_what_sums_to_less_than_1():
+    outputs = SEVERAL.softmax(-1)
+    metric = theirs.KLDivergence()
+    metric.update_state(SHARES, 0.5 * outputs)
+    own = ours.KLDivergence(from_logits=False)
+    whole, half = (figure(own, size * outputs, SHARES) for size in (1, 0.5))
+    assert half == pytest.approx(whole, rel=1e-5)
+    assert float(metric.result()) == pytest.approx(whole + np.log(2), rel=1e-5)
+
+
+def test_keras_counts_targets_that_it_leaves_out_of_a_crossentropy():
+    metric = theirs.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2)
+    metric.update_state(INDICES, SEVERAL)
+    own = ours.SparseCategoricalCrossentropy(ignore_index=2)
+    share = float((INDICES != 2).float().mean())
+    actual = figure(own, SEVERAL, INDICES)
+    assert float(metric.result()) == pytest.approx(share * actual, rel=1e-5)
+    loss = torch.nn.functional.cross_entropy(SEVERAL, INDICES, ignore_index=2)
+    assert actual == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_keras_compares_labels_by_the_class_accuracy():
+    predicted = SEVERAL.argmax(-1)
+    metric = theirs.Accuracy()
+    metric.update_state(INDICES, predicted)
+    expected = pytest.approx(float(metric.result()), rel=1e-6)
+    assert figure(ours.Accuracy(), SEVERAL, INDICES) == expected
+    with pytest.raises(DataError, match="accuracy"):
+        figure(ours.Accuracy(), predicted.float(), INDICES)
+
+
 def test_keras_takes_several_labels_together_for_an_area():
     keras_figure, figure_ = both("auc", "AUC", SEVERAL, DENSE, **LOGITS)
     assert keras_figure != pytest.approx(figure_, rel=1e-3)

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
-import pytest
+import bisect
+import math
 
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from ipufit import IPUModel, LambdaCallback, Optimizer
 from ipufit.optimizers import Schedule
 
 keras = pytest.importorskip("keras")
@@ -59,3 +65,50 @@ def test_a_step_falls_one_update_before_keras():
         [1.0, 0.1]
     )
     assert [ours.factor(update) for update in (4, 5)] == pytest.approx([1.0, 0.1])
+
+
+def torch_schedulers():
+    """Schedules of Keras that are torch's, with a base rate of 1."""
+    lambdas, warm = lr_scheduler.LambdaLR, lr_scheduler.CosineAnnealingWarmRestarts
+    values, boundaries = [1.0, 0.7, 0.1], [3, 7]
+    return [
+        (
+            schedules.InverseTimeDecay(1.0, 10, 0.5),
+            lambda optimizer: lambdas(optimizer, lambda k: 1 / (1 + 0.5 * k / 10)),
+        ),
+        (
+            schedules.CosineDecayRestarts(1.0, 4, t_mul=2.0),
+            lambda optimizer: warm(optimizer, T_0=4, T_mult=2),
+        ),
+        (
+            schedules.ExponentialDecay(1.0, 3, 0.5, staircase=True),
+            lambda optimizer: lr_scheduler.StepLR(optimizer, 3, 0.5),
+        ),
+        (
+            schedules.PolynomialDecay(1.0, 5, 0.1, cycle=True),
+            lambda optimizer: lambdas(
+                optimizer, lambda k: 1 - 0.9 * k / (5 * max(1, math.ceil(k / 5)))
+            ),
+        ),
+        (
+            schedules.PiecewiseConstantDecay(boundaries, values),
+            lambda optimizer: lambdas(
+                optimizer, lambda k: values[bisect.bisect_left(boundaries, k)]
+            ),
+        ),
+    ]
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_fits_with_torch_s_schedulers_have_keras_rates(index):
+    keras_schedule, make = torch_schedulers()[index]
+    model = IPUModel(torch.nn.Linear(1, 1))
+    rates = []
+    model.compile(Optimizer("sgd", 1.0), "mse", lr_schedule=make)
+    noted = LambdaCallback(
+        on_train_batch_begin=lambda *_: rates.append(model.optimizer.learning_rate)
+    )
+    zeros = torch.zeros(12, 1)
+    model.fit(zeros, zeros, batch_size=1, shuffle=False, verbose=0, callbacks=[noted])
+    expected = [float(keras_schedule(update)) for update in range(12)]
+    assert rates == pytest.approx(expected, abs=1e-6)
