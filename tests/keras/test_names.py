@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ipufit
-from ipufit.errors import ConfigError, UnknownNameError
+from ipufit.errors import UnknownNameError
 from ipufit.losses import resolve_loss
 
 keras = pytest.importorskip("keras")
@@ -43,7 +43,7 @@ def public(module):
 def is_metric(name):
     try:
         ipufit.metrics.resolve_metric(name)
-    except (ConfigError, UnknownNameError):
+    except ValueError:
         return hasattr(ipufit.metrics, name)
     return True
 
@@ -51,7 +51,7 @@ def is_metric(name):
 def is_loss(name):
     try:
         resolve_loss(name)
-    except (ConfigError, UnknownNameError):
+    except ValueError:
         return False
     return True
 
@@ -71,6 +71,19 @@ def arguments(kind):
 def test_names_that_are_not_here_are_listed(heading, module, is_here):
     listed = {name for row in table(heading) for name in words(row[0])}
     assert listed == {name for name in public(module) if not is_here(name)}
+
+
+def test_errors_of_names_that_are_not_here_say_what_to_write():
+    """All but the two of `keras.losses.Loss` and of configurations."""
+    model = ipufit.IPUModel(torch.nn.Linear(1, 1))
+    names = [name for row in table("metric of Keras")[:-1] for name in words(row[0])]
+    for name in names:
+        with pytest.raises(UnknownNameError, match=f"metric '{name}'. Write"):
+            model.compile("sgd", "mse", metrics=[name])
+    names = [name for row in table("loss of Keras")[:-2] for name in words(row[0])]
+    for name in names:
+        with pytest.raises(ValueError, match=r"(Write|Pass) a"):
+            model.compile("sgd", name)
 
 
 @pytest.mark.parametrize(
