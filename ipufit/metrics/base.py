@@ -803,8 +803,9 @@ def dense_targets(outputs: Tensor, targets: Tensor) -> Tensor:
     if not has_class_axis(outputs, targets):
         raise DataError(
             f"Targets of shape {tuple(targets.shape)} aren't one-hot or probabilities "
-            f"for outputs of shape {tuple(outputs.shape)}, which they are when the "
-            "shapes agree. For class indices there is a 'sparse_...' metric."
+            f"for outputs of shape {tuple(outputs.shape)}: both have one shape, with "
+            "two classes or more on the last axis. Names with 'sparse_' take class "
+            "indices, names with 'binary_' one output per sample."
         )
     return targets.to(torch.float32)
 

@@ -298,6 +298,12 @@ def test_shapes_that_do_not_fit_are_refused(metric, outputs, targets):
         metric.sums(torch.zeros(outputs), torch.zeros(targets))
 
 
+@pytest.mark.parametrize("metric", [CategoricalCrossentropy(), KLDivergence()])
+def test_one_class_is_refused(metric):
+    with pytest.raises(DataError, match="two classes or more"):
+        metric.sums(torch.zeros(4, 1), torch.zeros(4, 1))
+
+
 def test_a_class_that_is_ruled_out_is_no_rival_of_a_hinge():
     outputs = torch.tensor([[1.0, float("-inf"), 0.5]])
     assert figure(CategoricalHinge(), outputs, torch.tensor([0])) == 0.5
