@@ -318,24 +318,23 @@ class TrainedState:
     def take(self) -> files.Checkpoint:
         """Return a checkpoint of weights, optimiser, averages and schedule.
 
-        Its tensors are copies.
+        Its tensors are those of the module and the optimiser, which training changes.
         """
         self.executors.fetch_weights()
         average = self.average
         if average is not None and average.is_swapped:  # the weights are meant
             average.swap_out()
             try:
-                return self.take()
+                return self.take().copied()
             finally:
                 average.swap_in()
         optimizer = self.optimization.optimizer
         given = optimizer.state_dict()
         groups: dict[str, Mapping[str, Tensor]] = {
-            name: files.copied_tensors(tensors)
-            for name, tensors in groups_of_module(self.executors.module).items()
+            **groups_of_module(self.executors.module)
         }
         groups["optimizer"] = {
-            f"{part}/{name}": torch.as_tensor(value).detach().clone()
+            f"{part}/{name}": torch.as_tensor(value).detach()
             for part in _OPTIMIZER_STATE
             for name, value in (given.get(part) or {}).items()
         }
@@ -804,7 +803,7 @@ class Snapshot:
         Several processes call this together, and each gets the state of all.
 
         Returns:
-            A checkpoint; its tensors are copies.
+            A checkpoint; its tensors may be those of the model, which training changes.
 
         Raises:
             UnsupportedError: A streamed metric is in the middle of an epoch.

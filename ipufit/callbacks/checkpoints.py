@@ -297,14 +297,14 @@ class ModelCheckpoint(MonitorCallback):
             self._writer.write(partial(self._copied_state, path, moment), finished)
 
     def _copied_state(self, path: str, moment: SavedAt) -> Callable[[], str | Path]:
-        """Copy the state, and return a function that writes the copy.
+        """Take the state, and return a function that writes it, and returns the path.
 
-        It returns the path. Training doesn't change the copy.
+        Training doesn't change what is written in the background.
         """
         if self.save_weights_only:
             weights = self.model.copied_weights()
             return partial(_write_to, path, save_weights, weights, path, moment=moment)
-        now: Checkpoint = self.model.checkpoint()
+        now: Checkpoint = self.model.checkpoint(copied=self._writer is not None)
         copy = Checkpoint(now.tensors, copied(now.state))
         if self.store is not None:
             complete = self.run.epoch + self.run.is_epoch_done
@@ -440,7 +440,8 @@ class BackupAndRestore(Callback):
         run = self.run
         self._saved = run.updates, run.is_epoch_done
         complete = run.epoch + run.is_epoch_done
-        self.store.save(self.model.checkpoint(), epoch=complete, update=run.updates)
+        now = self.model.checkpoint(copied=False)
+        self.store.save(now, epoch=complete, update=run.updates)
 
     def _save_if_possible(self) -> None:
         if self._saved == (self.run.updates, self.run.is_epoch_done):

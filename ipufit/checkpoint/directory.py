@@ -109,6 +109,11 @@ class Checkpoint:
     state: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
 
+    def copied(self) -> Checkpoint:
+        """Return a checkpoint with copies of the tensors."""
+        tensors = {name: copied_tensors(group) for name, group in self.tensors.items()}
+        return Checkpoint(tensors, self.state, self.path)
+
 
 @dataclass(frozen=True)
 class SavedAt:

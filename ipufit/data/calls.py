@@ -162,7 +162,9 @@ class Order(Sampler[int]):
     tells_pass: bool = False
 
     def __iter__(self) -> Iterator[int]:
-        yield from self.indices().tolist()
+        indices = self.indices()
+        for start in range(0, len(indices), 65_536):  # a list takes 40 bytes a row
+            yield from indices[start : start + 65_536].tolist()
 
     def indices(self) -> Tensor:
         """Return the indices of the next pass; fewer if it begins midway."""

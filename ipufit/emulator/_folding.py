@@ -34,7 +34,6 @@ from torch._C import _set_grad_enabled
 from torch.autograd.function import Function
 from torch.func import vmap  # type: ignore[attr-defined,unused-ignore]
 from torch.fx.graph import Graph
-from torch.fx.graph_module import GraphModule
 from torch.fx.interpreter import Interpreter
 from torch.fx.node import Node
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -43,7 +42,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from ipufit.emulator._device import Call, Collect, Results, Runner
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import FOLD_VARIABLE, fold_bytes, is_on
-from ipufit.emulator._ground.torch_extras import DispatchMode
+from ipufit.emulator._ground.torch_extras import DispatchMode, GraphModule
 from ipufit.emulator._layout.layout import Layout, ReplicaGroups
 from ipufit.emulator._ops.control_flow import call_on_host, run_branch, run_loop
 from ipufit.emulator._ops.custom_ops import run_custom_op

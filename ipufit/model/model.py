@@ -1638,8 +1638,12 @@ class IPUModel:
 
     # Checkpoints: weights and the optimiser's state, and in a callback the whole run.
 
-    def checkpoint(self) -> files.Checkpoint:
+    def checkpoint(self, *, copied: bool = True) -> files.Checkpoint:
         """Return the state of the model and, while `fit` runs, of the whole run.
+
+        Args:
+            copied: If False, tensors may be those of the model, which training changes:
+                this takes no memory for a checkpoint that is written at once.
 
         Returns:
             Weights, the optimiser's state, averages; in a callback also everything that
@@ -1650,9 +1654,11 @@ class IPUModel:
             NotCompiledError: `compile` wasn't called.
         """
         if self._snapshot is not None:
-            return self._snapshot.take()
-        host_calls.check_shapes(self.module)
-        return self._trained_state().take()
+            now = self._snapshot.take()
+        else:
+            host_calls.check_shapes(self.module)
+            now = self._trained_state().take()
+        return now.copied() if copied else now
 
     def save(self, path: PathLike) -> None:
         """Write a checkpoint: a directory of safetensors and JSON.
@@ -1672,7 +1678,7 @@ class IPUModel:
         files.refuse_name_of_file(path)
         if _env.compile_only() is not None:  # a trained model may be there
             return
-        taken = self.checkpoint()
+        taken = self.checkpoint(copied=False)
 
         def write() -> str:
             files.write_checkpoint(path, taken)
@@ -1963,7 +1969,7 @@ class IPUModel:
         is_swapped = average is not None and average.is_swapped
         trained = None
         if settings is not None and not host_calls.lazy_layers(self.module):
-            trained = self._trained_state().take()
+            trained = self._trained_state().take().copied()
             if not is_swapped:  # the module has the weights
                 own = groups_of_module(self.module)
                 others = {n: t for n, t in trained.tensors.items() if n not in own}

@@ -8,11 +8,14 @@ programs.
 
 from __future__ import annotations
 
+import linecache
 import sys
+import weakref
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
+from torch.fx import graph_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -95,3 +98,21 @@ class DispatchMode(TorchDispatchMode):
         if "__torch_dispatch__" in vars(cls):
             plain = without_compiler(cls.__torch_dispatch__)
             cls.__torch_dispatch__ = plain  # type: ignore[method-assign]
+
+
+class GraphModule(graph_module.GraphModule):
+    """Torch's module of a graph, whose source is freed with it.
+
+    torch keeps the source of every graph for tracebacks, as long as the process runs.
+    """
+
+    def recompile(self) -> Any:
+        code = super().recompile()
+        name = type(self).forward.__code__.co_filename
+        weakref.finalize(self, _forget_source, name).atexit = False
+        return code
+
+
+def _forget_source(name: str) -> None:
+    linecache.cache.pop(name, None)
+    graph_module._loader.eval_cache.pop(name, None)

@@ -11,8 +11,8 @@ from typing import Any, Callable, List, Sequence, Tuple
 import torch
 from torch import Tensor
 from torch.fx.graph import Graph
-from torch.fx.graph_module import GraphModule
 
+from ipufit.emulator._ground.torch_extras import GraphModule
 from ipufit.emulator._tracing.operation import as_list, erase_dead
 from ipufit.emulator._tracing.recording import (
     Recording,

@@ -28,9 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.graph import Graph
-from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node
 
+from ipufit.emulator._ground.torch_extras import GraphModule
 from ipufit.emulator._tracing.half import rounded_alike
 from ipufit.emulator._tracing.operation import function_name, is_in_place, original
 

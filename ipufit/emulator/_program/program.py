@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _nn
 from torch.fx.graph import Graph
-from torch.fx.graph_module import GraphModule
 from torch.fx.node import Node, map_aggregate, map_arg
 
 from ipufit.emulator._ground.custom_args import (
@@ -23,7 +22,7 @@ from ipufit.emulator._ground.custom_args import (
     reconstructTensorStructure,
 )
 from ipufit.emulator._ground.switches import CHANNELS_LAST_VARIABLE, is_on
-from ipufit.emulator._ground.torch_extras import host_tensor
+from ipufit.emulator._ground.torch_extras import GraphModule, host_tensor
 from ipufit.emulator._handlers import apply_rules, settle_shapes
 from ipufit.emulator._ops.control_flow import Body
 from ipufit.emulator._ops.markers import identity_loss
