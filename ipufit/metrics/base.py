@@ -566,11 +566,13 @@ def is_of_bits(
         >>> is_of_bits(masks, torch.zeros(2, 8, 8), has_binary_loss=None)
         True
     """
-    if is_binary(outputs):
-        return True
-    _check_tensors(targets=targets)
+    _check_tensors(outputs=outputs, targets=targets)
     if not is_like(outputs.shape, targets.shape):
-        return False
+        if not is_binary(outputs):
+            return False
+        return bool(has_binary_loss or not _class_axes(outputs, targets))
+    if is_binary(outputs):
+        return has_binary_loss is not False or not _has_one_position(outputs)
     # [N, 1, L] with targets of that shape may also be sequences of one step.
     is_channel = outputs.dim() > 2 and outputs.shape[1] == 1
     has_channel = is_channel and (outputs.dim() > 3 or targets.shape != outputs.shape)
@@ -686,7 +688,7 @@ def classified(
 
     Args:
         outputs: Scores `[..., C]`.
-        targets: Class indices `[...]` or `[..., 1]`, or one-hot `[..., C]`.
+        targets: Class indices `[...]`, or one-hot `[..., C]`.
         weights: `[rows]` or `[rows, ...]`; None for ones.
         ignore_index: Class index of targets that are ignored.
 
@@ -697,7 +699,9 @@ def classified(
         >>> classified(torch.eye(2), torch.tensor([1, -100]), None)[1:]
         (tensor([1, 0]), tensor([1., 0.]))
     """
+    outputs, targets = at_one_position(outputs, targets)
     if has_class_axis(outputs, targets):
+        targets = in_float32(targets)
         labels = targets.argmax(dim=-1)
         spread = whole_rows(targets, weights_like(labels, weights))
         return Classified(in_float32(outputs), labels, spread)
@@ -752,7 +756,50 @@ def has_class_axis(outputs: Tensor, targets: Tensor) -> bool:
         False
     """
     _check_tensors(outputs=outputs, targets=targets)
+    outputs, targets = at_one_position(outputs, targets)
     return targets.shape == outputs.shape and not is_binary(outputs)
+
+
+def at_one_position(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Reshape scores `[N, C, 1, ...]`, and their one-hot targets, to `[N, C]`.
+
+    Example:
+        >>> scores, one_hot = torch.zeros(2, 3, 1), torch.zeros(2, 3)
+        >>> [part.shape for part in at_one_position(scores, one_hot)]
+        [torch.Size([2, 3]), torch.Size([2, 3])]
+    """
+    if not _has_one_position(outputs):
+        return outputs, targets
+    outputs = outputs.flatten(1)
+    if is_like(outputs.shape, targets.shape):
+        targets = targets.reshape(outputs.shape)
+    return outputs, targets
+
+
+def _has_one_position(outputs: Tensor) -> bool:
+    """Return whether outputs are `[N, C, 1, ...]`, with classes on axis 1."""
+    if outputs.dim() < 3:
+        return False
+    return set(outputs.shape[2:]) == {1} and outputs.shape[1] > 1
+
+
+def _class_axes(outputs: Tensor, targets: Tensor) -> list[int]:
+    """List the axes that the classes may be on if targets are class indices."""
+    last = outputs.dim() - 1
+    like = [
+        axis
+        for axis in ((1, last) if last > 1 else (last,))
+        if axis and outputs.shape[axis] > 1
+        if is_like(targets.shape, _without(outputs, axis))
+    ]
+    shape = targets.shape
+    same = [a for a in like if _without(outputs, a) in (shape, shape[:-1])]
+    return same or like
+
+
+def _without(outputs: Tensor, axis: int) -> torch.Size:
+    """Return the outputs' shape without an axis."""
+    return outputs.shape[:axis] + outputs.shape[axis + 1 :]
 
 
 def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -760,7 +807,7 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: Scores `[..., C]`, or `[rows, C, ...]`.
-        targets: Class indices `[...]` or `[..., 1]`, of any type.
+        targets: Class indices `[...]`, of any type. Axes of size 1 make no difference.
 
     Raises:
         DataError: The shapes don't fit, or classes could be on either axis.
@@ -770,32 +817,30 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
         torch.Size([2, 3])
     """
     _check_tensors(outputs=outputs, targets=targets)
-    shape = outputs.shape[:-1]
-    last = targets.shape in (shape, (*shape, 1))
-    moved = outputs.shape[:1] + outputs.shape[2:]
-    second = outputs.dim() > 2 and targets.shape in (moved, (*moved, 1))
-    if is_binary(outputs) or not (last or second):
+    axes = _class_axes(outputs, targets)
+    if not axes:
         raise DataError(
             f"Targets of shape {tuple(targets.shape)} are no class indices for outputs "
             f"of shape {tuple(outputs.shape)}: with classes on the last axis they "
-            f"would have shape {tuple(shape)}."
+            f"would have shape {tuple(outputs.shape[:-1])}."
         )
-    if last and second and outputs.dim() > 2:
+    if len(axes) > 1:
+        positions = (-1, *outputs.shape[1:-1], 1)
         raise DataError(
             f"Outputs of shape {tuple(outputs.shape)} have as many classes as "
             f"positions, so their classes may be on axis 1 or {outputs.dim() - 1}: "
-            f"give them and their targets another axis of size 1, as in "
-            f"outputs.unsqueeze(-2) and targets.unsqueeze(-1) for classes on the last."
+            "give them and their targets another axis of size 1. For classes on the "
+            f"last it is outputs.unsqueeze(-2) and targets.reshape{positions}."
         )
     # A number of 8 bits equals others: -100 is 156.
     is_wide = targets.dtype in (torch.int32, torch.int64)
     indices = targets if is_wide else targets.to(torch.int32)
-    wanted = shape if last else moved
+    wanted = _without(outputs, axes[0])
     return indices if indices.shape == wanted else indices.reshape(wanted)
 
 
-def dense_targets(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Check that targets have the outputs' shape, and cast them to float32.
+def dense_targets(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs, and targets of the same shape in float32.
 
     Raises:
         DataError: The shapes differ.
@@ -807,7 +852,8 @@ def dense_targets(outputs: Tensor, targets: Tensor) -> Tensor:
             "two classes or more on the last axis. Names with 'sparse_' take class "
             "indices, names with 'binary_' one output per sample."
         )
-    return targets.to(torch.float32)
+    outputs, targets = at_one_position(outputs, targets)
+    return outputs, in_float32(targets)
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:

@@ -15,6 +15,7 @@ from ipufit.errors import ConfigError
 from .base import (
     IGNORED_INDEX,
     Metric,
+    at_one_position,
     checked_flag,
     class_indices,
     classified,
@@ -124,7 +125,7 @@ class CategoricalAccuracy(_Share):
         super().__init__(name)
 
     def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        return _best(outputs, dense_targets(outputs, targets), weights)
+        return _best(*dense_targets(outputs, targets), weights)
 
 
 class SparseCategoricalAccuracy(_Share):
@@ -218,7 +219,7 @@ class TopKCategoricalAccuracy(TopKAccuracy):
         super().__init__(k, name)
 
     def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        return super()._judge(outputs, dense_targets(outputs, targets), weights)
+        return super()._judge(*dense_targets(outputs, targets), weights)
 
 
 class SparseTopKCategoricalAccuracy(TopKAccuracy):
@@ -243,7 +244,9 @@ def _best(outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
     if weights is not None:
         scores, labels, counts = classified(outputs, targets, weights)
         return scores.argmax(dim=-1).eq(labels), counts
+    outputs, targets = at_one_position(outputs, targets)
     if has_class_axis(outputs, targets):
+        targets = in_float32(targets)
         is_right = outputs.argmax(dim=-1).eq(targets.argmax(dim=-1))
         return is_right, whole_rows(
             targets, torch.ones_like(is_right, dtype=torch.float32)

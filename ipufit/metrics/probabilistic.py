@@ -95,8 +95,9 @@ def categorical_crossentropy(
         >>> categorical_crossentropy(torch.zeros(1, 2), torch.tensor([[0, 1]]))
         tensor([0.6931])
     """
+    outputs, dense = dense_targets(outputs, targets)
     logs = _log_probabilities(outputs, from_logits)
-    return _times(dense_targets(outputs, targets), logs).sum(dim=-1).neg()
+    return _times(dense, logs).sum(dim=-1).neg()
 
 
 def kl_divergence(outputs: Tensor, targets: Tensor, from_logits: bool = True) -> Tensor:
@@ -115,7 +116,7 @@ def kl_divergence(outputs: Tensor, targets: Tensor, from_logits: bool = True) ->
         >>> kl_divergence(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
         tensor([0.6931])
     """
-    dense = dense_targets(outputs, targets)
+    outputs, dense = dense_targets(outputs, targets)
     # A target of 0 adds 0, whatever its logarithm.
     ratios = dense.clamp(min=1e-37).log() - _log_probabilities(outputs, from_logits)
     return _times(dense, ratios).sum(dim=-1)

@@ -20,12 +20,15 @@ from .base import (
     checked_average,
     checked_flag,
     classified,
-    is_binary,
+    dense_targets,
+    has_class_axis,
     is_like,
+    is_of_bits,
     is_whole,
     labels_last,
     refuse_parts,
     total_marked,
+    whole_rows,
 )
 
 __all__ = ["AUC", "AveragePrecision", "ExactAUC"]
@@ -89,10 +92,10 @@ class AUC(Metric):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the weight of the 1s above each threshold, then that of the 0s."""
-        parts = _binary(outputs, targets, weights, takes_logits=self._takes_logits)
+        has_labels = self.has_binary_loss
+        parts = _binary(outputs, targets, weights, has_labels, self._takes_logits)
         scores, truths, counts = (
-            part.unsqueeze(-1)
-            for part in by_label(parts, self._average, self.has_binary_loss)
+            part.unsqueeze(-1) for part in by_label(parts, self._average, has_labels)
         )
         if self._takes_logits:
             scores = torch.sigmoid(scores)
@@ -134,9 +137,10 @@ class _Ranked(CollectingMetric):
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Store the scores of a batch."""
-        parts = _binary(outputs, targets, weights, takes_logits=True)
+        has_labels = self.has_binary_loss
+        parts = _binary(outputs, targets, weights, has_labels, takes_logits=True)
         refuse_parts(self.name, parts.weights)
-        kept = by_label(parts, self._average, self.has_binary_loss)
+        kept = by_label(parts, self._average, has_labels)
         self.batches.append([part.detach() for part in kept])
 
     def _figure(self) -> float:
@@ -202,11 +206,20 @@ class AveragePrecision(_Ranked):
 
 
 def _binary(
-    outputs: Tensor, targets: Tensor, weights: Tensor | None, *, takes_logits: bool
+    outputs: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    has_labels: bool | None,
+    takes_logits: bool,
 ) -> Elements:
     """Reshape outputs to one score for each 0 or 1."""
-    is_pair = not is_binary(outputs) and 2 in (outputs.shape[-1], outputs.shape[1])
-    if not is_pair or is_like(outputs.shape, targets.shape):
+    if is_like(outputs.shape, targets.shape):
+        are_labels = is_of_bits(outputs, targets, has_binary_loss=has_labels)
+        if are_labels or not has_class_axis(outputs, targets):
+            return bits(outputs, targets, weights)
+        parts = bits(*dense_targets(outputs, targets), weights)
+        return parts if parts.outputs.dim() == 2 else _against_rest(parts)
+    if outputs.dim() == 1 or 2 not in (outputs.shape[-1], outputs.shape[1]):
         return bits(outputs, targets, weights)
     scores, labels, counts = classified(outputs, targets, weights)
     if scores.shape[-1] != 2:
@@ -218,6 +231,14 @@ def _binary(
     ones = ones.sub(scores[..., 0]) if takes_logits else ones
     truths = labels.to(torch.float32)
     return Elements(*(part.reshape(-1) for part in (ones, truths, counts)))
+
+
+def _against_rest(parts: Elements) -> Elements:
+    """Reshape classes `[..., C]` with one-hot targets to `[positions, C]`."""
+    rows = whole_rows(parts.targets, parts.weights[..., 0])
+    is_wrong = rows.isnan().unsqueeze(-1)
+    checked = parts._replace(weights=parts.weights.masked_fill(is_wrong, float("nan")))
+    return Elements(*(part.reshape(-1, part.shape[-1]) for part in checked))
 
 
 def by_label(
