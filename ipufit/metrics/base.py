@@ -623,16 +623,29 @@ def elements(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elemen
     return Elements(in_float32(outputs), matched, weights_like(matched, weights))
 
 
-def bits(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elements:
-    """Reshape targets of 0 and 1 as `elements` does; those of -100 get the weight 0.
+def bits(
+    outputs: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    lowest: int = -1,
+    ignored: Sequence[int] = (IGNORED_INDEX,),
+) -> Elements:
+    """Reshape targets of 0 and 1 as `elements` does; ignored ones get the weight 0.
+
+    Args:
+        outputs: Outputs of the model.
+        targets: Numbers from `lowest` to 1.
+        weights: `[rows]` or `[rows, ...]`; None for ones.
+        lowest: -1 for targets -1 and 1; or 0.
+        ignored: Targets that don't count.
 
     Example:
         >>> bits(torch.zeros(2, 1), torch.tensor([1, -100]), None).weights.flatten()
         tensor([1., 0.])
     """
     scores, truths, counts = elements(outputs, targets, weights)
-    counts = counts.masked_fill(truths.eq(IGNORED_INDEX), 0.0)
-    return Elements(scores, truths, within(truths, -1, 1, counts))
+    counts = without(ignored, truths, counts)
+    return Elements(scores, truths, within(truths, lowest, 1, counts))
 
 
 def labels_last(
@@ -682,7 +695,7 @@ def classified(
     outputs: Tensor,
     targets: Tensor,
     weights: Tensor | None,
-    ignore_index: int = IGNORED_INDEX,
+    ignored: Sequence[int] = (IGNORED_INDEX,),
 ) -> Classified:
     """Reshape scores of classes, class indices and weights to fit each other.
 
@@ -690,7 +703,7 @@ def classified(
         outputs: Scores `[..., C]`.
         targets: Class indices `[...]`, or one-hot `[..., C]`.
         weights: `[rows]` or `[rows, ...]`; None for ones.
-        ignore_index: Class index of targets that are ignored.
+        ignored: Class indices that don't count.
 
     Raises:
         DataError: The shapes don't fit.
@@ -704,18 +717,23 @@ def classified(
         targets = in_float32(targets)
         labels = targets.argmax(dim=-1)
         spread = whole_rows(targets, weights_like(labels, weights))
-        return Classified(in_float32(outputs), labels, spread)
+        return Classified(in_float32(outputs), labels, without(ignored, labels, spread))
     labels = class_indices(outputs, targets)
     if labels.shape != outputs.shape[:-1]:
         outputs = outputs.movedim(1, -1)
-    counts = labels.ne(ignore_index)
-    spread = weights_like(labels, weights)
-    spread = torch.where(counts, spread, zeros_like(spread))
+    spread = without(ignored, labels, weights_like(labels, weights))
     return Classified(
         in_float32(outputs),
-        torch.where(counts, labels, zeros_like(labels)),
+        torch.where(spread.ne(0), labels, zeros_like(labels)),
         within(labels, 0, outputs.shape[-1] - 1, spread),
     )
+
+
+def without(ignored: Sequence[int], targets: Tensor, weights: Tensor) -> Tensor:
+    """Return weights, 0 for targets that are ignored."""
+    for index in ignored:
+        weights = weights.masked_fill(targets.eq(index), 0.0)
+    return weights
 
 
 def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
@@ -737,11 +755,17 @@ def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
 
 
 def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:
-    """Return the weights of one-hot targets, NaN for those that don't sum to 1.
+    """Return the weights of one-hot targets, NaN for those that are none.
 
-    A program can't raise an error: `Metric.result` does.
+    They are probabilities: numbers from 0 that sum to 1. A program can't raise an
+    error: `Metric.result` does.
+
+    Example:
+        >>> whole_rows(torch.tensor([[0.0, 1.0], [2.0, -1.0]]), torch.ones(2))
+        tensor([1., nan])
     """
-    sums = in_float32(targets).sum(dim=-1)
+    is_share = targets.ge(0)  # False for NaN, too
+    sums = targets.masked_fill(is_share.logical_not(), float("inf")).sum(dim=-1)
     is_wrong = sums.sub(1.0).abs().gt(0.01).logical_and(weights.ne(0))
     return weights.masked_fill(is_wrong, float("nan"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from .base import (
     IGNORED_INDEX,
     Metric,
     at_one_position,
+    bits,
     checked_flag,
     class_indices,
     classified,
@@ -288,6 +289,36 @@ def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
         tensor([2.2500])
     """
     return torch.square(hinge(outputs, targets))
+
+
+class Hinge(Metric):
+    """The mean of the hinge losses of 0s and 1s, or of -1s and 1s.
+
+    Args:
+        name: Key in logs.
+        function: The loss of each output.
+
+    Example:
+        >>> Hinge().sums(torch.tensor([0.5, 0.5]), torch.tensor([1, 0]))
+        tensor([2., 2.])
+    """
+
+    ignore_index = IGNORED_INDEX
+    direction = "min"
+    _takes_one_hot = True
+
+    def __init__(
+        self,
+        name: str = "hinge",
+        function: Callable[[Tensor, Tensor], Tensor] = hinge,
+    ) -> None:
+        super().__init__(name)
+        self._function = function
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Return the sum of the losses, and the weight of the targets that count."""
+        counts = bits(outputs, targets, weights).weights
+        return mean_sums(self._function(outputs, targets), counts)
 
 
 class CategoricalHinge(Metric):

@@ -77,7 +77,7 @@ class ConfusionMetric(Metric):
     """
 
     ignore_index = IGNORED_INDEX
-    _ignore_class: int | None = None
+    _ignored: tuple[int, ...] = (IGNORED_INDEX,)
 
     def __init__(
         self,
@@ -110,8 +110,9 @@ class ConfusionMetric(Metric):
         """Return predictions and targets, bools `[..., C]`, and their weights."""
         has_labels, is_set = self._has_labels, self._is_multi_label
         if is_set or is_of_bits(outputs, targets, has_binary_loss=has_labels):
-            scores, truths, counts = bits(outputs, targets, weights)
-            counts = self._without_class(counts, truths)
+            scores, truths, counts = bits(
+                outputs, targets, weights, ignored=self._ignored
+            )
             least = score_above(self._threshold, self._takes_logits)
             predicted, true = scores.gt(least), truths.gt(0.5)
             predicted, true, counts = (
@@ -119,8 +120,8 @@ class ConfusionMetric(Metric):
                 for part in (predicted, true, counts)
             )
             return predicted, true, counts
-        scores, labels, counts = classified(outputs, targets, weights)
-        counts, num_classes = self._without_class(counts, labels), scores.shape[-1]
+        scores, labels, counts = classified(outputs, targets, weights, self._ignored)
+        num_classes = scores.shape[-1]
         best = one_hot(scores.argmax(dim=-1), num_classes)
         spread = counts.unsqueeze(-1).expand(best.shape)
         return best, one_hot(labels, num_classes), spread
@@ -128,12 +129,6 @@ class ConfusionMetric(Metric):
     @property
     def _has_labels(self) -> bool | None:
         return self._is_multi_label or self.has_binary_loss
-
-    def _without_class(self, counts: Tensor, labels: Tensor) -> Tensor:
-        """Return weights of 0 for targets of the class that is ignored."""
-        if self._ignore_class is None:
-            return counts
-        return counts.masked_fill(labels.eq(self._ignore_class), 0.0)
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
         """Refuse outputs of a shape that doesn't fit the settings."""
@@ -450,16 +445,19 @@ class IoU(ClassScore):
         ignore_class: int | None = None,
     ) -> None:
         super().__init__(threshold, average, from_logits, multi_label, class_id, name)
-        self._ignore_class = _checked_class(ignore_class)
+        self._ignored = _with_class(ignore_class)
 
     def _scores(self, counts: Counts) -> Tensor:
         return ratio(counts.tp, union(counts))
 
 
-def _checked_class(ignore_class: Any) -> int | None:
-    if ignore_class is not None and type(ignore_class) is not int:
+def _with_class(ignore_class: Any) -> tuple[int, ...]:
+    """Return the class indices that don't count."""
+    if ignore_class is None:
+        return (IGNORED_INDEX,)
+    if type(ignore_class) is not int:
         raise ConfigError(f"ignore_class={ignore_class!r} is no class index.")
-    return ignore_class
+    return (IGNORED_INDEX, ignore_class)
 
 
 class BalancedAccuracy(ConfusionMetric):
@@ -520,7 +518,7 @@ class MeanIoU(ConfusionMetric):
         ignore_class: int | None = None,
     ) -> None:
         super().__init__(name, threshold, from_logits)
-        self._ignore_class = _checked_class(ignore_class)
+        self._ignored = _with_class(ignore_class)
         if num_classes is not None and not is_whole(num_classes, minimum=2):
             raise ConfigError(f"num_classes={num_classes!r}: use a number from 2.")
         self._num_classes = num_classes

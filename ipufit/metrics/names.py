@@ -63,7 +63,7 @@ _METRICS: dict[str, Callable[..., Any]] = {
     "false_negatives": confusion.FalseNegatives,
     "false_positives": confusion.FalsePositives,
     "fbeta_score": confusion.FBetaScore,
-    "hinge": classification.hinge,
+    "hinge": classification.Hinge,
     "huber smooth_l1": errors.huber_error,
     "iou": confusion.IoU,
     "kl_div kl_divergence": probabilistic.KLDivergence,
@@ -87,7 +87,9 @@ _METRICS: dict[str, Callable[..., Any]] = {
     "sparse_top_k_categorical_accuracy": classification.SparseTopKCategoricalAccuracy,
     "spearman spearman_correlation": correlation.SpearmanCorrelation,
     "specificity": confusion.Specificity,
-    "squared_hinge": classification.squared_hinge,
+    "squared_hinge": functools.partial(
+        classification.Hinge, function=classification.squared_hinge
+    ),
     "top_k_categorical_accuracy": classification.TopKCategoricalAccuracy,
     "true_negatives": confusion.TrueNegatives,
     "true_positives": confusion.TruePositives,

@@ -23,6 +23,7 @@ from .base import (
     Classified,
     FunctionMetric,
     Metric,
+    bits,
     checked_flag,
     class_indices,
     classified,
@@ -32,7 +33,7 @@ from .base import (
     matched_targets,
     mean_sums,
     weights_like,
-    within,
+    whole_rows,
 )
 
 __all__ = [
@@ -142,20 +143,7 @@ def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
     return values
 
 
-class _OfLogits(FunctionMetric):
-    """Base of means of functions that take `from_logits`."""
-
-    def __init__(self, name: str, function: Any, from_logits: bool | None) -> None:
-        super().__init__(name, function, "min")
-        self._from_logits = checked_flag("from_logits", from_logits)
-
-    def _values(self, outputs: Any, targets: Any) -> Tensor:
-        function: Any = self.function
-        values: Tensor = function(outputs, targets, self._takes_logits)
-        return values
-
-
-class BinaryCrossentropy(_OfLogits):
+class BinaryCrossentropy(Metric):
     """The mean cross-entropy of outputs with one probability each.
 
     Args:
@@ -167,13 +155,23 @@ class BinaryCrossentropy(_OfLogits):
         tensor([1.3863, 2.0000])
     """
 
+    ignore_index = IGNORED_INDEX
+    direction = "min"
+    _takes_one_hot = True
+
     def __init__(
         self, from_logits: bool | None = None, name: str = "binary_crossentropy"
     ) -> None:
-        super().__init__(name, binary_crossentropy, from_logits)
+        super().__init__(name)
+        self._from_logits = checked_flag("from_logits", from_logits)
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Return the sum of the losses, and the weight of the targets that count."""
+        takes_logits = self._takes_logits
+        return _sums_of_bits(outputs, targets, weights, takes_logits, IGNORED_INDEX)
 
 
-class CategoricalCrossentropy(_OfLogits):
+class CategoricalCrossentropy(Metric):
     """The mean cross-entropy with one-hot targets or probabilities.
 
     Args:
@@ -185,10 +183,19 @@ class CategoricalCrossentropy(_OfLogits):
         tensor([0.6931, 1.0000])
     """
 
+    direction = "min"
+    _takes_one_hot = True
+
     def __init__(
         self, from_logits: bool | None = None, name: str = "categorical_crossentropy"
     ) -> None:
-        super().__init__(name, categorical_crossentropy, from_logits)
+        super().__init__(name)
+        self._from_logits = checked_flag("from_logits", from_logits)
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Return the sum of the losses, and the weight of the samples or positions."""
+        values = categorical_crossentropy(outputs, targets, self._takes_logits)
+        return _sums_of_rows(values, outputs, targets, weights)
 
 
 class SparseCategoricalCrossentropy(Metric):
@@ -224,7 +231,7 @@ class SparseCategoricalCrossentropy(Metric):
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the losses, and the weight of the targets that count."""
         class_indices(outputs, targets)  # refuses one-hot targets
-        found = classified(outputs, targets, weights, self.ignore_index)
+        found = classified(outputs, targets, weights, (self.ignore_index,))
         logs = _log_probabilities(found.scores, self._takes_logits)
         return _sums_at_labels(logs, found)
 
@@ -253,16 +260,12 @@ class CrossEntropy(SparseCategoricalCrossentropy):
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the losses, and the weight of the targets that count."""
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
-            values = binary_crossentropy(outputs, targets, self._takes_logits)
-            truths = matched_targets(outputs, targets)
-            counts = weights_like(values, weights)
-            counts = counts.masked_fill(truths.eq(self.ignore_index), 0.0)
-            weights = within(truths, 0, 1, counts)
-        elif has_class_axis(outputs, targets):
+            takes_logits, ignored = self._takes_logits, self.ignore_index
+            return _sums_of_bits(outputs, targets, weights, takes_logits, ignored)
+        if has_class_axis(outputs, targets):
             values = categorical_crossentropy(outputs, targets, self._takes_logits)
-        else:
-            return super().sums(outputs, targets, weights)
-        return mean_sums(values, weights)
+            return _sums_of_rows(values, outputs, targets, weights)
+        return super().sums(outputs, targets, weights)
 
 
 class Perplexity(CrossEntropy):
@@ -323,11 +326,11 @@ class NegativeLogLikelihood(Metric):
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the losses, and the weight of the targets that count."""
         class_indices(outputs, targets)  # refuses one-hot targets
-        found = classified(outputs, targets, weights, self.ignore_index)
+        found = classified(outputs, targets, weights, (self.ignore_index,))
         return _sums_at_labels(found.scores, found)
 
 
-class KLDivergence(_OfLogits):
+class KLDivergence(CategoricalCrossentropy):
     """The mean Kullback-Leibler divergence of the outputs from the targets.
 
     Args:
@@ -343,7 +346,12 @@ class KLDivergence(_OfLogits):
     def __init__(
         self, from_logits: bool | None = None, name: str = "kl_divergence"
     ) -> None:
-        super().__init__(name, kl_divergence, from_logits)
+        super().__init__(from_logits, name)
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Return the sum of the divergences, and the weight of what they are of."""
+        values = kl_divergence(outputs, targets, self._takes_logits)
+        return _sums_of_rows(values, outputs, targets, weights)
 
 
 class Poisson(FunctionMetric):
@@ -374,6 +382,26 @@ def _log_probabilities(scores: Tensor, from_logits: bool) -> Tensor:
 def _times(probabilities: Tensor, logs: Tensor) -> Tensor:
     """Multiply; probability 0 gives 0, even if the logarithm is infinite."""
     return (probabilities * logs).masked_fill(probabilities.eq(0.0), 0.0)
+
+
+def _sums_of_bits(
+    outputs: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    takes_logits: bool,
+    ignore_index: int,
+) -> Tensor:
+    """Sum binary cross-entropies, and the weights of the targets that count."""
+    counts = bits(outputs, targets, weights, 0, (ignore_index,)).weights
+    return mean_sums(binary_crossentropy(outputs, targets, takes_logits), counts)
+
+
+def _sums_of_rows(
+    values: Tensor, outputs: Tensor, targets: Tensor, weights: Tensor | None
+) -> Tensor:
+    """Sum the values of distributions, and their weights."""
+    dense = dense_targets(outputs, targets)[1]
+    return mean_sums(values, whole_rows(dense, weights_like(values, weights)))
 
 
 def _sums_at_labels(logs: Tensor, found: Classified) -> Tensor:

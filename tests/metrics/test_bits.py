@@ -11,7 +11,6 @@ from torch import nn
 import ipufit
 from ipufit import IPUModel
 from ipufit.errors import DataError
-from tests.metrics.harness import figure
 
 METRICS = ["accuracy", "f1", "iou", "mean_iou"]
 
@@ -74,61 +73,6 @@ def test_one_hot_rows_and_shares_are_classes(shape):
                 classes.flatten(), x.argmax(-1).flatten()
             )
             assert found["accuracy"] == pytest.approx(accuracy)
-
-
-BINARY = [
-    *("accuracy", "binary_accuracy", "precision", "recall", "f1", "iou", "mean_iou"),
-    *("balanced_accuracy", "true_negatives", "auc", "exact_auc", "average_precision"),
-    "cross_entropy",
-]
-
-
-CLASSES = [
-    *("accuracy", "sparse_categorical_accuracy", "top_2_accuracy", "categorical_hinge"),
-    *("f1", "mean_iou", "balanced_accuracy", "true_positives", "crossentropy"),
-    *("sparse_categorical_crossentropy", "nll", "perplexity"),
-]
-
-
-@pytest.mark.parametrize("weights", [None, torch.ones(16)])
-def test_targets_that_are_no_class_are_refused(weights):
-    outputs, _ = drawn(16, 3)
-    for stranger in (3, -1, 255):
-        targets = torch.arange(16) % 3
-        targets[5] = stranger
-        for name in CLASSES:
-            metric = ipufit.metrics.resolve_metric(name)
-            with pytest.raises(DataError, match="no class of the outputs"):
-                figure(metric, outputs, targets, weights)
-
-
-@pytest.mark.parametrize("weights", [None, torch.ones(16)])
-@pytest.mark.parametrize("stranger", [2, -2, 255])
-def test_targets_that_are_neither_0_nor_1_are_refused(weights, stranger):
-    outputs, targets = drawn(16, 1)
-    targets[5] = stranger
-    for name in BINARY:
-        metric = ipufit.metrics.resolve_metric(name)
-        with pytest.raises(DataError, match="0s and 1s are other numbers"):
-            figure(metric, outputs, targets, weights)
-
-
-def masked(outputs, targets):
-    values = nn.functional.softplus(outputs) - outputs * targets
-    return torch.where(targets.eq(-100), torch.zeros_like(values), values)
-
-
-@pytest.mark.parametrize("shape", [(16,), (16, 1), (16, 1, 3, 2)])
-def test_targets_of_minus_100_do_not_count(shape):
-    x, y = drawn(*shape)
-    is_kept = torch.rand(shape).gt(0.3)
-    model = IPUModel(Shift())
-    model.compile("sgd", masked, metrics=BINARY)
-    expected = model.evaluate(x[is_kept], y[is_kept], verbose=0)
-    marked = y.masked_fill(is_kept.logical_not(), -100)
-    for found in figures(x, marked, masked, BINARY):
-        for name in BINARY:
-            assert found[name] == pytest.approx(expected[name], rel=1e-5), name
 
 
 def by_label(x, y, score):

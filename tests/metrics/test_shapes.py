@@ -116,7 +116,7 @@ def test_areas_are_of_two_classes(shape, positions, axis):
     assert figures(AREAS, outputs, targets) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", [*AREAS, "f1", "accuracy"])
+@pytest.mark.parametrize("name", [*AREAS, "f1", "accuracy", "crossentropy"])
 @pytest.mark.parametrize("shape", [(4, 5), (3, 4, 5)])
 def test_masks_without_a_binary_loss_are_no_rows_of_classes(name, shape):
     with pytest.raises(DataError, match="don't sum to 1"):

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that can't be are refused by every metric, and -100 doesn't count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ipufit
+from ipufit import IPUModel
+from ipufit.errors import DataError
+from ipufit.metrics import metric_names, resolve_metric
+from tests.metrics.harness import figure
+
+OF_NUMBERS = """
+    cosine_similarity explained_variance huber l1 log_cosh mae mape mean_absolute_error
+    mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error mse
+    msle pearson pearson_correlation poisson r2 r2_score rmse root_mean_squared_error
+    smooth_l1 spearman spearman_correlation
+""".split()  # noqa: SIM905 - one per line would be a page
+"""Metrics for which -100 and 255 are numbers as any other."""
+NAMES = [name for name in metric_names() if name not in OF_NUMBERS]
+
+
+def drawn(*shape):
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    return x, (x + torch.randn(shape)).gt(0.5).float()
+
+
+def takes(name, outputs, targets):
+    try:
+        figure(resolve_metric(name), outputs, targets)
+    except DataError:
+        return False
+    return True
+
+
+SCORES, CLASSES = drawn(16, 3)[0], torch.arange(16) % 3
+OF_BITS = [name for name in NAMES if takes(name, *drawn(16))]
+OF_INDICES = [name for name in NAMES if takes(name, SCORES, CLASSES)]
+OF_ONE_HOT = [
+    name
+    for name in NAMES
+    if takes(name, SCORES, torch.eye(3)[CLASSES])
+    if name in OF_INDICES or name not in OF_BITS
+]
+
+
+def test_every_other_metric_is_of_classes():
+    assert {*OF_BITS, *OF_INDICES, *OF_ONE_HOT} == set(NAMES)
+
+
+def refuses(name, outputs, targets, weights, words):
+    with pytest.raises(DataError, match=words):
+        figure(resolve_metric(name), outputs, targets, weights)
+
+
+@pytest.mark.parametrize("weights", [None, torch.ones(16)])
+@pytest.mark.parametrize("stranger", [3, -1, 255])
+def test_targets_that_are_no_class_are_refused(weights, stranger):
+    targets = CLASSES.clone()
+    targets[5] = stranger
+    for name in OF_INDICES:
+        refuses(name, SCORES, targets, weights, "no class of the outputs")
+
+
+@pytest.mark.parametrize("weights", [None, torch.ones(16)])
+@pytest.mark.parametrize("stranger", [2, -2, 255, float("nan")])
+def test_targets_that_are_neither_0_nor_1_are_refused(weights, stranger):
+    outputs, targets = drawn(16, 1)
+    targets[5] = stranger
+    for name in OF_BITS:
+        refuses(name, outputs, targets, weights, "0s and 1s are other numbers")
+
+
+@pytest.mark.parametrize("weights", [None, torch.ones(16)])
+@pytest.mark.parametrize(
+    "stranger", [[0, 0, 0], [1, 1, 0], [2, -1, 0], [-100] * 3, [float("nan")] * 3]
+)
+def test_rows_that_are_no_probabilities_are_refused(weights, stranger):
+    targets = torch.eye(3)[CLASSES]
+    targets[5] = torch.tensor(stranger)
+    for name in OF_ONE_HOT:
+        refuses(name, SCORES, targets, weights, "don't sum to 1")
+
+
+def test_a_target_that_can_not_be_may_have_weight_0():
+    weights = torch.ones(16)
+    weights[5] = 0
+    outputs, targets = drawn(16)
+    rows = torch.eye(3)[CLASSES]
+    for names, x, y in (
+        (OF_BITS, outputs, targets),
+        (OF_INDICES, SCORES, CLASSES),
+        (OF_ONE_HOT, SCORES, rows),
+    ):
+        marked = y.clone()
+        marked[5] = 255
+        kept = weights > 0
+        for name in names:
+            found = figure(resolve_metric(name), x, marked, weights)
+            expected = figure(resolve_metric(name), x[kept], y[kept])
+            assert found == pytest.approx(expected), name
+
+
+def test_class_indices_of_minus_100_do_not_count():
+    marked, kept = CLASSES.clone(), torch.arange(16) > 3
+    marked[~kept] = -100
+    for name in OF_INDICES:
+        found = figure(resolve_metric(name), SCORES, marked)
+        expected = figure(resolve_metric(name), SCORES[kept], CLASSES[kept])
+        assert found == pytest.approx(expected), name
+
+
+class Shift(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x + self.by
+
+
+def masked(outputs, targets):
+    values = nn.functional.softplus(outputs) - outputs * targets
+    return torch.where(targets.eq(-100), torch.zeros_like(values), values)
+
+
+@pytest.mark.parametrize("shape", [(16,), (16, 1), (16, 1, 3, 2)])
+def test_0s_and_1s_of_minus_100_do_not_count(shape):
+    x, y = drawn(*shape)
+    is_kept = torch.rand(shape).gt(0.3)
+    marked = y.masked_fill(is_kept.logical_not(), -100)
+    model = IPUModel(Shift())
+    model.compile(ipufit.Optimizer("sgd", learning_rate=0.0), masked, metrics=OF_BITS)
+    expected = model.evaluate(x[is_kept], y[is_kept], verbose=0)
+    history = model.fit(x, marked, batch_size=4, verbose=0).history
+    evaluated = model.evaluate(x, marked, batch_size=8, verbose=0)
+    for name in OF_BITS:
+        figures = [history[name][0], evaluated[name]]
+        assert figures == pytest.approx([expected[name]] * 2, rel=1e-5), name
