@@ -17,6 +17,7 @@ import contextlib
 import time
 import zlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import (
     Any,
     Callable,
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
-from ipufit._tree import Structure, leaves_of, map_tensors
+from ipufit._tree import Structure, leaves_of, map_tensors, tree_map
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
@@ -483,6 +484,7 @@ class Training:
                 self.optimization.after_call(updates)
         with span("metrics"):
             self.metrics.add(sums)
+            self.metrics.name_target(sums, partial(self._rows, call))
             if outputs is not None:
                 self._stream(outputs, call)
         if self.average is not None:
@@ -564,6 +566,28 @@ class Training:
                 means[name] = part.reshape(mean.shape)
         return means
 
+    def _labels(self, call: Call) -> Labels:
+        """Return the labels that metrics take."""
+        structure = self.batches.structure
+        labels, mixing = structure.labels(call.batch), structure.mixing(call.batch)
+        if mixing is None:
+            return labels
+        size = self.batches.plan_of_samples.micro_batch_size
+        return dominant_labels(labels, mixing, size)
+
+    def _rows(self, call: Call) -> tuple[Any, Labels]:
+        """Return zeros in place of the outputs of a call, and its labels."""
+        (outputs, _), *_ = self.program.step.examples
+        num_rows = self.batches.structure.num_rows(call.batch)
+
+        def zeros(leaf: Any) -> Any:
+            example = leaf() if isinstance(leaf, partial) else leaf
+            if not isinstance(example, Tensor):
+                return example
+            return example.new_zeros((num_rows, *example.shape[1:]))
+
+        return widened_all(tree_map(zeros, outputs), self._labels(call))
+
     def _stream(self, outputs: Any, call: Call) -> None:
         """Pass the unpadded rows that were returned to streamed metrics."""
         plan = self.batches.plan_of_samples
@@ -571,11 +595,7 @@ class Training:
         if rows is None:
             rows = torch.arange(plan.samples_per_call)
         check_rows(outputs, rows.numel(), self.batches.structure.rows)
-        is_real = self.batches.is_real(call)
-        labels = self.batches.structure.labels(call.batch)
-        mixing = self.batches.structure.mixing(call.batch)
-        if mixing is not None:
-            labels = dominant_labels(labels, mixing, plan.micro_batch_size)
+        is_real, labels = self.batches.is_real(call), self._labels(call)
         of_update = rows.div(plan.samples_per_update, rounding_mode="floor")
         for update in range(plan.device_iterations):
             # A metric that rounds gives the same value, however many updates come.
@@ -887,6 +907,7 @@ class Evaluation(Inference):
                 *(objective, outputs, labels, num_rows, terms, {}), probabilities
             )
         self.metrics.adopt(entries)
+        self.metrics.name_target(vector, lambda: (outputs, labels))
         return vector
 
     def _add_scalars(self, scalars: Scalars, counts: Sequence[int]) -> None:

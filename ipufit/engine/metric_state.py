@@ -28,10 +28,10 @@ from ipufit._tree import map_tensors
 from ipufit.data.datasets import Labels
 from ipufit.distributed import Processes
 from ipufit.engine.objective import Objective, shapes_in_errors
-from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.errors import ConfigError, DataError, UnsupportedError
 from ipufit.losses import LossTerms
-from ipufit.metrics import StreamedMetric, detached, flat, in_float32
-from ipufit.metrics.base import call_by_rows
+from ipufit.metrics import Metric, StreamedMetric, detached, flat, in_float32
+from ipufit.metrics.base import call_by_rows, naming_targets
 from ipufit.metrics.target_means import unknown_number
 from ipufit.types import Logs
 
@@ -146,10 +146,12 @@ class RunningSums(NamedTuple):
         vector: The sum of all vectors, float64; None without any.
         extra: Total and number of rows, by name, of each metric that no vector
             contains.
+        refusal: Message of a metric that refuses a target; None for nothing.
     """
 
     vector: Tensor | None
     extra: Mapping[str, Sequence[float]]
+    refusal: str | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[RunningSums]) -> RunningSums:
@@ -157,8 +159,10 @@ class RunningSums(NamedTuple):
 
         Example:
             >>> one = RunningSums(torch.ones(2), {"loss": (3.0, 1.0)})
-            >>> RunningSums.joined([one, RunningSums(None, {"loss": (1.0, 1.0)})])
-            RunningSums(vector=tensor([1., 1.]), extra={'loss': [4.0, 2.0]})
+            >>> other = RunningSums(None, {"loss": (1.0, 1.0)})
+            >>> joined = RunningSums.joined([one, other])
+            >>> joined.vector, joined.extra
+            (tensor([1., 1.]), {'loss': [4.0, 2.0]})
         """
         vectors = [part.vector for part in parts if part.vector is not None]
         extra: dict[str, list[float]] = {}
@@ -166,7 +170,9 @@ class RunningSums(NamedTuple):
             for name, pair in part.extra.items():
                 before = extra.setdefault(name, [0.0, 0.0])
                 extra[name] = [one + other for one, other in zip(before, pair)]
-        return cls(torch.stack(vectors).sum(dim=0) if vectors else None, extra)
+        refusal = next((part.refusal for part in parts if part.refusal), None)
+        vector = torch.stack(vectors).sum(dim=0) if vectors else None
+        return cls(vector, extra, refusal)
 
 
 def running_sums(sums: Tensor | None, vectors: Tensor, size: int) -> Tensor:
@@ -299,6 +305,7 @@ class MetricState:
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
         self._partial: Tensor | None = None
+        self._refusal: str | None = None
         self._extra: dict[str, list[float]] = {}
         self.reset()
 
@@ -374,6 +381,7 @@ class MetricState:
         """Reset all sums and streamed metrics."""
         self._forgotten = []
         self._sums = self._partial = None
+        self._refusal = None
         self._extra = {}
         self._unstreamed = []
         for output_metric in self.objective.metrics:
@@ -394,6 +402,32 @@ class MetricState:
             return
         self._partial = running_sums(self._sums, vectors.detach(), self._size)
         self._sums = self._partial[-1].clone()
+
+    def name_target(
+        self, vectors: Tensor, rows: Callable[[], tuple[Any, Labels]]
+    ) -> None:
+        """Note a target that a metric refuses, for the error that `logs` raises.
+
+        A program can't say which it is: it makes the sums of the metric NaN. So the
+        host looks at the rows of the first NaN again.
+
+        Args:
+            vectors: As for `add`.
+            rows: Returns outputs, of which only shapes matter, and labels of the rows.
+        """
+        if self._refusal is not None or not math.isnan(vectors.sum()):
+            return
+        self._refusal = ""  # the NaN may be of a loss
+        for name, output_metric, part, weights in self.objective.metrics_of(*rows()):
+            metric = output_metric.metric
+            is_ours = type(metric).__module__.startswith("ipufit.")
+            if is_ours and isinstance(metric, Metric):
+                try:
+                    with naming_targets(name):
+                        call_by_rows(metric.sums, part.output, part.target, weights)
+                except DataError as error:
+                    self._refusal = str(error)
+                    return
 
     def add_means(self, scalars: Mapping[str, float], rows: int) -> None:
         """Add means over a number of samples that no vector contains."""
@@ -440,6 +474,7 @@ class MetricState:
         everyone = self.processes.gathered(own)
         sums = RunningSums.joined([sums for sums, _ in everyone])
         self._sums, self._unstreamed = sums.vector, []
+        self._refusal = sums.refusal
         self._extra = {name: list(pair) for name, pair in sums.extra.items()}
         # Call after call, as a single process would have had them.
         for of_one_call in itertools.zip_longest(*(rows for _, rows in everyone)):
@@ -457,7 +492,7 @@ class MetricState:
         if more is not None:
             wide = more.detach().to(torch.float64)
             sums = wide if sums is None else sums + wide
-        return RunningSums(sums, self._extra)
+        return RunningSums(sums, self._extra, self._refusal)
 
     def running(self, sums: RunningSums) -> Logs:
         """Return the metrics so far, for hooks of a call, without streamed metrics.
@@ -506,6 +541,8 @@ class MetricState:
         return [float(entry.result(one)) for one in sums]
 
     def _summed(self, sums: RunningSums) -> Logs:
+        if sums.refusal:
+            raise DataError(sums.refusal)
         values: Logs = {}
         if sums.vector is not None:
             count, at = float(sums.vector[0]), 1

@@ -19,6 +19,7 @@ import functools
 import inspect
 import math
 import operator
+from contextvars import ContextVar
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
@@ -323,6 +324,22 @@ def _with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
     return function(targets, outputs)
 
 
+_MARKS = (
+    "Mark those that don't count by -100, or by ignore_index={0} of "
+    "torch.nn.CrossEntropyLoss, or of a metric that has it (ignore_class={0} of "
+    "ipufit.metrics.MeanIoU)."
+)
+_MORE_CLASSES = (
+    "Mark those that don't count by -100. For more than two classes the model must "
+    "have an output for each."
+)
+_OF_BITS = (
+    "If each output has a 0 or 1 of its own, use a binary loss such as 'bce', metric "
+    "'binary_accuracy', one such as ipufit.metrics.F1Score(multi_label=True), or masks "
+    "with a channel axis, [N, 1, H, W]. If classes are on axis 1, give class indices."
+)
+
+
 def refuse_parts(name: str, sums: Tensor) -> None:
     """Refuse the sums if some targets were neither one-hot nor classes.
 
@@ -334,14 +351,32 @@ def refuse_parts(name: str, sums: Tensor) -> None:
             f"The metric {name!r} takes targets of the outputs' shape for one-hot, "
             "with classes on the last axis, and others for class indices. Here some "
             "rows don't sum to 1, some indices are no class of the outputs (from 0), "
-            "or some 0s and 1s are other numbers: mark those that don't count by -100, "
-            "or by ignore_index=255 of CrossEntropyLoss, or of a metric that has it "
-            "(ignore_class=255 of ipufit.metrics.MeanIoU). If each "
-            "output has a 0 or 1 of its own, use a binary loss such as 'bce', metric "
-            "'binary_accuracy', one such as ipufit.metrics.F1Score(multi_label=True), "
-            "or masks with a channel axis, [N, 1, H, W]. If classes are on axis 1, "
-            "give class indices."
+            f"or some 0s and 1s are other numbers. {_MARKS.format(255)} {_OF_BITS}"
         )
+
+
+_naming: ContextVar[str | None] = ContextVar("naming", default=None)
+"""The metric whose targets this thread looks at, to name one that it refuses."""
+
+
+@contextlib.contextmanager
+def naming_targets(name: str) -> Iterator[None]:
+    """Let a metric's checks of targets, on the host, raise errors with the target.
+
+    Args:
+        name: Name of the metric, for messages.
+
+    Example:
+        >>> with naming_targets("mine"):
+        ...     within(torch.tensor([0, 9]), 0, 2, torch.ones(2))
+        Traceback (most recent call last):
+        ipufit.errors.DataError: The metric 'mine' got the target 9, and takes...
+    """
+    token = _naming.set(name)
+    try:
+        yield
+    finally:
+        _naming.reset(token)
 
 
 def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> Tensor:
@@ -751,6 +786,16 @@ def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
         is_wrong, weights = is_within.ne(weights), weights.to(torch.float32)
     else:
         is_wrong = is_within.logical_not().logical_and(weights.ne(0))
+    name = _naming.get()
+    if name is not None and is_wrong.any():
+        value = f"{targets[is_wrong][0].item():g}"
+        kind, advice = "classes", _MARKS.format(value)
+        if targets.is_floating_point():
+            kind, advice = "numbers", _MORE_CLASSES
+        raise DataError(
+            f"The metric {name!r} got the target {value}, and takes {kind} from {low} "
+            f"to {high}. {advice}"
+        )
     return weights.masked_fill(is_wrong, float("nan"))
 
 
@@ -767,6 +812,15 @@ def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:
     is_share = targets.ge(0)  # False for NaN, too
     sums = targets.masked_fill(is_share.logical_not(), float("inf")).sum(dim=-1)
     is_wrong = sums.sub(1.0).abs().gt(0.01).logical_and(weights.ne(0))
+    name = _naming.get()
+    if name is not None and is_wrong.any():
+        row = targets[is_wrong][0]
+        strange = row[row.ge(0).logical_not()].tolist()
+        has = f"have {strange[0]:g}" if strange else f"sum to {float(row.sum()):g}"
+        raise DataError(
+            f"The metric {name!r} got targets of the outputs' shape that {has} along "
+            f"the last axis, and takes one-hot rows or probabilities. {_OF_BITS}"
+        )
     return weights.masked_fill(is_wrong, float("nan"))
 
 

@@ -26,6 +26,7 @@ from .base import (
     is_of_bits,
     is_whole,
     labels_last,
+    naming_targets,
     refuse_parts,
     total_marked,
     whole_rows,
@@ -138,8 +139,8 @@ class _Ranked(CollectingMetric):
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Store the scores of a batch."""
         has_labels = self.has_binary_loss
-        parts = _binary(outputs, targets, weights, has_labels, takes_logits=True)
-        refuse_parts(self.name, parts.weights)
+        with naming_targets(self.name):
+            parts = _binary(outputs, targets, weights, has_labels, takes_logits=True)
         kept = by_label(parts, self._average, has_labels)
         self.batches.append([part.detach() for part in kept])
 

@@ -79,6 +79,27 @@ def test_processes_end_with_one_state_and_evaluate_alike(pool):
     assert after == other_after
 
 
+def refusal(method):
+    """What a run says of the one class that can't be, of one process's samples."""
+    x, y, _ = samples(32)
+    y[5] = 255
+    model = model_of(loss=mean_square)
+    try:
+        getattr(model, method)(x, y, batch_size=16, verbose=0)
+    except ipufit.DataError as error:
+        return str(error)
+
+
+def mean_square(outputs, targets):
+    return outputs.square().mean()
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_all_processes_name_a_target_that_can_not_be(pool, method):
+    messages = pool.run(refusal, method)
+    assert all("accuracy' got the target 255" in message for message in messages)
+
+
 def asked():
     info = distributed.get_process_info()
     return info.index, info.count, info.launcher

@@ -56,7 +56,7 @@ def test_a_channel_axis_of_1_makes_a_mask(loss):
 )
 def test_rows_that_are_not_one_hot_are_refused(metric):
     x, y = drawn(8, 6, 5)
-    with pytest.raises(DataError, match=r"don't sum to 1.*'bce'"):
+    with pytest.raises(DataError, match=r"along the last axis.*'bce'"):
         figures(x, y, dice, [metric])
 
 

@@ -72,7 +72,8 @@ def test_targets_that_are_neither_0_nor_1_are_refused(weights, stranger):
     outputs, targets = drawn(16, 1)
     targets[5] = stranger
     for name in OF_BITS:
-        refuses(name, outputs, targets, weights, "0s and 1s are other numbers")
+        words = "0s and 1s are other numbers|takes numbers from"
+        refuses(name, outputs, targets, weights, words)
 
 
 @pytest.mark.parametrize("weights", [None, torch.ones(16)])
@@ -141,3 +142,91 @@ def test_0s_and_1s_of_minus_100_do_not_count(shape):
     for name in OF_BITS:
         figures = [history[name][0], evaluated[name]]
         assert figures == pytest.approx([expected[name]] * 2, rel=1e-5), name
+
+
+def with_one(targets, value):
+    targets = targets.clone()
+    targets[21] = torch.as_tensor(value)
+    return targets
+
+
+X, Y = torch.randn(32, 3), torch.arange(32) % 3
+ONE_HOT, BITS = torch.eye(3)[Y], torch.arange(32) % 2.0
+OF_CLASSES = [*("accuracy", "f1", "top_2_accuracy", "nll"), "categorical_hinge"]
+NAMED = [  # outputs, targets, names, words
+    (X, with_one(Y, 3), OF_CLASSES, "the target 3, and takes classes from 0 to 2"),
+    (X, with_one(Y, -1), ["f1"], "the target -1, and takes"),
+    (X, with_one(Y, 255), ["ce"], "the target 255, and takes"),
+    (X[:, 0], with_one(BITS, 2), ["auc", "exact_auc", "hinge"], "the target 2, and"),
+    (X[:, 0], with_one(BITS, 0.5) * 3, ["accuracy", "bce"], "the target 3, and"),
+    (X, with_one(ONE_HOT, [1, 1, 0]), ["accuracy", "f1"], "sum to 2 along"),
+    (X, with_one(ONE_HOT, [2, -1, 0]), ["kl_div", "ce"], "that have -1 along"),
+]
+
+
+def size(outputs, targets):
+    return outputs.square().mean()
+
+
+def compiled(metrics, loss=size, **config):
+    model = IPUModel(Shift(), ipufit.IPUConfig(**config))
+    model.compile("sgd", loss, metrics=metrics)
+    return model
+
+
+def calls(model, x, y):
+    """Methods that compute metrics, each with the 22nd sample in it."""
+    yield lambda: model.fit(x, y, batch_size=8, verbose=0)
+    yield lambda: model.fit(x, y, batch_size=16, drop_last="pad", verbose=0)
+    yield lambda: model.fit(x[:8], y[:8], 8, validation_data=(x, y), verbose=0)
+    yield lambda: model.evaluate(x, y, batch_size=8, verbose=0)
+    yield lambda: model.evaluate(x, y, batch_size=8, verbose=2)
+    yield lambda: model.train_on_batch(x, y)
+    yield lambda: model.test_on_batch(x, y)
+
+
+@pytest.mark.parametrize(("x", "y", "names", "words"), NAMED)
+def test_the_first_such_target_is_named(x, y, names, words):
+    for name in names:
+        with pytest.raises(DataError, match=rf"The metric '{name}' .*{words}"):
+            compiled([name]).fit(x, y, 8, verbose=0)
+        with pytest.raises(DataError, match=rf"The metric '{name}' .*{words}"):
+            compiled([name]).evaluate(x, y, 8, verbose=0)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", ["accuracy", "exact_auc"])
+def test_every_method_names_it(replicas, name):
+    model = compiled([size, name], replicas=replicas)
+    for call in calls(model, X[:, :2], with_one(BITS.long(), 255)):
+        with pytest.raises(DataError, match="the target 255, and takes classes"):
+            call()
+
+
+def test_a_loss_that_is_nan_is_no_matter_of_targets():
+    model = compiled(["accuracy"], lambda outputs, _: outputs.log().mean())
+    with pytest.warns(ipufit.IpufitWarning, match="loss is nan"):
+        history = model.fit(X, Y, 8, verbose=0).history
+    assert history["accuracy"][0] >= 0
+
+
+@pytest.mark.parametrize("stranger", [3, -1, 255])
+def test_what_the_message_says_works(stranger):
+    y = with_one(Y, stranger)
+    with pytest.raises(DataError, match="Mark those") as caught:
+        compiled(["mean_iou"]).evaluate(X, y, 8, verbose=0)
+    message = str(caught.value)
+    kept = torch.arange(32) != 21
+    expected = compiled(["mean_iou"]).evaluate(X[kept], Y[kept], 8, verbose=0)
+    marked = y.masked_fill(y == stranger, -100)
+    assert f"by ignore_index={stranger} of torch.nn.CrossEntropyLoss" in message
+    assert f"ignore_class={stranger} of ipufit.metrics.MeanIoU" in message
+    loss = nn.CrossEntropyLoss(ignore_index=stranger)
+    metric = ipufit.metrics.MeanIoU(ignore_class=stranger)
+    for model, targets in (
+        (compiled(["mean_iou"]), marked),
+        (compiled(["mean_iou"], loss), y),
+        (compiled([metric]), y),
+    ):
+        found = model.evaluate(X, targets, 8, verbose=0)["mean_iou"]
+        assert found == pytest.approx(expected["mean_iou"])
