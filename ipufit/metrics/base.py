@@ -450,26 +450,50 @@ def spread_weights(weights: Tensor, values: Tensor) -> Tensor:
     """Expand weights of rows to the shape of `values`, in float32.
 
     Args:
-        weights: `[rows]` or `[rows, ...]`; axes of size 1 at the end are dropped.
-        values: `[rows, ...]`, of at least as many axes.
+        weights: `[rows]` or `[rows, ...]`, over the first axes of `values`, or over all
+            but the channels of `[rows, channels, ...]`. Axes of size 1 make no
+            difference.
+        values: `[rows, ...]`.
 
     Raises:
-        DataError: The shapes don't fit.
+        DataError: The shapes don't fit, or fit in two ways.
 
     Example:
         >>> spread_weights(torch.tensor([1.0, 0.0]), torch.zeros(2, 3)).sum()
         tensor(3.)
+        >>> spread_weights(torch.ones(2, 8, 8), torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 3, 8, 8])
     """
-    while weights.dim() > 1 and weights.shape[-1] == 1:
-        weights = weights.squeeze(-1)
-    missing = values.dim() - weights.dim()
-    if missing < 0 or values.shape[: weights.dim()] != weights.shape:
-        raise DataError(
-            f"Sample weights of shape {tuple(weights.shape)} don't fit values of shape "
-            f"{tuple(values.shape)}: give one weight per sample, or one per position."
-        )
-    shaped = weights.to(torch.float32).reshape(weights.shape + (1,) * missing)
-    return shaped.expand(values.shape)
+    shape, whole = tuple(weights.shape), tuple(values.shape)
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    shapes = {(*shape, *(1,) * (len(whole) - len(shape)))}
+    if len(whole) in (4, 5):  # images with a channel axis
+        shapes.add((shape[0], 1, *shape[1:]))
+    if is_like(weights.shape, values.shape):
+        shapes.add(whole)
+    fitting = [one for one in shapes if _expands(one, whole)]
+    if len(fitting) != 1:
+        raise unfit_weights(weights, values)
+    return weights.to(torch.float32).reshape(fitting[0]).expand(whole)
+
+
+def _expands(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Return whether a shape has the rows of another, and its sizes or 1."""
+    return (
+        len(shape) == len(whole)
+        and shape[0] == whole[0]
+        and all(size in (1, of_all) for size, of_all in zip(shape, whole))
+    )
+
+
+def unfit_weights(weights: Tensor, values: Tensor) -> DataError:
+    """Return the error for weights that don't fit values."""
+    return DataError(
+        f"Sample weights of shape {tuple(weights.shape)} don't fit values of shape "
+        f"{tuple(values.shape)}: give one weight per sample, or one per position, with "
+        "an axis of size 1 in the place of each axis that they don't have."
+    )
 
 
 def rows_of(values: Any) -> int:

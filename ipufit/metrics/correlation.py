@@ -20,7 +20,7 @@ from .base import (
     weighed,
     zeros_like,
 )
-from .streamed import kept_rows
+from .streamed import kept
 
 __all__ = [
     "ExplainedVariance",
@@ -306,22 +306,25 @@ class SpearmanCorrelation(CollectingMetric):
         super().__init__(name)
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Store a batch without its rows of weight 0."""
-        if weights is not None:
-            outputs, targets = kept_rows(self.name, outputs, targets, weights)
-        predicted, actual, _ = _columns(outputs, targets, None)
-        self.batches.append(torch.stack([predicted, actual]))
+        """Store a batch."""
+        predicted, actual, counts = _columns(outputs, targets, weights)
+        is_kept = kept(self.name, counts).to(torch.float32)
+        self.batches.append(torch.stack([predicted, actual, is_kept]))
 
     def _figure(self) -> float:
         """Average over outputs; NaN if outputs or targets are constant."""
-        columns = torch.cat(self.batches, dim=1).permute(0, 2, 1)  # [2, K, N]
-        if bool(torch.isnan(columns).any()):
-            return float("nan")
-        ranks = torch.stack([_ranks(c) for c in columns.reshape(-1, columns.shape[2])])
-        away = ranks - ranks.mean(dim=1, keepdim=True)
-        x, y = away.reshape(columns.shape)
-        spread = x.square().sum(dim=1) * y.square().sum(dim=1)
-        return float(((x * y).sum(dim=1) / spread.sqrt()).mean())
+        columns = torch.cat(self.batches, dim=1).unbind(2)
+        return sum(_rank_correlation(*column) for column in columns) / len(columns)
+
+
+def _rank_correlation(x: Tensor, y: Tensor, counts: Tensor) -> float:
+    """Correlate the ranks of numbers whose weight isn't 0."""
+    pairs = torch.stack([x, y])[:, counts.ne(0)]
+    if bool(pairs.isnan().any()):
+        return float("nan")
+    ranks = torch.stack([_ranks(part) for part in pairs])
+    x, y = ranks - ranks.mean(dim=1, keepdim=True)
+    return float((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt())
 
 
 def _columns(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ipufit._tree import Structure, tree_map
 from ipufit.errors import DataError, UnsupportedError
 
-from .base import CollectingMetric, outputs_first, rows_of
+from .base import CollectingMetric, outputs_first, rows_of, unfit_weights
 
 __all__ = ["StreamedFunction"]
 
@@ -77,20 +77,37 @@ def kept_rows(
 
     Raises:
         UnsupportedError: There are weights other than 0 and 1.
+        DataError: Outputs or targets don't have the weighted axes.
 
     Example:
         >>> kept_rows("f1", torch.tensor([1, 2]), torch.tensor([3, 4]), torch.eye(2)[1])
         (tensor([2]), tensor([4]))
     """
-    counts = weights.ne(0)
-    if not torch.equal(weights, counts.to(weights.dtype)):
-        raise UnsupportedError(
-            f"Metric {name!r} can leave rows out, but not weight them: sample weights "
-            "must be 0 or 1. Put it in metrics instead of weighted_metrics."
-        )
-    while counts.dim() > 1 and counts.shape[-1] == 1:
-        counts = counts.squeeze(-1)
-    return tree_map(lambda leaf: leaf[counts], (outputs, targets))
+    is_kept = kept(name, weights)
+    while is_kept.dim() > 1 and is_kept.shape[-1] == 1:
+        is_kept = is_kept.squeeze(-1)
+
+    def rows(leaf: Tensor) -> Tensor:
+        if leaf.shape[: is_kept.dim()] != is_kept.shape:
+            raise unfit_weights(weights, leaf)
+        return leaf[is_kept]
+
+    return tree_map(rows, (outputs, targets))
+
+
+def kept(name: str, weights: Tensor) -> Tensor:
+    """Return whether each weight is 1.
+
+    Raises:
+        UnsupportedError: There are weights other than 0 and 1.
+    """
+    is_kept = weights.ne(0)
+    if torch.equal(weights, is_kept.to(weights.dtype)):
+        return is_kept
+    raise UnsupportedError(
+        f"Metric {name!r} can leave rows out, but not weight them: sample weights "
+        "must be 0 or 1. Put it in metrics instead of weighted_metrics."
+    )
 
 
 def one_number(name: str, value: Any) -> float:

@@ -160,3 +160,73 @@ def test_a_model_whose_classes_are_on_axis_1_of_one_position():
     assert model.evaluate(x, soft, 4, verbose=0)["f1"] == pytest.approx(
         model.evaluate(x, y, 4, verbose=0)["f1"]
     )
+
+
+OF_BITS = [*AREAS, "accuracy", "f1", "mean_iou", "bce", "hinge", "mae", "r2", "pearson"]
+PIXELS = [  # outputs, targets and weights after the rows, and whether for classes
+    ((1, 4, 5), (1, 4, 5), (4, 5), False),
+    ((1, 4, 5), (4, 5), (4, 5), False),
+    ((1, 4, 5), (4, 5), (1, 4, 5), False),
+    ((4, 5), (4, 5), (4, 5), False),
+    ((4, 5), (4, 5), (1, 4, 5), False),
+    ((3, 4, 5), (3, 4, 5), (4, 5), False),
+    ((3, 4, 5), (3, 4, 5), (1, 4, 5), False),
+    ((3, 4, 5), (4, 5), (4, 5), True),
+    ((3, 4, 5), (4, 5), (1, 4, 5), True),
+    ((3, 4, 5), (1, 4, 5), (4, 5), True),
+    ((4, 5, 3), (4, 5), (4, 5), True),
+    ((4, 5, 3), (4, 5), (4, 5, 1), True),
+]
+
+
+@pytest.mark.parametrize(("shape", "of_targets", "of_weights", "has_classes"), PIXELS)
+def test_pixels_have_weights(shape, of_targets, of_weights, has_classes):
+    names = OF_INDICES if has_classes else [*OF_BITS, "spearman"]
+    outputs = scores(0, *shape)
+    targets = labels(1, *of_targets, num_classes=3 if has_classes else 2)
+    weights = labels(2, *of_weights, num_classes=2).float()
+    pixels = weights.reshape(COUNT, 1, 4, 5)
+    is_left_out = pixels.expand(COUNT, targets[0].numel() // 20, 4, 5).eq(0)
+    marked = targets.masked_fill(is_left_out.reshape(targets.shape), -100)
+    spread = is_left_out.logical_not().float().reshape(targets.shape)
+    for name in names:
+        metric, other = resolve_metric(name), resolve_metric(name)
+        metric.has_binary_loss = other.has_binary_loss = not has_classes
+        found = figure(metric, outputs, targets, weights, (8,))
+        if metric.ignore_index == -100:
+            expected = figure(other, outputs, marked, sizes=(8,))
+        else:
+            spread = spread.reshape(outputs.shape)
+            expected = figure(other, outputs, targets, spread, (8,))
+        assert found == pytest.approx(expected, rel=1e-5), name
+
+
+def test_weights_that_fit_in_two_ways_are_refused():
+    outputs, targets = scores(0, 4, 4, 4), labels(1, 4, 4, 4, num_classes=2)
+    weights = labels(2, 4, 4, num_classes=2).float()
+    with pytest.raises(DataError, match="with an axis of size 1 in the place"):
+        figure(resolve_metric("mae"), outputs, targets, weights)
+    of_channels = weights[:, :, 0]
+    for given, spread in (
+        (weights.unsqueeze(1), weights.unsqueeze(1)),
+        (of_channels, of_channels[..., None, None]),
+    ):
+        expected = (outputs - targets).abs()[spread.expand(outputs.shape) > 0].mean()
+        found = figure(resolve_metric("mae"), outputs, targets, given)
+        assert found == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_ranks_leave_elements_out(shape):
+    outputs, targets = scores(0, *shape), scores(1, *shape)
+    weights = labels(2, *shape, num_classes=2).float()
+    found = figure(resolve_metric("spearman"), outputs, targets, weights, (8, 3))
+    size = shape[-1] if shape else 1
+    columns = (part.reshape(-1, size).unbind(1) for part in (outputs, targets, weights))
+    expected = [
+        figure(resolve_metric("spearman"), x[kept > 0], y[kept > 0])
+        for x, y, kept in zip(*columns)
+    ]
+    assert found == pytest.approx(sum(expected) / size)
+    nothing = figure(resolve_metric("spearman"), outputs, targets, weights * 0)
+    assert nothing != nothing

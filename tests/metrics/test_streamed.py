@@ -83,3 +83,10 @@ def test_positions_are_left_out():
 def test_what_is_not_one_number_is_refused(value):
     with pytest.raises(DataError, match="isn't one number"):
         figure(StreamedFunction(lambda outputs, targets: value), scores(0), labels(0))
+
+
+def test_weights_of_axes_that_outputs_do_not_have_are_refused():
+    outputs, targets = scores(0, 4, 3, 2), labels(1, 3, 2)
+    metric = StreamedFunction(lambda outputs, targets: 0.0)
+    with pytest.raises(DataError, match=r"weights of shape \(37, 3, 2\) don't fit"):
+        figure(metric, outputs, targets, torch.ones(COUNT, 3, 2))
