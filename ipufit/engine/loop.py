@@ -443,7 +443,8 @@ class Training:
         except CountsMissingError:
             self.batches.count(self.metrics.objective.ignored)
             self.program = self._prepared()
-        self.metrics.adopt(self.program.step.findings.entries)
+        findings = self.program.step.findings
+        self.metrics.adopt(findings.entries, findings.probabilities)
 
     def _prepared(self) -> TrainingProgram:
         objective = self.metrics.objective
@@ -906,7 +907,7 @@ class Evaluation(Inference):
             vector, entries = vector_of(
                 *(objective, outputs, labels, num_rows, terms, {}), probabilities
             )
-        self.metrics.adopt(entries)
+        self.metrics.adopt(entries, probabilities)
         self.metrics.name_target(vector, lambda: (outputs, labels))
         return vector
 

@@ -302,6 +302,7 @@ class MetricState:
         self._unstreamed: list[tuple[Any, Labels]] = []
         self._forgotten: list[str] = []
         self._entries: tuple[MetricSums, ...] = ()
+        self._probabilities: Collection[str] = ()
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
         self._partial: Tensor | None = None
@@ -309,15 +310,21 @@ class MetricState:
         self._extra: dict[str, list[float]] = {}
         self.reset()
 
-    def adopt(self, entries: tuple[MetricSums, ...]) -> None:
+    def adopt(
+        self, entries: tuple[MetricSums, ...], probabilities: Collection[str]
+    ) -> None:
         """Set the entries of later vectors.
+
+        Args:
+            entries: Entries of the vectors, from `vector_of`.
+            probabilities: Names of outputs that are probabilities.
 
         Raises:
             ConfigError: Two metrics have the same name.
         """
         if self._extra:
             _refuse_twins([*(entry.name for entry in entries), *self._extra])
-        self._entries = entries
+        self._entries, self._probabilities = entries, probabilities
 
     @property
     def names(self) -> list[str]:
@@ -452,7 +459,7 @@ class MetricState:
 
     def _update_streams(self, outputs: Any, labels: Labels) -> None:
         for name, output_metric, part, weights in self.objective.metrics_of(
-            outputs, labels
+            outputs, labels, self._probabilities
         ):
             if isinstance(output_metric.metric, StreamedMetric):
                 metric = output_metric.metric

@@ -697,14 +697,15 @@ class Objective:
             )
             loss, metric = loss_of.get(part.name), output_metric.metric
             is_squashed = part.name in probabilities
-            if isinstance(metric, Metric) and (loss is not None or is_squashed):
-                metric = copy.copy(metric)
+            is_streamed = isinstance(metric, StreamedMetric)
+            if loss is not None or is_squashed or is_streamed:
+                if isinstance(metric, Metric):
+                    metric = copy.copy(metric)
+                    output_metric = output_metric._replace(metric=metric)
                 metric.has_probabilities = is_squashed or (
                     loss is not None and loss.takes_probabilities
                 )
-                output_metric = output_metric._replace(metric=metric)
-            if loss is not None:
-                metric.has_binary_loss = loss.is_binary
+                metric.has_binary_loss = None if loss is None else loss.is_binary
             ignored = output_metric.metric.ignore_index
             if loss is not None and ignored == IGNORED_INDEX:
                 target = loss.marked(part.output, part.target)

@@ -164,11 +164,13 @@ class StreamedMetric(abc.ABC):
         direction: `"max"`, `"min"` or None, as in `Metric`.
         ignore_index: As in `Metric`.
         has_binary_loss: As in `Metric`; set in the metric itself.
+        has_probabilities: As in `Metric`; set in the metric itself.
     """
 
     direction: str | None = None
     ignore_index: int | None = None
     has_binary_loss: bool | None = None
+    has_probabilities = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse Keras's words."""

@@ -140,7 +140,8 @@ class _Ranked(CollectingMetric):
         """Store the scores of a batch."""
         has_labels = self.has_binary_loss
         with naming_targets(self.name):
-            parts = _binary(outputs, targets, weights, has_labels, takes_logits=True)
+            takes_logits = not self.has_probabilities
+            parts = _binary(outputs, targets, weights, has_labels, takes_logits)
         kept = by_label(parts, self._average, has_labels)
         self.batches.append([part.detach() for part in kept])
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+import sklearn.metrics
 import torch
 from torch import nn
 from torch.nn import functional
@@ -103,3 +104,15 @@ def test_a_metric_may_say_what_it_takes():
 def test_a_name_in_a_settings_place_is_refused(kind):
     with pytest.raises(ConfigError, match=r"='mine': use True or False.*name="):
         kind("mine")
+
+
+def test_areas_of_a_saturated_softmax_are_scikit_learns():
+    x = 12 * drawn(64, 2)[0]  # the smaller probability is far below 1e-7
+    y = (x[:, 1] - x[:, 0] + 12 * torch.randn(64) > 0).long()
+    ones = x.softmax(-1)[:, 1]
+    for name, score in (
+        ("exact_auc", sklearn.metrics.roc_auc_score),
+        ("average_precision", sklearn.metrics.average_precision_score),
+    ):
+        found = figures(nn.Softmax(-1), x, y, nll, [name])
+        assert list(found.values()) == pytest.approx([score(y, ones)] * 3)
