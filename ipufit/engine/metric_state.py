@@ -463,7 +463,8 @@ class MetricState:
         ):
             if isinstance(output_metric.metric, StreamedMetric):
                 metric = output_metric.metric
-                call_by_rows(metric.update, part.output, part.target, weights)
+                with shapes_in_errors(f"The metric {name!r}", part):
+                    call_by_rows(metric.update, part.output, part.target, weights)
                 self._streams[name] = output_metric.metric
 
     def logs(self) -> Logs:

@@ -814,20 +814,24 @@ class Objective:
 
 @contextlib.contextmanager
 def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
-    """Add the shapes of a loss's or metric's arguments to errors of torch.
+    """Add the name of a loss or metric to errors, and shapes to those of torch.
 
     Args:
         what: Subject of the message: the loss or metric.
         part: Output, target and weights that it gets.
 
     Raises:
-        DataError: torch has raised an error.
+        DataError: It, or torch, has raised an error.
         ConfigError: Whole numbers were divided in a program.
     """
     try:
         # On the host torch divides exactly.
         with Divisions(what) if poptorch.isRunningOnIpu() else contextlib.nullcontext():
             yield
+    except DataError as error:
+        if what in str(error):
+            raise
+        raise DataError(f"{what}: {error}") from error
     except (IpufitError, poptorch.Error):
         raise
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:

@@ -1176,11 +1176,17 @@ def _is_of_elements(name: str) -> bool:
 
 def _check_tensors(**values: Any) -> None:
     for kind, value in values.items():
+        if value is None:
+            raise DataError(
+                f"There are no {kind}, and the metric needs them. Leave it out, as by "
+                "None in a list of metrics, or give some."
+            )
         if not isinstance(value, Tensor):
             raise DataError(
-                f"The metric got {kind} of type {type(value).__name__}, not one "
-                "tensor. If the model has several outputs, say which each metric is "
-                "of: metrics={output: [...]}."
+                f"The {kind} are of type {type(value).__name__}, not one tensor. If "
+                "the model has several outputs, say which each metric is of: "
+                "metrics={output: [...]}. For parts of an output pass a function, "
+                "such as lambda outputs, targets: (outputs[0] - targets[0]).abs()."
             )
 
 

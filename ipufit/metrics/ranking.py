@@ -215,8 +215,8 @@ def _binary(
     takes_logits: bool,
 ) -> Elements:
     """Reshape outputs to one score for each 0 or 1."""
+    are_labels = is_of_bits(outputs, targets, has_binary_loss=has_labels)
     if is_like(outputs.shape, targets.shape):
-        are_labels = is_of_bits(outputs, targets, has_binary_loss=has_labels)
         if are_labels or not has_class_axis(outputs, targets):
             return bits(outputs, targets, weights)
         parts = bits(*dense_targets(outputs, targets), weights)
