@@ -326,15 +326,13 @@ def _with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
     return function(targets, outputs)
 
 
-_MARKS = (
+_MARK_OR_IGNORE = (
     "Mark those that don't count by -100, or by ignore_index={0} of "
     "torch.nn.CrossEntropyLoss, or of a metric that has it (ignore_class={0} of "
     "ipufit.metrics.MeanIoU)."
 )
-_MORE_CLASSES = (
-    "Mark those that don't count by -100. For more than two classes the model must "
-    "have an output for each."
-)
+_MARK = "Mark those that don't count by -100."
+_MORE_CLASSES = "For more than two classes the model must have an output for each."
 _OF_BITS = (
     "If each output has a 0 or 1 of its own, use a binary loss such as 'bce', metric "
     "'binary_accuracy', one such as ipufit.metrics.F1Score(multi_label=True), or masks "
@@ -353,7 +351,8 @@ def refuse_parts(name: str, sums: Tensor) -> None:
             f"The metric {name!r} takes targets of the outputs' shape for one-hot, "
             "with classes on the last axis, and others for class indices. Here some "
             "rows don't sum to 1, some indices are no class of the outputs (from 0), "
-            f"or some 0s and 1s are other numbers. {_MARKS.format(255)} {_OF_BITS}"
+            "or some 0s and 1s are other numbers. "
+            f"{_MARK_OR_IGNORE.format(255)} {_OF_BITS}"
         )
 
 
@@ -379,6 +378,39 @@ def naming_targets(name: str) -> Iterator[None]:
         yield
     finally:
         _naming.reset(token)
+
+
+def _name_target(targets: Tensor, is_wrong: Tensor, low: int, high: int) -> None:
+    name = _naming.get()
+    if name is None or not is_wrong.any():
+        return
+    value = targets[is_wrong][0].item()
+    what, kind, advice = (
+        f"the target {value:g}",
+        "classes",
+        _MARK_OR_IGNORE.format(f"{value:g}"),
+    )
+    if targets.is_floating_point():
+        kind, advice = "numbers", f"{_MARK} {_MORE_CLASSES}"
+    elif value == FRACTION:
+        what, advice = "a target that is a fraction or NaN", _MARK
+    raise DataError(
+        f"The metric {name!r} got {what}, and takes {kind} from {low} to {high}. "
+        f"{advice}"
+    )
+
+
+def _name_row(targets: Tensor, is_wrong: Tensor) -> None:
+    name = _naming.get()
+    if name is None or not is_wrong.any():
+        return
+    row = targets[is_wrong][0]
+    strange = row[row.ge(0).logical_not()].tolist()
+    has = f"have {strange[0]:g}" if strange else f"sum to {float(row.sum()):g}"
+    raise DataError(
+        f"The metric {name!r} got targets of the outputs' shape that {has} along the "
+        f"last axis, and takes one-hot rows or probabilities. {_OF_BITS}"
+    )
 
 
 def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> Tensor:
@@ -574,6 +606,10 @@ def score_above(threshold: float, from_logits: bool) -> float:
 
 IGNORED_INDEX = -100
 """The class index that doesn't count, as in torch's losses."""
+
+
+FRACTION = -(2**30)
+"""Stands for a class index that is no whole number."""
 
 
 class Elements(NamedTuple):
@@ -812,16 +848,7 @@ def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
         is_wrong, weights = is_within.ne(weights), weights.to(torch.float32)
     else:
         is_wrong = is_within.logical_not().logical_and(weights.ne(0))
-    name = _naming.get()
-    if name is not None and is_wrong.any():
-        value = f"{targets[is_wrong][0].item():g}"
-        kind, advice = "classes", _MARKS.format(value)
-        if targets.is_floating_point():
-            kind, advice = "numbers", _MORE_CLASSES
-        raise DataError(
-            f"The metric {name!r} got the target {value}, and takes {kind} from {low} "
-            f"to {high}. {advice}"
-        )
+    _name_target(targets, is_wrong, low, high)
     return weights.masked_fill(is_wrong, float("nan"))
 
 
@@ -838,15 +865,7 @@ def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:
     is_share = targets.ge(0)  # False for NaN, too
     sums = targets.masked_fill(is_share.logical_not(), float("inf")).sum(dim=-1)
     is_wrong = sums.sub(1.0).abs().gt(0.01).logical_and(weights.ne(0))
-    name = _naming.get()
-    if name is not None and is_wrong.any():
-        row = targets[is_wrong][0]
-        strange = row[row.ge(0).logical_not()].tolist()
-        has = f"have {strange[0]:g}" if strange else f"sum to {float(row.sum()):g}"
-        raise DataError(
-            f"The metric {name!r} got targets of the outputs' shape that {has} along "
-            f"the last axis, and takes one-hot rows or probabilities. {_OF_BITS}"
-        )
+    _name_row(targets, is_wrong)
     return weights.masked_fill(is_wrong, float("nan"))
 
 
@@ -939,6 +958,9 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
     # A number of 8 bits equals others: -100 is 156.
     is_wide = targets.dtype in (torch.int32, torch.int64)
     indices = targets if is_wide else targets.to(torch.int32)
+    if targets.is_floating_point():
+        are_whole = indices.to(torch.float32).eq(in_float32(targets))
+        indices = torch.where(are_whole, indices, zeros_like(indices).add(FRACTION))
     wanted = _without(outputs, axes[0])
     return indices if indices.shape == wanted else indices.reshape(wanted)
 

@@ -58,9 +58,9 @@ def refuses(name, outputs, targets, weights, words):
 
 
 @pytest.mark.parametrize("weights", [None, torch.ones(16)])
-@pytest.mark.parametrize("stranger", [3, -1, 255])
+@pytest.mark.parametrize("stranger", [3, -1, 255, 255.0, 0.5, float("nan")])
 def test_targets_that_are_no_class_are_refused(weights, stranger):
-    targets = CLASSES.clone()
+    targets = CLASSES.clone().to(torch.tensor(stranger).dtype)
     targets[5] = stranger
     for name in OF_INDICES:
         refuses(name, SCORES, targets, weights, "no class of the outputs")
@@ -157,6 +157,7 @@ NAMED = [  # outputs, targets, names, words
     (X, with_one(Y, 3), OF_CLASSES, "the target 3, and takes classes from 0 to 2"),
     (X, with_one(Y, -1), ["f1"], "the target -1, and takes"),
     (X, with_one(Y, 255), ["ce"], "the target 255, and takes"),
+    (X, with_one(Y.float(), 0.5), ["f1"], "that is a fraction or NaN, and takes"),
     (X[:, 0], with_one(BITS, 2), ["auc", "exact_auc", "hinge"], "the target 2, and"),
     (X[:, 0], with_one(BITS, 0.5) * 3, ["accuracy", "bce"], "the target 3, and"),
     (X, with_one(ONE_HOT, [1, 1, 0]), ["accuracy", "f1"], "sum to 2 along"),
