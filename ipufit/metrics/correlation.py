@@ -6,7 +6,7 @@ With several numbers per sample, each has a value of its own; the metric is thei
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -31,34 +31,36 @@ __all__ = [
 
 # Sums of numbers and of their products, exact enough for variances at any scale. If
 # numbers are far from 0, a variance is the small difference of large sums. So the
-# numbers of each batch are centered around a value of few digits, whose products are
-# exact. Each sum is split into limbs: multiples of fixed powers of 2. They have so few
-# digits that adding batches in float32 on a device rounds nothing. A power of 2 brings
-# the numbers of a batch near 1 first, so that no square overflows or vanishes, and each
+# numbers of each batch are centered around the sum of two values of few digits, whose
+# products are exact: the second tells numbers apart that differ in their last digits.
+# Each sum is split into limbs: multiples of fixed powers of 2. They have so few digits
+# that adding batches in float32 on a device rounds nothing. A power of 2 brings the
+# numbers of a batch near 1 first, so that no square overflows or vanishes, and each
 # power has limbs of its own.
 
 POWERS = (64, 0, -64)
 """Numbers up to 2**-32, up to 2**32 and above are multiplied by 2 to these powers."""
-UNITS = tuple(2.0**exponent for exponent in range(84, -109, -12))
+UNITS = tuple(2.0**exponent for exponent in range(84, -121, -12))
 """The limbs of a sum are multiples of these."""
 
 
 class Centered(NamedTuple):
-    """Numbers of a batch as a center and the differences from it, both scaled.
+    """Numbers of a batch as centers and the differences from them, all scaled.
 
     Attributes:
-        center: `[K]`, near the means, with so few digits that their products are exact.
-        away: `[N, K]`: the numbers minus their center.
+        centers: Two of `[K]`, together near the means, each with so few digits that
+            products are exact.
+        away: `[N, K]`: the numbers minus their centers.
         place: `[K]`: the index in `POWERS` of the power that scaled them.
     """
 
-    center: Tensor
+    centers: tuple[Tensor, Tensor]
     away: Tensor
     place: Tensor
 
 
 def centered(values: Tensor, weights: Tensor) -> Centered:
-    """Scale the columns of numbers, and split them into a center and differences.
+    """Scale the columns of numbers, and split them into centers and differences.
 
     Args:
         values: `[N, K]`, float32.
@@ -66,8 +68,8 @@ def centered(values: Tensor, weights: Tensor) -> Centered:
 
     Example:
         >>> x = centered(torch.tensor([[1001.0], [1003.0]]), torch.ones(2, 1))
-        >>> x.center, x.away.tolist(), x.place
-        (tensor([1000.]), [[1.0], [3.0]], tensor([1], dtype=torch.int32))
+        >>> x.centers, x.away.tolist(), x.place.tolist()
+        ((tensor([1000.]), tensor([2.])), [[-1.0], [1.0]], [1])
     """
     largest = values.abs().amax(dim=0)
     is_small, is_large = largest.lt(2.0**-32), largest.gt(2.0**32)
@@ -77,8 +79,10 @@ def centered(values: Tensor, weights: Tensor) -> Centered:
     place = 1 - is_small.to(torch.int32) + is_large.to(torch.int32)
     values, sizes = values * factor, weights.abs()
     total = sizes.sum(dim=0).clamp(min=1e-30)
-    center = _few_digits(weighed(values, sizes).sum(dim=0) / total)
-    return Centered(center, values - center, place)
+    mean = weighed(values, sizes).sum(dim=0) / total
+    near = _few_digits(mean)
+    centers = near, _few_digits(mean - near)
+    return Centered(centers, values - centers[0] - centers[1], place)
 
 
 def sum_limbs(x: Centered, weights: Tensor) -> Tensor:
@@ -97,7 +101,7 @@ def sum_limbs(x: Centered, weights: Tensor) -> Tensor:
         >>> sum_limbs(x, weights).sum()
         tensor(2004.)
     """
-    terms = _exact(weights.sum(dim=0), x.center)
+    terms = _exact(weights.sum(dim=0), x.centers)
     return _limbs([*terms, weighed(x.away, weights).sum(dim=0)], x.place, 3)
 
 
@@ -119,10 +123,11 @@ def product_limbs(x: Centered, y: Centered, weights: Tensor) -> Tensor:
         >>> product_limbs(x, x, weights).sum()
         tensor(2008010.)
     """
+    products = [a * b for a in x.centers for b in y.centers]
     terms = [
-        *_exact(weights.sum(dim=0), x.center * y.center),
-        *_exact(weighed(y.away, weights).sum(dim=0), x.center),
-        *_exact(weighed(x.away, weights).sum(dim=0), y.center),
+        *_exact(weights.sum(dim=0), products),
+        *_exact(weighed(y.away, weights).sum(dim=0), x.centers),
+        *_exact(weighed(x.away, weights).sum(dim=0), y.centers),
         weighed(x.away * y.away, weights).sum(dim=0),
     ]
     return _limbs(terms, x.place + y.place, 5)
@@ -139,7 +144,7 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
 
     Returns:
         The co-moment; 0 where it is no larger than rounding errors: where numbers vary
-        by less than 1e-5 of their mean.
+        by less than 1e-7 of their mean, as float32 rounds.
 
     Example:
         >>> one = torch.tensor(1.0, dtype=torch.float64)
@@ -148,15 +153,16 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
     """
     expected = x * y / count
     difference = products - expected
-    is_noise = difference.abs() < 1e-10 * torch.maximum(expected.abs(), products.abs())
+    is_noise = difference.abs() < 1e-14 * torch.maximum(expected.abs(), products.abs())
     return torch.where(is_noise, torch.zeros_like(difference), difference)
 
 
-def _exact(factor: Tensor, short: Tensor) -> list[Tensor]:
-    """Split a product into exact terms; `short` has at most 16 binary digits."""
+def _exact(factor: Tensor, shorts: Sequence[Tensor]) -> list[Tensor]:
+    """Split products into exact terms; `shorts` have at most 16 binary digits."""
     head = _few_digits(factor)
     middle = _few_digits(factor - head)
-    return [head * short, middle * short, (factor - head - middle) * short]
+    parts = head, middle, factor - head - middle
+    return [part * short for short in shorts for part in parts]
 
 
 def _limbs(terms: list[Tensor], place: Tensor, num_places: int) -> Tensor:
