@@ -71,7 +71,7 @@ _METRICS: dict[str, Callable[..., Any]] = {
     "log_cosh": errors.log_cosh_error,
     "mape mean_absolute_percentage_error": errors.absolute_percentage_error,
     "mean_iou": confusion.MeanIoU,
-    "mean_squared_error mse": errors.squared_error,
+    "mean_squared_error mse": errors.MeanSquaredError,
     "mean_squared_logarithmic_error msle": errors.squared_logarithmic_error,
     "nll nll_loss": probabilistic.NegativeLogLikelihood,
     "pearson pearson_correlation": correlation.PearsonCorrelation,

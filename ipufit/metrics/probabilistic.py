@@ -295,7 +295,8 @@ class Perplexity(CrossEntropy):
 
     def result(self, sums: Tensor) -> float:
         """Compute the exponential of the mean."""
-        return float(torch.exp(torch.tensor(super().result(sums))))
+        mean = torch.tensor(super().result(sums), dtype=torch.float64)
+        return float(mean.exp())
 
 
 class NegativeLogLikelihood(Metric):

@@ -15,26 +15,13 @@ from torch import Tensor
 
 from ipufit.errors import DataError
 
-from .base import Metric, is_binary, matched_targets, mean_sums
+from .base import Metric, is_binary, matched_targets, mean_sums, zeros_like
+from .correlation import POWERS
 
 SMALLEST = 1e-7
 """The smallest number that percentages divide by, as in Keras."""
 
 __all__ = ["CosineSimilarity", "RootMeanSquaredError"]
-
-
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the square of each difference.
-
-    Args:
-        outputs: Numbers of any shape.
-        targets: Numbers of the same shape, up to axes of size 1.
-
-    Example:
-        >>> squared_error(torch.tensor([3.0]), torch.tensor([1.0]))
-        tensor([4.])
-    """
-    return torch.square(_difference(outputs, targets))
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -79,7 +66,10 @@ def squared_logarithmic_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     true = matched_targets(outputs, targets).clamp(min=0.0)
     predicted = outputs.to(torch.float32).clamp(min=0.0)
-    return torch.square(torch.log1p(predicted).sub(torch.log1p(true)))
+    # The difference of two logarithms would lose the digits that they share.
+    size = torch.abs(predicted.sub(true))
+    ratio = size.div(torch.minimum(predicted, true).add(1.0))
+    return torch.square(torch.log1p(ratio))
 
 
 def log_cosh_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -94,7 +84,10 @@ def log_cosh_error(outputs: Tensor, targets: Tensor) -> Tensor:
         tensor([0.])
     """
     size = torch.abs(_difference(outputs, targets))
-    return size.add(torch.log1p(torch.exp(size.mul(-2.0)))).sub(math.log(2.0))
+    far = size.add(torch.log1p(torch.exp(size.mul(-2.0)))).sub(math.log(2.0))
+    # Close to 0 that loses all digits. There, 1 / cosh^2 is 1 - tanh^2.
+    near = torch.log1p(torch.tanh(size.clamp(max=1.0)).square().neg()).mul(-0.5)
+    return torch.where(size.lt(1.0), near, far)
 
 
 def huber_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -113,7 +106,47 @@ def huber_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return near.mul(size.sub(near.mul(0.5)))
 
 
-class RootMeanSquaredError(Metric):
+class MeanSquaredError(Metric):
+    """The mean of the squared differences, at any scale.
+
+    Squares of numbers above 1e19 are infinite in float32. So differences are multiplied
+    by a power of 2 first, and each power has a sum of its own.
+
+    Args:
+        name: Key in logs.
+
+    Example:
+        >>> metric = MeanSquaredError()
+        >>> sums = metric.sums(torch.tensor([3e20, 5e20]), torch.tensor([0.0, 1e20]))
+        >>> f"{metric.result(sums.double()):.3g}"
+        '1.25e+41'
+    """
+
+    direction = "min"
+
+    def __init__(self, name: str = "mean_squared_error") -> None:
+        super().__init__(name)
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Return the sums of the squares by power, and their number."""
+        values = _difference(outputs, targets)
+        size = values.abs()
+        is_small, is_large = size.lt(2.0**-32), size.gt(2.0**32)
+        is_between = is_small.logical_or(is_large).logical_not()
+        sums = []
+        for power, is_here in zip(POWERS, (is_small, is_between, is_large)):
+            squares = torch.square(values.mul(2.0**power))
+            sums.append(mean_sums(squares.where(is_here, zeros_like(squares)), weights))
+        totals, counts = torch.stack(sums).unbind(1)
+        return torch.cat([totals, counts[:1]])
+
+    def result(self, sums: Tensor) -> float:
+        """Return the mean square."""
+        totals = [total * 4.0**-power for total, power in zip(sums.tolist(), POWERS)]
+        return float(sum(totals) / sums[-1])
+
+
+class RootMeanSquaredError(MeanSquaredError):
     """The root of the mean of the squared differences.
 
     Args:
@@ -126,18 +159,13 @@ class RootMeanSquaredError(Metric):
         3.5355
     """
 
-    direction = "min"
-
     def __init__(self, name: str = "root_mean_squared_error") -> None:
         super().__init__(name)
 
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum and the number of the squares."""
-        return mean_sums(squared_error(outputs, targets), weights)
-
     def result(self, sums: Tensor) -> float:
         """Return the root of the mean square."""
-        return float(torch.sqrt(sums[0] / sums[1]))
+        mean = torch.tensor(super().result(sums), dtype=torch.float64)
+        return float(mean.sqrt())
 
 
 class CosineSimilarity(Metric):
@@ -179,5 +207,7 @@ def _difference(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _unit(vectors: Tensor) -> Tensor:
     """Scale vectors, along the last axis, to length 1."""
+    largest = vectors.abs().amax(dim=-1, keepdim=True)
+    vectors = vectors.div(largest.clamp(min=1e-37))  # whose squares are finite
     square = torch.square(vectors).sum(dim=-1, keepdim=True)
-    return vectors.div(torch.sqrt(square).clamp(min=1e-12))
+    return vectors.div(torch.sqrt(square).clamp(min=1.0))

@@ -275,6 +275,11 @@ def test_sure_and_wrong_is_bounded_for_probabilities_and_exact_for_logits():
     assert figure(BinaryCrossentropy(), 80 * outputs, targets) == pytest.approx(80.0)
 
 
+def test_a_perplexity_may_be_larger_than_float32_has():
+    outputs, targets = torch.tensor([[0.0, 200.0]]), torch.tensor([0])
+    assert figure(Perplexity(), outputs, targets) == pytest.approx(np.exp(200.0))
+
+
 def test_sure_and_right_costs_nearly_nothing():
     outputs, targets = torch.tensor([15.0]), torch.tensor([1.0])
     expected = np.log1p(np.exp(-15))

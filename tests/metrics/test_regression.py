@@ -129,6 +129,32 @@ def test_large_differences_do_not_overflow(name, size):
     assert value == pytest.approx(size, rel=1e-3)
 
 
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [("mse", squared), ("rmse", root), ("cosine_similarity", cosine)],
+)
+def test_squares_may_be_larger_or_smaller_than_float32_has(name, reference, scale):
+    outputs, targets = scale * scores(0, 3), scale * scores(1, 3)
+    actual = figure(resolve_metric(name), outputs, targets, None, (5,))
+    expected = reference(outputs, targets, torch.ones(37))
+    assert actual == pytest.approx(expected, rel=1e-5, abs=0)
+
+
+@pytest.mark.parametrize("far", [0.0, 2000.0])
+@pytest.mark.parametrize("name", ["msle", "log_cosh"])
+def test_small_differences_keep_their_digits(name, far):
+    outputs = far + 1e-4 * far * scores(0).abs() + 1e-4 * scores(0).abs()
+    targets = torch.full_like(outputs, far)
+    away = (outputs.double() - targets.double()).numpy()
+    if name == "msle":
+        expected = np.log1p(away / (1 + far)) ** 2
+    else:
+        expected = np.log1p(np.sinh(away) ** 2) / 2
+    actual = figure(resolve_metric(name), outputs, targets)
+    assert actual == pytest.approx(expected.mean(), rel=1e-5, abs=0)
+
+
 def test_a_vector_of_zeros_is_similar_to_none():
     outputs = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
     assert figure(CosineSimilarity(), outputs, torch.ones(2, 2)) == pytest.approx(
