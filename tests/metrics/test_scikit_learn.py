@@ -22,7 +22,7 @@ import ipufit
 from ipufit import IPUConfig, IPUModel, metrics
 from tests.metrics import peers
 from tests.metrics.harness import figure
-from tests.strategies import examples
+from tests.strategies import examples, is_thorough
 
 IGNORED = -100
 
@@ -56,6 +56,7 @@ FORMS = [
     *(Form("labels", shape, shape, "bce") for shape in [(3,), (3, 2, 2)]),
     *(Form("classes", (C,), shape) for shape in [(), (1,), (C,)]),
     *(Form("classes", (5, C), shape) for shape in [(5,), (5, 1), (5, C)]),
+    *(Form("classes", (C, 1), shape) for shape in [(), (1,)]),
     Form("classes", (C, 5), (5,)),
     Form("classes", (C, 4, 3), (4, 3)),
     *(Form("shares", shape, shape) for shape in [(C,), (2, C)]),
@@ -188,6 +189,8 @@ def positions(drawn, targets):
         return shape[:-1]
     if kind == "classes":
         del shape[1 + outputs.index(C)]
+    if kind == "bits" and drawn.form.targets == (3, 2):
+        del shape[1]  # of pixels
     return shape
 
 
@@ -206,6 +209,8 @@ def canonical(drawn, x, y, weights):
         return scores[kept].numpy(), labels[kept].long().numpy(), weights[kept].numpy()
     y = y.reshape(shape).double()
     like = y[..., 0] if kind in ("vectors", "shares") else y
+    if weights is not None and weights.dim() == y.dim() - 1 == 3:
+        weights = weights.unsqueeze(1)
     weights = spread(weights, like)
     if kind in ("vectors", "shares"):
         weights = weights.unsqueeze(-1).expand(y.shape)
@@ -244,8 +249,6 @@ def references(drawn):
     else:
         found = dict(getattr(peers, kind.upper()))
     left_out = set()
-    if drawn.has_ignored:
-        left_out.update(["binary_crossentropy", "hinge", "squared_hinge"])
     if drawn.scale > 1e15:
         left_out.add("squared_hinge")  # infinite, as the loss is
     if drawn.is_squashed:
@@ -273,6 +276,8 @@ def loss_of(drawn):
         return lambda outputs_, _: outputs_.mean(1 + outputs.index(C))
     if kind in ("vectors", "shares"):
         return lambda outputs, _: outputs.mean(-1)
+    if drawn.form.targets == (3, 2):
+        return lambda outputs, _: outputs.squeeze(1)
     return lambda outputs, _: outputs * 0.5
 
 
@@ -361,7 +366,7 @@ def test_every_name_has_a_peer():
         assert settings_of(name) in known, name
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(400 if is_thorough() else 100))
 @given(st.randoms(use_true_random=True))
 def test_a_metric_is_the_peers(random):
     drawn = draw(random)
