@@ -218,12 +218,13 @@ class Loss:
             if self.is_function or index is not None:
                 stack.enter_context(target_means)
             loss = self._checked(call_by_rows(self.function, outputs, targets))
-            if not loss.dim():  # PopTorch gives a loss inside the final one [1]
+            value = loss
+            if loss.dim():
+                is_added = self.is_sum or index is not None
+                value = torch.sum(loss) if is_added else torch.mean(loss)
+            elif target_means.origin_of(loss) is None:
+                # PopTorch gives a built-in loss inside the final one the shape [1].
                 value = loss.reshape(())
-            elif self.is_sum or index is not None:
-                value = torch.sum(loss)
-            else:
-                value = torch.mean(loss)
         self.indices.update(target_means.ignored)
         mean = target_means.origin_of(value)
         if index is not None and mean is None:  # of smoothed labels

@@ -245,7 +245,7 @@ def vector_of(
     entries, sums = [], []
     of_parts: list[float] = []
     for term, weight in terms.values():
-        sums.append(torch.stack([term.total, term.divisor], dim=-1).reshape(-1))
+        sums.append(flat(torch.stack([term.total, term.divisor], dim=-1)))
         of_parts += [weight] * term.total.numel()
     if terms:
         result = partial(_weighted_means, of_parts)
