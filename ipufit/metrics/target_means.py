@@ -14,10 +14,14 @@ from torch.overrides import TorchFunctionMode
 from ipufit._tree import leaves_of
 from ipufit.errors import DataError
 
-_SIGNATURES = {
-    function: inspect.signature(function) for function in (F.cross_entropy, F.nll_loss)
+_DEFAULTS = {
+    function: {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+    }
+    for function in (F.cross_entropy, F.nll_loss)
 }
-"""The functions of torch that ignore targets."""
+"""The functions of torch that ignore targets, with the defaults of their arguments."""
 
 _REARRANGEMENTS = frozenset(
     """
@@ -92,10 +96,9 @@ class TargetMeans(TorchFunctionMode):
     ) -> Any:
         """Call a torch function; divide the sums of cross-entropies anew."""
         kwargs = kwargs or {}
-        if func in _SIGNATURES:
-            call = _SIGNATURES[func].bind(*args, **kwargs)
-            call.apply_defaults()
-            values = call.arguments
+        if func in _DEFAULTS:
+            defaults = _DEFAULTS[func]
+            values = {**defaults, **dict(zip(defaults, args)), **kwargs}
             if not values["target"].is_floating_point():
                 self.ignored.add(values["ignore_index"])
                 # PopTorch has no class weights, with which the divisor is their sum.
