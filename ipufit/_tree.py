@@ -70,6 +70,8 @@ class Structure:
             >>> structure.rebuild([10, 20])
             namespace(a=10, b=OrderedDict([('c', 20)]))
         """
+        if isinstance(value, Tensor):
+            return _LEAF
         is_dict = isinstance(value, dict)
         if not (is_dict and type(value) is not dict) and not is_record(value):
             return cls._of(value, cls.of_outputs)
@@ -311,6 +313,8 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
         >>> tree_map(lambda x: x + 1, {"a": (1, 2)})
         {'a': (2, 3)}
     """
+    if isinstance(value, Tensor):
+        return function(value)
     structure = Structure.of_outputs(value)
     return structure.rebuild(function(leaf) for leaf in structure.flatten(value))
 
