@@ -620,7 +620,8 @@ def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:
     if isinstance(callbacks, Callback):
         yield callbacks
         return
-    refuse_foreign("callbacks", callbacks, "the callback of this name in ipufit")
+    if not isinstance(callbacks, (list, tuple)):
+        refuse_foreign("callbacks", callbacks, "the callback of this name in ipufit")
     if isinstance(callbacks, (str, type)) or not isinstance(callbacks, Iterable):
         raise ConfigError(
             f"callbacks contains {callbacks!r}: use ipufit.Callback objects, nested in "

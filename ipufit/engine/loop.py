@@ -875,8 +875,9 @@ class Evaluation(Inference):
             is_real = None if is_real is None else is_real[rows]
         whole, num_real = (outputs, labels), num_rows
         if is_real is not None:
-            outputs, labels = cut(whole, is_real)
             num_real = int(is_real.sum())
+            is_prefix = bool(is_real[:num_real].all())  # a slice copies nothing
+            outputs, labels = cut(whole, slice(num_real) if is_prefix else is_real)
         if not num_real:  # no real row came back: NaN under the right names
             self.metrics.add(torch.zeros_like(self._vector((*whole, num_rows))))
             return

@@ -189,7 +189,7 @@ class Inputs:
             count: Number of micro-batches.
         """
         share = (perf_counter() - started) / count
-        self.taken.extend(started + index * share for index in range(count))
+        self.taken += [started + index * share for index in range(count)]
 
     def write_back(self) -> None:
         """Copy the program's changes of its inputs into the caller's tensors.
