@@ -592,10 +592,11 @@ def _weighted_means(weights: list[float], sums: Tensor) -> float:
         DataError: A function ignores targets whose number isn't known.
     """
     numbers = sums.tolist()
-    if math.isnan(sum(numbers[1::2])):
-        raise unknown_number("A loss function")
     pairs = zip(numbers[::2], numbers[1::2])
-    return sum(weight * _quotient(*pair) for weight, pair in zip(weights, pairs))
+    mean = sum(weight * _quotient(*pair) for weight, pair in zip(weights, pairs))
+    if math.isnan(mean) and any(map(math.isnan, numbers[1::2])):
+        raise unknown_number("A loss function")
+    return mean
 
 
 def _quotient(total: float, count: float) -> float:

@@ -146,9 +146,10 @@ class Metric(abc.ABC):
             The value. In the base class it is the first sum divided by the second; NaN
             if the second is 0.
         """
-        if self._takes_one_hot:
+        mean = float(sums[0] / sums[1])
+        if self._takes_one_hot and math.isnan(mean):
             refuse_parts(self.name, sums[1])
-        return float(sums[0] / sums[1])
+        return mean
 
 
 class StreamedMetric(abc.ABC):

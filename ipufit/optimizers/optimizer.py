@@ -867,10 +867,12 @@ def refuse_own_steps(optimizer: torch.optim.Optimizer) -> None:
         UnsupportedError: It has hooks, a replaced `step`, or the state of own steps.
     """
     who = _class_name(optimizer)
-    step = inspect.unwrap(optimizer.step)  # schedulers wrap it
-    if inspect.unwrap(getattr(step, "__func__", step)) is not inspect.unwrap(
-        type(optimizer).step
-    ):
+    step, of_class = optimizer.step, type(optimizer).step
+    if getattr(step, "__func__", step) is not of_class:
+        step = inspect.unwrap(step)  # schedulers wrap it
+        step = inspect.unwrap(getattr(step, "__func__", step))
+        of_class = inspect.unwrap(of_class)
+    if getattr(step, "__func__", step) is not of_class:
         raise UnsupportedError(
             f"`step` of this {who} was replaced, and the steps are made on the device, "
             "where it is never called. Use a callback: on_train_batch_begin and "
