@@ -203,7 +203,7 @@ class RowBuffer:
         by_pass: Whether each pass is a group by itself.
 
     Attributes:
-        parts: Outputs, labels and number of rows of each call with buffered rows.
+        parts: The buffered rows, one after the other.
 
     Example:
         >>> waiting = RowBuffer(rows_per_pass=2, by_pass=True)
@@ -236,7 +236,7 @@ class RowBuffer:
             of_pass = max(1, self._rows_per_pass * num_bytes // num_rows)
             self._size = self._rows_per_pass * max(1, _MOST_BYTES // of_pass)
         rows, done = (outputs, labels, num_rows), 0
-        waiting = sum(part[2] for part in self.parts)
+        waiting = self.num_rows
         while waiting + num_rows - done >= self._size:
             last = done + self._size - waiting
             self.parts.append(_rows(rows, done, last))
@@ -248,10 +248,17 @@ class RowBuffer:
             outputs, labels, left = _rows(rows, done, num_rows)
             self.parts.append((*map_tensors(Tensor.clone, (outputs, labels)), left))
 
+    @property
+    def num_rows(self) -> int:
+        """Number of buffered rows."""
+        return sum(part[2] for part in self.parts)
+
     def all(self) -> Rows:
-        """Return all buffered rows, and keep them."""
-        outputs, labels = joined(one[:2] for one in self.parts)
-        return outputs, labels, sum(one[2] for one in self.parts)
+        """Return all buffered rows, at least one, and keep them."""
+        if len(self.parts) > 1:  # joined once, however often they are asked for
+            outputs, labels = joined(part[:2] for part in self.parts)
+            self.parts = [(outputs, labels, self.num_rows)]
+        return self.parts[0]
 
 
 Rows = Tuple[Any, Labels, int]
@@ -716,7 +723,7 @@ class Evaluation(Inference):
     prefix: str = ""
     _shorter: dict[int, Inference] = field(default_factory=dict, init=False)
     _waiting: RowBuffer = field(init=False)
-    _seen: tuple[int, Tensor] = field(init=False)  # calls with rows there, their sums
+    _seen: tuple[int, Tensor] = field(init=False)  # number of rows there, their sums
     _is_checked: bool = field(init=False)  # that losses and metrics are no sums
 
     def prepare(self, display: ProgressDisplay) -> None:
@@ -820,10 +827,10 @@ class Evaluation(Inference):
 
     def _sums_of_waiting(self) -> Tensor | None:
         """Return the sums of buffered rows; None if there are none."""
-        count = len(self._waiting.parts)
-        if count and self._seen[0] != count:
-            self._seen = count, self._vector(self._waiting.all())
-        return self._seen[1] if count else None
+        num_rows = self._waiting.num_rows
+        if num_rows and self._seen[0] != num_rows:
+            self._seen = num_rows, self._vector(self._waiting.all())
+        return self._seen[1] if num_rows else None
 
     def _count_waiting(self) -> None:
         """Count all buffered rows."""

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections import Counter
 
 import pytest
 import torch
@@ -237,6 +239,29 @@ def test_waiting_changes_no_figure(count, size, iterations, is_weighted, most):
         each = model.evaluate(x, y, size, callbacks=heard, **arguments)
     assert bits(waited) == bits(each)
     assert heard.logs == pytest.approx(each, nan_ok=True)
+
+
+def python_calls(function):
+    """How many functions Python calls: the same on any machine, other than seconds."""
+    counts = Counter()
+    sys.setprofile(lambda frame, event, value: counts.update([event]))
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return counts["call"]
+
+
+def test_a_heard_evaluation_costs_as_much_at_each_call():
+    x, y = reference.samples(60)
+    model = compiled(inference_iterations=1)
+
+    def evaluate(count):
+        model.evaluate(x[:count], y[:count], 1, verbose=0, callbacks=Hears())
+
+    evaluate(60)
+    few, more, most = (python_calls(lambda n=n: evaluate(n)) for n in (20, 40, 60))
+    assert most - more < 1.1 * (more - few)  # 1.6 if each call joins all before it
 
 
 def test_a_display_does_not_change_the_figures(monkeypatch):
