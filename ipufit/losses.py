@@ -34,6 +34,7 @@ from ipufit.metrics.base import (
     IGNORED_INDEX,
     call_by_rows,
     outputs_first,
+    spread_weights,
     weighed,
 )
 from ipufit.metrics.classification import hinge, squared_hinge
@@ -299,17 +300,7 @@ class Loss:
                 "one value per sample."
             )
         if weights is not None:
-            if weights.dim() > values.dim() and weights.shape[-1] == 1:
-                weights = torch.squeeze(weights, -1)  # [rows, 1], as Keras takes it
-            missing = values.dim() - weights.dim()
-            if missing < 0 or values.shape[: weights.dim()] != weights.shape:
-                raise ConfigError(
-                    f"Sample weights of shape {tuple(weights.shape)} don't fit the "
-                    f"loss {self.name!r}, whose values have shape "
-                    f"{tuple(values.shape)}: give one weight per sample."
-                )
-            shaped = weights.reshape(weights.shape + (1,) * missing)
-            values = weighed(values, shaped.expand(values.shape).to(values.dtype))
+            values = weighed(values, spread_weights(weights, values).to(values.dtype))
         return values
 
 

@@ -376,10 +376,23 @@ def test_one_value_for_the_batch_can_not_be_weighted(known):
         loss.terms(NUMBERS, NUMBERS, 3, **known)
 
 
-@pytest.mark.parametrize("shape", [(2,), (3, 2), (3, 1, 1)])
+@pytest.mark.parametrize("shape", [(2,), (3, 2), (3, 1, 2)])
 def test_weights_of_other_shapes_are_refused(shape):
-    with pytest.raises(ConfigError, match="one weight per sample"):
+    with pytest.raises(DataError, match="one weight per sample"):
         resolve_loss("cross_entropy").terms(LOGITS, CLASSES, 3, torch.ones(shape))
+
+
+@pytest.mark.parametrize("width", [(), (1,), (4,), (2, 4)])
+@pytest.mark.parametrize("loss", ["mse", "msle", "bce", nn.L1Loss(), nn.HuberLoss()])
+def test_axes_of_size_1_of_weights_make_no_difference(loss, width):
+    generator = torch.Generator().manual_seed(2)
+    outputs, targets = torch.rand(2, 6, *width, generator=generator)
+    weights = torch.rand(6, generator=generator)
+    loss = resolve_loss(loss)
+    expected = loss.terms(outputs, targets, 6, weights)
+    for shape in [(6, 1), (6, 1, 1)]:
+        terms = loss.terms(outputs, targets, 6, weights.reshape(shape))
+        assert terms == expected
 
 
 # Targets that don't count -----------------------------------------------------
