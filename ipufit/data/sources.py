@@ -1159,23 +1159,20 @@ def from_arrays(
     values = (x, y, sample_weight)
     given = [unframed(value, where) for value, where in zip(values, wheres)]
     structure = SampleStructure.of(given)
+    leaves = []
     for value, where, part in zip(given, wheres, structure.parts):
         if part == NOTHING and value is None:
             continue
         if not part.num_leaves:
             raise DataError(f"{where} holds no arrays: it is {str(value)[:80]}.")
-        if any(isinstance(n, (bool, int, float)) for n in part.flatten(value)):
-            raise DataError(
-                f"{where} holds a single number where an array belongs: dim 0 counts "
-                "samples. Make a list of numbers an array, as with torch.tensor."
-            )
-    parts = zip(given, [f"`{name}`", *wheres[1:]], structure.parts)
-    leaves = [
-        checked_tensor(leaf, where)
-        for value, where, part in parts
-        if part != NOTHING
-        for leaf in part.flatten(value)
-    ]
+        for leaf in part.flatten(value):
+            leaves.append(checked_tensor(leaf, where))
+            if not leaves[-1].dim():
+                raise DataError(
+                    f"{where} holds a single number where an array belongs: dim 0 "
+                    "counts samples. Give an array with a row for each; make a list of "
+                    "numbers one, as with torch.tensor."
+                )
     _check_lengths(structure, leaves, name)
     tensors = same_rows(leaves, f"`{name}`")
     tensors = [

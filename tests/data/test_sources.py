@@ -181,7 +181,7 @@ DATA = {
     "an array of objects": (np.zeros(10, dtype=object), None, "`x` has an array of"),
     "an empty dataset": (Items([]), None, "`x` has no samples"),
     "an empty tensor": (X[:0], None, "`x` has no samples"),
-    "a number": (torch.tensor(3.0), None, "`x` holds an array without axes"),
+    "a number": (torch.tensor(3.0), None, "`x` holds a single number"),
     "a list for y": (X, Y.tolist(), r"`y` holds a single number .* torch.tensor"),
     "rows as a list": (
         [np.zeros(3) for _ in range(32)],
@@ -223,8 +223,9 @@ def test_data_that_cannot_be_used_is_refused(name):
 
 
 def test_weights_and_validation_data_are_named():
-    with pytest.raises(DataError, match="`sample_weight` holds a single number"):
-        compiled().fit(X, X[:, 0], sample_weight=[1.0] * 10, verbose=0)
+    for weights in ([1.0] * 10, 1.0, torch.tensor(1.0), np.float32(1.0), np.array(1.0)):
+        with pytest.raises(DataError, match="`sample_weight` holds a single number"):
+            compiled().fit(X, X[:, 0], sample_weight=weights, verbose=0)
     with pytest.raises(DataError, match="`validation_data` has no samples"):
         compiled().fit(X, X[:, 0], validation_data=Items([]), verbose=0)
     for x in (TensorDataset(X, Y), iter([X]), None, "x"):
