@@ -188,6 +188,8 @@ class ClassWeights:
     Args:
         table: Class index to weight, 0 or more.
         structure: Structure of a sample.
+        has_labels: Whether the loss takes each output for a label of its own, 0 or 1,
+            so that a row of several is no class.
 
     Raises:
         DataError: The table is invalid, or the samples have several targets, or
@@ -203,7 +205,9 @@ class ClassWeights:
         tensor([1., 3.])
     """
 
-    def __init__(self, table: Any, structure: SampleStructure) -> None:
+    def __init__(
+        self, table: Any, structure: SampleStructure, *, has_labels: bool = False
+    ) -> None:
         if not isinstance(table, Mapping) or not table:
             raise DataError(
                 f"class_weight={table!r} is not a dict of class index to weight. Make "
@@ -233,7 +237,7 @@ class ClassWeights:
                 f"class_weight needs one target, and the data has "
                 f"{structure.targets.num_leaves}: pass sample weights instead."
             )
-        self._table = dict(table)
+        self._table, self._has_labels = dict(table), has_labels
         self._target = structure.num_inputs
         self.structure = replace(structure, weights=Structure(None))
 
@@ -245,6 +249,14 @@ class ClassWeights:
         """
         targets = batch[self._target]
         if targets.dim() > 1 and targets.shape[-1] > 1:
+            if self._has_labels:
+                raise DataError(
+                    f"class_weight needs a class for each sample, and with this loss "
+                    f"targets of shape {tuple(targets.shape)} are labels, 0 or 1 each. "
+                    "Weigh labels in the loss, as torch.nn.BCEWithLogitsLoss(weight="
+                    "..., pos_weight=...) does, or samples by sample_weight; or train "
+                    "classes with 'cross_entropy'."
+                )
             sums = targets.to(torch.float32).sum(dim=-1)
             if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
                 raise DataError(
@@ -801,6 +813,7 @@ class TrainingBatches(_Batches):
         drop_last: True to leave out samples that don't fill a call; `"pad"` to fill
             the call with rows that don't count.
         class_weight: Class index to weight; None if all classes weigh the same.
+        has_labels: As for `ClassWeights`.
         mixing: Mixup and CutMix; None without mixing.
         ignored: Indices of targets that losses ignore.
         loading: Settings for loading map-style data.
@@ -835,6 +848,7 @@ class TrainingBatches(_Batches):
         seed: int | None = None,
         drop_last: bool | str = True,
         class_weight: Any = None,
+        has_labels: bool = False,
         mixing: Mixing | None = None,
         ignored: tuple[int, ...] = (),
         loading: Loading = PLAIN,
@@ -852,7 +866,9 @@ class TrainingBatches(_Batches):
                 "weights, (inputs, targets, weights)."
             )
         if class_weight is not None:
-            self._class_weights = ClassWeights(class_weight, source.structure)
+            self._class_weights = ClassWeights(
+                class_weight, source.structure, has_labels=has_labels
+            )
             self.structure = self._class_weights.structure
         rows_of_all = self._division.rows_of_all
         is_padding = drop_last in ("pad", False)

@@ -489,6 +489,11 @@ class Objective:
         return any(loss.is_sum for _, loss in self.losses)
 
     @property
+    def has_labels(self) -> bool:
+        """Whether the targets are labels, each of them 0 or 1."""
+        return any(loss.is_binary for _, loss in self.losses)
+
+    @property
     def ignored(self) -> tuple[int, ...]:
         """Indices of targets that losses ignore, without doubles."""
         indices = [loss.ignored for _, loss in self.losses if not loss.is_sum]

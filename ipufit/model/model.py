@@ -2234,6 +2234,7 @@ class IPUModel:
             seed=seed,
             drop_last=given.drop_last,
             class_weight=given.class_weight,
+            has_labels=objective.has_labels,
             mixing=settings.mixing,
             ignored=objective.ignored,
             loading=Loading(self.config.num_workers, self.config.loader_mode),

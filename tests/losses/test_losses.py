@@ -784,6 +784,31 @@ def fitted(loss, targets, outputs=2):
     return model.fit(inputs, targets, batch_size=4, verbose=0).history["loss"]
 
 
+@pytest.mark.parametrize(
+    "loss",
+    ["bce", "binary_crossentropy", nn.BCEWithLogitsLoss(), "hinge", nn.BCELoss()],
+)
+def test_labels_are_no_classes_to_weigh(loss):
+    end = nn.Sigmoid() if isinstance(loss, nn.BCELoss) else nn.Identity()
+    x, labels = torch.randn(8, NUM_FEATURES), torch.eye(4).repeat(2, 1)
+    given = {"batch_size": 4, "verbose": 0}
+    for targets in (labels, labels.roll(1, 0), labels.clamp(min=1)):
+        model = IPUModel(nn.Sequential(nn.Linear(NUM_FEATURES, 4), end))
+        model.compile("sgd", loss)
+        for call in (model.fit, model.train_on_batch):
+            settings = given if call == model.fit else {}
+            with pytest.raises(DataError, match=r"targets of shape .* are labels"):
+                call(x, targets, class_weight={0: 2.0}, **settings)
+        model.fit(x, targets, sample_weight=targets @ torch.arange(4.0), **given)
+    weights = torch.tensor([1.0, 2.0, 0.0, 1.0])
+    model.compile("sgd", nn.BCEWithLogitsLoss(weight=weights, pos_weight=weights + 1))
+    if not isinstance(loss, nn.BCELoss):
+        model.fit(x, labels, **given)
+    one = IPUModel(nn.Sequential(nn.Linear(NUM_FEATURES, 1), end))
+    one.compile("sgd", loss)
+    one.fit(x, labels[:, :1], class_weight={0: 2.0}, **given)
+
+
 def test_bools_are_classes():
     truths = torch.tensor([True, False, True, True])
     assert fitted("cross_entropy", truths) == fitted("cross_entropy", truths.long())
