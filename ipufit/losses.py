@@ -161,7 +161,7 @@ class Loss:
             >>> loss.terms(outputs, targets, 2)
             LossTerms(value=tensor(5.), total=tensor(10.), divisor=tensor(2.))
         """
-        self._refuse_one_class(outputs, targets)
+        self._check_shape(outputs, targets)
         index = None
         if not self.is_sum and self._are_indices(outputs, targets):
             index = self.ignore_index
@@ -184,16 +184,19 @@ class Loss:
         value = total if self.is_sum else torch.div(shared, float(rows))
         return LossTerms(value, total.detach(), torch.sum(is_real))
 
-    def _refuse_one_class(self, outputs: Any, targets: Any) -> None:
-        if self.class_axis is None or not isinstance(outputs, Tensor):
+    def _check_shape(self, outputs: Any, targets: Any) -> None:
+        if not isinstance(outputs, Tensor):
             return
+        if isinstance(self.function, _MODULES_OF_ROWS) and targets.dim() < 2:
+            _rows(outputs)
         shape, has_indices = tuple(outputs.shape), outputs.dim() != targets.dim()
-        if has_indices or len(shape) < 2 or shape[self.class_axis] != 1:
+        if self.class_axis is None or has_indices or len(shape) < 2:
             return
-        raise DataError(
-            f"outputs of shape {shape} have one class, of which nothing can be learnt. "
-            "For two classes in one output use 'binary_cross_entropy'"
-        )
+        if shape[self.class_axis] == 1:
+            raise DataError(
+                f"outputs of shape {shape} have one class, of which nothing can be "
+                "learnt. For two classes in one output use 'binary_cross_entropy'"
+            )
 
     def _plain_terms(
         self,
@@ -524,6 +527,14 @@ _MODULES_OF_LOGITS = (
     torch.nn.CrossEntropyLoss,
     torch.nn.MultiLabelSoftMarginLoss,
 )
+_MODULES_OF_ROWS = (
+    torch.nn.CrossEntropyLoss,
+    torch.nn.MultiLabelMarginLoss,
+    torch.nn.MultiLabelSoftMarginLoss,
+    torch.nn.MultiMarginLoss,
+    torch.nn.NLLLoss,
+)
+"""Modules that take outputs `[N]` for the classes or labels of one sample."""
 _BINARY = (
     *(_LOSSES[name] for name in ("hinge", "squared_hinge")),
     _LOSSES["bce binary_cross_entropy binary_crossentropy"],

@@ -480,6 +480,9 @@ def test_whole_numbers_in_the_outputs_shape_are_no_class_indices():
         "cross_entropy",
         "nll",
         "sparse_categorical_crossentropy",
+        *(nn.CrossEntropyLoss(), nn.NLLLoss(reduction="sum"), F.cross_entropy),
+        *(nn.MultiLabelSoftMarginLoss(), nn.MultiLabelMarginLoss()),
+        *(nn.MultiMarginLoss(), functools.partial(F.cross_entropy, ignore_index=9)),
     ],
 )
 def test_rows_are_not_taken_for_classes(name):
