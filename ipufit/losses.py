@@ -636,6 +636,12 @@ def resolve_loss(loss: LossLike) -> Loss:
     if isinstance(loss, type) and issubclass(loss, torch.nn.Module):
         raise ConfigError(f"loss is the class {loss.__name__}: give an object of it.")
     loss = _as_module(loss)
+    if isinstance(loss, (dict, list, tuple)):
+        raise ConfigError(
+            f"loss has {loss!r} for one output, which takes one loss. Return the "
+            "tensors of a nested output as outputs of their own, in one tuple or dict "
+            "without others inside, or pass a function of this output and its targets."
+        )
     if not callable(loss) or isinstance(loss, type):
         raise ConfigError(
             f"loss={loss!r} is neither a name, a torch loss module nor a function "

@@ -349,8 +349,11 @@ class LabelledOutput(NamedTuple):
 def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
     """Return the names of a key's outputs; without a key, of those with targets."""
     if key is None:
-        with_targets = targets if isinstance(targets, dict) else names
-        return [name for name in names if name in with_targets] or names
+        is_listed = isinstance(targets, (tuple, list)) and len(targets) == len(names)
+        by_name = dict(zip(names, targets)) if is_listed else targets
+        if not isinstance(by_name, dict):
+            return names
+        return [name for name in names if by_name.get(name) is not None] or names
     if isinstance(key, str):
         _check_key(key, names)
         return [key]
@@ -583,6 +586,8 @@ class Objective:
         for key, loss in self.losses:
             for part in self._parts_of_loss(key, loss, outputs, labels):
                 with shapes_in_errors(f"The loss {loss.name!r}", part):
+                    if loss.is_per_output:
+                        _check_tensors(loss.name, part)
                     term = loss.terms(
                         *(part.output, part.target, rows, part.weights),
                         *(labels.share, part.counted),
@@ -817,6 +822,42 @@ class Objective:
         return parts
 
 
+def _check_tensors(loss: str, part: LabelledOutput) -> None:
+    """Refuse an output or target that isn't one tensor with a row for each sample."""
+    output, target = part.output, part.target
+    place = f"output {part.name!r}" if part.name else "output"
+    if not isinstance(output, Tensor):
+        raise DataError(
+            f"The loss {loss!r} takes one tensor, and the module's {place} is a "
+            f"{type(output).__name__} of {shapes_of(output)}. Return its tensors as "
+            "outputs of their own, in one tuple or dict without others inside, or "
+            "pass a function of this output and its targets as its loss."
+        )
+    if not output.dim():
+        raise DataError(
+            f"The loss {loss!r} takes a row for each sample, and the module's {place} "
+            "is a single number. Return a tensor [N, ...]; or, if the number is a "
+            "loss, pass loss=lambda outputs, targets: outputs for this output."
+        )
+    if target is None:
+        raise DataError(
+            f"The loss {loss!r} is for the module's {place}, whose target is None: "
+            "give a target, or None as its loss."
+        )
+    if not isinstance(target, Tensor):
+        advice = "Give one tensor, or a function of output and targets as the loss."
+        if isinstance(target, dict):
+            names = list(target)
+            advice = (
+                f"For one target of {len(names)} columns pass y=frame[{names}] and "
+                f"x=frame.drop(columns={names})."
+            )
+        raise DataError(
+            f"The loss {loss!r} takes one target for the module's {place}, and got a "
+            f"{type(target).__name__} of {shapes_of(target)}. {advice}"
+        )
+
+
 @contextlib.contextmanager
 def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
     """Add the name of a loss or metric to errors, and shapes to those of torch.
@@ -844,14 +885,7 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
         is_key = isinstance(error, KeyError)
         advice, cause = "", f"there is no {error}" if is_key else str(error)
         are_classes = any(words in cause for words in ("type Long but", "to be Long"))
-        if isinstance(part.target, dict) and "'dict' object" in str(error):
-            names = list(part.target)
-            advice = (
-                f". {len(names)} targets were given for one output. For one target of "
-                f"{len(names)} columns pass y=frame[{names}] and "
-                f"x=frame.drop(columns={names})."
-            )
-        elif "out of bounds" in str(error):
+        if "out of bounds" in str(error):
             advice = ". Classes begin at 0, and a target of -100 doesn't count."
         elif are_classes or "bool" in targets or "class probabilities" in cause:
             way, kind = ("long", "int64") if are_classes else ("float", "float32")

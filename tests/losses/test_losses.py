@@ -275,9 +275,12 @@ def test_an_unknown_name_gets_a_suggestion():
         resolve_loss("crossentrpy")
 
 
-@pytest.mark.parametrize("loss", [3, None, ["mse"]])
-def test_what_is_no_loss_is_refused(loss):
-    with pytest.raises(ConfigError, match="neither a name"):
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [(3, "neither a name"), (None, "neither a name"), (["mse"], "takes one loss")],
+)
+def test_what_is_no_loss_is_refused(loss, words):
+    with pytest.raises(ConfigError, match=words):
         resolve_loss(loss)
 
 
