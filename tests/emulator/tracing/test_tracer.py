@@ -152,6 +152,24 @@ def make_modules():
     }
 
 
+def test_an_encoder_computes_padded_positions_as_on_a_device():
+    layer = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True)
+    with_path, without = (
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=way).eval()
+        for way in (True, False)
+    )
+    without.load_state_dict(with_path.state_dict())
+    x, padding = torch.randn(4, 5, 6), torch.arange(5).expand(4, 5) > 2
+    model = poptorch.inferenceModel(
+        Function(
+            lambda m, x, mask: m.layer(x, src_key_padding_mask=mask), layer=with_path
+        ).eval()
+    )
+    expected = without(x, src_key_padding_mask=padding).detach()
+    assert expected[:, 3:].abs().min() > 0
+    torch.testing.assert_close(model(x, padding), expected)
+
+
 def make_symmetric():
     def forward(self, x):
         return (x + x.T) / 2
