@@ -92,9 +92,8 @@ class Loss:
             user's function.
         indices: Class indices of targets that a user's function ignores, as far as its
             calls have shown.
-        takes_logits: Whether the loss takes logits.
-        refuses_probabilities: Whether it does so though its name means a loss of
-            probabilities in Keras or torch, so that an error says so, not a warning.
+        refuses_probabilities: Whether the loss takes logits though its name means one
+            of probabilities in Keras or torch, so that an error says so, not a warning.
         is_binary: Whether each output is a problem of its own, with a target of 0 or 1.
         class_axis: Axis of the outputs that has the classes; None if not over classes.
     """
@@ -106,7 +105,6 @@ class Loss:
     is_per_output: bool = False
     ignore_index: int | None = None
     indices: set[int] = field(default_factory=set, compare=False)
-    takes_logits: bool = False
     refuses_probabilities: bool = False
     is_binary: bool = False
     class_axis: int | None = None
@@ -522,11 +520,6 @@ _BINARY_MODULES = (
     torch.nn.MultiLabelSoftMarginLoss,
     torch.nn.SoftMarginLoss,
 )
-_MODULES_OF_LOGITS = (
-    torch.nn.BCEWithLogitsLoss,
-    torch.nn.CrossEntropyLoss,
-    torch.nn.MultiLabelSoftMarginLoss,
-)
 _MODULES_OF_ROWS = (
     torch.nn.CrossEntropyLoss,
     torch.nn.MultiLabelMarginLoss,
@@ -594,7 +587,6 @@ def named_loss(name: str) -> Loss:
         each=reduced("none"),
         is_per_output=True,
         ignore_index=IGNORED_INDEX if function in _CLASS_AXES else None,
-        takes_logits=key in _LOGITS or function is _cross_entropy,
         refuses_probabilities=key in _LOGITS,
         is_binary=function in _BINARY,
         class_axis=_CLASS_AXES.get(function),
@@ -659,8 +651,6 @@ def resolve_loss(loss: LossLike) -> Loss:
         ignore_index=ignore_index,
         is_binary=isinstance(loss, _BINARY_MODULES) or loss in _BINARY,
         class_axis=None if ignore_index is None else 1,
-        takes_logits=(is_torchs and isinstance(loss, _MODULES_OF_LOGITS))
-        or loss is F.binary_cross_entropy_with_logits,
     )
 
 

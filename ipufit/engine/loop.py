@@ -910,8 +910,7 @@ class Evaluation(Inference):
                 self._is_checked = True
                 self.program.evaluated = objective.program_key
             probabilities = self.program.step.findings.probabilities
-            objective.check_logits(outputs, labels, probabilities)
-            terms = objective.loss_terms(outputs, labels, num_rows)
+            terms = objective.loss_terms(outputs, labels, num_rows, probabilities)
             vector, entries = vector_of(
                 *(objective, outputs, labels, num_rows, terms, {}), probabilities
             )

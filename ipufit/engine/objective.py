@@ -26,7 +26,7 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.datasets import Labels
-from ipufit.engine.trace_checks import Divisions, ResultsNoted
+from ipufit.engine.trace_checks import Divisions, Misuse, ResultsNoted
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -394,9 +394,47 @@ def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
         "sigmoid" or "softmax" by the output's name, which is empty for a single
         output.
     """
-    parts = named_outputs(outputs) or {"": only(outputs)}
-    functions = {name: noted.function_of(part) for name, part in parts.items()}
+    parts = _by_name(outputs).items()
+    functions = {name: noted.function_of(part) for name, part in parts}
     return {name: function for name, function in functions.items() if function}
+
+
+def _by_name(outputs: Any) -> dict[str, Any]:
+    return named_outputs(outputs) or {"": bare(outputs)}
+
+
+def _instead_of(misuse: Misuse, loss: Loss, part: LabelledOutput) -> str:
+    """Return what to do about probabilities that a loss doesn't take."""
+    squashing, output, target = misuse.squashing, part.output, part.target
+    if misuse.taken != "logits":
+        return (
+            f"Let the module end in log_softmax in the place of the {squashing}, or "
+            "leave it out and use a loss of logits, such as 'cross_entropy'."
+        )
+    advice = (
+        f"They would be squashed once more. Leave the {squashing} out of the module "
+        "and apply it to what predict() gives"
+    )
+    if misuse.function not in ("cross_entropy", "log_softmax"):
+        return f"{advice}, or compile with loss=torch.nn.BCELoss()."
+    if squashing == "sigmoid":
+        return (
+            f"{advice}; or, if each output is a label of its own, give targets of the "
+            "outputs' shape, 0.0 or 1.0, and loss=torch.nn.BCELoss()."
+        )
+    if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
+        return f"{advice}."
+    logs, function = "x.clamp(min=1e-7).log()", "torch.nn.functional.nll_loss"
+    axis = -1 if loss.class_axis == -1 else 1
+    if misuse.function == "log_softmax":
+        code = f"torch.nn.functional.kl_div({logs}, y, reduction='none').sum(-1)"
+    elif target.shape == output.shape:
+        code = f"-(y * {logs}).sum({axis})"
+    else:
+        moved = ".movedim(-1, 1)" if axis == -1 and output.dim() > 2 else ""
+        classes = "y" if target.dim() < output.dim() else f"y.squeeze({axis})"
+        code = f"{function}({logs}{moved}, {classes})"
+    return f"{advice}, or compile with loss=lambda x, y: {code}."
 
 
 AnyMetric = Union[Metric, StreamedMetric]
@@ -567,7 +605,11 @@ class Objective:
     # Losses -----------------------------------------------------------------
 
     def loss_terms(
-        self, outputs: Any, labels: Labels, rows: int
+        self,
+        outputs: Any,
+        labels: Labels,
+        rows: int,
+        probabilities: Mapping[str, str] | None = None,
     ) -> dict[str, tuple[LossTerms, float]]:
         """Compute the terms of every loss, with its weight, by the name of its output.
 
@@ -575,6 +617,7 @@ class Objective:
             outputs: Everything that the module returned.
             labels: Targets and weights.
             rows: Number of samples, padding included.
+            probabilities: Result of `probability_outputs`; None to check none.
 
         Raises:
             ConfigError: The losses don't fit the outputs.
@@ -585,13 +628,22 @@ class Objective:
         terms = {}
         for key, loss in self.losses:
             for part in self._parts_of_loss(key, loss, outputs, labels):
-                with shapes_in_errors(f"The loss {loss.name!r}", part):
+                noted = ResultsNoted()
+                for name, function in (probabilities or {}).items():
+                    noted.note(_by_name(outputs)[name], function)
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(
+                        shapes_in_errors(f"The loss {loss.name!r}", part)
+                    )
+                    if probabilities:
+                        stack.enter_context(noted)
                     if loss.is_per_output:
                         _check_tensors(loss.name, part)
                     term = loss.terms(
                         *(part.output, part.target, rows, part.weights),
                         *(labels.share, part.counted),
                     )
+                self._check_probabilities(loss, part, noted.misuses)
                 terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
         return terms
 
@@ -615,43 +667,26 @@ class Objective:
                 for part in self._parts_of_loss(key, loss, outputs, labels):
                     yield loss, (part.output, part.target)
 
-    def check_logits(
-        self, outputs: Any, labels: Labels, probabilities: dict[str, str]
+    def _check_probabilities(
+        self, loss: Loss, part: LabelledOutput, misuses: Sequence[Misuse]
     ) -> None:
-        """Refuse losses of logits for outputs that are probabilities, or warn.
-
-        Args:
-            outputs: Everything that the module returned.
-            labels: Targets and weights.
-            probabilities: Result of `probability_outputs`.
+        """Refuse probabilities where a loss takes no such, or warn once.
 
         Raises:
-            ConfigError: There is such a loss, by a name that means probabilities in
-                Keras.
+            ConfigError: The name of the loss means one of probabilities in Keras.
         """
-        for key, loss in self.losses if probabilities else ():
-            for part in self._parts_of_loss(key, loss, outputs, labels):
-                function = probabilities.get(part.name)
-                if function is None or not loss.takes_logits:
-                    continue
-                output = f"output {part.name!r}" if part.name else "output"
-                own = (
-                    "torch.nn.BCELoss()"
-                    if function == "sigmoid"
-                    else "lambda x, y: torch.nn.functional.nll_loss(x.log(), y)"
-                )
-                message = (
-                    f"The loss {loss.name!r} takes logits, and the module's {output} "
-                    f"comes from a {function}: they are probabilities, which would be "
-                    f"squashed once more. Leave the {function} out of the module and "
-                    "apply it to what predict() gives, or compile with a loss of "
-                    f"probabilities: loss={own}."
-                )
-                if loss.refuses_probabilities:
-                    raise ConfigError(message)
-                if message not in self.warned:  # as torch has it, and hardly meant
-                    self.warned.add(message)
-                    warn(message, IpufitWarning)
+        for misuse in misuses[:1]:
+            output = f"output {part.name!r}" if part.name else "output"
+            message = (
+                f"The loss {loss.name!r} takes {misuse.taken}, and the module's "
+                f"{output} comes from a {misuse.squashing}: they are probabilities. "
+                f"{_instead_of(misuse, loss, part)}"
+            )
+            if loss.refuses_probabilities:
+                raise ConfigError(message)
+            if message not in self.warned:  # as torch has it, and hardly meant
+                self.warned.add(message)
+                warn(message, IpufitWarning)
 
     def _check_length(self, outputs: Any) -> None:
         several = named_outputs(outputs)
@@ -1030,7 +1065,12 @@ TermsByOutput = Dict[str, Tuple[LossTerms, float]]
 
 
 def mixed_loss_terms(
-    objective: Objective, outputs: Any, labels: Labels, rows: int, mixing: Tensor
+    objective: Objective,
+    outputs: Any,
+    labels: Labels,
+    rows: int,
+    mixing: Tensor,
+    probabilities: Mapping[str, str] | None = None,
 ) -> TermsByOutput:
     """Compute the losses of mixed samples, against both targets of each; traceable.
 
@@ -1042,6 +1082,7 @@ def mixed_loss_terms(
         labels: Targets, weights and shares of a micro-batch.
         rows: Number of samples, padding included.
         mixing: `[rows, 1 or 6]`, of `Mixing.coefficients`.
+        probabilities: As for `Objective.loss_terms`.
 
     Raises:
         UnsupportedError: A loss gives no value per sample.
@@ -1050,7 +1091,8 @@ def mixed_loss_terms(
     plain = labels._replace(share=None, counted=None)
     others: Labels = map_tensors(rolled, plain)
     others = others._replace(share=labels.share, counted=labels.counted)
-    terms = objective.loss_terms(outputs, _weighed(labels, share), rows)
+    own_labels = _weighed(labels, share)
+    terms = objective.loss_terms(outputs, own_labels, rows, probabilities)
     more = objective.loss_terms(outputs, _weighed(others, 1.0 - share), rows)
     mixed = {}
     for name, (own, weight) in terms.items():

@@ -49,6 +49,7 @@ from ipufit.engine.trace_checks import (
     refuse_hidden,
     require_gradient,
     tensors_of,
+    warn_of_misuses,
 )
 from ipufit.engine.weights import (
     HostValue,
@@ -869,6 +870,7 @@ class Step(torch.nn.Module):
                     if config.types.is_half:
                         stack.enter_context(computed_in(self.module, config))
                     own, outputs = self._called(batch, noted)
+                warn_of_misuses(noted.misuses)
                 check_stages_begin(self.module, config, blocks, training=is_training)
                 if is_training:
                     refuse_unseen_pipeline(self.module, config, blocks)
@@ -952,12 +954,13 @@ class Step(torch.nn.Module):
         if objective.owns_loss:
             terms = self._own_terms(own, wide, rows, labels.share)
         else:
-            objective.check_logits(wide, labels, probabilities)
             mixing, ignored = self.structure.mixing(tensors), objective.ignored
             if mixing is None:
-                terms = objective.loss_terms(wide, labels, rows)
+                terms = objective.loss_terms(wide, labels, rows, probabilities)
             else:
-                terms = mixed_loss_terms(objective, wide, labels, rows, mixing)
+                terms = mixed_loss_terms(
+                    *(objective, wide, labels, rows, mixing, probabilities)
+                )
                 labels = dominant_labels(labels, mixing)
             if labels.counted is not None and objective.ignored != ignored:
                 raise CountsMissingError("a function ignores targets")

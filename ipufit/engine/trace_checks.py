@@ -23,7 +23,7 @@ import traceback
 import types
 from pathlib import Path
 from types import FrameType
-from typing import Any, Iterable, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 import torch
@@ -450,7 +450,7 @@ _LOSSES = frozenset(
 _BROADCASTING = frozenset({"huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"})
 """Losses whose arguments torch broadcasts, with a warning."""
 _WARNED: set[str] = set()
-"""Lines of users' code that a warning of sizes has named."""
+"""Lines of users' code that a warning of sizes or probabilities has named."""
 _SQUASHING = {"sigmoid": "sigmoid", "expit": "sigmoid", "softmax": "softmax"}
 _SAME_VALUES = frozenset(
     """
@@ -458,6 +458,33 @@ _SAME_VALUES = frozenset(
     squeeze to transpose unsqueeze view
     """.split()  # noqa: SIM905
 )
+_TAKEN = {
+    **dict.fromkeys(
+        ("binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"), "logits"
+    ),
+    **dict.fromkeys(("cross_entropy", "log_softmax"), "logits"),
+    **dict.fromkeys(("ctc_loss", "kl_div", "nll_loss"), "log-probabilities"),
+}
+"""Functions of losses that take no probabilities, and what they take."""
+
+
+class Misuse(NamedTuple):
+    """A call of a loss function with probabilities that it doesn't take.
+
+    Attributes:
+        function: Name of the loss function.
+        squashing: "sigmoid" or "softmax", which gave the probabilities.
+        line: The user's line of the call.
+    """
+
+    function: str
+    squashing: str
+    line: str
+
+    @property
+    def taken(self) -> str:
+        """The kind of numbers that the function takes."""
+        return _TAKEN[self.function]
 
 
 class ResultsNoted(TorchFunctionMode):
@@ -475,6 +502,7 @@ class ResultsNoted(TorchFunctionMode):
         has_losses: Whether a built-in loss function was called.
         marked: Results of `identity_loss`, in order.
         sums: Results of loss functions with a sum as reduction.
+        misuses: Calls of loss functions with probabilities that they don't take.
 
     Example:
         >>> with ResultsNoted() as noted:
@@ -490,6 +518,7 @@ class ResultsNoted(TorchFunctionMode):
         self.has_losses = False
         self.marked: list[Tensor] = []
         self.sums: list[Tensor] = []
+        self.misuses: list[Misuse] = []
         self._probabilities: list[tuple[Tensor, str]] = []
 
     def __torch_function__(
@@ -501,6 +530,10 @@ class ResultsNoted(TorchFunctionMode):
             names = ("input", "target")[len(args) :]
             given = (*args, *(kwargs.pop(name) for name in names))
             args = (*self._of_one_size(*given[:2]), *given[2:])
+        if name in _TAKEN:
+            squashing = self.function_of(args[0] if args else kwargs.get("input"))
+            if squashing is not None:
+                self.misuses.append(Misuse(name, squashing, user_line()))
         result = func(*args, **kwargs)
         if name in _LOSSES:
             self.has_losses = True
@@ -519,9 +552,15 @@ class ResultsNoted(TorchFunctionMode):
         function = _SQUASHING.get(name)
         if name in _SAME_VALUES and args:
             function = self.function_of(args[0])
+        elif name == "where" and len(args) > 1:
+            function = self.function_of(args[1])
         if function is not None and isinstance(result, Tensor):
-            self._probabilities.append((result, function))
+            self.note(result, function)
         return result
+
+    def note(self, tensor: Tensor, function: str) -> None:
+        """Record that a tensor has the probabilities that a function gave."""
+        self._probabilities.append((tensor, function))
 
     def _of_one_size(self, outputs: Tensor, targets: Tensor) -> Any:
         if outputs.shape == targets.shape:
@@ -542,6 +581,23 @@ class ResultsNoted(TorchFunctionMode):
         """Return the function that computed a tensor's probabilities, or None."""
         found = (name for one, name in self._probabilities if one is tensor)
         return next(found, None)
+
+
+def warn_of_misuses(misuses: Iterable[Misuse]) -> None:
+    """Warn once a line of loss functions in `forward` or a step.
+
+    Warns:
+        IpufitWarning: One takes no probabilities, and gets some.
+    """
+    for misuse in misuses:
+        if misuse.line not in _WARNED and misuse.function != "log_softmax":
+            _WARNED.add(misuse.line)
+            warn(
+                f"{misuse.function}() takes {misuse.taken}, and gets what a "
+                f"{misuse.squashing} gives, probabilities, in {misuse.line}: leave the "
+                f"{misuse.squashing} out before it, or take a loss of probabilities.",
+                IpufitWarning,
+            )
 
 
 _HOOKS_OF_WEIGHTS = ("_backward_hooks", "_post_accumulate_grad_hooks")

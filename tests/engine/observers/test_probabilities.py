@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
-from ipufit import ConfigError, IpufitWarning
+from ipufit import ConfigError, IpufitWarning, IPUModel
 from tests import reference
 
 X, Y = reference.samples(16)
@@ -45,7 +48,7 @@ SIGMOIDS = [
     lambda h: h.squeeze(1).sigmoid().reshape(-1, 1),
 ]
 ENDS = [
-    *((name, end, "softmax: .*nll_loss") for name in CLASSES for end in SOFTMAXES),
+    *((name, end, "softmax: .*lambda x, y:") for name in CLASSES for end in SOFTMAXES),
     *((name, end, "sigmoid: .*BCELoss") for name in BINARY for end in SIGMOIDS),
 ]
 
@@ -94,6 +97,13 @@ def test_all_else_is_taken(run, end, loss):
     RUNS[run](model_of(end, loss), Y if sparse else F.one_hot(Y, 4).float())
 
 
+def of_classes(y_true, y_pred):
+    return F.cross_entropy(y_pred, y_true, reduction="none")
+
+
+EACH = functools.partial(F.binary_cross_entropy_with_logits, reduction="none")
+
+
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     ("loss", "end", "targets"),
@@ -104,6 +114,11 @@ def test_all_else_is_taken(run, end, loss):
         (F.cross_entropy, torch.nn.Softmax(-1), Y),
         (torch.nn.BCEWithLogitsLoss(), torch.sigmoid, F.one_hot(Y, 4).float()),
         (F.binary_cross_entropy_with_logits, torch.sigmoid, F.one_hot(Y, 4).float()),
+        (torch.nn.MultiLabelSoftMarginLoss(), torch.sigmoid, F.one_hot(Y, 4).float()),
+        (EACH, torch.sigmoid, F.one_hot(Y, 4).float()),
+        ("kl_div", torch.nn.Softmax(-1), F.one_hot(Y, 4).float()),
+        (of_classes, torch.nn.Softmax(-1), Y),
+        (lambda x, y: 2 * F.cross_entropy(x.clamp(0.1), y), torch.nn.Softmax(-1), Y),
     ],
 )
 def test_losses_by_torchs_names_warn_once(run, loss, end, targets):
@@ -124,3 +139,109 @@ def test_each_output_has_its_own_loss():
     model.compile("sgd", "bce")
     with pytest.raises(ConfigError, match="module's output 'b' comes from a sigmoid"):
         model.evaluate(X, targets, verbose=0)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        *(("nll", Y), (torch.nn.NLLLoss(), Y), (F.nll_loss, Y)),
+        (lambda x, y: F.nll_loss(x, y, reduction="none"), Y),
+        (torch.nn.KLDivLoss(reduction="batchmean"), F.one_hot(Y, 4).float()),
+        (lambda x, y: F.kl_div(x, y, reduction="none").sum(1), F.one_hot(Y, 4).float()),
+    ],
+)
+def test_losses_of_log_probabilities_take_no_softmax(run, loss, targets):
+    words = "takes log-probabilities, .* softmax: .* end in log_softmax in the place"
+    model = model_of(torch.nn.Softmax(-1), loss)
+    with pytest.warns(IpufitWarning, match=words) as caught:
+        _ = RUNS[run](model, targets), RUNS[run](model, targets)
+    assert len(caught) == 1
+    RUNS[run](model_of(torch.nn.LogSoftmax(-1), loss), targets)
+
+
+def test_weights_and_several_outputs_hide_no_probabilities():
+    def end(h):
+        return {"a": h, "b": h.softmax(1)}
+
+    def both(outputs, targets):
+        errors = [
+            F.cross_entropy(outputs[n], targets[n], reduction="none") for n in "ab"
+        ]
+        return errors[0] + errors[1]
+
+    for loss in (both, {"a": "ce", "b": F.cross_entropy}):
+        model = model_of(end, loss)
+        with pytest.warns(IpufitWarning, match="comes from a softmax") as caught:
+            model.fit(X, {"a": Y, "b": Y}, 8, sample_weight=Y.float(), verbose=0)
+        assert len(caught) == 1
+
+
+MASKED = torch.nn.Sequential(torch.nn.Unflatten(1, (2, 2)), torch.nn.Softmax(-1))
+ONE_HOT = F.one_hot(Y, 4).float()
+SMOOTH = ONE_HOT * 0.8 + 0.05
+LAST = Y.reshape(16, 1).expand(16, 2) % 2
+ADVISED = [
+    ("ce", torch.nn.Softmax(-1), Y),
+    ("sparse_categorical_crossentropy", torch.nn.Softmax(-1), Y),
+    ("sparse_categorical_crossentropy", torch.nn.Softmax(-1), Y[:, None]),
+    *((loss, torch.nn.Softmax(-1), SMOOTH) for loss in ("kld", "kl_div", "ce")),
+    ("categorical_crossentropy", torch.nn.Softmax(-1), SMOOTH),
+    ("categorical_crossentropy", torch.nn.Softmax(-1), ONE_HOT),
+    ("categorical_crossentropy", MASKED, F.one_hot(LAST, 2).float()),
+    ("sparse_categorical_crossentropy", MASKED, LAST),
+    (torch.nn.CrossEntropyLoss(), torch.nn.Softmax(-1), Y),
+    (of_classes, torch.nn.Softmax(-1), Y),
+    ("bce", torch.nn.Sigmoid(), ONE_HOT),
+    (torch.nn.MultiLabelSoftMarginLoss(), torch.nn.Sigmoid(), ONE_HOT),
+]
+
+
+@pytest.mark.parametrize(("loss", "end", "targets"), ADVISED)
+def test_the_loss_that_is_advised_is_that_of_logits(loss, end, targets):
+    model = model_of(end, loss)
+    with pytest.raises((ConfigError, IpufitWarning)) as raised:
+        model.evaluate(X, targets, verbose=0)
+    message = str(raised.value)
+    code = re.search(r"compile with loss=(.*)\.$", message)[1]
+    of_logits = model_of(end[0] if end is MASKED else torch.nn.Identity(), loss)
+    of_logits.module.layer.load_state_dict(model.module.layer.state_dict())
+    model.compile("sgd", eval(code, {"torch": torch}))
+    for _ in range(2):
+        figures = [
+            each.evaluate(X, targets, verbose=0)["loss"] for each in (model, of_logits)
+        ]
+        assert figures[0] == pytest.approx(figures[1], rel=1e-4)
+        for each in (model, of_logits):
+            each.fit(X, targets, batch_size=8, shuffle=False, verbose=0)
+
+
+def test_a_sigmoid_before_a_loss_of_classes_has_two_ways_out():
+    model = model_of(torch.nn.Sigmoid(), torch.nn.CrossEntropyLoss())
+    words = "Leave the sigmoid out .*if each output is a label .*torch.nn.BCELoss"
+    with pytest.warns(IpufitWarning, match=words):
+        model.fit(X, Y, batch_size=8, verbose=0)
+    model.compile("sgd", torch.nn.BCELoss())
+    model.fit(X, ONE_HOT, batch_size=8, verbose=0)
+
+
+def test_losses_in_forward_and_steps_warn_once_a_line():
+    class Owner(Net):
+        def forward(self, x, y):
+            return F.cross_entropy(super().forward(x), y)
+
+    def step(module, batch):
+        x, y = batch
+        return F.binary_cross_entropy_with_logits(module(x)[:, 0], y)
+
+    model = IPUModel(Owner(torch.nn.Softmax(-1)))
+    model.compile("sgd")
+    words = r"^cross_entropy\(\) takes logits"
+    with pytest.warns(IpufitWarning, match=words) as caught:
+        model.fit((X, Y), batch_size=8, epochs=2, verbose=0)
+    assert len(caught) == 1
+    model = IPUModel(Net(torch.sigmoid, 1))
+    model.compile("sgd", step=step)
+    with pytest.warns(IpufitWarning, match="what a sigmoid gives") as caught:
+        model.fit(X, LABELS, batch_size=8, epochs=2, verbose=0)
+    assert len(caught) == 1
