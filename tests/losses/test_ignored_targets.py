@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ipufit
-from ipufit import IPUConfig, Optimizer
+from ipufit import IPUConfig, IPUModel, NonFiniteLossWarning, Optimizer
 from tests.distributed import runs
 from tests.reference import assert_same_weights, compiled, samples, weights
 from tests.strategies import examples
@@ -509,3 +509,51 @@ def test_a_function_may_ignore_targets_in_a_fit_that_validates():
         model.fit(x, y, batch_size=16, verbose=0, shuffle=False, validation_data=(x, y))
         losses += [value for [value] in model.history.history.values()]
     assert losses[:2] == pytest.approx(losses[2:])
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.layer(x), y)
+
+
+class OwnCounted(Own):
+    def forward(self, x, y):
+        total = F.cross_entropy(self.layer(x), y, reduction="sum")
+        return total / y.ne(-100).sum().clamp(min=1)
+
+
+def test_a_module_of_ignored_targets_alone_is_told_what_divides_by_none():
+    x, y = torch.randn(8, FEATURES), torch.full((8,), -100)
+    model = IPUModel(Own())
+    model.compile("sgd")
+    with pytest.warns(NonFiniteLossWarning, match="all ignored .* at least 1"):
+        model.fit((x, y), batch_size=4, verbose=0)
+    model = IPUModel(OwnCounted())
+    model.compile("sgd")
+    assert model.fit((x, y), batch_size=4, verbose=0).history["loss"] == [0.0]
+
+
+def test_fit_shows_the_mean_of_updates_of_what_computes_with_such_a_mean():
+    x, y = torch.randn(16, FEATURES), torch.arange(16) % CLASSES
+    y[:6] = -100
+    still, shown = Optimizer("sgd", learning_rate=0.0), {}
+    for name, factor in (("plain", 1), ("twice", 2)):
+
+        def loss(outputs, targets, factor=factor):
+            entropy = F.cross_entropy(outputs, targets)
+            return entropy if factor == 1 else factor * entropy
+
+        torch.manual_seed(0)
+        model = compiled(nn.Linear(FEATURES, CLASSES), loss=loss, optimizer=still)
+        found = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+        shown[name] = found[0], model.evaluate(x, y, batch_size=8, verbose=0)["loss"]
+    module = model.module
+    updates = [F.cross_entropy(module(a), b) for a, b in zip(x.split(8), y.split(8))]
+    whole = float(F.cross_entropy(module(x), y).detach())
+    assert shown["plain"] == pytest.approx((whole, whole), rel=1e-5)
+    of_updates = float(sum(updates).detach())
+    assert shown["twice"] == pytest.approx((of_updates, 2 * whole), rel=1e-5)
