@@ -572,10 +572,7 @@ def named_loss(name: str) -> Loss:
     function = _BY_KEY.get(_ALIASES.get(key, key))
     if function is None:
         if name.endswith("Loss") and hasattr(torch.nn, name):
-            raise ConfigError(
-                f"loss={name!r} is a class of torch without a name here: pass "
-                f"torch.nn.{name}() itself."
-            )
+            raise ConfigError(_instead_of_name(name))
         raise UnknownNameError("loss", name, sorted(" ".join(_LOSSES).split()))
 
     def reduced(reduction: str) -> LossFunction:
@@ -591,6 +588,18 @@ def named_loss(name: str) -> Loss:
         is_binary=function in _BINARY,
         class_axis=_CLASS_AXES.get(function),
     )
+
+
+def _instead_of_name(name: str) -> str:
+    """Return the message about a class of torch that has no name here."""
+    kind = getattr(torch.nn, name)
+    parameters = inspect.signature(kind).parameters.values()
+    advice = f"pass torch.nn.{name}() itself."
+    if any(parameter.default is parameter.empty for parameter in parameters):
+        advice = "make one a part of the module, which then returns the loss."
+    else:
+        _refuse_unsupported(kind())
+    return f"loss={name!r} is a class of torch without a name here: {advice}"
 
 
 LossLike = Union[str, torch.nn.Module, LossFunction]
