@@ -539,16 +539,10 @@ class FoldRunner(Runner):
         """Run micro-batches in folds and in the loop, and compare the results."""
         trained, taken = call.device.weights.trained.values(), call.inputs.taken
         num_taken = len(taken)
-        looped: list[Results] = []
-        super().run_micro_batches(
-            call,
-            indices,
-            lambda _, results: looped.append(tuple(r.detach() for r in results)),
-        )
-        loop_taken, gradients = taken[num_taken:], [t.grad for t in trained]
+        looped = self._run_loop(call, indices)
+        gradients = [_sample(tensor.grad) for tensor in trained]
+        _drop_gradients(trained)
         del taken[num_taken:]
-        for tensor in trained:
-            tensor.grad = None
         folded: list[tuple[int, Results]] = []
         level = logging.WARNING
         try:
@@ -563,7 +557,7 @@ class FoldRunner(Runner):
                 [torch.cat(column) for column in columns],
                 relative,
             ) or _difference(
-                "gradients", gradients, [t.grad for t in trained], relative
+                "gradients", gradients, [_sample(t.grad) for t in trained], relative
             )
         except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
             level, reason = logging.DEBUG, str(error).partition("\n")[0]
@@ -580,11 +574,20 @@ class FoldRunner(Runner):
             "Micro-batches run one after the other, not folded into one pass: %s",
             reason,
         )
-        taken[num_taken:] = loop_taken
-        for tensor, gradient in zip(trained, gradients):
-            tensor.grad = gradient
-        for index, of_one in zip(indices, looped):
+        _drop_gradients(trained)
+        del taken[num_taken:]
+        for index, of_one in zip(indices, self._run_loop(call, indices)):
             collect(index, of_one)
+
+    def _run_loop(self, call: Call, indices: range) -> list[Results]:
+        """Run micro-batches one after the other, and return their results."""
+        looped: list[Results] = []
+        super().run_micro_batches(
+            call,
+            indices,
+            lambda _, results: looped.append(tuple(r.detach() for r in results)),
+        )
+        return looped
 
 
 class SplitRunner(Runner):
@@ -730,6 +733,21 @@ def _split(
         part([*places, *given], of_loss - early - set(places), [*kept, loss]),
         part(kept, set(rest), results),
     )
+
+
+def _sample(gradient: Tensor | None) -> Tensor | None:
+    """Copy a gradient, or evenly spread elements of a large one, to compare it later.
+
+    A copy of all gradients would be the largest thing in memory, for the first call.
+    """
+    if gradient is None:
+        return None
+    return gradient.flatten()[:: 1 + gradient.numel() // 65_536].clone()
+
+
+def _drop_gradients(weights: Iterable[Tensor]) -> None:
+    for weight in weights:
+        weight.grad = None
 
 
 def _difference(
