@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files: errors with path and advice, files written whole, and checksums."""
+"""Files: errors with path and advice, and files written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import re
 import secrets
+import stat
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import IO, Any, Callable, Iterable, Iterator, NamedTuple
 
 from .errors import ConfigError, FileError, IpufitError
 
@@ -22,6 +25,7 @@ _ADVICE = {
     errno.EEXIST: "A folder on the way is a file: give another path.",
     errno.ENOTDIR: "A folder on the way is a file: give another path.",
     errno.EISDIR: "It is a folder: give the path of a file.",
+    errno.ENXIO: "Give the path of a regular file.",
 }
 
 
@@ -80,24 +84,240 @@ def as_path(given: Any, name: str = "path") -> Path:
     return Path(given)
 
 
-def written_beside(target: Path, write: Callable[[Path], Any]) -> Path:
-    """Write a file under a new random name in its own folder, and sync it."""
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+# Open directories --------------------------------------------------------------------
+#
+# Whoever may write to a directory can put a link in the place of what is in it. So a
+# directory is opened once, and everything in it is done by its descriptor.
+
+
+class Written(NamedTuple):
+    """Size and SHA-256 of a file."""
+
+    size: int
+    sha256: str
+
+
+def make_folder(path: Path) -> None:
+    """Create a directory and its missing parents, and sync each."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    with open_folder(path.parent) as parent:
+        os.fsync(parent)
+
+
+@contextlib.contextmanager
+def open_folder(path: str | Path, inside: int | None = None) -> Iterator[int]:
+    """Open a directory, and yield its descriptor.
+
+    Args:
+        inside: Open directory in which it has the name `path`, which isn't a link then.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    flags |= 0 if inside is None else os.O_NOFOLLOW
+    folder = os.open(path, flags, dir_fd=inside)
     try:
-        write(partial)
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def open_regular(
+    path: str | os.PathLike[str], mode: str = "rb", inside: int | None = None
+) -> IO[bytes]:
+    """Open a regular file, and nothing that blocks or never ends.
+
+    Args:
+        mode: As for `open`.
+        inside: Open directory in which it has the name `path`, which isn't a link then.
+
+    Raises:
+        OSError: It can't be opened, or is a pipe, a device or a directory.
+    """
+    # Without O_NONBLOCK opening a pipe would wait for its other end.
+    more = os.O_NONBLOCK | (0 if inside is None else os.O_NOFOLLOW)
+
+    def opener(path: str, flags: int) -> int:
+        return os.open(path, flags | more, 0o666, dir_fd=inside)
+
+    file = open(path, mode, opener=opener)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.ENXIO, "it is no regular file")
+    return file
+
+
+def hidden_name(name: str, kind: str) -> str:
+    """Return a new name beside another; `hidden_names` finds it."""
+    return f".{name}.{secrets.token_hex(4)}.{kind}"
+
+
+def hidden_names(folder: int | Path, name: str, kinds: str) -> list[str]:
+    """List the hidden names in a directory.
+
+    Args:
+        name: Regular expression of the names that they are beside.
+        kinds: Regular expression of their kinds.
+    """
+    form = re.compile(rf"\.{name}\.[0-9a-f]{{8}}\.({kinds})")
+    return sorted(filter(form.fullmatch, os.listdir(folder)))
+
+
+def delete_leftovers(
+    folder: int, name: str, kinds: str, delete: Callable[[int, str], None]
+) -> None:
+    """Delete the hidden names that killed processes left, and that nobody writes now.
+
+    The directory is synced before: what made them superfluous must be on the disk.
+
+    Args:
+        name: As for `hidden_names`.
+        kinds: As for `hidden_names`.
+        delete: Deletes a name in an open directory.
+    """
+    names = hidden_names(folder, name, kinds)
+    if names:
+        os.fsync(folder)
+    for hidden in names:
+        with _free_to_delete(folder, hidden) as is_free:
+            if is_free:
+                delete(folder, hidden)
+
+
+@contextlib.contextmanager
+def _free_to_delete(folder: int, name: str) -> Iterator[bool]:
+    """Yield whether no process has locked a name; none can do so meanwhile."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    is_free = True
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a link, or a file system without locks
+            descriptor = os.open(name, flags, dir_fd=folder)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                is_free = False
+        yield is_free
+
+
+@contextlib.contextmanager
+def draft(
+    folder: int,
+    name: str,
+    mode: int | None = None,
+    to_delete: Callable[[list[str]], list[str]] = sorted,
+) -> Iterator[tuple[str, int]]:
+    """Make a hidden file or directory in an open one, to be renamed when it is whole.
+
+    It is locked, so that no other process takes it for a leftover. Leftovers of the
+    same name are deleted before, and the draft if an error is raised.
+
+    Args:
+        mode: Permissions of a directory; None for a file.
+        to_delete: As for `remove`.
+
+    Yields:
+        The hidden name, and a descriptor.
+    """
+
+    def delete(folder: int, hidden: str) -> None:
+        with contextlib.suppress(OSError):  # somebody else's
+            remove(folder, hidden, to_delete)
+
+    delete_leftovers(folder, re.escape(name), "partial", delete)
+    hidden = hidden_name(name, "partial")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        if mode is not None:
+            os.mkdir(hidden, mode, dir_fd=folder)
+            flags = os.O_RDONLY | os.O_DIRECTORY
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(hidden, flags, 0o666, dir_fd=folder)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                yield hidden, descriptor
+            else:  # another process took it for a leftover before it was locked
+                with draft(folder, name, mode, to_delete) as other:
+                    yield other
+        finally:
+            os.close(descriptor)
     except BaseException:
-        if partial.exists():
-            partial.unlink()
+        delete(folder, hidden)
         raise
-    return partial
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
+def write_parts(descriptor: int, parts: Iterable[bytes | memoryview]) -> Written:
+    """Write to an open file, and sync it."""
+    digest, size = hashlib.sha256(), 0
+    for part in parts:
+        digest.update(part)
+        size += len(part)
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    os.fsync(descriptor)
+    return Written(size, digest.hexdigest())
+
+
+def sync_file(name: str, folder: int) -> Written:
+    """Sync a file in an open directory that another library has written."""
+    with open_regular(name, "rb", folder) as file:
+        os.fsync(file.fileno())
+        digest = hashlib.sha256()
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
-    return digest.hexdigest()
+        return Written(file.tell(), digest.hexdigest())
+
+
+def put(folder: int, hidden: str, name: str) -> None:
+    """Rename a draft that is whole to its name, and sync the directory."""
+    os.replace(hidden, name, src_dir_fd=folder, dst_dir_fd=folder)
+    os.fsync(folder)
+
+
+def replace_file(target: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Replace a file: it has the old content or the new one, never half of it.
+
+    Raises:
+        OSError: The file can't be written; the old one is whole then.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     replace_file(Path(folder, "a", "b"), [b"new"])
+        ...     Path(folder, "a", "b").read_text()
+        'new'
+    """
+    make_folder(target.parent)
+    name = target.name
+    with open_folder(target.parent) as folder, draft(folder, name) as (hidden, file):
+        write_parts(file, parts)
+        put(folder, hidden, name)
+
+
+def remove(
+    folder: int, name: str, to_delete: Callable[[list[str]], list[str]] = sorted
+) -> None:
+    """Delete a file, a link, or a directory with files in it.
+
+    What another process has deleted meanwhile is no error.
+
+    Args:
+        to_delete: Returns which names in the directory are deleted, in this order.
+
+    Raises:
+        OSError: A file can't be deleted, or the directory holds others.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.unlink(name, dir_fd=folder)
+        except IsADirectoryError:
+            with open_folder(name, folder) as inner:
+                for file in to_delete(os.listdir(inner)):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(file, dir_fd=inner)
+            os.rmdir(name, dir_fd=folder)

@@ -89,7 +89,7 @@ def services(monkeypatch):
         doubles["torchdata.stateful_dataloader"] = loaders
     if find_spec("matplotlib") is None:
         doubles["matplotlib.pyplot"] = PyplotDouble()
-        monkeypatch.setattr("ipufit.planning.pictures._draw", lambda *_: None)
+        monkeypatch.setattr("ipufit.planning.pictures._drawn", lambda *_: b"")
     for name, double in doubles.items():
         monkeypatch.setitem(sys.modules, name, double)
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, ClassVar, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ipufit._files import as_path, file_errors
+from ipufit._files import as_path, file_errors, open_regular
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._lazy import need
 from ipufit.batching import check_count
@@ -200,7 +200,7 @@ class CSVLogger(Callback):
         path = Path(self.filename)
         with file_errors("can't be written", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
+            with open_regular(path, "ab") as file:
                 size = file.tell()
         self._is_open = self._is_resumed = False
         self.columns, self.begin = None, 0
@@ -237,13 +237,14 @@ class CSVLogger(Callback):
         rows.append([epoch, *(_cell(logs.get(name, "NA")) for name in columns)])
         text = io.StringIO(newline="")
         csv.writer(text, delimiter=self.separator).writerows(rows)
-        with open(self.filename, "ab") as file:
+        with open_regular(self.filename, "ab") as file:
             file.write(text.getvalue().encode())
 
     def _read_columns(self) -> list[str]:
         """Read the columns of the existing file."""
-        with open(self.filename, newline="", encoding="utf-8") as file:
-            header = next(csv.reader(file, delimiter=self.separator))
+        with open_regular(self.filename) as file:
+            lines = io.TextIOWrapper(file, "utf-8", newline="")
+            header = next(csv.reader(lines, delimiter=self.separator))
         if header[:1] != ["epoch"]:
             raise ConfigError(
                 f"{self.filename!r} doesn't begin with the header of a CSVLogger with "
@@ -266,7 +267,7 @@ class CSVLogger(Callback):
             if is_over or not line.endswith(b"\n"):
                 break
             size += len(line)
-        with path.open("ab") as file:
+        with open_regular(path, "ab") as file:
             file.truncate(size)
             if size and written[size - 1 : size] != b"\n":
                 size += file.write(b"\r\n")

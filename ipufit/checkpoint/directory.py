@@ -6,7 +6,8 @@ It has strict JSON, safetensors, and a manifest with the checksums of both:
 
 It is written beside its target, synced, and renamed. A process that is killed in
 between leaves a hidden path, `.NAME.XXXXXXXX.KIND` with eight hexadecimal digits, which
-the next write of the same name removes.
+the next write of the same name removes. The directories are opened once, and everything
+in them is done by their descriptors (`ipufit._files`).
 
 A directory can't be renamed over another. So an old checkpoint is renamed to a hidden
 path beside it (`.NAME.XXXXXXXX.old`) before the new one takes its name. A reader that
@@ -25,7 +26,6 @@ import json
 import math
 import os
 import re
-import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,19 @@ from safetensors import (  # type: ignore[attr-defined,unused-ignore]
 from safetensors.torch import save
 from torch import Tensor
 
-from ipufit._files import as_path
+from ipufit._files import (
+    Written,
+    as_path,
+    delete_leftovers,
+    draft,
+    hidden_name,
+    hidden_names,
+    make_folder,
+    open_folder,
+    put,
+    write_parts,
+)
+from ipufit._files import remove as remove_hidden
 from ipufit._kinds import (
     Kind,
     are_numbers,
@@ -139,13 +151,6 @@ class SavedAt:
     def plain(self) -> dict[str, Any]:
         """Return the values that a file of weights contains, too."""
         return {name: getattr(self, name) for name in _MOMENT}
-
-
-class Written(NamedTuple):
-    """Size and SHA-256 of a file."""
-
-    size: int
-    sha256: str
 
 
 class Manifest(NamedTuple):
@@ -599,87 +604,6 @@ _DAMAGES |= {errno.EIO}
 # Files and paths ---------------------------------------------------------------------
 
 
-def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> Written:
-    """Write a new file and sync it.
-
-    Raises:
-        OSError: The file exists, or can't be written.
-    """
-    digest, size = hashlib.sha256(), 0
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
-    try:
-        for part in parts:
-            digest.update(part)
-            size += len(part)
-            rest = memoryview(part)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return Written(size, digest.hexdigest())
-
-
-def replace_file(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Replace a file: it has the old content or the new one, never half of it.
-
-    Raises:
-        OSError: The file can't be written; the old one is whole then.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     replace_file(Path(folder, "a", "b"), [b"new"])
-        ...     Path(folder, "a", "b").read_text()
-        'new'
-    """
-    _make_directory(target.parent)
-    for leftover in _leftovers(target, "partial"):
-        os.unlink(leftover)
-    beside = _beside(target, "partial")
-    try:
-        write_file(beside, parts)
-        os.replace(beside, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
-    _sync(target.parent)
-
-
-def _sync(directory: Path) -> None:
-    """Sync a directory, so that changes of its names survive a crash."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _make_directory(path: Path) -> None:
-    """Create a directory and its missing parents, and sync each."""
-    if path.is_dir():
-        return
-    _make_directory(path.parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
-    _sync(path.parent)
-
-
-def _beside(target: Path, kind: str) -> Path:
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.{kind}")
-
-
-def _leftovers(target: Path, kind: str) -> list[Path]:
-    """List the hidden paths of a kind that killed writers left beside a target."""
-    form = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.{kind}")
-    if not target.parent.is_dir():
-        return []
-    names = sorted(os.listdir(target.parent))
-    return [target.with_name(name) for name in names if form.fullmatch(name)]
-
-
 def what_loads(path: Path) -> str:
     """Say what a path has in place of what was to be loaded, and what loads that.
 
@@ -723,7 +647,7 @@ def refuse_name_of_file(path: PathLike) -> None:
         )
 
 
-def foreign_files(directory: Path) -> list[str]:
+def foreign_files(directory: int | Path) -> list[str]:
     """List the files in a directory that don't belong to a checkpoint."""
     with os.scandir(directory) as entries:
         return sorted(
@@ -744,27 +668,36 @@ def _current_path(target: Path) -> Path | None:
         if os.path.lexists(target):
             return target
         aged = []
-        for path in _leftovers(target, "old"):
-            with contextlib.suppress(FileNotFoundError):  # deleted since
-                if (path / MANIFEST).exists() and not path.is_symlink():
-                    aged.append((path.stat().st_mtime_ns, path))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for name in hidden_names(target.parent, re.escape(target.name), "old"):
+                path = target.with_name(name)
+                if not path.is_symlink():
+                    with contextlib.suppress(FileNotFoundError):  # deleted since
+                        # Deleting changes the time of a directory, not of a file.
+                        aged.append(((path / MANIFEST).stat().st_mtime_ns, path))
         if aged:
             return max(aged)[1]
     return None
 
 
-def remove(target: Path) -> None:
+def remove(parent: int, name: str) -> None:
     """Delete a checkpoint, so that a part of it never counts as a whole one.
+
+    A directory that holds other files is left alone.
 
     Raises:
         OSError: The checkpoint can't be deleted.
     """
-    trash = _beside(target, "trash")
-    os.rename(target, trash)
-    delete(trash)
+    with open_folder(name, parent) as folder:
+        if foreign_files(folder):
+            return
+    trash = hidden_name(name, "trash")
+    os.replace(name, trash, src_dir_fd=parent, dst_dir_fd=parent)
+    os.fsync(parent)
+    delete(parent, trash)
 
 
-def delete(directory: Path) -> None:
+def delete(parent: int, name: str) -> None:
     """Delete the files of a checkpoint, the manifest first, and their directory.
 
     Of a symbolic link only the link is deleted.
@@ -772,13 +705,16 @@ def delete(directory: Path) -> None:
     Raises:
         OSError: A file can't be deleted, or the directory holds other files.
     """
-    if directory.is_symlink():
-        os.unlink(directory)
-        return
-    names = sorted(os.listdir(directory), key=lambda name: (name != MANIFEST, name))
-    for name in filter(belongs, names):
-        os.unlink(directory / name)
-    os.rmdir(directory)
+    remove_hidden(parent, name, _to_delete)
+
+
+def _try_to_delete(parent: int, name: str) -> None:
+    with contextlib.suppress(OSError):  # the next write tries again
+        delete(parent, name)
+
+
+def _to_delete(names: list[str]) -> list[str]:
+    return sorted(filter(belongs, names), key=lambda name: (name != MANIFEST, name))
 
 
 # Writing -----------------------------------------------------------------------------
@@ -810,7 +746,11 @@ def write_checkpoint(
         ...     load_checkpoint(f"{folder}/a").tensors["model"]["w"]
         tensor([1., 1.])
     """
-    target = Path(os.path.realpath(as_path(path)))
+    write_at(Path(os.path.realpath(as_path(path))), checkpoint, moment)
+
+
+def write_at(target: Path, checkpoint: Checkpoint, moment: SavedAt | None) -> None:
+    """Write a checkpoint as `write_checkpoint` does, to a path that is no link."""
     state = dump_json(checkpoint.state, name="state")
     if not isinstance(checkpoint.state, dict) or len(state) > MAX_STATE_BYTES:
         raise UnsupportedError(
@@ -825,22 +765,19 @@ def write_checkpoint(
                 "lower-case letters, digits, `_` and `-`, a letter first."
             )
     try:
-        _make_directory(target.parent)
-        _clean_up(target)
-        beside = _beside(target, "partial")
-        try:
-            os.mkdir(beside)
-            files = {STATE: write_file(beside / STATE, [state])}
-            for group, tensors in checkpoint.tensors.items():
-                name = group + SUFFIX
-                files[name] = write_file(beside / name, dump_tensors(tensors, group))
-            write_file(beside / MANIFEST, [dump_manifest(files, moment)])
-            _sync(beside)
-            _put(beside, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                delete(beside)
-            raise
+        make_folder(target.parent)
+        with open_folder(target.parent) as parent:
+            _restore_old(parent, target)
+            beside = draft(parent, target.name, 0o777, _to_delete)
+            with beside as (hidden, folder):
+                files = {STATE: _write_file(folder, STATE, [state])}
+                for group, tensors in checkpoint.tensors.items():
+                    file = group + SUFFIX
+                    parts = dump_tensors(tensors, group)
+                    files[file] = _write_file(folder, file, parts)
+                _write_file(folder, MANIFEST, [dump_manifest(files, moment)])
+                os.fsync(folder)
+                _put(parent, hidden, folder, target.name)
     except CheckpointError:
         raise
     except OSError as cause:
@@ -854,53 +791,71 @@ def write_checkpoint(
         raise error from cause
 
 
-def _clean_up(target: Path) -> None:
-    """Remove leftovers of killed writers; refuse a target that is no checkpoint.
+def _write_file(folder: int, name: str, parts: Iterable[bytes | memoryview]) -> Written:
+    """Write a new file in a directory that this process has made, and sync it.
+
+    Raises:
+        OSError: The file exists, or can't be written; or the directory is of somebody
+            else, who has put it in the place of this process's own.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o666, dir_fd=folder)
+    try:
+        if os.fstat(descriptor).st_uid != os.fstat(folder).st_uid:
+            raise OSError(errno.EBUSY, "Another user has replaced it meanwhile")
+        return write_parts(descriptor, parts)
+    finally:
+        os.close(descriptor)
+
+
+def _restore_old(parent: int, target: Path) -> None:
+    """Make a killed writer's old checkpoint the present one, or delete it.
 
     Raises:
         CheckpointError: The target exists and is no checkpoint.
-        OSError: A file can't be renamed or deleted.
+        OSError: A file can't be renamed.
     """
     old = _current_path(target)
     if old is not None and old != target:
-        os.rename(old, target)
-        _sync(target.parent)
-    if os.path.lexists(target):
-        if not target.is_dir():
-            raise CheckpointError(
-                f"{str(target)!r} is a file: a checkpoint needs a directory of its own."
-            )
-        foreign = foreign_files(target)
-        if foreign:
-            raise CheckpointError(
-                f"{str(target)!r} holds {foreign[0]!r}, which isn't a checkpoint's, "
-                "and would be lost: give another path, or move it away."
-            )
-    for leftover in [*_leftovers(target, "partial"), *_leftovers(target, "old")]:
-        delete(leftover)
+        os.replace(old.name, target.name, src_dir_fd=parent, dst_dir_fd=parent)
+        os.fsync(parent)
+    try:
+        with open_folder(target.name, parent) as folder:
+            foreign = foreign_files(folder)
+    except FileNotFoundError:
+        foreign = []
+    except NotADirectoryError as error:
+        raise CheckpointError(
+            f"{str(target)!r} is a file: a checkpoint needs a directory of its own."
+        ) from error
+    if foreign:
+        raise CheckpointError(
+            f"{str(target)!r} holds {foreign[0]!r}, which isn't a checkpoint's, "
+            "and would be lost: give another path, or move it away."
+        )
+    delete_leftovers(parent, re.escape(target.name), "old", _try_to_delete)
 
 
-def _put(beside: Path, target: Path) -> None:
-    """Rename a complete directory to its target, durably, and delete the old target.
+def _put(parent: int, hidden: str, folder: int, name: str) -> None:
+    """Rename a complete directory to its name, durably, and delete the old one.
 
     Raises:
-        OSError: The directory can't be renamed. The old target is still there, or
-            `_current_path` finds it.
+        OSError: The directory can't be renamed, or somebody has put something else in
+            its place. The old one is still there, or `_current_path` finds it.
     """
-    old = _beside(target, "old") if os.path.lexists(target) else None
-    if old is not None:
-        os.rename(target, old)
+    old = hidden_name(name, "old")
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(name, old, src_dir_fd=parent, dst_dir_fd=parent)
     try:
-        os.rename(beside, target)
+        put(parent, hidden, name)
+        there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if not os.path.samestat(there, os.fstat(folder)):
+            raise OSError(errno.EBUSY, "Another process has replaced it")
     except BaseException:
-        if old is not None:
-            with contextlib.suppress(OSError):
-                os.rename(old, target)
+        with contextlib.suppress(OSError):  # unless only the last sync has failed
+            os.replace(old, name, src_dir_fd=parent, dst_dir_fd=parent)
         raise
-    _sync(target.parent)
-    if old is not None:
-        with contextlib.suppress(OSError):  # the next write tries again
-            delete(old)
+    _try_to_delete(parent, old)
 
 
 # Reading -----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple, TypeVar
 
 from ipufit import _env
-from ipufit._files import as_path
+from ipufit._files import as_path, delete_leftovers, open_folder
 from ipufit.distributed import processes
 from ipufit.errors import (
     CheckpointError,
@@ -39,21 +39,20 @@ from .directory import (
     Checkpoint,
     SavedAt,
     delete,
-    foreign_files,
     load_checkpoint,
     read_manifest,
     refuse_name_of_file,
     remove,
-    write_checkpoint,
+    write_at,
 )
 
 T = TypeVar("T")
 _Found = List[Tuple[Path, SavedAt]]
+_Delete = Callable[[int, str], None]
 
 _ALIKE = {"ConfigError": ConfigError, "UnsupportedError": UnsupportedError}
 """Errors that others raise as they are: callers catch them."""
 _NAME = re.compile(r"update-[0-9]{8,}(-[0-9]+)?")
-_LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.(partial|trash)")
 
 
 def written_by_one(write: Callable[[], T]) -> T:
@@ -314,7 +313,7 @@ class CheckpointStore:
                 mode=self.mode,
                 sequence=1 + max((_order(one)[0] for one in found), default=0),
             )
-            write_checkpoint(path, checkpoint, moment=moment)
+            write_at(path, checkpoint, moment)
             self._known_damaged.discard(path)
             if self.keep_last is not None:
                 found = self._listed({}, is_strict=False)
@@ -324,10 +323,11 @@ class CheckpointStore:
                 kept = sorted(newest.values(), key=_order)[-self.keep_last :]
                 oldest = found.index(kept[0])  # the one just written, at least
                 kept += self._best_of(sound) if self.keep_best else []
-                for index, one in enumerate(found):
-                    is_over = index < oldest or one in sound
-                    if is_over and one not in kept and not foreign_files(one[0]):
-                        _try(remove, one[0])
+                self._remove(
+                    one[0].name
+                    for index, one in enumerate(found)
+                    if (index < oldest or one in sound) and one not in kept
+                )
             return path
 
     def all(self) -> list[Path]:
@@ -391,9 +391,8 @@ class CheckpointStore:
             self._delete_leftovers()
             damaged: dict[Path, CheckpointError] = {}
             found = self._listed(damaged, is_strict=False)
-            for path in (*(path for path, _ in found), *damaged):
-                if not foreign_files(path):
-                    _try(remove, path)
+            paths = *(path for path, _ in found), *damaged
+            self._remove(path.name for path in paths)
             with contextlib.suppress(OSError):  # somebody's files are in it
                 self.directory.rmdir()
 
@@ -420,9 +419,31 @@ class CheckpointStore:
     def _delete_leftovers(self) -> None:
         """Delete half-written and half-deleted files of killed processes."""
         if self.directory.is_dir():
-            for name in sorted(os.listdir(self.directory)):
-                if _LEFTOVER.fullmatch(name):
-                    _try(delete, self.directory / name)
+            with open_folder(self.directory) as folder:
+                kinds = "partial|trash"
+                delete_leftovers(folder, _NAME.pattern, kinds, self._or_warn(delete))
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Delete checkpoints by their names."""
+        if self.directory.is_dir():
+            with open_folder(self.directory) as folder:
+                for name in names:
+                    self._or_warn(remove)(folder, name)
+
+    def _or_warn(self, delete: _Delete) -> _Delete:
+        """Return a function that deletes, and warns if it can't."""
+
+        def deleting(folder: int, name: str) -> None:
+            try:
+                delete(folder, name)
+            except OSError as error:
+                warn(
+                    f"{str(self.directory / name)!r} isn't needed and couldn't be "
+                    f"deleted: {error.strerror}.",
+                    CheckpointWarning,
+                )
+
+        return deleting
 
     def _listed(
         self, damaged: dict[Path, CheckpointError], *, is_strict: bool = True
@@ -555,13 +576,3 @@ def _always_deleted(stores: Iterable[CheckpointStore]) -> CheckpointError:
         "were read: another process writes them faster than this one reads. Keep more "
         "of them (keep_last), or save less often."
     )
-
-
-def _try(delete: Callable[[Path], Any], path: Path) -> None:
-    try:
-        delete(path)
-    except OSError as error:
-        warn(
-            f"{str(path)!r} isn't needed and couldn't be deleted: {error.strerror}.",
-            CheckpointWarning,
-        )

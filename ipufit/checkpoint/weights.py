@@ -13,13 +13,12 @@ import json
 import math
 import os
 import re
-import stat
 import warnings
 import zipfile
 from pathlib import Path
 from typing import (
+    IO,
     Any,
-    BinaryIO,
     Dict,
     Iterator,
     List,
@@ -32,7 +31,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from ipufit._files import as_path, file_errors
+from ipufit._files import as_path, file_errors, open_regular, replace_file
 from ipufit.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -62,7 +61,6 @@ from .directory import (
     open_tensors,
     read_group,
     read_manifest,
-    replace_file,
     tied_names,
     what_loads,
 )
@@ -169,22 +167,15 @@ def read_moment(path: Path) -> tuple[SavedAt | None, bool]:
         return moment, _AVERAGED_KEY in metadata
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     with file_errors("can't be read", path):
         if not path.exists():
             raise MissingCheckpointError(
                 f"There is no file {str(path)!r} to load. Check the path."
             )
         try:
-            # Without O_NONBLOCK opening a pipe would wait for a writer.
-            with open(path, "rb", opener=_without_waiting) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise ValueError("it is no regular file")
+            with open_regular(path) as file:
                 yield file
         except DataError:
             raise
@@ -195,7 +186,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             ) from error
 
 
-def _state_dict(path: Path, file: BinaryIO) -> dict[str, Tensor]:
+def _state_dict(path: Path, file: IO[bytes]) -> dict[str, Tensor]:
     """Read a file of `torch.save(module.state_dict(), path)`.
 
     Damaged files are refused, and so are formats that aren't safe to load before torch

@@ -72,7 +72,7 @@ def record(path: Path) -> int:
         }
         ordered = {name: found[name] for name in PROBES if name in found}
         with _files.file_errors("can't be written", path):
-            path.write_text(_text(about, ordered), encoding="utf-8")
+            _files.replace_file(path, [_text(about, ordered).encode()])
         sys.stderr.write(
             f"{len(found):3}/{len(PROBES)}  {probe.name}: {seconds:.1f} s\n"
         )
@@ -144,8 +144,8 @@ def verdict_of(
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return what a recording says of its host, and of each probe by name."""
-    with _files.file_errors("can't be read", path):
-        text = path.read_text(encoding="utf-8")
+    with _files.file_errors("can't be read", path), _files.open_regular(path) as file:
+        text = file.read()
     try:
         data = json.loads(text)
         if data["about"]["format"] == FORMAT:

@@ -12,6 +12,7 @@ from typing import Any, Iterable, NoReturn
 
 import torch
 
+from ipufit._files import file_errors, replace_file
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
@@ -149,12 +150,10 @@ def compile_only(
             "executables": sorted(files),
             "poptorch": str(poptorch.__version__),
         }
-        Path(folder).mkdir(parents=True, exist_ok=True)
         number = 1 + sum(1 for _ in Path(folder).glob("*-*.json"))
         target = Path(folder) / f"{number:03d}-{program.name}.json"
-        partial = target.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, target)
+        with file_errors("can't be written", target):
+            replace_file(target, [json.dumps(about, indent=2).encode() + b"\n"])
         sys.stderr.write(f"ipufit: {replace(program, remark='')}\n")
 
 

@@ -3,16 +3,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from ipufit._files import file_errors, sha256_of, written_beside
+from ipufit._files import (
+    draft,
+    file_errors,
+    make_folder,
+    open_folder,
+    sync_file,
+    write_parts,
+)
 from ipufit._poptorch import poptorch
 from ipufit._tree import leaves_of, tree_map
 from ipufit._version import __version__
@@ -73,7 +81,8 @@ def write_program(
         with_module: Whether the module is pickled into the file.
 
     Returns:
-        The description, which is written beside the file.
+        The description, which is written beside the file. A process that is killed in
+        between leaves the old two, the new two, or a file without a description.
     """
     module = deep_copied(module).eval()
     options = config.build_inference_options(plan).clone()
@@ -126,9 +135,9 @@ def write_program(
         ),
     }
 
-    def save(part: Path) -> None:
+    def save(path: str) -> None:
         try:
-            executor.save(str(part), export_model=with_module)
+            executor.save(path, export_model=with_module)
         except (OSError, poptorch.Error, IpufitError):
             raise
         except Exception as error:  # a user's object may raise anything
@@ -144,19 +153,35 @@ def write_program(
         target /= _NAME_IN_FOLDER
     try:
         with file_errors("can't be written", target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = written_beside(target, save)
-            about["bytes"] = partial.stat().st_size
-            about["sha256"] = sha256_of(partial)
-            text = json.dumps(about, indent=2) + "\n"
-            described = written_beside(
-                Path(f"{target}.json"), lambda part: part.write_text(text)
-            )
-            os.replace(partial, target)
-            os.replace(described, f"{target}.json")
+            make_folder(target.parent)
+            with open_folder(target.parent) as folder:
+                _write(folder, target.name, save, about)
     finally:
         executor.destroy()
     return about
+
+
+def _write(
+    folder: int, name: str, save: Callable[[str], None], about: dict[str, Any]
+) -> None:
+    """Write a program and its description into an open directory.
+
+    Args:
+        save: Writes the program to a path.
+        about: The description; size and SHA-256 of the program are added.
+    """
+    described = f"{name}.json"
+    private, beside = draft(folder, name, 0o700), draft(folder, described)
+    with private as (directory, inner), beside as (hidden, file):
+        save(f"/dev/fd/{inner}/program")  # wherever the directory is by now
+        about["bytes"], about["sha256"] = sync_file("program", inner)
+        write_parts(file, [json.dumps(about, indent=2).encode() + b"\n"])
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(described, dir_fd=folder)  # it is of the old program
+        os.rename("program", name, src_dir_fd=inner, dst_dir_fd=folder)
+        os.rename(hidden, described, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rmdir(directory, dir_fd=folder)
+        os.fsync(folder)
 
 
 def _begin_blocks(

@@ -13,7 +13,7 @@ from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text
 
-from ipufit._files import file_errors
+from ipufit._files import file_errors, replace_file
 from ipufit._lazy import need
 from ipufit.errors import ConfigError
 from ipufit.types import PathLike
@@ -274,16 +274,17 @@ def save(contents: Sequence[Content], title: str, path: PathLike) -> None:
                 file=io.StringIO(), width=150, record=True, force_jupyter=False
             )
             show(contents, console)
-            console.save_html(str(target))
+            data = console.export_html().encode()
         else:
             pictures = [one for one in contents if isinstance(one, (Bars, Timeline))]
-            _draw(pictures, title, target)
+            data = _drawn(pictures, title, ending[1:])
+        replace_file(target, [data])
 
 
 # In a file ----------------------------------------------------------------------------
 
 
-def _draw(pictures: Sequence[Bars | Timeline], title: str, target: Path) -> None:
+def _drawn(pictures: Sequence[Bars | Timeline], title: str, form: str) -> bytes:
     """Draw pictures below each other; in an SVG, text stays text."""
     matplotlib = need("matplotlib", "Saving pictures", "ipufit[plot]")
     make = need("matplotlib.figure", "Saving pictures", "ipufit[plot]").Figure
@@ -309,6 +310,8 @@ def _draw(pictures: Sequence[Bars | Timeline], title: str, target: Path) -> None
             axes.invert_yaxis()
             one.draw(axes)
         metadata: dict[str, str | None] = {"Title": title}
-        if target.suffix.lower() == ".svg":
+        if form == "svg":
             metadata["Date"] = None  # the same plan gives the same file
-        figure.savefig(target, metadata=metadata)
+        file = io.BytesIO()
+        figure.savefig(file, format=form, metadata=metadata)
+        return file.getvalue()

@@ -32,7 +32,7 @@ def failure(run, *arguments, **keywords):
 
 def has_its_name(taken, step):
     """Whether what failed is to sync the directory after the new one was renamed."""
-    return taken[step] == "fsync" and "rename" in taken[:step]
+    return taken[step] == "fsync" and "replace" in taken[:step]
 
 
 @pytest.mark.usefixtures("_quick")

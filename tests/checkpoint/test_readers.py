@@ -31,7 +31,7 @@ STARTS = 100
 GENERATIONS = 30
 SECONDS = 60
 READS = ("open", "readv", "listdir", "lstat", "stat", "fstat")
-WRITES = ("mkdir", "open", "rename", "unlink", "rmdir")
+WRITES = ("mkdir", "open", "replace", "unlink", "rmdir")
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit import ConfigError, DataError, IPUModel
+from ipufit import ConfigError, DataError, FileError, IPUModel
 from ipufit.checkpoint import load_weights, save_weights
 from ipufit.checkpoint.weights import TORCH_SUFFIXES
 from tests.interpreters import run_python
@@ -56,7 +56,7 @@ def test_every_flipped_bit_is_found_or_changes_nothing(tmp_path):
 
 def test_pipes_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "a.safetensors")
-    with pytest.raises(DataError, match="no regular file"):
+    with pytest.raises(FileError, match="no regular file"):
         load_weights(tmp_path / "a.safetensors")
 
 

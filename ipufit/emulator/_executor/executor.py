@@ -9,7 +9,6 @@ import datetime
 import io
 import json
 import os
-import secrets
 import zipfile
 from time import perf_counter
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
@@ -26,6 +25,7 @@ from ipufit.emulator._device import (
 )
 from ipufit.emulator._executor import wrapping
 from ipufit.emulator._folding import choose_runner
+from ipufit.emulator._ground.files import new_file, open_regular
 from ipufit.emulator._ground.logging import logger
 from ipufit.emulator._ground.switches import __version__
 from ipufit.emulator._layout.layout import (
@@ -1736,8 +1736,6 @@ def write_executable(
         inside = os.path.join(path, _DEFAULT_NAME)
         logger.warning("%s is a folder: the model is saved to %s.", path, inside)
         path = inside
-    folder, name = os.path.split(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
     values = {
         **_FORMAT,
         "poptorch_version": __version__,
@@ -1745,21 +1743,11 @@ def write_executable(
         "has_model": MODEL in members,
         **metadata,
     }
-    # A name that nobody can guess, and a file that is new: a link is never followed.
-    partial = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.partial")
-    try:
-        with open(partial, "xb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                archive.writestr(_METADATA, json.dumps(values))
-                for member, value in members.items():
-                    with archive.open(member, "w", force_zip64=True) as stream:
-                        torch.save(value, stream)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        if os.path.exists(partial):
-            os.unlink(partial)
+    with new_file(path) as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(_METADATA, json.dumps(values))
+        for member, value in members.items():
+            with archive.open(member, "w", force_zip64=True) as stream:
+                torch.save(value, stream)
 
 
 class ExecutableFile:
@@ -1842,7 +1830,7 @@ class ExecutableFile:
         )
 
     def _read(self, member: str) -> bytes:
-        with open(self.path, "rb") as file:
+        with open_regular(self.path) as file:
             try:
                 with zipfile.ZipFile(file) as archive:
                     return archive.read(member)
