@@ -26,16 +26,12 @@ import json
 import math
 import os
 import re
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterable, Iterator, Mapping, NamedTuple
+from typing import IO, Any, Callable, Iterable, Mapping, NamedTuple
 
 import torch
-from safetensors import (  # type: ignore[attr-defined,unused-ignore]
-    SafetensorError,
-    safe_open,
-)
+from safetensors import SafetensorError  # type: ignore[attr-defined,unused-ignore]
 from safetensors.torch import save
 from torch import Tensor
 
@@ -48,6 +44,7 @@ from ipufit._files import (
     hidden_names,
     make_folder,
     open_folder,
+    open_regular,
     put,
     write_parts,
 )
@@ -56,6 +53,7 @@ from ipufit._kinds import (
     Kind,
     are_numbers,
     count,
+    dict_of,
     fields,
     list_of,
     number,
@@ -96,6 +94,14 @@ _MOMENT = {
     "monitor": optional(text),
     "value": optional(number),
     "mode": optional(text),
+}
+_TENSOR = {"dtype": text, "shape": list_of(count), "data_offsets": list_of(count)}
+_DTYPES = {
+    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
+    **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "BOOL": "bool"},
+    **{"U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8"},
+    **{"F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz"},
+    **{"F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz", "C64": "complex64"},
 }
 _COUNTS = "sequence", "epoch", "update"
 _RECORD = {**dict.fromkeys(_COUNTS, count), "metric": optional(number)}
@@ -212,15 +218,18 @@ def load_json(data: bytes) -> Any:
         >>> load_json(dump_json([float("nan"), 2**200 + 1]))[1] == 2**200 + 1
         True
     """
+    return _decoded(_parsed(data), MAX_DEPTH)
+
+
+def _parsed(data: bytes) -> Any:
     try:
-        value = json.loads(
+        return json.loads(
             data.decode("utf-8"),
             object_pairs_hook=_object,
             parse_constant=_finite,
             parse_float=_finite,
             parse_int=_short,
         )
-        return _decoded(value, MAX_DEPTH)
     except RecursionError:
         raise _too_deep() from None
 
@@ -465,63 +474,110 @@ def dump_tensors(
     return [begun, *values]
 
 
-def check_digest(file: BinaryIO) -> None:
-    """Compare a file of weights with the checksum in it, if it has one.
+class TensorHeader(NamedTuple):
+    """Header of a safetensors file.
 
-    Raises:
-        ValueError: The file has changed since it was written.
+    Attributes:
+        data: The bytes before the values.
+        metadata: Texts by name.
+        tensors: Dtype, shape and bytes of each tensor by name, in the order of values.
     """
-    begun = file.read(8)
-    begun += file.read(min(int.from_bytes(begun, "little"), _MAX_HEADER_BYTES))
-    found = _DIGEST.search(begun)
-    if found is not None:
-        begun = begun.replace(found[1], _NO_DIGEST.encode(), 1)
-        if _sha256(file, hashlib.sha256(begun)).encode() != found[1]:
-            raise ValueError("its checksum doesn't fit")
+
+    data: bytes
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, tuple[torch.dtype, list[int], int]]
 
 
-def _sha256(file: BinaryIO, digest: Any) -> str:
-    """Return the SHA-256 of what a file has from its position on."""
-    for block in iter(lambda: file.read(_BLOCK_BYTES), b""):
-        digest.update(block)
-    return str(digest.hexdigest())
+def read_header(file: IO[bytes]) -> TensorHeader:
+    """Read the header of a safetensors file, and check that it describes all bytes.
 
-
-@contextlib.contextmanager
-def open_tensors(descriptor: int) -> Iterator[Any]:
-    """Open a safetensors file by its descriptor, whatever its name is by now.
-
-    Raises:
-        ValueError: The file breaks the format.
-        CheckpointError: This version of torch lacks a dtype.
-    """
-    opened: Any = safe_open  # which has no types
-    try:
-        with opened(f"/dev/fd/{descriptor}", framework="pt") as file:
-            yield file
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-    except AttributeError as error:
-        raise CheckpointError(
-            f"It has a dtype that torch {torch.__version__} lacks ({error}): read it "
-            "with a newer torch."
-        ) from error
-
-
-def load_tensors(descriptor: int) -> dict[str, Tensor]:
-    """Read an open safetensors file.
-
-    Returns:
-        Tensors by name, copied from the file. Tied names share one tensor.
+    This is fast, whatever the size of the file.
 
     Raises:
         ValueError: The file breaks the format; the text says how.
         CheckpointError: This version of torch lacks a dtype.
     """
-    with open_tensors(descriptor) as file:
-        metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
-    tied = load_json(metadata.get(TIED_KEY, "[]").encode("utf-8", "replace"))
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(8)
+    length = int.from_bytes(data, "little")
+    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        raise ValueError("its header has an invalid length")
+    data += file.read(length)
+    header = _parsed(data[8:])
+    metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else {}
+    _check(dict_of(text), metadata, "__metadata__")
+    _check(dict_of(fields(_TENSOR)), header, "its header")
+    tensors, end = {}, 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, shape = _dtype(entry["dtype"]), entry["shape"]
+        num_bytes = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+        begin, end = end, end + num_bytes
+        if [*entry["data_offsets"]] != [begin, end]:
+            raise ValueError(f"{name[:80]!r} doesn't begin at {begin} or end at {end}")
+        tensors[name] = dtype, shape, num_bytes
+    if len(data) + end != size:
+        raise ValueError(f"it has {size} bytes, and its header describes others")
+    return TensorHeader(data, metadata, tensors)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise ValueError(f"its header has the dtype {name[:80]!r}")
+    dtype: torch.dtype | None = getattr(torch, _DTYPES[name], None)
+    if dtype is None:
+        raise CheckpointError(
+            f"It has the dtype {name}, which torch {torch.__version__} lacks: read it "
+            "with a newer torch."
+        )
+    return dtype
+
+
+def load_tensors(
+    file: IO[bytes], header: TensorHeader, sha256: str | None = None
+) -> dict[str, Tensor]:
+    """Read the values of a safetensors file, after its header.
+
+    The checksum is that of the bytes which are returned, whatever happens to the file
+    meanwhile. For the same reason nothing is mapped: a mapped file that shrinks kills
+    the process.
+
+    Args:
+        sha256: SHA-256 of the file; None for that in the header, if it has one.
+
+    Returns:
+        Tensors by name. Tied names share one tensor.
+
+    Raises:
+        ValueError: The file is damaged; the text says how.
+        CheckpointError: There isn't memory for a tensor.
+    """
+    data = header.data
+    digits = _DIGEST.search(data)
+    if sha256 is None and digits is not None:
+        sha256 = digits[1].decode("utf-8", "replace")
+        data = data.replace(digits[1], _NO_DIGEST.encode(), 1)
+    digest = hashlib.sha256(data)
+    tensors = {}
+    for name, (dtype, shape, size) in header.tensors.items():
+        try:
+            values = torch.empty(size, dtype=torch.uint8)
+        except (RuntimeError, MemoryError) as error:
+            raise CheckpointError(
+                f"There is no memory for {name[:80]!r}, a tensor of {size} bytes."
+            ) from error
+        memory = values.numpy().data
+        if file.readinto(memory) < size:  # type: ignore[attr-defined]
+            raise ValueError("it was cut while it was read")
+        digest.update(memory)
+        if dtype == torch.bool:
+            values = values.ne(0)
+        try:
+            tensors[name] = values.view(dtype).reshape(shape)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"{name[:80]!r} has an invalid shape") from error
+    if sha256 not in (None, digest.hexdigest()):
+        raise ValueError("its checksum doesn't fit")
+    tied = load_json(header.metadata.get(TIED_KEY, "[]").encode("utf-8", "replace"))
     _check(list_of(list_of(text)), tied, TIED_KEY)
     for names in tied:
         for name in names[1:]:
@@ -529,7 +585,7 @@ def load_tensors(descriptor: int) -> dict[str, Tensor]:
             if one is None or other is None or not are_equal(one, other):
                 raise ValueError(f"{names[0]!r} and {name!r} are tied, but differ")
             tensors[name] = one
-    return tensors
+    return {name: tensors[name] for name in sorted(tensors)}
 
 
 def are_equal(one: Tensor, other: Tensor) -> bool:
@@ -592,7 +648,6 @@ MAX_READS = 100  # how often to read anew, if a writer replaced what was read
 MAX_STATE_BYTES = 64 * 2**20
 _MAX_HEADER_BYTES = 100_000_000  # of safetensors
 _MAX_MANIFEST_BYTES = 2**20
-_BLOCK_BYTES = 2**20
 _NUM_LOOKS = 3  # how often to look, as a writer may rename between two looks
 
 # Errors of a file that is missing, no regular file, or on a broken disk.
@@ -937,17 +992,30 @@ def _read(
             stack.callback(os.close, folder)
             name = MANIFEST
             try:
-                file = stack.enter_context(_opened(folder, name))
+                file = stack.enter_context(open_regular(name, "rb", folder))
                 manifest = load_manifest(file.read(_MAX_MANIFEST_BYTES + 1))
-                files = {}
+                files, headers = {}, {}
                 for name, written in manifest.files.items():
-                    files[name] = stack.enter_context(_opened(folder, name))
-                    size = os.fstat(files[name].fileno()).st_size
+                    file = stack.enter_context(open_regular(name, "rb", folder))
+                    size = os.fstat(file.fileno()).st_size
                     if size != written.size:
                         raise ValueError(f"it has {size} bytes, and had {written.size}")
-                contents = {}  # read when all are open: a writer takes only names away
-                for name in filter(is_wanted, files):
-                    contents[name] = _content(name, files[name], manifest.files[name])
+                    if is_wanted(name):
+                        files[name] = file
+                # Forms and sizes are checked before values are read, which takes long.
+                for name in files:
+                    if name != STATE:
+                        headers[name] = read_header(files[name])
+                    elif manifest.files[name].size > MAX_STATE_BYTES:
+                        raise ValueError("it has too many bytes")
+                contents: dict[str, Any] = {}
+                for name, file in files.items():
+                    written = manifest.files[name]
+                    contents[name] = (
+                        _state(file, written)
+                        if name == STATE
+                        else load_tensors(file, headers[name], written.sha256)
+                    )
                 return found, manifest, contents
             except (OSError, ValueError) as error:
                 current = _current_path(target)
@@ -961,26 +1029,11 @@ def _read(
     )
 
 
-def _opened(folder: int, name: str) -> BinaryIO:
-    """Open a regular file in a directory, without following links."""
-    # Without O_NONBLOCK opening a pipe would wait for a writer.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(name, flags, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError("it is no regular file")
-    return os.fdopen(descriptor, "rb")
-
-
-def _content(name: str, file: BinaryIO, written: Written) -> Any:
-    if name == STATE and written.size > MAX_STATE_BYTES:
-        raise ValueError(f"it has {written.size} bytes, too many")
-    if _sha256(file, hashlib.sha256()) != written.sha256:
-        raise ValueError("its SHA-256 isn't the one in the manifest")
-    if name != STATE:
-        return load_tensors(file.fileno())
-    file.seek(0)
-    state = load_json(file.read())
+def _state(file: IO[bytes], written: Written) -> dict[str, Any]:
+    data = file.read(written.size + 1)
+    if hashlib.sha256(data).hexdigest() != written.sha256:
+        raise ValueError("its checksum doesn't fit")
+    state = load_json(data)
     if not isinstance(state, dict):
         raise ValueError("it holds no object")
     return state

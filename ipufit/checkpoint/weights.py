@@ -51,15 +51,14 @@ from .directory import (
     SUFFIX,
     TORCH_SUFFIXES,
     SavedAt,
-    check_digest,
     dump_json,
     dump_tensors,
     load_json,
     load_tensors,
     moment_of,
     names_that_differ,
-    open_tensors,
     read_group,
+    read_header,
     read_manifest,
     tied_names,
     what_loads,
@@ -147,8 +146,7 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
     _check_suffix(target, TORCH_SUFFIXES)
     with _opened(target) as file:
         if target.suffix == SUFFIX:
-            check_digest(file)
-            return load_tensors(file.fileno())
+            return load_tensors(file, read_header(file))
         return _state_dict(target, file)
 
 
@@ -160,8 +158,8 @@ def read_moment(path: Path) -> tuple[SavedAt | None, bool]:
         MissingCheckpointError: There is no file.
         FileError: The file can't be read.
     """
-    with _opened(path) as file, open_tensors(file.fileno()) as opened:
-        metadata = opened.metadata() or {}
+    with _opened(path) as file:
+        metadata = read_header(file).metadata
         given = load_json(metadata.get(MOMENT_KEY, "null").encode("utf-8", "replace"))
         moment = None if given is None else moment_of(given)
         return moment, _AVERAGED_KEY in metadata
@@ -196,13 +194,17 @@ def _state_dict(path: Path, file: IO[bytes]) -> dict[str, Tensor]:
     is_whole = is_script = False
     if file.read(len(_ZIP)) == _ZIP:
         with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
-            is_script = any(Path(n).name == "constants.pkl" for n in archive.namelist())
-            is_whole = archive.testzip() is None and all(
+            members = archive.infolist()
+            is_script = any(Path(m.filename).name == "constants.pkl" for m in members)
+            is_plain = all(
                 one.compress_type == zipfile.ZIP_STORED  # as torch writes
                 and one.compress_size == one.file_size
                 and not one.external_attr & _IS_DIRECTORY  # torch reads no bytes of it
-                for one in archive.infolist()
+                for one in members
             )
+            size = os.fstat(file.fileno()).st_size  # more if members overlap
+            is_plain = is_plain and sum(one.file_size for one in members) < size
+            is_whole = is_plain and archive.testzip() is None
     if is_script:
         raise DataError(
             f"{str(path)!r} is TorchScript, which is a program. Save its weights alone "

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -11,16 +13,22 @@ import pickle
 import pytest
 import torch
 
-from ipufit.checkpoint import directory as directory_module
 from ipufit.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
     load_checkpoint,
     load_weights,
     read_manifest,
+    save_weights,
     write_checkpoint,
 )
+from ipufit.checkpoint import directory as directory_module
+from ipufit.checkpoint import weights as weights_module
 from ipufit.checkpoint.directory import Written, dump_manifest
 from ipufit.errors import CheckpointError, DamagedCheckpointError, DataError
-from tests.checkpoint.samples import number_of, sample
+from tests.checkpoint.faults import at_step
+from tests.checkpoint.samples import names, number_of, sample
+from tests.checkpoint.test_damage import FILES
 
 ZEROS = "0" * 64
 
@@ -136,10 +144,41 @@ def test_pipes_and_directories_are_refused_at_once(path):
     for make in (os.mkfifo, os.mkdir):
         (path / "state.json").rename(path.parent / "state")
         make(path / "state.json")
-        with pytest.raises(DamagedCheckpointError, match="no regular file"):
+        with pytest.raises(DamagedCheckpointError, match=r"regular|directory"):
             load_checkpoint(path)
         (path / "state.json").rename(path.parent / make.__name__)
         (path.parent / "state").rename(path / "state.json")
+
+
+@pytest.mark.filterwarnings("ignore:.*couldn.t be deleted:ipufit.CheckpointWarning")
+@pytest.mark.parametrize("kind", ["path", "store"])
+def test_a_link_in_the_place_of_a_hidden_directory_leads_nowhere(tmp_path, kind):
+    victim = tmp_path / "victim"
+    write_checkpoint(victim, sample(9))
+    for step in itertools.count():
+        folder = tmp_path / f"folder-{step}"
+        folder.mkdir()
+        store = CheckpointStore(folder, keep_last=1)
+
+        def swap(folder=folder):
+            for path in folder.glob(".*"):
+                path.rename(folder / f"taken{path.suffix}")
+                path.symlink_to(victim)
+
+        def write(number, folder=folder, store=store):
+            if kind == "path":
+                write_checkpoint(folder / "saved", sample(number))
+                return folder / "saved"
+            return store.save(sample(number), epoch=0, update=number)
+
+        write(1)
+        with contextlib.suppress(CheckpointError), at_step(step, swap) as taken:
+            assert number_of(load_checkpoint(write(2))) == 2
+        assert number_of(load_checkpoint(victim)) == 9
+        assert names(victim) == sorted(FILES)
+        if len(taken) <= step:
+            break
+    assert step > 15
 
 
 @pytest.mark.parametrize(
@@ -256,6 +295,57 @@ def test_what_is_too_large_isnt_even_read(path, monkeypatch):
     with open(path / "manifest.json", "ab") as file:
         file.truncate(2**21)
     with pytest.raises(DamagedCheckpointError, match=r"manifest\.json"):
+        load_checkpoint(path)
+
+
+def test_values_are_read_when_the_form_of_every_file_is_right(path, monkeypatch):
+    size, header = 2**31, {"m": entry(shape=[2**31 // 4], offsets=[0, 2**31])}
+    for name, data in (
+        ("model", forged(header)),
+        ("optimizer", forged({"m": entry(shape=[7], offsets=[0, size])})),
+    ):
+        forge(path, {f"{name}.safetensors": data})
+        os.truncate(path / f"{name}.safetensors", len(data) + size)
+    manifest = manifest_of(path)
+    for file in manifest["files"]:
+        file["size"] = (path / file["name"]).stat().st_size
+    sign(path, manifest)
+    monkeypatch.setattr(directory_module, "load_tensors", pytest.fail)
+    with pytest.raises(DamagedCheckpointError, match=r"optimizer\.safetensors.*'m'"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("cut_to", [0, 8, 4096])
+def test_a_file_that_is_cut_while_it_is_read_is_damaged(tmp_path, monkeypatch, cut_to):
+    weights = {"a": torch.ones(10_000), "b": torch.ones(10_000)}
+    save_weights(weights, tmp_path / "a.safetensors")
+    write_checkpoint(tmp_path / "saved", Checkpoint({"model": weights}))
+    files = tmp_path / "a.safetensors", tmp_path / "saved" / "model.safetensors"
+    for module in (directory_module, weights_module):
+
+        def cut(*arguments, load=module.load_tensors):
+            for file in files:
+                os.truncate(file, cut_to)
+            return load(*arguments)
+
+        monkeypatch.setattr(module, "load_tensors", cut)
+    with pytest.raises(DamagedCheckpointError, match="was cut while it was read"):
+        load_checkpoint(tmp_path / "saved")
+    save_weights(weights, tmp_path / "a.safetensors")
+    with pytest.raises(DataError, match="was cut while it was read"):
+        load_weights(tmp_path / "a.safetensors")
+
+
+def test_a_tensor_for_which_there_is_no_memory_is_named(path, monkeypatch):
+    empty = torch.empty
+
+    def limited(size, **keywords):
+        if size:
+            raise RuntimeError("can't allocate memory")
+        return empty(size, **keywords)
+
+    monkeypatch.setattr(torch, "empty", limited)
+    with pytest.raises(CheckpointError, match="no memory for 'body"):
         load_checkpoint(path)
 
 

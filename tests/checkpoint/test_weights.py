@@ -143,6 +143,23 @@ class TestStateDicts:
         with pytest.raises(DataError, match="TorchScript, which is a program"):
             load_weights(tmp_path / "script.pt")
 
+    @pytest.mark.parametrize("kind", ["deflated", "overlapping"])
+    def test_what_unpacks_to_more_than_the_file_is_not_unpacked(
+        self, tmp_path, monkeypatch, kind
+    ):
+        torch.save({"w": torch.zeros(10_000)}, tmp_path / "a.pt")
+        method = zipfile.ZIP_DEFLATED if kind == "deflated" else zipfile.ZIP_STORED
+        with zipfile.ZipFile(tmp_path / "a.pt") as plain, zipfile.ZipFile(
+            tmp_path / "b.pt", "w", method
+        ) as archive:
+            for member in plain.infolist():
+                archive.writestr(member.filename, plain.read(member))
+            if kind == "overlapping":
+                archive.filelist += archive.filelist
+        monkeypatch.setattr(zipfile.ZipFile, "testzip", pytest.fail)
+        with pytest.raises(DataError, match="damaged, or no file of"):
+            load_weights(tmp_path / "b.pt")
+
     @given(st.data())
     def test_a_file_that_is_cut_short_is_refused(self, tmp_path_factory, data):
         path = tmp_path_factory.mktemp("weights") / "a.pt"
