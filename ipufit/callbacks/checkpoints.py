@@ -153,10 +153,12 @@ class ModelCheckpoint(MonitorCallback):
             )
         self.updates_since_save = 0
         self.last_update = -1
+        self._saved: tuple[SavedAt, bool] | None = None
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Reset for a new run; the best value stays."""
         super().on_train_begin(logs)
+        self._saved = None
         if self.run.names is not None:
             self._path({**self._known_fields(), "epoch": 1})
         if self.store is not None and self.mode == "auto":
@@ -272,10 +274,14 @@ class ModelCheckpoint(MonitorCallback):
             do_all([self._writer.wait, self._write_evicted])
 
     def _write_evicted(self) -> None:
-        epoch = self.run.epoch
+        epoch, moment = self.run.epoch, self._moment({})
+        if self._saved is not None and self._saved[0].update == moment.update:
+            moment, is_epoch_done = self._saved  # with the metric
+            if is_epoch_done == self.run.is_epoch_done:
+                return
         try:
             path = self._path({"epoch": epoch + 1, "batch": self.last_update + 1})
-            self._write(epoch, path, self._moment({}))
+            self._write(epoch, path, moment)
         except (ConfigError, UnsupportedError) as error:
             _warn_of_unsaved_eviction(error)
 
@@ -290,7 +296,7 @@ class ModelCheckpoint(MonitorCallback):
 
     def _write(self, epoch: int, path: str, moment: SavedAt) -> None:
         """Copy the state, and let process 0 write it, now or in the background."""
-        finished = partial(self._say_finished, epoch)
+        finished = partial(self._finish, epoch, (moment, self.run.is_epoch_done))
         if self._writer is None:
             finished(written_by_one(self._copied_state(path, moment)))
         else:
@@ -310,6 +316,12 @@ class ModelCheckpoint(MonitorCallback):
             complete = self.run.epoch + self.run.is_epoch_done
             return partial(self.store.save_here, copy, replace(moment, epoch=complete))
         return partial(_write_to, path, write_checkpoint, path, copy, moment=moment)
+
+    def _finish(
+        self, epoch: int, saved: tuple[SavedAt, bool], path: str | Path
+    ) -> None:
+        self._saved = saved
+        self._say_finished(epoch, path)
 
     def _say_finished(self, epoch: int, path: str | Path) -> None:
         self.say(f"\nEpoch {epoch + 1}: finished saving model to {path}")

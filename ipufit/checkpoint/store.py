@@ -220,7 +220,8 @@ class CheckpointStore:
         directory: Path of the directory, made when the first checkpoint is saved.
         keep_last: Number of the newest checkpoints to keep, without damaged ones; None
             keeps all.
-        keep_best: 1 to keep the checkpoint with the best metric as well.
+        keep_best: 1 to keep the checkpoint with the best metric as well, unless one of
+            the newest is as good.
         mode: Whether "min" or "max" of the metric is better. None if unknown; then
             `keep_best` keeps all checkpoints with a metric. May be set later.
 
@@ -322,7 +323,9 @@ class CheckpointStore:
                 newest = {one[1].update: one for one in sound}
                 kept = sorted(newest.values(), key=_order)[-self.keep_last :]
                 oldest = found.index(kept[0])  # the one just written, at least
-                kept += self._best_of(sound) if self.keep_best else []
+                best = self._best_of(sound) if self.keep_best else []
+                values = [moment.value for _, moment in kept]
+                kept += [one for one in best if one[1].value not in values]
                 self._remove(
                     one[0].name
                     for index, one in enumerate(found)

@@ -168,6 +168,23 @@ def test_the_last_and_the_best_are_kept(keep, mode, best_only, expected):
     assert kept(series, keep, mode, save_best_only=best_only) == expected
 
 
+def test_a_newest_that_is_as_good_as_the_best_is_kept_alone():
+    assert kept([3.0, 1.0, 1.0], 1, "min") == ([2], 2)
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 4])
+def test_an_eviction_at_the_end_of_an_epoch_leaves_one_of_it(save_freq):
+    class Evict(Callback):
+        def on_epoch_end(self, epoch, logs):
+            self.run.is_evicted = epoch == 1
+
+    checkpoint = ModelCheckpoint("runs", "loss", keep=1, save_freq=save_freq)
+    logs = small_fit(checkpoint, Evict(), epochs=3).history.history
+    (path,) = checkpoint.store.all()
+    moment = read_manifest(path).moment
+    assert (moment.epoch, moment.value) == (2, logs["loss"][1])
+
+
 def test_the_direction_of_the_best_is_the_figure_s():
     checkpoint = ModelCheckpoint("runs", "val_q", keep=1)
     series = [{"val_q": value} for value in (1.0, 2.0, 1.5)]
