@@ -227,27 +227,41 @@ def draft(
             remove(folder, hidden, to_delete)
 
     delete_leftovers(folder, re.escape(name), "partial", delete)
-    hidden = hidden_name(name, "partial")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    descriptor = None
     try:
-        if mode is not None:
-            os.mkdir(hidden, mode, dir_fd=folder)
-            flags = os.O_RDONLY | os.O_DIRECTORY
-        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(hidden, flags, 0o666, dir_fd=folder)
+        while descriptor is None:
+            hidden = hidden_name(name, "partial")
+            if mode is not None:
+                os.mkdir(hidden, mode, dir_fd=folder)
+            descriptor = _open_and_lock(folder, hidden, is_new=mode is None)
         try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink:
-                yield hidden, descriptor
-            else:  # another process took it for a leftover before it was locked
-                with draft(folder, name, mode, to_delete) as other:
-                    yield other
+            yield hidden, descriptor
         finally:
             os.close(descriptor)
     except BaseException:
         delete(folder, hidden)
         raise
+
+
+def _open_and_lock(folder: int, hidden: str, *, is_new: bool) -> int | None:
+    """Open a draft; return None if another process has taken it for a leftover."""
+    new, old = os.O_WRONLY | os.O_CREAT | os.O_EXCL, os.O_RDONLY | os.O_DIRECTORY
+    flags = (new if is_new else old) | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(hidden, flags, 0o666, dir_fd=folder)
+    except FileNotFoundError:
+        if is_new:
+            raise
+        return None
+    is_free = True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # or a file system without locks
+        is_free = not isinstance(error, BlockingIOError)
+    if is_free and os.fstat(descriptor).st_nlink:
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def write_parts(descriptor: int, parts: Iterable[bytes | memoryview]) -> Written:

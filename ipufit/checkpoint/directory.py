@@ -903,9 +903,10 @@ def _put(parent: int, hidden: str, folder: int, name: str) -> None:
         os.replace(name, old, src_dir_fd=parent, dst_dir_fd=parent)
     try:
         put(parent, hidden, name)
-        there = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if not os.path.samestat(there, os.fstat(folder)):
-            raise OSError(errno.EBUSY, "Another process has replaced it")
+        with contextlib.suppress(FileNotFoundError):  # rotation of another process
+            there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if not os.path.samestat(there, os.fstat(folder)):
+                raise OSError(errno.EBUSY, "Another process has replaced it")
     except BaseException:
         with contextlib.suppress(OSError):  # unless only the last sync has failed
             os.replace(old, name, src_dir_fd=parent, dst_dir_fd=parent)

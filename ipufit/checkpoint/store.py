@@ -322,7 +322,8 @@ class CheckpointStore:
                 # A run that goes on from an earlier checkpoint saves updates again.
                 newest = {one[1].update: one for one in sound}
                 kept = sorted(newest.values(), key=_order)[-self.keep_last :]
-                oldest = found.index(kept[0])  # the one just written, at least
+                # The one just written, unless another process has deleted it.
+                oldest = found.index(kept[0]) if kept else 0
                 best = self._best_of(sound) if self.keep_best else []
                 values = [moment.value for _, moment in kept]
                 kept += [one for one in best if one[1].value not in values]
@@ -439,6 +440,8 @@ class CheckpointStore:
         def deleting(folder: int, name: str) -> None:
             try:
                 delete(folder, name)
+            except FileNotFoundError:  # another process was faster
+                pass
             except OSError as error:
                 warn(
                     f"{str(self.directory / name)!r} isn't needed and couldn't be "

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -273,6 +274,21 @@ def test_threads_that_save_at_once_take_turns(tmp_path):
     records = [read_manifest(path).moment.sequence for path in store.all()]
     assert records == [4, 5, 6]
     assert len(names(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_two_stores_that_save_into_one_directory_lose_nothing(tmp_path, keep):
+    def save(start):
+        store = CheckpointStore(tmp_path, keep_last=keep)
+        for number in range(start, start + 20):
+            store.save(sample(number), epoch=0, update=number)
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(save, start) for start in (0, 100)]
+    assert [run.result() for run in runs] == [None, None]
+    _, newest = CheckpointStore(tmp_path).load_latest()
+    assert number_of(newest) in (19, 119)
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
 
 
 def test_clearing_deletes_checkpoints_and_leaves_what_is_not_the_stores(tmp_path):

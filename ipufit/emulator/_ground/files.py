@@ -34,12 +34,19 @@ def new_file(path: str) -> Iterator[IO[bytes]]:
     partial = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.partial")
     try:
         with open(partial, "xb") as new:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(new, fcntl.LOCK_EX)
-            yield new
-            new.flush()
-            os.fsync(new.fileno())
-            os.replace(partial, path)
+            is_free = True
+            try:
+                fcntl.flock(new, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:  # or a file system without locks
+                is_free = not isinstance(error, BlockingIOError)
+            if is_free and os.fstat(new.fileno()).st_nlink:
+                yield new
+                new.flush()
+                os.fsync(new.fileno())
+                os.replace(partial, path)
+            else:  # another process took it for a leftover before it was locked
+                with new_file(path) as again:
+                    yield again
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
