@@ -44,6 +44,7 @@ from ipufit._kinds import (
     whole,
 )
 from ipufit._poptorch import poptorch
+from ipufit._signals import uninterrupted
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
@@ -315,6 +316,7 @@ class TrainedState:
     optimization: Optimization
     average: WeightAverage | None
 
+    @uninterrupted
     def take(self) -> files.Checkpoint:
         """Return a checkpoint of weights, optimiser, averages and schedule.
 
@@ -455,6 +457,7 @@ class TrainedState:
                 "Compile with the same schedules."
             )
 
+    @uninterrupted
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Restore weights, optimiser, averages and schedule from a checkpoint.
 
@@ -950,6 +953,7 @@ class Snapshot:
             except DataError as error:
                 raise damaged(checkpoint, str(error)) from error
 
+    @uninterrupted
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Restore the state of a run, after `on_train_begin` was called.
 

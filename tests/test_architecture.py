@@ -50,6 +50,7 @@ FLOORS = {
         "_files": 0,
         "_kinds": 0,
         "_lazy": 0,
+        "_signals": 0,
         "_torchrun": 0,
         "_tree": 0,
         "_version": 0,

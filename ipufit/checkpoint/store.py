@@ -22,6 +22,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple, Typ
 
 from ipufit import _env
 from ipufit._files import as_path, delete_leftovers, open_folder
+from ipufit._signals import uninterrupted
 from ipufit.distributed import processes
 from ipufit.errors import (
     CheckpointError,
@@ -78,6 +79,7 @@ def written_by_one(write: Callable[[], T]) -> T:
         'run/update-00000010'
     """
     everyone = processes()
+    write = uninterrupted(write)  # whole, and nothing is left beside it
     if not everyone.are_several:
         return write()
     if everyone.is_first:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from ipufit._poptorch import poptorch
+from ipufit._signals import uninterrupted
 from ipufit._tree import Structure
 from ipufit.batching import BatchPlan, check_positive
 from ipufit.distributed import Processes
@@ -642,9 +643,10 @@ class _Batches:
             if self._loading.mode == "sync" or values != self._values:
                 self.close()
             self._values = values
-            if self._loader is None:
-                self._loader = self._new_loader(order)
-            self._iterator = iter(self._loader)
+            with uninterrupted:  # else nobody ends processes that have just begun
+                if self._loader is None:
+                    self._loader = self._new_loader(order)
+                self._iterator = iter(self._loader)
         return self._each(self._iterator)
 
     def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
@@ -672,6 +674,7 @@ class _Batches:
             return None
         return torch.arange(self._rows).lt(call.num_real)
 
+    @uninterrupted
     def close(self) -> None:
         """End the loading processes; the next pass starts new ones."""
         self._take_error()

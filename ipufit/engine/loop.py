@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
+from ipufit._signals import uninterrupted
 from ipufit._tree import Structure, leaves_of, map_tensors, tree_map
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
@@ -474,6 +475,7 @@ class Training:
         """The updates of a call, and why not more, in words, if ipufit chose them."""
         return remark_on(self.choice, "update", "device_iterations")
 
+    @uninterrupted
     def run(self, call: Call, *, is_scheduled: bool = True) -> None:
         """Train on one call, and add to the metrics.
 
@@ -490,14 +492,14 @@ class Training:
         if is_scheduled:
             with span("optimizer"):
                 self.optimization.after_call(updates)
+        if self.average is not None:
+            with span("weights"):
+                self.average.update(updates, self.executors.weights_shown)
         with span("metrics"):
             self.metrics.add(sums)
             self.metrics.name_target(sums, partial(self._rows, call))
             if outputs is not None:
                 self._stream(outputs, call)
-        if self.average is not None:
-            with span("weights"):
-                self.average.update(updates, self.executors.weights_shown)
 
     def train(self, batch: Batch) -> tuple[Tensor, Any]:
         """Make one call of the program; see `Executors.train`."""
@@ -522,6 +524,7 @@ class Training:
         is_each = self.options.output_mode == poptorch.OutputMode.All.value
         return self.metrics.losses(self.plan.device_iterations if is_each else 1)
 
+    @uninterrupted
     def finish(self) -> None:
         """Replace the weights by their average, as Keras does after `fit`."""
         if self.average is not None:

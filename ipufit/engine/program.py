@@ -34,6 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit import _env
 from ipufit._poptorch import poptorch, survey
+from ipufit._signals import uninterrupted
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
@@ -270,6 +271,7 @@ class Executors:
 
     # Building ---------------------------------------------------------------
 
+    @uninterrupted
     def prepare(
         self,
         example: Batch,
@@ -521,6 +523,7 @@ class Executors:
             wrappers = Wrappers(step.weights if step.is_training else [])
         return executor, wrappers, time.perf_counter() - start
 
+    @uninterrupted
     def drop_incomplete(self) -> None:
         """Destroy programs that may have compiled-in values which aren't compared.
 
@@ -532,6 +535,7 @@ class Executors:
         _drop(self._trainings, incomplete=True)
         _drop(self._inferences, incomplete=True)
 
+    @uninterrupted
     def place(self, config: IPUConfig, news: str) -> None:
         """Download the weights, and build later programs for other stages.
 
@@ -544,6 +548,7 @@ class Executors:
         _drop(self._inferences)
         self._news = [news]
 
+    @uninterrupted
     def drop_training(self) -> None:
         """Download the weights, and destroy the training programs."""
         self._leave_training()
@@ -551,6 +556,7 @@ class Executors:
 
     # Calls ------------------------------------------------------------------
 
+    @uninterrupted
     def train(
         self, program: TrainingProgram, batch: list[Tensor]
     ) -> tuple[Tensor, Any]:
@@ -601,6 +607,7 @@ class Executors:
             return vector, None
         return vector, program.step.findings.packing.unpack(outputs)[0]
 
+    @uninterrupted
     def infer(self, program: Program, batch: list[Tensor]) -> tuple[Any, Scalars]:
         """Make one call of an inference program, with the newest weights.
 
@@ -628,6 +635,7 @@ class Executors:
 
     # Weights ----------------------------------------------------------------
 
+    @uninterrupted
     def fetch_weights(self) -> None:
         """Download the newest weights into the user's module, and make them plain.
 
@@ -639,6 +647,7 @@ class Executors:
                 if one._trainer is not None:
                     one._trainer.wrappers.take_off()
 
+    @uninterrupted
     def _bring(self) -> None:
         """Download the newest weights to the host; their classes stay."""
         program = self._ahead
@@ -665,6 +674,7 @@ class Executors:
             program.wrappers.put_on(self._bring)
             self._ahead = program
 
+    @uninterrupted
     def begin_alike(self, more: Iterable[torch.nn.Module] = ()) -> None:
         """Copy the weights of process 0 to all processes, the first time.
 
@@ -681,6 +691,7 @@ class Executors:
             self._processes.broadcast([w for m in modules for w in weights_of(m)])
         self._are_alike = True
 
+    @uninterrupted
     @torch.no_grad()
     def share_buffers(self) -> None:
         """Copy the buffers of process 0 to all processes.
@@ -700,6 +711,7 @@ class Executors:
                 self._lent = list(zip(buffers, map(checksum, buffers), own))
         self._has_lent = True
 
+    @uninterrupted
     @torch.no_grad()
     def take_back(self) -> None:
         """Restore the buffers of this process, except changed ones."""
@@ -708,6 +720,7 @@ class Executors:
                 buffer.copy_(own)
         self._lent, self._has_lent = [], False
 
+    @uninterrupted
     def send_weights(self) -> None:
         """Let the next calls use the weights of the user's module."""
         self._ahead = None
@@ -808,6 +821,7 @@ class Executors:
                 self._detach(self._trainer)
             self._trainer = None
 
+    @uninterrupted
     def detach(self) -> None:
         """Release all IPUs; the next run acquires them again."""
         for program in self._attached():

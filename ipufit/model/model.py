@@ -34,6 +34,7 @@ from torch.nn.parameter import is_lazy
 from ipufit import _env
 from ipufit import checkpoint as files
 from ipufit._poptorch import poptorch
+from ipufit._signals import uninterrupted
 from ipufit._tree import tree_map
 from ipufit.batching import (
     DEFAULT_BATCH_SIZE,
@@ -715,8 +716,9 @@ class IPUModel:
                         for call in awaited(calls):
                             first = run.calls * updates
                             hooks.on_train_batch_begin(first, {})
-                            training.run(call)
-                            run.count_call(updates, call.num_samples_of_all)
+                            with uninterrupted:
+                                training.run(call)
+                                run.count_call(updates, call.num_samples_of_all)
                             _warn_if_not_finite(training, run, first)
                             logs = sync.running(training.metrics)
                             hooks.on_train_batch_end(first + updates - 1, logs)
@@ -736,8 +738,9 @@ class IPUModel:
                             logs[f"val_{name}"] = value
                         logs = dict(sorted(logs.items()))
                         hooks.on_epoch_end(epoch, dict(logs))
-                        run.end_epoch(logs)
-                        optimization.end_epoch()
+                        with uninterrupted:
+                            run.end_epoch(logs)
+                            optimization.end_epoch()
                         if _has_ended(run, sync.sync_now):
                             break
                 training.finish()
@@ -943,9 +946,11 @@ class IPUModel:
             training.prepare(Notes())
             if is_in_fit:
                 optimization.before_call()
-                optimization.num_updates += updates
-            for call in training.batches:
-                training.run(call, is_scheduled=not is_in_fit)
+            with uninterrupted:
+                for call in training.batches:
+                    training.run(call, is_scheduled=not is_in_fit)
+                if is_in_fit:
+                    optimization.num_updates += updates
         training.metrics.gather()
         self._last_source = source
         return _as_asked(training.metrics, return_dict)
@@ -1605,6 +1610,7 @@ class IPUModel:
                 )
         self._set_state(given)
 
+    @uninterrupted
     def swap_weights(self, *, is_average: bool, is_joint: bool = False) -> None:
         """Exchange the weights for their running average, or back.
 
@@ -2083,6 +2089,7 @@ class IPUModel:
         self._executors.fetch_weights()
         return self.module.state_dict()
 
+    @uninterrupted
     def _set_state(self, given: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, tensor in self.module.state_dict().items():

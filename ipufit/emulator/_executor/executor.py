@@ -27,6 +27,7 @@ from ipufit.emulator._executor import wrapping
 from ipufit.emulator._folding import choose_runner
 from ipufit.emulator._ground.files import new_file, open_regular
 from ipufit.emulator._ground.logging import logger
+from ipufit.emulator._ground.signals import working
 from ipufit.emulator._ground.switches import __version__
 from ipufit.emulator._layout.layout import (
     Grouping,
@@ -241,7 +242,8 @@ class PoplarExecutor:
         if self._optimizer is not None:
             self._optimizer.begin_call()
             self._dirty_host_weights = True
-        self._last_call = device.run(tensors or [])
+        with working():
+            self._last_call = device.run(tensors or [])
         return executable.program.outputs(self._last_call.outputs)
 
     # Compile, attach, destroy -------------------------------------------------
@@ -320,6 +322,7 @@ class PoplarExecutor:
             raise createPoptorchError(NOT_COMPILED)
         return self._executable
 
+    @working()
     def attachToDevice(self) -> None:
         """Acquire IPUs and upload weights and optimiser state.
 
@@ -397,6 +400,7 @@ class PoplarExecutor:
             self._joined = executable
         return processes
 
+    @working()
     def detachFromDevice(self) -> None:
         """Save weights, optimiser and random state, and release the IPUs.
 
@@ -464,6 +468,7 @@ class PoplarExecutor:
 
     # Weights ------------------------------------------------------------------
 
+    @working()
     def copyWeightsToHost(self) -> None:
         """Write the device's weights into the user's module.
 
@@ -509,6 +514,7 @@ class PoplarExecutor:
         self.copyWeightsToHost()
         return True
 
+    @working()
     def copyWeightsToDevice(self) -> None:
         """Upload the user's weights; training since the last copy to the host is lost.
 
@@ -534,6 +540,7 @@ class PoplarExecutor:
         with self._host_weights():
             self._require_device("copyWeightsToDevice").upload()
 
+    @working()
     def copyNamedBuffersToDevice(self) -> None:
         """Upload the buffers that `Options.updatableNamedBuffers` names.
 

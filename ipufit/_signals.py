@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that wait until what they would leave half done is whole.
+
+Python calls the handlers of signals in the main thread, between any two of its
+instructions. The handler of Ctrl-C raises a KeyboardInterrupt there, and handlers of
+others may raise, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+# The functions of `signal` make enums of all that they take and return, in 20 times as
+# long. A training call of a small model takes as long as ten of those.
+from _signal import getsignal  # type: ignore[import-not-found,unused-ignore]
+from _signal import signal as set_handler
+from signal import default_int_handler, raise_signal, valid_signals
+from types import FrameType
+from typing import Any
+
+_NUMBERS = tuple(map(int, valid_signals()))
+
+
+class Uninterrupted(contextlib.ContextDecorator):
+    """Lets signals wait for the end of a context, or of a decorated function.
+
+    At its end their handlers are called, as if the signals came then. A second signal
+    of a kind doesn't wait. Contexts may be inside others: signals wait for the end of
+    the outermost one. In other threads than the main one it does nothing.
+
+    Example:
+        >>> import signal
+        >>> done = []
+        >>> try:
+        ...     with uninterrupted:
+        ...         signal.raise_signal(signal.SIGINT)
+        ...         done.append("all")
+        ... except KeyboardInterrupt:
+        ...     done
+        ['all']
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._handlers: dict[int, Any] = {}
+        self._waiting: set[int] = set()
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if not self._depth:
+            for number in _NUMBERS:
+                handler = getsignal(number)
+                if callable(handler) and handler is not _receive:
+                    self._handlers[number] = handler
+                    set_handler(number, _receive)
+        self._depth += 1
+
+    def __exit__(self, *exception: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            self._restore()
+            with contextlib.ExitStack() as stack:  # all, even if a handler raises
+                while self._waiting:
+                    stack.callback(raise_signal, self._waiting.pop())
+
+    def _restore(self) -> None:
+        """Set the handlers again that there were, unless others were set meanwhile."""
+        for number, handler in self._handlers.items():
+            if getsignal(number) is _receive:
+                set_handler(number, handler)
+        self._handlers.clear()
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Let a signal wait; call its handler if it is the second one."""
+        if self._depth and number not in self._waiting:
+            self._waiting.add(number)
+            return
+        self._waiting.discard(number)
+        handler = self._handlers.get(number, default_int_handler)
+        if not self._depth:  # it came while handlers were set
+            self._restore()
+        handler(number, frame)
+
+
+uninterrupted = Uninterrupted()
+"""The context; there is only this one, as a process has one handler of each signal."""
+
+_receive = uninterrupted.receive
