@@ -13,6 +13,7 @@ process does, and the sums of all; the parts of the others are in the group of t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -650,6 +651,25 @@ def _of_run(value: Any, where: str) -> str | None:
     return None
 
 
+def stores_of(callbacks: CallbackLike) -> list[tuple[Any, files.CheckpointStore]]:
+    """Return the callbacks that keep checkpoints in a directory, with their stores."""
+    return [
+        (callback, store)
+        for callback in CallbackList(callbacks).callbacks
+        for store in [getattr(callback, "store", None)]
+        if isinstance(store, files.CheckpointStore)
+    ]
+
+
+@contextlib.contextmanager
+def held_directories(callbacks: CallbackLike) -> Iterator[None]:
+    """Keep other runs out of the directories of callbacks."""
+    with contextlib.ExitStack() as stack:
+        for _, store in stores_of(callbacks):
+            stack.enter_context(store.held())
+        yield
+
+
 def find_checkpoint(
     resume: PathLike | None, callbacks: CallbackLike
 ) -> files.Checkpoint | None:
@@ -665,20 +685,20 @@ def find_checkpoint(
 
     Raises:
         ConfigError: `"auto"`, and no callback saves checkpoints; the directory has
-            none; the checkpoint is of a model alone; or processes find different ones.
+            none; the checkpoint is of a model alone; processes find different ones; or
+            another run has a callback's directory.
         CheckpointError: The checkpoint can't be read, or is damaged.
     """
     stores = [
         store
-        for callback in CallbackList(callbacks).callbacks
+        for callback, store in stores_of(callbacks)
         if resume == AUTO or getattr(callback, "resumes", False)
-        for store in [getattr(callback, "store", None)]
-        if isinstance(store, files.CheckpointStore)
     ]
     if resume is None and not stores:
         return None
     found = None
-    with files.missing_allowed():
+    # First of all: a checkpoint of another run doesn't fit, or is just being deleted.
+    with held_directories(callbacks), files.missing_allowed():
         if resume is not None and resume != AUTO:
             found = _checkpoint_at(as_path(resume, "resume"))
         elif stores:

@@ -46,6 +46,7 @@ from .directory import (
     remove,
     write_at,
 )
+from .lock import LOCK, DirectoryLock
 
 T = TypeVar("T")
 _Found = List[Tuple[Path, SavedAt]]
@@ -264,6 +265,7 @@ class CheckpointStore:
         self.keep_best = keep_best
         self.mode = mode
         self._lock = threading.Lock()
+        self._is_held = False
         self._known_damaged: set[Path] = set()
 
     def save(
@@ -385,6 +387,35 @@ class CheckpointStore:
         """
         return load_newest([self])
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the directory, which is made.
+
+        If a run has several processes, all of them must call this. A file system
+        without locks, or a folder that can't be written, keeps nobody out.
+
+        Raises:
+            ConfigError: Another run has the directory; says who.
+        """
+        if self._is_held:  # by the run around this one
+            yield
+            return
+        locks: list[DirectoryLock] = []
+
+        def hold() -> None:
+            # Whoever saves is told what is wrong with a folder.
+            with contextlib.suppress(ImportError, OSError):
+                locks.append(DirectoryLock(self.directory))
+
+        try:
+            written_by_one(hold)
+            self._is_held = True
+            yield
+        finally:
+            self._is_held = False
+            for lock in locks:
+                lock.release()
+
     def clear(self) -> None:
         """Delete all checkpoints, and the directory if nothing else is in it.
 
@@ -400,6 +431,7 @@ class CheckpointStore:
             paths = *(path for path, _ in found), *damaged
             self._remove(path.name for path in paths)
             with contextlib.suppress(OSError):  # somebody's files are in it
+                (self.directory / LOCK).unlink(missing_ok=True)
                 self.directory.rmdir()
 
     def _sound(self) -> _Found:

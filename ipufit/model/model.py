@@ -137,6 +137,7 @@ from ipufit.resume import (
     described,
     find_checkpoint,
     groups_of_module,
+    held_directories,
     numeric_settings,
     position_of,
 )
@@ -664,7 +665,8 @@ class IPUModel:
             metrics=training.metrics,
         )
         running = self._running(run, callbacks, verbose, history)
-        with running as (hooks, display), self._fitting(run):
+        others_out = held_directories(callbacks)
+        with others_out, running as (hooks, display), self._fitting(run):
             self._last_source = source
             self._trained_rows = plan.micro_batch_size
             snapshot = Snapshot(training, batches, hooks, run, validated, in_words)

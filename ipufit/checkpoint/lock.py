@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lock of a directory that one run writes to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import stat
+import time
+from pathlib import Path
+
+from ipufit._signals import uninterrupted
+from ipufit.errors import ConfigError
+
+LOCK = ".lock"
+"""Name of the file that is locked, and says who has the directory."""
+
+
+class DirectoryLock:
+    """Keeps other runs out of a directory until it is released.
+
+    The system releases it when the process ends, however it ends.
+
+    Args:
+        directory: Path of the directory, which is made.
+
+    Raises:
+        ConfigError: Another run has it; says its process and host, and since when.
+        OSError: The file system has no locks, or the directory can't be written.
+    """
+
+    @uninterrupted
+    def __init__(self, directory: Path) -> None:
+        import fcntl  # Windows doesn't have it
+
+        self._path = directory / LOCK
+        self._is_new = not directory.exists()
+        directory.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        is_held = False
+        while not is_held:
+            self._descriptor = os.open(self._path, flags, 0o644)
+            try:
+                about = os.fstat(self._descriptor)
+                if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+                    raise OSError(f"{self._path} isn't a file of its own")
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_held = self._is_there()  # else its last holder has deleted it
+            except BlockingIOError as error:
+                text = os.read(self._descriptor, 200).decode(errors="replace")
+                holder = "".join(filter(str.isprintable, text)) or "it has just begun"
+                raise ConfigError(
+                    f"Another run has {str(directory)!r}: {holder}. Each would delete "
+                    "the other's checkpoints. Wait for its end, or give this run a "
+                    "directory of its own."
+                ) from error
+            finally:
+                if not is_held:
+                    os.close(self._descriptor)
+        _descriptors.add(self._descriptor)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = f"process {os.getpid()} on {platform.node()}, since {since}"
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, holder.encode())
+
+    def _is_there(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
+        return False
+
+    @uninterrupted
+    def release(self) -> None:
+        """Let others have the directory; delete it if it was made and is empty."""
+        with contextlib.suppress(OSError):
+            if self._is_there():
+                self._path.unlink()
+            if self._is_new:
+                self._path.parent.rmdir()
+        _descriptors.discard(self._descriptor)
+        os.close(self._descriptor)
+
+
+_descriptors: set[int] = set()
+
+
+def _close_all() -> None:
+    while _descriptors:
+        os.close(_descriptors.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    # A lock lasts until all copies of its descriptor are closed, and loading processes
+    # may outlive a killed run for seconds.
+    os.register_at_fork(after_in_child=_close_all)
