@@ -41,6 +41,7 @@ import os
 import re
 import sys
 import warnings
+from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Any, Callable, Iterable, Iterator, TypeVar, cast
 
@@ -316,8 +317,40 @@ def _shortening(parts: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from parts
     except Exception as error:
+        refuse_ended_worker(error)
         shorten_traceback(error)
         raise
+
+
+def refuse_ended_worker(error: BaseException) -> None:
+    """Explain an error that torch raises because a loading process has ended.
+
+    torch raises it when it hears of the end, wherever this process is then, so that it
+    may be the cause of any other error.
+
+    Raises:
+        DataError: In place of the error.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not _is_of_ended_worker(cause):
+        context = None if cause.__suppress_context__ else cause.__context__
+        cause = cause.__cause__ or context
+    if cause is not None:
+        raise DataError(
+            f"A process that loads samples has ended: {str(cause).rstrip('. ')}. If it "
+            "was killed, memory may be short, or shared memory; else it ended itself. "
+            "With num_workers=0 this process loads the samples, and shows any error."
+        ) from cause
+
+
+def _is_of_ended_worker(error: BaseException) -> bool:
+    if isinstance(error, RuntimeError):
+        return str(error).startswith("DataLoader worker (pid")
+    if not isinstance(error, (ConnectionError, EOFError)):
+        return False
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    loader = os.path.join("torch", "utils", "data", "dataloader.py")
+    return "multiprocessing" in files[-1] and any(loader in file for file in files)
 
 
 def _shorten(error: BaseException, seen: set[int]) -> list[TracebackType]:
@@ -420,6 +453,7 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
                 refuse_misspelt(kwargs, next(iter(args), None))
             result = function(*args, **kwargs)
         except Exception as error:
+            refuse_ended_worker(error)
             shorten_traceback(error)
             raise
         return _shortening(result) if inspect.isgenerator(result) else result
