@@ -53,6 +53,7 @@ class RunState:
             know.
         was_told_to_end: Whether this process was told to end; the others may not know
             yet.
+        told_by: The signal, or the callback, that told this process to end.
         processes: The processes of the run.
         is_paused: Whether other code runs between two parts of `predict(stream=True)`.
         thread: Identifier of the thread that makes the run; None before it.
@@ -84,6 +85,7 @@ class RunState:
     stop_predicting: bool = False
     is_evicted: bool = False
     was_told_to_end: bool = False
+    told_by: str = "another process"
     processes: Processes = field(default_factory=Processes)
     is_paused: bool = False
     thread: int | None = None
@@ -118,9 +120,9 @@ class RunState:
         """End the run after the present call; all processes have agreed on it."""
         self.stop_reason, self._is_ending = reason, True
 
-    def tell_to_end(self) -> None:
+    def tell_to_end(self, by: str) -> None:
         """Record that this process was told to end; a single process ends its run."""
-        self.was_told_to_end = True
+        self.was_told_to_end, self.told_by = True, by
         self.is_evicted = self.is_evicted or not self.processes.are_several
 
     def after_hooks(self, action: Callable[[], None]) -> None:
@@ -157,7 +159,7 @@ class RunState:
                 logger.warning(
                     "fit() ends after update %d: %s told it to.",
                     self.updates,
-                    " or ".join(EVICTING_SIGNALS),
+                    self.told_by,
                 )
             self.end(EVICTED)
 

@@ -482,10 +482,10 @@ class BackupAndRestore(Callback):
 
 
 def _warn_of_unsaved_eviction(error: Exception) -> None:
-    """Warn that a run couldn't be saved when SIGTERM ended it, with the reason."""
+    """Warn that a run couldn't be saved when it was told to end, with the reason."""
     warn(
-        f"SIGTERM came, and the run couldn't be saved: {error} It will go on from the "
-        "checkpoint before, if there is one.",
+        f"The run was told to end, and couldn't be saved: {error} It will go on from "
+        "the checkpoint before, if there is one.",
         CheckpointWarning,
     )
 

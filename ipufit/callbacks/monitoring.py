@@ -417,7 +417,7 @@ class StopAfter(Callback):
         if time.time() >= self._end and not self.run.was_told_to_end:
             if self.run.processes.is_first:
                 say("StopAfter: the time is up, the run ends after this call")
-            self.run.tell_to_end()
+            self.run.tell_to_end("StopAfter")
 
 
 def set_learning_rate(

@@ -2938,7 +2938,7 @@ class IPUModel:
         finally:
             self._fit_run, self._snapshot, self.history = outer, snapshot, history
             if run.was_told_to_end:
-                outer.tell_to_end()
+                outer.tell_to_end(run.told_by)
 
     # Runs that only compile, as `ipufit compile` asks for -----------------------------
 
@@ -3456,7 +3456,8 @@ def _ended_in_order(
         for name in EVICTING_SIGNALS:
             number = getattr(signal, name, None)  # Windows hasn't all of them
             if number is not None:
-                before[number] = signal.signal(number, lambda *_: run.tell_to_end())
+                tell = partial(_tell_to_end, run)
+                before[number] = signal.signal(number, tell)
     try:
         try:
             yield
@@ -3472,6 +3473,10 @@ def _ended_in_order(
             hooks.on_train_end(dict(run.logs))
             training.executors.detach()
         raise
+
+
+def _tell_to_end(run: RunState, number: int, frame: Any) -> None:
+    run.tell_to_end(signal.Signals(number).name)
 
 
 def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
