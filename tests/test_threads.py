@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from ipufit import ConfigError, IPUConfig, IPUModel, LambdaCallback
 
@@ -42,9 +43,14 @@ def test_models_that_train_in_threads_get_the_numbers_that_they_get_alone(capfd)
     assert "still printed" in capfd.readouterr().out
 
 
+def drawing(x, y):
+    return DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)
+
+
 METHODS = {
     "fit": lambda model, x, y: model.fit(x, y, 4, verbose=0),
-    "predict": lambda model, x, y: model.predict(x, verbose=0),
+    "evaluate": lambda model, x, y: model.evaluate(drawing(x, y), verbose=0),
+    "predict": lambda model, x, y: model.predict(drawing(x, y), verbose=0),
     "train_on_batch": lambda model, x, y: model.train_on_batch(x, y),
 }
 
@@ -57,10 +63,12 @@ def test_a_model_that_runs_is_refused_in_another_thread(method):
     seen = []
 
     def elsewhere():
+        before = torch.random.get_rng_state()
         try:
             METHODS[method](model, x, y)
         except ConfigError as error:
             seen.append(str(error))
+        assert torch.equal(torch.random.get_rng_state(), before)
         twin = copy.deepcopy(model)
         METHODS[method](twin, x, y)  # a copy may
 

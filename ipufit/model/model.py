@@ -566,6 +566,7 @@ class IPUModel:
             Error: PopTorch refuses something (`ipufit.poptorch.Error`).
         """
         # The arguments, and the data.
+        self._refuse_other_thread()
         settings = self._compiled
         to_come, is_validated = _epochs(initial_epoch, epochs, validation_freq)
         if validation_batch_size is not None:
@@ -796,6 +797,7 @@ class IPUModel:
             DataError: Data that can't be used, or without targets.
             ConfigError: The own inference options return sums of outputs.
         """
+        self._refuse_other_thread()
         self._require_compiled()
         source = as_source(x, y, sample_weight, columns=self._columns, **self._of_data)
         self._target_columns = column_names(y) or ()
@@ -849,6 +851,7 @@ class IPUModel:
             DataError: Data that can't be used.
             ConfigError: The own inference options don't return every row.
         """
+        self._refuse_other_thread()
         columns = column_names(y)
         if y is not None and columns is None:
             raise DataError(
@@ -2060,6 +2063,15 @@ class IPUModel:
             **self._of_data,
         )
 
+    def _refuse_other_thread(self) -> None:
+        """Refuse a run beside that of another thread, before it draws or changes."""
+        if self._innermost_run.thread not in (None, threading.get_ident()):
+            raise ConfigError(
+                "Another thread is in fit, evaluate or predict of this model, which "
+                "has one program on its IPUs at a time. Call this from a callback of "
+                "that run, or use a copy of the model: copy.deepcopy(model)."
+            )
+
     def _require_ipus(self) -> None:
         """Check that the model can run a program here and now.
 
@@ -2067,12 +2079,7 @@ class IPUModel:
             ConfigError: The config is offline, or programs are only compiled; or
                 another thread runs the model.
         """
-        if self._innermost_run.thread not in (None, threading.get_ident()):
-            raise ConfigError(
-                "Another thread is in fit, evaluate or predict of this model, which "
-                "has one program on its IPUs at a time. Call this from a callback of "
-                "that run, or use a copy of the model: copy.deepcopy(model)."
-            )
+        self._refuse_other_thread()
         if _env.compile_only() is not None:
             raise ConfigError(
                 f"{_env.COMPILE_ONLY} is set, so that fit, evaluate and predict "
