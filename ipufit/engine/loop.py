@@ -374,7 +374,8 @@ class ProcessSync:
             raise ConfigError(
                 "The learning rates, or other numbers of the optimizer, are not the "
                 f"same in all processes; in process {processes.index} they are "
-                f"{facts}. Pass the same callbacks in each."
+                f"{facts}. Give compile() the same optimizer and schedule in each, and "
+                "fit() the same callbacks."
             )
         if stops:
             reasons = processes.gathered(run.stop_reason)
