@@ -678,9 +678,16 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
     return parser, [name for action in valued for name in action.option_strings]
 
 
+_MOST_IPUS = 1024  # of a Bow Pod1024
+
+
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
+    is_short = text.isdecimal() and len(text) <= 4
+    if not is_short or not 1 <= int(text) <= _MOST_IPUS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.40} is not a number from 1 to {_MOST_IPUS}, the IPUs of the "
+            "largest pod"
+        )
     return int(text)
 
 

@@ -167,7 +167,9 @@ def test_options_of_the_launcher_are_passed_as_they_are(options):
             "--processes 4 --replicas 10 x",
             "10 can't be shared .* 4 processes: use 8 or",
         ),
-        ("--processes 0 x", "'0' is not 1 or more"),
+        ("--processes 0 x", "'0' is not a number from 1 to 1024, the IPUs of"),
+        ("--processes 99999999 x", "'99999999' is not a number from 1 to 1024"),
+        (f"--replicas {'9' * 5000} x", "is not a number from 1 to 1024"),
         ("--replicas 4 x", "required: --processes"),
         (
             "--processes 3 --options '--nnodes=2' x",
