@@ -18,6 +18,7 @@ import os
 import runpy
 import shlex
 import shutil
+import signal
 import sys
 import traceback
 from concurrent.futures import Future
@@ -289,7 +290,21 @@ def _parser_of_model(
     parser.add_argument(
         "--batch-size", type=int, help="samples of an update, instead of the script's"
     )
+    parser.add_argument(
+        "--time-limit",
+        type=_seconds,
+        default=TIME_LIMIT,
+        metavar="SECONDS",
+        help="time in which the script must call fit (default: %(default)g)",
+    )
     return parser
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1e9:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r:.40} is not a number of seconds above 0")
 
 
 def _of_first_fit(
@@ -307,7 +322,9 @@ def _of_first_fit(
         return look(model, {**of_fit, **size})
 
     return look_at_model(
-        given.script, given.arguments, looked, is_module=given.is_module
+        *(given.script, given.arguments, looked),
+        is_module=given.is_module,
+        time_limit=given.time_limit,
     )
 
 
@@ -340,6 +357,30 @@ class FirstFit(BaseException):
     """
 
 
+TIME_LIMIT = 600.0
+"""Seconds in which a script calls `fit`, by default."""
+
+
+class TimeIsUpError(BaseException):
+    """Raised to end a script that doesn't call `fit`."""
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise a TimeIsUpError if the context takes longer, and nobody stops the timer."""
+
+    def end(*_: Any) -> NoReturn:
+        raise TimeIsUpError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def run_script(script: str, arguments: Sequence[str], *, is_module: bool) -> str | int:
     """Run a script as Python would, and return its exit status."""
     before = sys.argv, sys.path[:]
@@ -353,12 +394,20 @@ def run_script(script: str, arguments: Sequence[str], *, is_module: bool) -> str
             runpy.run_path(script, run_name="__main__")
     except SystemExit as ending:
         return 0 if ending.code is None else ending.code
-    except Exception:  # noqa: BLE001 - shown, and what was compiled after it
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001 - shown, and what was compiled after it
+        _show(error)
         return 1
     finally:
         sys.argv, sys.path[:] = before
     return 0
+
+
+def _show(error: Exception) -> None:
+    """Print the traceback of an error, from the user's first frame on."""
+    entry, own = error.__traceback__, (__name__, "runpy", "importlib")
+    while entry and entry.tb_frame.f_globals["__name__"].startswith(own):
+        entry = entry.tb_next
+    traceback.print_exception(type(error), error, entry)
 
 
 def look_at_model(
@@ -367,6 +416,7 @@ def look_at_model(
     look: Look[ResultT],
     *,
     is_module: bool = False,
+    time_limit: float = TIME_LIMIT,
 ) -> ResultT:
     """Run a program up to its first `fit`, and pass the model to `look`.
 
@@ -381,22 +431,31 @@ def look_at_model(
         look: Called with the model, and the arguments of its `fit`: all of them for a
             script, `x` and `y` for a function that returns them.
         is_module: Whether `program` is the name of a module that is run as a script.
+        time_limit: Seconds in which it must call `fit`, or return the model.
 
     Returns:
         The result of `look`; its errors are raised.
 
     Raises:
-        ConfigError: There is no such program, it fails before it calls `fit`, or it
-            ends without doing so.
+        ConfigError: There is no such program, it fails before it calls `fit`, ends
+            without doing so, or takes too long.
     """
     outcome: Future[ResultT] = Future()
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
-        with contextlib.redirect_stdout(sys.stderr), _stopping_at_fit(look, outcome):
+        with contextlib.redirect_stdout(sys.stderr), _stopping_at_fit(
+            look, outcome
+        ), _limited(time_limit):
             if is_module or ":" not in program or os.path.exists(program):
                 _run_to_fit(program, arguments, is_module=is_module)
             made = _made_by(program, arguments)
         return look(*made)
+    except TimeIsUpError:
+        raise ConfigError(
+            f"{program} has run for {time_limit:g} seconds and hasn't called fit of an "
+            "IPUModel. --time-limit sets how long it may. A function that makes the "
+            "model can be named instead: module:function."
+        ) from None
     except (FirstFit, ConfigError):
         if not outcome.done():
             raise
@@ -414,6 +473,7 @@ def _stopping_at_fit(look: Look[ResultT], outcome: Future[ResultT]) -> Iterator[
     signature = inspect.signature(fit)
 
     def stop(*args: Any, **kwargs: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the look may take its time
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         model = given.arguments.pop("self")
@@ -477,7 +537,7 @@ def _failures_shown(what: str) -> Iterator[None]:
     except IpufitError:
         raise
     except Exception as error:
-        traceback.print_exc()
+        _show(error)
         raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error
 
 

@@ -165,6 +165,7 @@ def many():
 MAKE = PLANNED + "def make():\n    return model\n"
 BARE = PLANNED.replace("model.compile", "#") + "def make():\n    return model, x, y\n"
 WITHOUT = "ended with {} before it called fit"
+ENDLESS = "import time\nwhile True: time.sleep(0.01)"
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,9 @@ WITHOUT = "ended with {} before it called fit"
         (PLANNED, "{}.py", "ended before it called fit"),
         ("raise SystemExit(3)", "{}.py", WITHOUT.format(3)),
         ("1 / 0", "{}.py", WITHOUT.format(1)),
+        ("x = (1", "{}.py", "SyntaxError: .*" + WITHOUT.format(1)),
+        (ENDLESS, "--time-limit 0.2 {}.py", "0.2 seconds and hasn't called fit"),
+        (ENDLESS, "--time-limit 0 {}.py", "'0' is not a number of seconds above 0"),
         (MADE, "{}:nothing", "has no function 'nothing'"),
         (MADE, "{}:broken", "line 3, in broken.*ZeroDivisionError"),
         (MADE, "{}:other", "a compiled IPUModel with its data: .* It has returned int"),
@@ -195,6 +199,7 @@ def test_what_cannot_be_planned_ends_with_2(run, written, source, line, message)
     assert "ipufit plan: " in err
     assert re.search(message, err, re.DOTALL), err
     assert ("Traceback" in err) == (source == "1 / 0" or "broken" in line)
+    assert not re.search(r"cli\.py|runpy", err)  # the user's lines only
 
 
 @pytest.mark.parametrize(
