@@ -21,6 +21,7 @@ import os
 import pickle
 import re
 import threading
+import time
 import zlib
 from collections import deque
 from concurrent.futures import Future, TimeoutError
@@ -430,7 +431,8 @@ def _group_of(info: ProcessInfo) -> Any:
 
 
 def _make_group(info: ProcessInfo) -> None:
-    timeout = timedelta(seconds=_env.process_timeout())
+    seconds = _env.process_timeout()
+    timeout, end = timedelta(seconds=seconds), time.monotonic() + seconds
     host, port = _address(info)
     # torchrun's agent may hold the store, whatever else has set variables.
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -459,6 +461,14 @@ def _make_group(info: ProcessInfo) -> None:
         # addresses of processes that are gone from it.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = torch_distributed.PrefixStore(f"ipufit/{attempt}", store)
+    # torch would begin to wait anew, and not say for whom.
+    here = [f"ipufit is here: {index}" for index in range(info.count)]
+    store.set(here[info.index], "")
+    for index, key in enumerate(here):
+        try:
+            store.wait([key], timedelta(seconds=max(0.01, end - time.monotonic())))
+        except RuntimeError as error:
+            raise OSError(f"no sign of process {index}: {error}") from error
     dist.init_process_group(
         "gloo",
         store=store,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 
 import pytest
 import torch
@@ -201,6 +202,20 @@ def met(launcher, monkeypatch, variables):
     with pytest.raises(ProcessError, match="Process 1 of 4 couldn't reach"):
         Processes(ProcessInfo(1, 4, 1, launcher)).barrier()
     return sought
+
+
+def test_a_process_that_does_not_come_is_waited_for_once(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("IPUFIT_PROCESS_TIMEOUT", "1")
+    began = []
+    monkeypatch.setattr("torch.distributed.init_process_group", began.append)
+    with pytest.raises(ProcessError, match="no sign of process 1"):
+        Processes(ProcessInfo(0, 3, 0, "torchrun")).barrier()
+    assert not began  # it would wait for the others anew
 
 
 @pytest.mark.parametrize(
