@@ -249,6 +249,15 @@ def test_of_equals_the_one_that_is_in_a_later_epoch_then_the_first(tmp_path):
     assert load_newest([other, one])[0] == path
 
 
+def test_the_best_that_is_saved_again_is_kept_once(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1, keep_best=1, mode="min")
+    for update, metric in ((4, 0.5), (8, 0.2), (8, 0.2)):  # it goes on from before 8
+        path = store.save(sample(1), epoch=0, update=update, metric=metric)
+    assert names(tmp_path) == [path.name]
+    store.save(sample(1), epoch=0, update=8, metric=0.3)  # worse, so the best stays
+    assert store.best() == path
+
+
 def test_a_newer_version_isnt_passed_over(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1)
     paths = fill(store, [None])
