@@ -121,6 +121,16 @@ def waits_for_ipus() -> bool:
     return os.environ.get("POPTORCH_WAIT_FOR_IPU", "0") not in ("", "0")
 
 
+def whole_number(text: str) -> int | None:
+    """Return the number that digits stand for; None if it is something else.
+
+    Example:
+        >>> whole_number("16"), whole_number("-1"), whole_number("9" * 5000)
+        (16, None, None)
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
 def total_replicas() -> int | None:
     """Return the number of replicas that a launcher asked for; None without.
 
@@ -134,9 +144,24 @@ def total_replicas() -> int | None:
     text = os.environ.get(REPLICAS, "")
     if not text:
         return None
-    if not text.isdigit() or int(text) < 1:
+    replicas = whole_number(text)
+    if not replicas:
         raise ConfigError(f"{REPLICAS}={text!r} is not a whole number of 1 or more.")
-    return int(text)
+    return replicas
+
+
+def check_numbers() -> None:
+    """Refuse variables of ipufit with other values than numbers, needed or not.
+
+    Raises:
+        ConfigError: A variable has another value.
+
+    Example:
+        >>> check_numbers()
+    """
+    total_replicas()
+    process_timeout()
+    compile_for()
 
 
 def process_of_parent() -> tuple[int, int, str] | None:
@@ -157,9 +182,10 @@ def process_of_parent() -> tuple[int, int, str] | None:
         return None
     process, _, launched = text.partition(":")
     index, _, count = process.partition("/")
-    if not index.isdigit() or not count.isdigit() or int(index) >= int(count):
+    numbers = whole_number(index), whole_number(count)
+    if numbers[0] is None or numbers[1] is None or numbers[0] >= numbers[1]:
         raise ConfigError(f"{PROCESS}={text!r} was not set by ipufit: unset it.")
-    return int(index), int(count), launched
+    return numbers[0], numbers[1], launched
 
 
 def process_timeout() -> float:
@@ -177,7 +203,7 @@ def process_timeout() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
+    if not 0 < seconds < 1e9:
         raise ConfigError(
             f"{PROCESS_TIMEOUT}={text!r} is no positive number of seconds."
         )

@@ -14,7 +14,8 @@ import stat
 from pathlib import Path
 from typing import IO, Any, Callable, Iterable, Iterator, NamedTuple
 
-from .errors import ConfigError, FileError, IpufitError
+from ._arguments import refuse
+from .errors import FileError, IpufitError
 
 _ADVICE = {
     errno.ENOSPC: "Free some space, or give a path on another disk.",
@@ -60,28 +61,35 @@ def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def as_path(given: Any, name: str = "path") -> Path:
-    """Return a user's path; refuse what is none, bytes and the empty str.
+    """Return a user's path; refuse what can't be the path of a file.
 
     Args:
         given: Any value.
         name: Name of the argument, for the message.
 
     Raises:
-        ConfigError: It is neither a str nor a path object of a str.
+        ConfigError: It is neither a str nor a path object of a str, or is empty, or
+            has a character that no path has, or a name that is too long.
 
     Example:
         >>> as_path("run/weights").name
         'weights'
         >>> as_path(b"run", "backup_dir")
         Traceback (most recent call last):
-        ipufit.errors.ConfigError: backup_dir=b'run' is no path: give a str or a ...
+        ipufit.errors.ConfigError: backup_dir=b'run': use a path, a str or pathlib.Path.
     """
     is_path = isinstance(given, (str, os.PathLike))
-    if not is_path or not isinstance(os.fspath(given), str) or given == "":
-        is_small = isinstance(given, (str, bytes, int, float, type(None)))
-        shown = repr(given) if is_small else f"{type(given).__name__}(...)"
-        raise ConfigError(f"{name}={shown} is no path: give a str or a pathlib.Path.")
-    return Path(given)
+    text = os.fspath(given) if is_path else b""
+    if not isinstance(text, str) or not text:
+        refuse(name, given, "a path, a str or pathlib.Path")
+    try:
+        os.lstat(text)
+    except ValueError:
+        refuse(name, given, "a path that UTF-8 can encode, without the character NUL")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            refuse(name, given, "a shorter path")
+    return Path(text)
 
 
 # Open directories --------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping
 
+from ._arguments import check_whole
 from .errors import ConfigError
 
 DEFAULT_BATCH_SIZE = 32
@@ -169,7 +170,7 @@ def derive_plan(
         ("gradient_accumulation", gradient_accumulation),
     ):
         if value is not None:
-            check_positive(name, value)
+            check_whole(name, value, least=1)
     if gradient_accumulation is not None and gradient_accumulation < least:
         raise ConfigError(
             f"gradient_accumulation={gradient_accumulation} is too small for a "
@@ -198,36 +199,6 @@ def derive_plan(
             "micro_batch_size."
         )
     return plan
-
-
-def check_count(name: str, value: object) -> None:
-    """Refuse a value that isn't a whole number of 0 or more.
-
-    Raises:
-        ConfigError: The value is something else.
-
-    Example:
-        >>> check_count("warmup", -1)
-        Traceback (most recent call last):
-        ipufit.errors.ConfigError: warmup=-1 is not a whole number of 0 or more.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name}={value!r} is not a whole number of 0 or more.")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Refuse a value that isn't a whole number of 1 or more.
-
-    Raises:
-        ConfigError: The value is something else.
-
-    Example:
-        >>> check_positive("replicas", 0)
-        Traceback (most recent call last):
-        ipufit.errors.ConfigError: replicas=0 is not a whole number of 1 or more.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r} is not a whole number of 1 or more.")
 
 
 def _divide(

@@ -742,13 +742,13 @@ _MOST_IPUS = 1024  # of a Bow Pod1024
 
 
 def _count(text: str) -> int:
-    is_short = text.isdecimal() and len(text) <= 4
-    if not is_short or not 1 <= int(text) <= _MOST_IPUS:
+    number = _env.whole_number(text)
+    if not number or number > _MOST_IPUS:
         raise argparse.ArgumentTypeError(
             f"{text!r:.40} is not a number from 1 to {_MOST_IPUS}, the IPUs of the "
             "largest pod"
         )
-    return int(text)
+    return number
 
 
 def _require_shares(option: str, number: int, sharers: int, word: str) -> None:
@@ -840,12 +840,12 @@ def _num_hosts(given: argparse.Namespace) -> int:
         if _name(option) == "--nnodes":
             text = option.partition("=")[2] if "=" in option else following
     least, _, most = text.partition(":")
-    if not least.isdigit() or int(least) < 1 or (most or least) != least:
+    hosts = _env.whole_number(least)
+    if not hosts or (most or least) != least:
         raise ConfigError(
             f"--nnodes {text}: `ipufit launch` needs one number of hosts, which share "
             "the processes and replicas. Use --nnodes 2, for example."
         )
-    hosts = int(least)
     _require_shares("--processes", given.processes, hosts, "hosts")
     places = "--rdzv-endpoint", "--master-addr"
     if hosts > 1 and not any(_is_set(given, name) for name in places):

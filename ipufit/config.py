@@ -11,11 +11,23 @@ import dataclasses
 import functools
 import os
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import torch
 
 from . import _env
+from ._arguments import (
+    check_choice,
+    check_function,
+    check_instance,
+    check_number,
+    check_whole,
+    is_number,
+    refuse,
+    shown,
+)
+from ._files import as_path
 from ._poptorch import popdist, poptorch
 from .batching import BatchPlan, derive_plan
 from .distributed import ProcessInfo, get_process_info, has_group
@@ -711,40 +723,40 @@ def _process_of(config: IPUConfig) -> ProcessInfo:
 # Checks of fields ---------------------------------------------------------------------
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _are_names(value: Any) -> bool:
     names = [value] if isinstance(value, str) else value
     is_listed = isinstance(names, (tuple, list)) and bool(names)
     return is_listed and all(isinstance(one, str) and one for one in names)
 
 
-_Rule = Tuple[Callable[[Any], bool], str]
+def _check_names(name: str, value: Any) -> None:
+    if not _are_names(value):
+        words = "'auto', 'off'" if name == "recompute" else "'norm', 'loss'"
+        refuse(name, value, f"{words}, or names or patterns of submodules")
 
 
-def _is_a(kind: Any, fault: str) -> _Rule:
-    return lambda value: isinstance(value, kind), fault
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        refuse(name, value, "True or False")
 
 
-def _one_of(*choices: Any) -> _Rule:
-    known = ", ".join(map(repr, choices))
-    return lambda value: value in choices, f"none of {known}"
+def _check_tiles(name: str, value: Any) -> None:
+    if not is_number(value, is_whole=True) or value not in range(32, 193, 2):
+        refuse(name, value, "an even number from 32 to 192")
 
 
-_COUNT = (
-    lambda value: _is_whole(value) and value >= 1,
-    "not a whole number of 1 or more",
-)
-_WHOLE = _is_whole, "not a whole number"
-_FLAG = _is_a(bool, "neither True nor False")
-_OPTIONS = _is_a(poptorch.Options, "not a poptorch.Options")
-_RULES: dict[str, _Rule] = {
+def _check_seed(name: str, value: Any) -> None:
+    if not is_number(value, is_whole=True) or not -(2**63) <= value < 2**64:
+        refuse(name, value, "a whole number of 64 bits")
+
+
+def _check_path(name: str, value: Any) -> None:
+    as_path(value, name)
+
+
+_COUNT = partial(check_whole, least=1)
+_OPTIONS = partial(check_instance, kind=poptorch.Options)
+_RULES: dict[str, Callable[[str, Any], Any]] = {
     "micro_batch_size": _COUNT,
     "gradient_accumulation": _COUNT,
     "inference_iterations": _COUNT,
@@ -752,47 +764,31 @@ _RULES: dict[str, _Rule] = {
     "device_iterations": _COUNT,
     "num_processes": _COUNT,
     "prefetch_depth": _COUNT,
-    "precision": _one_of(*_PRECISIONS),
-    "execution": _one_of("pipelined", "sharded"),
-    "loader_mode": _one_of("sync", "async", "async_rebatched"),
-    "partials": _one_of(None, "half", "float"),
-    "overlap_io": _one_of(None, "accumulation", "device_iterations"),
-    "num_workers": (
-        lambda value: _is_whole(value) and value >= 0,
-        "not a whole number of 0 or more",
+    "precision": partial(check_choice, choices=_PRECISIONS),
+    "execution": partial(check_choice, choices=("pipelined", "sharded")),
+    "loader_mode": partial(check_choice, choices=("sync", "async", "async_rebatched")),
+    "partials": partial(check_choice, choices=(None, "half", "float")),
+    "overlap_io": partial(
+        check_choice, choices=(None, "accumulation", "device_iterations")
     ),
-    "offload_optimizer": _FLAG,
-    "shard_optimizer": _FLAG,
-    "offline": _FLAG,
-    "stochastic_rounding": _is_a(bool, "none of True, False and None"),
-    "num_io_tiles": (
-        lambda value: _is_whole(value) and value in range(32, 193, 2),
-        "not an even number from 32 to 192",
-    ),
-    "recompute": (
-        _are_names,
-        "neither 'auto', 'off' nor names or patterns of submodules",
-    ),
-    "float32_modules": (
-        _are_names,
-        "neither 'norm', 'loss' nor names or patterns of submodules",
-    ),
-    "cache_dir": (
-        lambda value: isinstance(value, (str, os.PathLike)) and bool(os.fspath(value)),
-        "not a path",
-    ),
-    "customize": (callable, "not a function of options and whether they train"),
-    "loss_block": _is_a(str, "not a block's name"),
-    "profile_dir": _is_a((str, os.PathLike), "not a path"),
-    "seed": (
-        lambda value: _is_whole(value) and -(2**63) <= value < 2**64,
-        "not a whole number of 64 bits",
-    ),
-    "process_id": _WHOLE,
+    "num_workers": check_whole,
+    "offload_optimizer": _check_flag,
+    "shard_optimizer": _check_flag,
+    "offline": _check_flag,
+    "stochastic_rounding": _check_flag,
+    "num_io_tiles": _check_tiles,
+    "recompute": _check_names,
+    "float32_modules": _check_names,
+    "cache_dir": _check_path,
+    "customize": check_function,
+    "loss_block": partial(check_instance, kind=str),
+    "profile_dir": _check_path,
+    "seed": _check_seed,
+    "process_id": check_whole,
     "training_options": _OPTIONS,
     "inference_options": _OPTIONS,
 }
-"""Check of a field's value, and what is wrong with a value that fails it."""
+"""Check of a field's value, by the field's name."""
 
 
 def _check_fields(config: IPUConfig) -> None:
@@ -800,11 +796,9 @@ def _check_fields(config: IPUConfig) -> None:
         value = getattr(config, one.name)
         if one.name not in _RULES or (value is None and one.default is None):
             continue
-        is_valid, fault = _RULES[one.name]
-        if not is_valid(value):
-            is_bfloat16 = one.name == "precision" and "bf" in str(value).lower()
-            why = " IPUs have no bfloat16: use 'float16'." if is_bfloat16 else ""
-            raise ConfigError(f"{one.name}={value!r} is {fault}.{why}")
+        if one.name == "precision" and "bf" in shown(value).lower():
+            refuse(one.name, value, "'float16': IPUs have no bfloat16")
+        _RULES[one.name](one.name, value)
 
 
 def _check_process(config: IPUConfig) -> None:
@@ -842,8 +836,8 @@ def _check_stages(config: IPUConfig) -> None:
             raise ConfigError(f"pipeline names {', '.join(twice)} more than once.")
     elif given is not None and not isinstance(given, (str, *strategies)):
         raise ConfigError(
-            f"pipeline={given!r} is neither a sequence of stages nor a strategy such "
-            "as poptorch.PipelinedExecution."
+            f"pipeline={shown(given)} is neither a sequence of stages nor a strategy "
+            "such as poptorch.PipelinedExecution."
         )
 
 
@@ -853,8 +847,8 @@ def _stage_names(stage: Any) -> tuple[str, ...]:
     names = tuple(stage) if isinstance(stage, (tuple, list)) else (stage,)
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            f"pipeline has the stage {stage!r}: a stage is a name, several of them, "
-            "or a poptorch.Stage."
+            f"pipeline has the stage {shown(stage)}: a stage is a name, several of "
+            "them, or a poptorch.Stage."
         )
     return names
 
@@ -871,12 +865,12 @@ def _check_layers(config: IPUConfig) -> None:
     lists: list[Any] = list(layer_lists(given).values())
     are_listed = all(isinstance(one, (tuple, list)) and one for one in lists)
     if not (lists and are_listed) or not all(
-        _is_whole(n) and n >= REST for one in lists for n in one
+        is_number(n, is_whole=True) and n >= REST for one in lists for n in one
     ):
         raise ConfigError(
-            f"layers_per_ipu={given!r}: give the number of layers on each IPU, as in "
-            "[0, 4, 4, 4], with -1 for the rest; or such numbers by the name of each "
-            'list of layers, as in {"encoder.layer": [0, 4, 4, 4]}.'
+            f"layers_per_ipu={shown(given)}: give the number of layers on each IPU, as "
+            "in [0, 4, 4, 4], with -1 for the rest; or such numbers by the name of "
+            'each list of layers, as in {"encoder.layer": [0, 4, 4, 4]}.'
         )
     if len({len(numbers) for numbers in lists}) > 1:
         raise ConfigError(
@@ -917,13 +911,12 @@ def check_filled(given: Any, lists: Sequence[Sequence[int]]) -> None:
 
 def _check_ipus(config: IPUConfig) -> None:
     ipus: Any = config.ipus
-    if ipus not in (None, _AUTO) and not (_is_whole(ipus) and ipus > 0):
-        raise ConfigError(
-            f"ipus={ipus!r} is neither a whole number of 1 or more nor 'auto'."
-        )
+    is_count = is_number(ipus, is_whole=True) and ipus > 0
+    if not (ipus is None or is_count or (isinstance(ipus, str) and ipus == _AUTO)):
+        refuse("ipus", ipus, "a whole number of 1 or more, or 'auto'")
     if not config.has_open_stages and ipus is not None:
         raise ConfigError(
-            f"ipus={ipus!r} goes with pipeline='auto', and pipeline="
+            f"ipus={shown(ipus)} goes with pipeline='auto', and pipeline="
             f"{config.pipeline!r}. Stages with names have an IPU each, and a model "
             "without stages has one: leave ipus out, or give pipeline='auto'."
         )
@@ -958,18 +951,14 @@ def _memory_proportions(config: IPUConfig) -> dict[str, float]:
     if given is None:
         return {}
     num_ipus = max(config.stage_ipus, default=_MOST_IPUS - 1) + 1
-    shares = [given] * num_ipus if _is_number(given) else given
-    if not isinstance(shares, (tuple, list)) or not all(map(_is_number, shares)):
+    shares = [given] * num_ipus if is_number(given) else given
+    if not isinstance(shares, (tuple, list)) or not all(map(is_number, shares)):
         raise ConfigError(
-            f"available_memory_proportion={given!r}: give a number, or a sequence "
+            f"available_memory_proportion={shown(given)}: give a number, or a sequence "
             "with one per IPU."
         )
-    for share in map(float, shares):
-        if not 0 <= share <= 1:
-            raise ConfigError(
-                f"available_memory_proportion={share} is not a share: use numbers "
-                "from 0 to 1."
-            )
+    for share in shares:
+        check_number("available_memory_proportion", share, least=0, most=1)
     is_known = bool(config.stage_ipus)
     if len(shares) > num_ipus or (is_known and len(shares) < num_ipus) or not shares:
         ipus = f"{num_ipus} IPUs" if is_known else f"at most {num_ipus} IPUs"
@@ -1010,8 +999,8 @@ def _is_ready_pipeline(config: IPUConfig) -> bool:
 def _checked_inference(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"inference={given!r} is no mapping: give values by the names of fields, "
-            'as in inference={"execution": "sharded"}.'
+            f"inference={shown(given)} is no mapping: give values by the names of "
+            'fields, as in inference={"execution": "sharded"}.'
         )
     for name in given:
         if name in _ELSEWHERE:

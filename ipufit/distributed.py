@@ -537,6 +537,7 @@ def _launched() -> ProcessInfo:
     `SLURM_PROCID=0` too: only `SLURM_STEP_NUM_TASKS` tells that srun has started this
     process.
     """
+    _env.check_numbers()
     if _require_all("PopRun", _TOTAL, _LOCAL, _OFFSET):
         return _launched_by_poprun()
     launchers = [
@@ -588,12 +589,9 @@ def _number(
     name: str, *, least: int = 0, below: int | None = None, limit: str = ""
 ) -> int:
     text = os.environ[name]
-    try:
-        value = int(text)
-    except ValueError:
-        raise ConfigError(f"{name}={text!r} is not a whole number.") from None
-    if value < least:
-        raise ConfigError(f"{name}={value} is less than {least}.")
+    value = _env.whole_number(text)
+    if value is None or value < least:
+        raise ConfigError(f"{name}={text!r} is not a whole number of {least} or more.")
     if below is not None and value >= below:
         raise ConfigError(
             f"{name}={value} doesn't fit {limit}={below}: it counts from 0, so that "

@@ -252,8 +252,8 @@ def refuse_foreign(
     """
     kind = value if hasattr(value, "__name__") else type(value)
     bases = getattr(kind, "__mro__", [kind])
-    homes = {str(base.__module__) for base in bases}
-    is_of_sklearn = str(kind.__module__).startswith("sklearn.")
+    homes = {str(getattr(base, "__module__", "")) for base in bases}
+    is_of_sklearn = str(getattr(kind, "__module__", "")).startswith("sklearn.")
     is_of_keras = not {home.partition(".")[0] for home in homes}.isdisjoint(_KERAS)
     is_torchs = any(base.__name__ == "TorchModuleWrapper" for base in bases)
     if is_torchs or not (is_of_keras or is_of_sklearn):

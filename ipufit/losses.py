@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
+from ipufit._arguments import check_number, shown
 from ipufit._tree import tree_map
 from ipufit.errors import (
     ConfigError,
@@ -645,8 +646,8 @@ def resolve_loss(loss: LossLike) -> Loss:
         )
     if not callable(loss) or isinstance(loss, type):
         raise ConfigError(
-            f"loss={loss!r} is neither a name, a torch loss module nor a function "
-            "loss(outputs, targets)."
+            f"loss={shown(loss)} is neither a name, a torch loss module nor a "
+            "function loss(outputs, targets)."
         )
     _refuse_unsupported(loss)
     is_torchs = _is_torchs(loss)
@@ -771,14 +772,9 @@ def check_smoothing(amount: object) -> None:
         >>> check_smoothing(0.1)
         >>> check_smoothing(10)
         Traceback (most recent call last):
-        ipufit.errors.ConfigError: label_smoothing=10 is not a number from 0 up to ...
+        ipufit.errors.ConfigError: label_smoothing=10: use a number of 0 or more and ...
     """
-    is_number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
-    if not is_number or not 0 <= amount < 1:  # type: ignore[operator]
-        raise ConfigError(
-            f"label_smoothing={amount!r} is not a number from 0 up to 1 (without 1): "
-            "0.1 makes a target of 1 about 0.9."
-        )
+    check_number("label_smoothing", amount, least=0, below=1)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ mixes the inputs, and the loss weights the targets of both samples.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Sequence
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._arguments import check_number
 from .errors import ConfigError
 
 
@@ -68,20 +68,13 @@ class Mixing:
 
     def __post_init__(self) -> None:
         for name, value in (("mixup", self.mixup), ("cutmix", self.cutmix)):
-            if not _is_number(value) or not 0 <= value < math.inf:
-                raise ConfigError(
-                    f"{name}={value!r} is not a number of 0 or more: it is the alpha "
-                    "of a Beta distribution, such as Mixing(mixup=0.2, cutmix=1.0)."
-                )
+            check_number(name, value, least=0, of="Mixing")
         if not self.mixup and not self.cutmix:
             raise ConfigError(
                 "Mixing() mixes nothing: give it an alpha, as in Mixing(mixup=0.2) or "
                 "Mixing(cutmix=1.0)."
             )
-        if not _is_number(self.probability) or not 0 < self.probability <= 1:
-            raise ConfigError(
-                f"probability={self.probability!r} is not a number above 0 and up to 1."
-            )
+        check_number("probability", self.probability, above=0, most=1, of="Mixing")
 
     def coefficients(
         self, seeds: Sequence[int], rows: int, size: tuple[int, int] | None = None
@@ -222,7 +215,3 @@ def rolled(values: Tensor, micro_batch_size: int | None = None) -> Tensor:
         parts = values.reshape(-1, micro_batch_size, *values.shape[1:])
         others = torch.roll(parts, 1, 1).reshape(values.shape)
     return others
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -689,17 +689,18 @@ def find_checkpoint(
             another run has a callback's directory.
         CheckpointError: The checkpoint can't be read, or is damaged.
     """
+    is_automatic = isinstance(resume, str) and resume == AUTO
     stores = [
         store
         for callback, store in stores_of(callbacks)
-        if resume == AUTO or getattr(callback, "resumes", False)
+        if is_automatic or getattr(callback, "resumes", False)
     ]
     if resume is None and not stores:
         return None
     found = None
     # First of all: a checkpoint of another run doesn't fit, or is just being deleted.
     with held_directories(callbacks), files.missing_allowed():
-        if resume is not None and resume != AUTO:
+        if resume is not None and not is_automatic:
             found = _checkpoint_at(as_path(resume, "resume"))
         elif stores:
             _, found = files.load_newest(stores) or (None, None)

@@ -46,6 +46,7 @@ FLOORS = {
         "state": 2,
         "_poptorch": 1,
         "batching": 1,
+        "_arguments": -0.5,  # `_files` uses them, and `_env` may
         "_env": 0,
         "_files": 0,
         "_kinds": 0,

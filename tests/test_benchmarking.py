@@ -219,9 +219,9 @@ def test_benchmark_files_find_the_figures(capsys):
     [
         ({"mode": "train"}, UnknownNameError, "mode.*'train'.*mean 'training'"),
         ({"data": "synth"}, UnknownNameError, "data.*'synth'.*mean 'synthetic'"),
-        ({"calls": 0}, ConfigError, "calls=0 is not a whole number of 1 or more"),
-        ({"repeats": 1.5}, ConfigError, "repeats=1.5 is not a whole number"),
-        ({"warmup": -1}, ConfigError, "warmup=-1 is not a whole number of 0 or more"),
+        ({"calls": 0}, ConfigError, "calls=0: use a whole number of 1 or more"),
+        ({"repeats": 1.5}, ConfigError, "repeats=1.5: use a whole number"),
+        ({"warmup": -1}, ConfigError, "warmup=-1: use a whole number of 0 or more"),
         ({"batch_size": 41}, DataError, "has 40 samples, but one training call"),
     ],
 )

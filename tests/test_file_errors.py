@@ -129,13 +129,13 @@ def test_a_directory_of_checkpoints_that_is_resumed_names_them(model, paths):
 
 @pytest.mark.parametrize("use", ["load", "save", "load_weights", "save_weights"])
 def test_weights_in_the_place_of_a_path_are_not_printed(model, use):
-    with pytest.raises(ConfigError, match=r"path=OrderedDict\(...\) is no path"):
+    with pytest.raises(ConfigError, match=r"path=OrderedDict\(...\): use a path"):
         getattr(model, use)(model.module.state_dict())
 
 
 @pytest.mark.parametrize("kind", [BackupAndRestore, ModelCheckpoint])
 def test_an_empty_path_is_not_the_working_directory(kind):
-    with pytest.raises(ConfigError, match="='' is no path"):
+    with pytest.raises(ConfigError, match="='': use a path"):
         kind("")
 
 

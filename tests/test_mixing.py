@@ -303,7 +303,7 @@ def test_each_output_has_both_targets(pipeline):
     ("arguments", "message"),
     [
         ({}, "mixes nothing"),
-        ({"mixup": -0.1}, "mixup=-0.1 is not a number of 0 or more"),
+        ({"mixup": -0.1}, "mixup=-0.1: use a number of 0 or more"),
         ({"cutmix": float("nan")}, "cutmix=nan"),
         ({"mixup": True}, "mixup=True"),
         ({"mixup": 1.0, "probability": 1.1}, "probability=1.1"),
@@ -332,7 +332,7 @@ def refused(error, message, x, y, compiled, **config):
         ({"augment": 0.2}, ConfigError, "augment=0.2 is no ipufit.Mixing"),
         ({"augment": BOTH, "loss": None}, UnsupportedError, "returns its own loss"),
         ({"label_smoothing": 0.1, "loss": None}, UnsupportedError, "its own loss"),
-        ({"label_smoothing": 1.0}, ConfigError, "label_smoothing=1.0 is not a number"),
+        ({"label_smoothing": 1.0}, ConfigError, "label_smoothing=1.0: use a number"),
         ({"label_smoothing": 0.1, "loss": "mse"}, UnsupportedError, "loss of classes"),
         (
             {"label_smoothing": 0.1, "loss": lambda o, t: o.sum()},

@@ -122,7 +122,6 @@ BAD_FITS = {
         ("NoLength", fit(NoLength())),
         ("IterableDataset", fit(iter(PAIRS))),
         (r"'cross_entropy'.*\[32, 3\]", fit(TensorDataset(X, X.long(), Y))),
-        ("'0.5'", fit(X, Y, validation_split="0.5")),
         ("needs arrays", fit(reference.Recorded(X, Y), validation_split=0.5)),
         ("4 parts", fit(X, Y, validation_data=(X, Y, Y, Y))),
         ("`validation_data` has no targets", fit(X, Y, validation_data=X)),
@@ -181,7 +180,8 @@ BAD_LOOKS = {
         ("batch_size=-1", predict(X, batch_size=-1)),
         ("verbose='loud'", predict(X, verbose="loud")),
         ("x.safetensors", load_weights("x.h5")),
-        ("3 is no path", load_weights(3)),
+        ("path=3: use a path", load_weights(3)),
+        ("validation_split='0.5'", fit(X, Y, validation_split="0.5")),
         ("x.safetensors", save_weights("x.h5")),
     ],
 }

@@ -342,7 +342,7 @@ def test_a_big_value_is_not_printed_whole(call, kind):
 
 @pytest.mark.parametrize("size", ["x", [], 1.5, 0, True])
 def test_batch_sizes_are_checked_before_anything_is_read(size):
-    words = f"batch_size={size!r} is not a whole number of 1 or more"
+    words = f"batch_size={size!r}: use a whole number of 1 or more"
     with pytest.raises(ConfigError) as caught:
         compiled().evaluate(X, Y, batch_size=size, verbose=0)
     assert str(caught.value).startswith(words)

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import difflib
-import math
-import numbers
 import sys
 from functools import cached_property, partial
 from typing import (
+    AbstractSet,
     Any,
     Callable,
     ClassVar,
@@ -24,6 +23,7 @@ from typing import (
 import numpy as np
 import torch
 
+from ipufit._arguments import check_function, check_number, is_number, refuse, shown
 from ipufit._kinds import are_numbers, fields
 from ipufit.errors import ConfigError, DamagedCheckpointError, do_all, refuse_foreign
 from ipufit.state import RunState, span
@@ -316,8 +316,7 @@ class LambdaCallback(Callback):
                 )
             if function is None:
                 continue
-            if not callable(function):
-                raise ConfigError(f"{name}={function!r} is no function.")
+            check_function(name, function, of="LambdaCallback")
             setattr(self, name, function)
 
 
@@ -622,33 +621,25 @@ def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:
         return
     if not isinstance(callbacks, (list, tuple)):
         refuse_foreign("callbacks", callbacks, "the callback of this name in ipufit")
-    if isinstance(callbacks, (str, type)) or not isinstance(callbacks, Iterable):
+    # Each use goes through them: an iterator would be empty at the second.
+    is_listed = isinstance(callbacks, (Sequence, AbstractSet))
+    if not is_listed or isinstance(callbacks, (str, bytes)):
         raise ConfigError(
-            f"callbacks contains {callbacks!r}: use ipufit.Callback objects, nested in "
-            "lists if you like."
+            f"callbacks contains {shown(callbacks)}: use ipufit.Callback objects, "
+            "nested in lists if you like."
         )
     for callback in callbacks:
         yield from _flatten(callback)
 
 
-def check_argument(
-    callback: Callback,
-    name: str,
-    value: Any,
-    kind: type = numbers.Real,
-    *,
-    least: float = -math.inf,
-    below: float | None = None,
-) -> None:
-    """Refuse an argument of a callback that is no number in a range.
+def check_argument(callback: Callback, name: str, value: Any, **bounds: Any) -> None:
+    """Refuse an argument of a callback that isn't a number in a range.
 
     Args:
         callback: The callback, for the message.
-        name: Name of the argument, for the message.
-        value: Any value; infinity is a number, NaN isn't.
-        kind: `numbers.Integral` for whole numbers.
-        least: Smallest value allowed.
-        below: Bound that the value must stay below, if any.
+        name: Name of the argument.
+        value: Any value. Numbers of NumPy, and infinity if nothing else is said, count.
+        **bounds: As for `check_number`.
 
     Raises:
         ConfigError: The value is no such number.
@@ -658,15 +649,24 @@ def check_argument(
         Traceback (most recent call last):
         ipufit.errors.ConfigError: Callback has patience='3': use a number of 0 or more.
     """
-    is_number = isinstance(value, kind) and not isinstance(value, bool)
-    if is_number and value >= least and (below is None or value < below):
-        return
-    bounds = "" if least == -math.inf else f" of {least:g} or more"
-    bounds += "" if below is None else f" below {below:g}"
-    whole = "whole " if kind is numbers.Integral else ""
-    raise ConfigError(
-        f"{type(callback).__name__} has {name}={value!r}: use a {whole}number{bounds}."
-    )
+    who = type(callback).__name__
+    settings = {"is_finite": False, "allows_numpy": True, **bounds}
+    check_number(name, value, of=who, **settings)
+
+
+def check_verbose(callback: Callback, verbose: Any) -> None:
+    """Refuse a `verbose` that is neither a flag nor a whole number of 0 or more."""
+    if not isinstance(verbose, (bool, np.bool_)):
+        check_argument(callback, "verbose", verbose, least=0, is_whole=True)
+
+
+def check_frequency(callback: Callback, name: str, value: Any, *words: str) -> None:
+    """Refuse a frequency that is neither one of some words nor a number of updates."""
+    is_word = isinstance(value, str) and value in words
+    is_count = is_number(value, is_whole=True) and value > 0
+    if not (is_word or is_count):
+        instead = f"{', '.join(map(repr, words))} or a number of updates, 1 or more"
+        refuse(name, value, instead, type(callback).__name__)
 
 
 def copied(value: Any) -> Any:

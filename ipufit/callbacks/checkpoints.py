@@ -13,6 +13,7 @@ from string import Formatter
 from time import monotonic
 from typing import Any, Callable, ClassVar, Mapping
 
+from ipufit._arguments import check_flags, check_whole
 from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, number, optional, whole
 from ipufit.checkpoint import (
@@ -35,7 +36,7 @@ from ipufit.errors import (
 )
 from ipufit.state import EVICTED
 
-from .base import Callback, copied
+from .base import Callback, check_argument, check_frequency, copied
 from .monitoring import MonitorCallback, direction_of
 
 SUFFIX = ".safetensors"
@@ -127,16 +128,24 @@ class ModelCheckpoint(MonitorCallback):
         is_background: bool = False,
     ) -> None:
         super().__init__(monitor, mode, 0.0, verbose, initial_value_threshold)
+        check_flags(
+            "ModelCheckpoint",
+            save_best_only=save_best_only,
+            is_background=is_background,
+        )
+        if save_weights_only is not None:
+            check_flags("ModelCheckpoint", save_weights_only=save_weights_only)
         as_path(filepath, "filepath")
         self.filepath = os.fspath(filepath)
         self.save_weights_only = _is_of_weights(self.filepath, save_weights_only)
-        if save_freq != "epoch" and not _is_positive(save_freq):
-            raise ConfigError(
-                f"Unrecognized save_freq: {save_freq!r}. Expected save_freq are "
-                "'epoch' or a number of updates, 1 or more."
-            )
+        check_frequency(self, "save_freq", save_freq, "epoch")
         if save_seconds is not None:
-            _check_seconds(save_seconds, save_freq)
+            check_argument(self, "save_seconds", save_seconds, least=0)
+            if save_freq != "epoch":
+                raise ConfigError(
+                    f"save_seconds={save_seconds} and save_freq={save_freq} are two "
+                    "rules for when to save: give one, or use two callbacks."
+                )
         self.save_best_only = save_best_only
         self.save_freq = save_freq
         self.save_seconds = save_seconds
@@ -405,11 +414,8 @@ class BackupAndRestore(Callback):
         delete_checkpoint: bool = True,
         keep_last: int = 2,
     ) -> None:
-        if save_freq != "epoch" and not _is_positive(save_freq):
-            raise ConfigError(
-                f"save_freq={save_freq!r} is neither 'epoch' nor a number of updates, "
-                "1 or more."
-            )
+        check_frequency(self, "save_freq", save_freq, "epoch")
+        check_flags("BackupAndRestore", delete_checkpoint=delete_checkpoint)
         as_path(backup_dir, "backup_dir")
         self.store = CheckpointStore(backup_dir, keep_last=keep_last)
         self.save_freq = save_freq
@@ -509,27 +515,9 @@ def _is_of_weights(filepath: str, given: bool | None) -> bool:
 
 
 def _check_keep(keep: Any, filepath: str, is_of_weights: bool) -> None:
-    if not _is_positive(keep):
-        raise ConfigError(f"keep={keep!r} is not a number of checkpoints, 1 or more.")
+    check_whole("keep", keep, least=1, of="ModelCheckpoint")
     if is_of_weights or "{" in filepath:
         raise ConfigError(
             f"keep={keep} makes filepath={filepath!r} a directory of checkpoints: it "
             f"can't have fields or end in {SUFFIX}."
         )
-
-
-def _check_seconds(seconds: Any, save_freq: Any) -> None:
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not is_number or not seconds >= 0:
-        raise ConfigError(
-            f"save_seconds={seconds!r} is no number of seconds, 0 or more."
-        )
-    if save_freq != "epoch":
-        raise ConfigError(
-            f"save_seconds={seconds} and save_freq={save_freq} are two rules for when "
-            "to save: give one, or use two callbacks."
-        )
-
-
-def _is_positive(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number > 0

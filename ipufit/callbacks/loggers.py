@@ -11,13 +11,13 @@ from typing import Any, Callable, ClassVar, Iterable, Iterator, Mapping
 
 import numpy as np
 
+from ipufit._arguments import check_flags, check_whole, refuse
 from ipufit._files import as_path, file_errors, open_regular
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._lazy import need
-from ipufit.batching import check_count
 from ipufit.errors import ConfigError, IpufitWarning, suggesting, warn
 
-from .base import Callback
+from .base import Callback, check_frequency
 from .monitoring import learning_rate
 
 
@@ -43,15 +43,10 @@ class FigureLogger(Callback):
     saved_attributes: ClassVar[Mapping[str, Kind]] = {"updates": count}
 
     def __init__(self, update_freq: int | str) -> None:
-        every = 1 if update_freq == "batch" else update_freq
-        is_number = isinstance(every, int) and not isinstance(every, bool)
-        if every != "epoch" and not (is_number and every > 0):  # type: ignore[operator]
-            raise ConfigError(
-                f"update_freq={update_freq!r} is none of 'epoch', 'batch' and a number "
-                "of updates, 1 or more."
-            )
+        check_frequency(self, "update_freq", update_freq, "epoch", "batch")
         self.update_freq = update_freq
         self.updates = 0
+        every = 1 if update_freq == "batch" else update_freq
         self._every = every if isinstance(every, int) else None
         self.reads_batch_logs = self._every is not None
         self._first_update = 0
@@ -186,9 +181,11 @@ class CSVLogger(Callback):
         separator: str = ",",
         append: bool = False,
     ) -> None:
-        if not isinstance(separator, str) or len(separator) != 1:
-            raise ConfigError(f"separator={separator!r} is not one character.")
+        is_one = isinstance(separator, str) and len(separator) == 1
+        if not is_one or not (separator.isprintable() or separator == "\t"):
+            refuse("separator", separator, "one printable character, or a tab")
         self.filename = str(as_path(filename, "filename"))
+        check_flags("CSVLogger", append=append)
         self.separator = separator
         self.append = append
         self.columns: list[str] | None = None
@@ -333,7 +330,7 @@ class TensorBoard(FigureLogger):
         histogram_freq: int = 0,
     ) -> None:
         super().__init__(update_freq)
-        check_count("histogram_freq", histogram_freq)
+        check_whole("histogram_freq", histogram_freq, of=type(self).__name__)
         self.histogram_freq = histogram_freq
         self.log_dir = str(as_path(log_dir, "log_dir"))
         module = need("torch.utils.tensorboard", "TensorBoard", "ipufit[tensorboard]")
@@ -433,7 +430,7 @@ class WandbLogger(RunLogger):
         **arguments: Any,
     ) -> None:
         super().__init__(update_freq, arguments)
-        check_count("histogram_freq", histogram_freq)
+        check_whole("histogram_freq", histogram_freq, of=type(self).__name__)
         self.histogram_freq = histogram_freq
         self._wandb = need("wandb", "WandbLogger", "wandb")
 

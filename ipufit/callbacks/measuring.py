@@ -9,19 +9,25 @@ import os
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Callable, ClassVar, Iterable, Mapping, Sequence
+from typing import Any, Callable, ClassVar, Mapping, Sequence
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ipufit._arguments import (
+    check_choice,
+    check_flags,
+    check_function,
+    check_whole,
+    refuse,
+)
 from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, dict_of, number
-from ipufit.batching import check_count, check_positive
 from ipufit.errors import ConfigError, NonFiniteGradientWarning, UnknownNameError, warn
 from ipufit.state import is_recorded
 from ipufit.types import Verbose
 
-from .base import Callback, say
+from .base import Callback, check_verbose, say
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 
@@ -100,11 +106,8 @@ class Throughput(Callback):
         *,
         verbose: Verbose = "auto",
     ) -> None:
-        if verbose not in ("auto", 0, 1):
-            raise ConfigError(
-                f"verbose={verbose!r}: Throughput prints a line after every epoch (1), "
-                "or not (0), or as fit does ('auto')."
-            )
+        check_choice("verbose", verbose, (0, 1, "auto"), of="Throughput")
+        check_function("clock", clock, of="Throughput")
         self.verbose = verbose
         self._clock = clock
         self._since: float | None = None
@@ -258,14 +261,13 @@ class GradientMonitor(Callback):
         *,
         is_detailed: bool = False,
     ) -> None:
-        is_one = isinstance(parameters, str) or not isinstance(parameters, Iterable)
-        names: Any = (parameters,) if is_one else parameters
-        self.parameters = None if parameters is None else tuple(names)
-        if not all(isinstance(name, str) for name in self.parameters or ()):
-            raise ConfigError(
-                f"GradientMonitor has parameters={parameters!r}: give names of "
-                "parameters, or patterns such as 'encoder.*.weight'."
-            )
+        names = [parameters] if isinstance(parameters, str) else parameters
+        is_listed = isinstance(names, (list, tuple, set, type(None)))
+        if not is_listed or not all(isinstance(name, str) for name in names or ()):
+            names_or_patterns = "names of parameters, or patterns such as 'encoder.*'"
+            refuse("parameters", parameters, names_or_patterns, "GradientMonitor")
+        check_flags("GradientMonitor", is_detailed=is_detailed)
+        self.parameters = None if names is None else tuple(names)
         self.is_detailed = is_detailed
         self.norms: dict[str, float] = {}
         self.sums: dict[str, float] = {}
@@ -397,8 +399,9 @@ class Profiler(Callback):
         *,
         verbose: int = 1,
     ) -> None:
-        check_positive("calls", calls)
-        check_count("skip", skip)
+        check_whole("calls", calls, least=1)
+        check_whole("skip", skip)
+        check_verbose(self, verbose)
         self.directory = as_path(directory, "directory")
         self.num_calls = calls
         self.skip = skip

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import inspect
 import math
-import numbers
 import os
 import time
 from typing import Any, Callable, ClassVar, Mapping, Sequence
 
 import numpy as np
 
+from ipufit._arguments import check_choice, check_flags, refuse
+from ipufit._env import whole_number
 from ipufit._kinds import Kind, array, count, list_of, number, optional, whole
 from ipufit.errors import (
     ConfigError,
@@ -22,7 +23,7 @@ from ipufit.errors import (
     warn,
 )
 
-from .base import Callback, check_argument, say
+from .base import Callback, check_argument, check_verbose, say
 
 
 class MonitorCallback(Callback):
@@ -50,15 +51,14 @@ class MonitorCallback(Callback):
         best: float | None = None,
     ) -> None:
         if not isinstance(monitor, str):
-            raise ConfigError(
-                f"{type(self).__name__} has monitor={monitor!r}: give the name of one "
-                "metric in the logs, such as 'val_loss'."
-            )
+            words = "the name of one metric in the logs, such as 'val_loss'"
+            refuse("monitor", monitor, words, type(self).__name__)
         check_argument(self, "min_delta", min_delta)
-        if not isinstance(verbose, bool):
-            check_argument(self, "verbose", verbose)
+        check_verbose(self, verbose)
         if best is not None:
             check_argument(self, "initial_value_threshold", best)
+        if not isinstance(mode, str):
+            check_choice("mode", mode, ("auto", "min", "max"), of=type(self).__name__)
         if mode not in ("auto", "min", "max"):
             warn(
                 f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto "
@@ -246,6 +246,7 @@ class EarlyStopping(MonitorCallback):
         super().__init__(monitor, mode, min_delta, verbose)
         check_argument(self, "patience", patience, least=0)
         check_argument(self, "start_from_epoch", start_from_epoch, least=0)
+        check_flags("EarlyStopping", restore_best_weights=restore_best_weights)
         if baseline is not None:
             check_argument(self, "baseline", baseline)
         self.patience = patience
@@ -341,6 +342,7 @@ class TerminateOnNaN(Callback):
     """
 
     def __init__(self, raise_error: bool = False) -> None:
+        check_flags("TerminateOnNaN", raise_error=raise_error)
         self.raise_error = raise_error
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
@@ -391,13 +393,10 @@ class StopAfter(Callback):
     hears_every = None  # calls may be as long as without it
 
     def __init__(self, minutes: float | None = None, *, margin: float = 2.0) -> None:
-        is_up = minutes is not None and not minutes > 0
-        if is_up or not margin >= 0:
-            raise ConfigError(
-                f"StopAfter(minutes={minutes!r}, margin={margin!r}): the minutes must "
-                "be above 0, and the margin 0 or more."
-            )
-        if minutes is None and not os.environ.get(_JOB_END, "").isdigit():
+        check_argument(self, "margin", margin, least=0)
+        if minutes is not None:
+            check_argument(self, "minutes", minutes, above=0)
+        elif whole_number(os.environ.get(_JOB_END, "")) is None:
             raise ConfigError(
                 f"StopAfter() ends with the job of Slurm, and {_JOB_END} isn't set to "
                 "a number of seconds: pass minutes."
@@ -534,9 +533,10 @@ class LearningRateScheduler(RateCallback):
 
     @suggesting
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
+        self._takes_rate = _takes_two(schedule)
+        check_verbose(self, verbose)
         self.schedule = schedule
         self.verbose = verbose
-        self._takes_rate = _takes_two(schedule)
         self.group_ratios: list[float] = []
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
@@ -554,7 +554,7 @@ class LearningRateScheduler(RateCallback):
                 f"{rate!r}"
             )
         name = f"schedule({epoch}, ...)"
-        check_argument(self, name, float(rate), least=0, below=math.inf)
+        check_argument(self, name, float(rate), least=0, is_finite=True)
         self.group_ratios = set_learning_rate(optimizer, float(rate), self.group_ratios)
         if self.verbose > 0:
             say(
@@ -570,9 +570,7 @@ class LearningRateScheduler(RateCallback):
 def _takes_two(schedule: Any) -> bool:
     """Return whether a schedule takes the rate besides the epoch."""
     if not callable(schedule):
-        raise ConfigError(
-            f"schedule={schedule!r} is no function schedule(epoch, learning_rate)."
-        )
+        refuse("schedule", schedule, "a function schedule(epoch, learning_rate)")
     try:
         signature = inspect.signature(schedule)
     except ValueError:  # some functions written in C have none
@@ -642,8 +640,8 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
         super().__init__(monitor, mode, min_delta, verbose)
         for name, value in (("factor", factor), ("patience", patience)):
             check_argument(self, name, value, least=0)
-        check_argument(self, "cooldown", cooldown, numbers.Integral, least=0)
-        check_argument(self, "min_lr", min_lr, least=0, below=math.inf)
+        check_argument(self, "cooldown", cooldown, least=0, is_whole=True)
+        check_argument(self, "min_lr", min_lr, least=0, is_finite=True)
         if factor >= 1.0:
             raise ConfigError(
                 "ReduceLROnPlateau does not support a factor >= 1.0. Received "

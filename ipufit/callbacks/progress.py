@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 
+from ipufit._arguments import check_choice, check_function, refuse
 from ipufit._env import is_first_process
-from ipufit.errors import ConfigError
 from ipufit.types import Verbose
 
 from .base import Callback
@@ -46,6 +46,9 @@ class ProgressDisplay(Callback):
     def __init__(
         self, console: Console | None = None, clock: Clock = time.perf_counter
     ) -> None:
+        check_function("clock", clock, of=type(self).__name__)
+        if console is not None and not hasattr(console, "print"):
+            refuse("console", console, "a rich.console.Console", type(self).__name__)
         self._given_console = console
         self._clock = clock
         self._is_fit = False
@@ -405,12 +408,9 @@ def make_progress(
         >>> type(make_progress(2)).__name__
         'LineProgress'
     """
-    if verbose == "auto":
-        verbose = 1
-    displays = {0: ProgressDisplay, 1: BarProgress, 2: LineProgress}
-    if not isinstance(verbose, int) or verbose not in displays:
-        raise ConfigError(f"verbose={verbose!r} is none of 0, 1, 2 and 'auto'.")
-    return displays[verbose](console, clock)
+    check_choice("verbose", verbose, (0, 1, 2, "auto"))
+    displays = {0: ProgressDisplay, 1: BarProgress, "auto": BarProgress}
+    return displays.get(verbose, LineProgress)(console, clock)
 
 
 def can_redraw(console: Console) -> bool:

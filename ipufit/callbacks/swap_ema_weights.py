@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipufit._arguments import check_flags
+
 from .base import Callback
 
 
@@ -40,6 +42,7 @@ class SwapEMAWeights(Callback):
     """
 
     def __init__(self, swap_on_epoch: bool = False) -> None:
+        check_flags("SwapEMAWeights", swap_on_epoch=swap_on_epoch)
         self.swap_on_epoch = swap_on_epoch
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:

@@ -21,6 +21,13 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple, TypeVar
 
 from ipufit import _env
+from ipufit._arguments import (
+    check_choice,
+    check_instance,
+    check_number,
+    check_whole,
+    is_number,
+)
 from ipufit._files import as_path, delete_leftovers, open_folder
 from ipufit._signals import uninterrupted
 from ipufit.distributed import processes
@@ -249,16 +256,10 @@ class CheckpointStore:
         keep_best: int | None = None,
         mode: str | None = "min",
     ) -> None:
-        is_count = isinstance(keep_last, int) and not isinstance(keep_last, bool)
-        if keep_last is not None and not (is_count and keep_last > 0):
-            raise ConfigError(
-                f"keep_last={keep_last!r} would keep no checkpoint: give 1 or more, or "
-                "None to keep all."
-            )
-        if keep_best not in (None, 1):
-            raise ConfigError(f"keep_best={keep_best!r} must be None or 1.")
-        if mode not in ("min", "max", None):
-            raise ConfigError(f'mode={mode!r} must be "min", "max" or None.')
+        if keep_last is not None:
+            check_whole("keep_last", keep_last, least=1)
+        check_choice("keep_best", keep_best, (None, 1))
+        check_choice("mode", mode, ("min", "max", None))
         self.directory = Path(os.path.realpath(as_path(directory, "directory")))
         refuse_name_of_file(self.directory)
         self.keep_last = keep_last
@@ -296,6 +297,13 @@ class CheckpointStore:
         Warns:
             CheckpointWarning: An old checkpoint couldn't be deleted.
         """
+        for name, count in (("epoch", epoch), ("update", update)):
+            check_number(name, count, least=0, is_whole=True, allows_numpy=True)
+        is_nan = is_number(metric, allows_numpy=True) and metric != metric
+        if metric is not None and not is_nan:
+            check_number("metric", metric, is_finite=False, allows_numpy=True)
+        if monitor is not None:
+            check_instance("monitor", monitor, str)
         moment = SavedAt(int(update), monitor, metric, epoch=int(epoch))
         return written_by_one(lambda: self.save_here(checkpoint, moment))
 
@@ -304,6 +312,8 @@ class CheckpointStore:
 
         It exchanges nothing, so that a thread may call it.
         """
+        check_instance("checkpoint", checkpoint, Checkpoint)
+        check_instance("moment", moment, SavedAt)
         with self._lock:
             self._delete_leftovers()
             found = self._listed({}, is_strict=False)

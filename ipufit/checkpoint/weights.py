@@ -31,6 +31,7 @@ from typing import (
 import torch
 from torch import Tensor
 
+from ipufit._arguments import check_choice, check_number, check_whole, refuse
 from ipufit._files import as_path, file_errors, open_regular, replace_file
 from ipufit.errors import (
     CheckpointError,
@@ -344,21 +345,20 @@ def average_checkpoints(
         (9.5, 8.6875)
     """
     for name, number in (("last", last), ("best", best)):
-        is_number = isinstance(number, int) and not isinstance(number, bool)
-        if number is not None and not (is_number and number > 0):
-            raise ConfigError(
-                f"{name}={number!r} is no number of checkpoints, 1 or more."
-            )
+        if number is not None:
+            check_whole(name, number, least=1)
     if last is not None and best is not None:
         raise ConfigError(
             f"last={last} and best={best} are two rules for which checkpoints are "
             "averaged: give one."
         )
-    is_share = isinstance(ema, (int, float)) and not isinstance(ema, bool)
-    if ema is not None and not (is_share and 0 <= ema < 1):
-        raise ConfigError(f"ema={ema!r} must be from 0 to below 1, or None for a mean.")
-    if mode not in ("min", "max", None):
-        raise ConfigError(f'mode={mode!r} must be "min", "max" or None.')
+    if ema is not None:
+        check_number("ema", ema, least=0, below=1)
+    check_choice("mode", mode, ("min", "max", None))
+    if not isinstance(pattern, str):
+        refuse("pattern", pattern, "a pattern of file names, such as 'epoch-*'")
+    if save_to is not None:
+        _check_suffix(as_path(save_to, "save_to"))
     with missing_allowed():
         folder = as_path(directory, "directory")
         damaged: _Damaged = {}

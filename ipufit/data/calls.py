@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import multiprocessing.util
 import numbers
 import tempfile
@@ -18,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from ipufit._arguments import check_number, check_whole, shown
 from ipufit._poptorch import poptorch
 from ipufit._signals import uninterrupted
 from ipufit._tree import Structure
-from ipufit.batching import BatchPlan, check_positive
+from ipufit.batching import BatchPlan
 from ipufit.distributed import Processes
 from ipufit.errors import ConfigError, DataError
 from ipufit.mixing import Mixing
@@ -211,23 +211,18 @@ class ClassWeights:
     ) -> None:
         if not isinstance(table, Mapping) or not table:
             raise DataError(
-                f"class_weight={table!r} is not a dict of class index to weight. Make "
-                "one, dict(enumerate(weights)), of a list or an array, such as that of "
-                "sklearn's compute_class_weight('balanced', classes=..., y=...)."
+                f"class_weight={shown(table)} is not a dict of class index to weight. "
+                "Make one, dict(enumerate(weights)), of a list or an array, such as "
+                "that of sklearn's "
+                "compute_class_weight('balanced', classes=..., y=...)."
             )
         for index, weight in table.items():
             if isinstance(index, bool) or not isinstance(index, numbers.Integral):
                 raise DataError(
-                    f"class_weight has the class {index!r}, which is no class index: "
-                    "use whole numbers, as the targets do."
+                    f"class_weight has the class {shown(index)}, which is no class "
+                    "index: use whole numbers, as the targets do."
                 )
-            if (
-                not isinstance(weight, numbers.Real)
-                or not 0 <= float(weight) < math.inf
-            ):
-                raise DataError(
-                    f"class_weight[{index}]={weight!r} is not a number of 0 or more."
-                )
+            check_number(f"class_weight[{index}]", weight, least=0, allows_numpy=True)
         if structure.has_weights:
             raise DataError(
                 "class_weight was given, and the data has sample weights: multiply "
@@ -1304,7 +1299,7 @@ class Epochs:
         self._calls_done = calls_done
         self.ran_out = self.is_spent = False
         if steps_per_epoch is not None:
-            check_positive("steps_per_epoch", steps_per_epoch)
+            check_whole("steps_per_epoch", steps_per_epoch, least=1)
             calls, rest = divmod(steps_per_epoch, plan.device_iterations)
             if rest:
                 near = [n * plan.device_iterations for n in (calls, calls + 1) if n]

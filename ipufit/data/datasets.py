@@ -29,8 +29,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from ipufit._arguments import check_whole
 from ipufit._tree import ConstantChangedError, Structure
-from ipufit.batching import BatchPlan, check_count
+from ipufit.batching import BatchPlan
 from ipufit.distributed import Processes
 from ipufit.errors import DataError
 from ipufit.types import Batch
@@ -1156,7 +1157,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0) -> None:
-        check_count("num_workers", num_workers)
+        check_whole("num_workers", num_workers)
         self._structure: Structure
         self._tensors: list[Tensor]
         if type(dataset) is CachedDataset:
@@ -1220,7 +1221,8 @@ def _require_map_style(dataset: Any) -> None:
             "map-style dataset of it: list(dataset) is one, if it ends."
         )
     is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if not is_indexed or isinstance(dataset, (str, bytes, dict)):
+    is_scalar = getattr(dataset, "ndim", 1) == 0
+    if not is_indexed or is_scalar or isinstance(dataset, (str, bytes, dict, type)):
         raise DataError(
             f"`dataset` is a {kind}: pass a map-style dataset of samples, with "
             "__len__ and __getitem__; of a loader its `dataset`."

@@ -41,6 +41,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from ipufit._arguments import check_number
 from ipufit._poptorch import custom_parser, poptorch
 from ipufit._tree import Structure
 from ipufit.distributed import Processes
@@ -1545,6 +1546,8 @@ def fit_sources(
         >>> train.num_samples, validated[""].num_samples
         (2, 2)
     """
+    if validation_split is not None:
+        check_number("validation_split", validation_split, least=0, below=1)
     if validation_data is None and validation_split:
         train, validation = split_validation(x, y, validation_split, sample_weight)
         return train, {"": validation}
@@ -1691,15 +1694,10 @@ def split_validation(
 def num_trained_on(count: int, fraction: float) -> int:
     """Count the samples that `validation_split` leaves for training.
 
-    Raises:
-        DataError: It is no number.
-
     Example:
         >>> num_trained_on(10, 0.25)
         7
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
-        raise DataError(f"validation_split={fraction!r} is not a number.")
     return int(count * (1.0 - fraction)) if 0 < fraction < 1 else 0
 
 

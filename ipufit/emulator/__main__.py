@@ -14,6 +14,7 @@ from ipufit.emulator._ground.switches import (
     REPLICAS_VARIABLE,
     STRICT_VARIABLE,
     is_strict,
+    whole_number,
 )
 from ipufit.emulator._install import install
 from ipufit.emulator._layout.pod import NUM_IPUS_VARIABLE, count_ipus
@@ -162,9 +163,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    number = whole_number(text)
+    if not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
-    return int(text)
+    return number
 
 
 def _say(message: str) -> None:

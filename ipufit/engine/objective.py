@@ -23,6 +23,7 @@ from typing import (
 import torch
 from torch import Tensor
 
+from ipufit._arguments import check_number, shown
 from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.datasets import Labels
@@ -301,7 +302,7 @@ def checked_step(name: str, function: Any, *, is_method: bool = False) -> None:
     """
     if function is not None and not callable(function):
         raise ConfigError(
-            f"{name}={function!r} is no function of the module and a batch: write "
+            f"{name}={shown(function)} is no function of the module and a batch: write "
             f"`def {name}(module, batch)`, which returns {RETURNS}."
         )
     if function is None:
@@ -1023,11 +1024,8 @@ def _weights(
     else:
         weights = {None: loss_weights}
     for key, weight in weights.items():
-        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not is_number or not 0 <= weight < float("inf"):
-            raise ConfigError(
-                f"loss_weights has {weight!r} for {key!r}: use numbers of 0 or more."
-            )
+        check_number(f"the weight of {key!r}", weight, least=0, of="loss_weights")
+        weights[key] = float(weight)
     keys = [key for key, _ in losses]
     strangers = [key for key in weights if key not in keys]
     if strangers and keys != [None]:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ipufit._arguments import check_number, refuse, shown
 from ipufit._tree import leaves_of
 from ipufit.errors import ConfigError, DataError
 
@@ -75,8 +76,8 @@ _TARGET_WORDS = (
 
 
 def _check_name(metric: object, name: object) -> None:
-    if not isinstance(name, str):
-        raise ConfigError(f"{type(metric).__name__} has name={name!r}: use a str.")
+    if not isinstance(name, str) or not name:
+        refuse("name", name, "a name", type(metric).__name__)
 
 
 class Metric(abc.ABC):
@@ -300,7 +301,7 @@ def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
         ConfigError: It is no function.
     """
     if not callable(function):
-        raise ConfigError(f"{function!r} is no function of outputs and targets.")
+        raise ConfigError(f"{shown(function)} is no function of outputs and targets.")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of torch's functions in C++: outputs come first
@@ -543,27 +544,6 @@ def rows_of(values: Any) -> int:
     return int(values.shape[0])
 
 
-def is_whole(value: Any, minimum: int) -> bool:
-    """Return whether `value` is an int of at least `minimum`, and not a bool.
-
-    Example:
-        >>> is_whole(2, minimum=2), is_whole(True, minimum=0), is_whole(2.0, minimum=0)
-        (True, False, False)
-    """
-    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-
-
-def is_between(value: Any, low: float, high: float) -> bool:
-    """Return whether `value` is a number between `low` and `high`, and not a bool.
-
-    Example:
-        >>> is_between(0.5, 0, 1), is_between(1, 0, 1), is_between("0.5", 0, 1)
-        (True, False, False)
-    """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and low < value < high
-
-
 def checked_flag(setting: str, value: Any) -> Any:
     """Return a setting that is True, False or None.
 
@@ -575,10 +555,8 @@ def checked_flag(setting: str, value: Any) -> Any:
         True
     """
     if value is not None and not isinstance(value, bool):
-        raise ConfigError(
-            f"{setting}={value!r}: use True or False. The name of a metric is given by "
-            f"its keyword: name='accuracy'."
-        )
+        words = "True or False, and the keyword name= for the name of a metric"
+        refuse(setting, value, words)
     return value
 
 
@@ -596,10 +574,7 @@ def score_above(threshold: float, from_logits: bool) -> float:
         >>> score_above(0.5, from_logits=True)
         0.0
     """
-    if not is_between(threshold, 0, 1):
-        raise ConfigError(
-            f"threshold={threshold!r}: use a probability between 0 and 1."
-        )
+    check_number("threshold", threshold, above=0, below=1)
     return math.log(threshold / (1 - threshold)) if from_logits else float(threshold)
 
 
@@ -770,23 +745,7 @@ def labels_last(
 
 
 AVERAGES = ("macro", "micro", "weighted")
-
-
-def checked_average(average: Any) -> str:
-    """Return the name of an average over classes or labels.
-
-    Raises:
-        ConfigError: There is no such average.
-
-    Example:
-        >>> checked_average("micro")
-        'micro'
-    """
-    if average not in AVERAGES:
-        raise ConfigError(
-            f"average={average!r}: use one of {', '.join(map(repr, AVERAGES))}."
-        )
-    return str(average)
+"""Averages over classes or labels."""
 
 
 def classified(

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ipufit.errors import ConfigError
+from ipufit._arguments import check_whole
 
 from .base import (
     IGNORED_INDEX,
@@ -25,7 +25,6 @@ from .base import (
     has_class_axis,
     in_float32,
     is_of_bits,
-    is_whole,
     matched_targets,
     mean_sums,
     one_hot,
@@ -192,9 +191,8 @@ class TopKAccuracy(_Share):
     """
 
     def __init__(self, k: int = 5, name: str | None = None) -> None:
-        if not is_whole(k, minimum=1):
-            raise ConfigError(f"{type(self).__name__}(k={k!r}): use a number from 1.")
-        super().__init__(name or f"top_{k}_accuracy")
+        check_whole("k", k, least=1, of=type(self).__name__)
+        super().__init__(f"top_{k}_accuracy" if name is None else name)
         self._k = k
 
     def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:

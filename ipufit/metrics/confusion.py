@@ -9,18 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ipufit.errors import ConfigError, DataError, suggesting
+from ipufit._arguments import check_choice, check_number, check_whole
+from ipufit.errors import DataError, suggesting
 
 from .base import (
+    AVERAGES,
     IGNORED_INDEX,
     Metric,
     bits,
-    checked_average,
     checked_flag,
     classified,
-    is_between,
     is_of_bits,
-    is_whole,
     labels_last,
     one_hot,
     refuse_parts,
@@ -211,7 +210,8 @@ class _Count(ConfusionMetric):
         multi_label: bool = False,
         name: str | None = None,
     ) -> None:
-        super().__init__(name or self._called, threshold, from_logits, multi_label)
+        name = self._called if name is None else name
+        super().__init__(name, threshold, from_logits, multi_label)
 
     def result(self, sums: Tensor) -> float:
         """Return the count; 0 without samples."""
@@ -276,10 +276,12 @@ class ClassScore(ConfusionMetric):
         class_id: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name or self._called, threshold, from_logits, multi_label)
-        if class_id is not None and not is_whole(class_id, minimum=0):
-            raise ConfigError(f"class_id={class_id!r}: use the index of a class.")
-        self._average = checked_average(average)
+        name = self._called if name is None else name
+        super().__init__(name, threshold, from_logits, multi_label)
+        if class_id is not None:
+            check_whole("class_id", class_id)
+        check_choice("average", average, AVERAGES)
+        self._average = average
         self._class_id = class_id
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
@@ -373,8 +375,7 @@ class FBetaScore(ClassScore):
         name: str | None = None,
     ) -> None:
         super().__init__(threshold, average, from_logits, multi_label, class_id, name)
-        if not is_between(beta, 0, float("inf")):
-            raise ConfigError(f"beta={beta!r}: use a number above 0.")
+        check_number("beta", beta, above=0, most=1e6)
         self._square = float(beta) ** 2
 
     def _scores(self, counts: Counts) -> Tensor:
@@ -455,8 +456,7 @@ def _with_class(ignore_class: Any) -> tuple[int, ...]:
     """Return the class indices that don't count."""
     if ignore_class is None:
         return (IGNORED_INDEX,)
-    if type(ignore_class) is not int:
-        raise ConfigError(f"ignore_class={ignore_class!r} is no class index.")
+    check_number("ignore_class", ignore_class, is_whole=True)
     return (IGNORED_INDEX, ignore_class)
 
 
@@ -519,8 +519,8 @@ class MeanIoU(ConfusionMetric):
     ) -> None:
         super().__init__(name, threshold, from_logits)
         self._ignored = _with_class(ignore_class)
-        if num_classes is not None and not is_whole(num_classes, minimum=2):
-            raise ConfigError(f"num_classes={num_classes!r}: use a number from 2.")
+        if num_classes is not None:
+            check_whole("num_classes", num_classes, least=2)
         self._num_classes = num_classes
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:

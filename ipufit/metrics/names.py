@@ -12,6 +12,7 @@ from typing import Any, Callable, Sequence, Union
 
 from torch import Tensor
 
+from ipufit._arguments import shown
 from ipufit.errors import (
     ConfigError,
     UnknownNameError,
@@ -152,8 +153,8 @@ def resolve_metric(item: Any) -> AnyMetric:
     if callable(item):
         return _of_function(item)
     raise ConfigError(
-        f"metrics contains {item!r}: use names ({', '.join(metric_names())}), metrics "
-        "of ipufit or torchmetrics, or functions of outputs and targets."
+        f"metrics contains {shown(item)}: use names ({', '.join(metric_names())}), "
+        "metrics of ipufit or torchmetrics, or functions of outputs and targets."
     )
 
 
@@ -217,7 +218,7 @@ def listed_metrics(metrics: Any) -> list[tuple[int, Any]]:
         metrics = [metrics]
     if not isinstance(metrics, (tuple, list, type(None))):
         raise ConfigError(
-            f"metrics={metrics!r} is not a list of names, metrics and functions."
+            f"metrics={shown(metrics)} is not a list of names, metrics and functions."
         )
     return [
         (position, member)

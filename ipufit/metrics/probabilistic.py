@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ipufit.errors import ConfigError
+from ipufit._arguments import check_number
 
 from .base import (
     IGNORED_INDEX,
@@ -223,8 +223,7 @@ class SparseCategoricalCrossentropy(Metric):
         name: str = "sparse_categorical_crossentropy",
     ) -> None:
         super().__init__(name)
-        if type(ignore_index) is not int:
-            raise ConfigError(f"ignore_index={ignore_index!r} is no class index.")
+        check_number("ignore_index", ignore_index, is_whole=True)
         self._from_logits = checked_flag("from_logits", from_logits)
         self.ignore_index = ignore_index
 

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipufit.errors import ConfigError, DataError
+from ipufit._arguments import check_choice, check_whole, refuse
+from ipufit.errors import DataError
 
 from .base import (
+    AVERAGES,
     IGNORED_INDEX,
     CollectingMetric,
     Elements,
     Metric,
     bits,
-    checked_average,
     checked_flag,
     classified,
     dense_targets,
     has_class_axis,
     is_like,
     is_of_bits,
-    is_whole,
     labels_last,
     naming_targets,
     refuse_parts,
@@ -78,13 +78,11 @@ class AUC(Metric):
         average: str = "macro",
     ) -> None:
         super().__init__(name)
-        self._average = checked_average(average)
-        if not is_whole(num_thresholds, minimum=2):
-            raise ConfigError(
-                f"AUC(num_thresholds={num_thresholds!r}): use a whole number from 2."
-            )
+        check_choice("average", average, AVERAGES)
+        self._average = average
+        check_whole("num_thresholds", num_thresholds, least=2, of="AUC")
         if not isinstance(curve, str) or curve.upper() not in CURVES:
-            raise ConfigError(f"AUC(curve={curve!r}): use 'ROC' or 'PR'.")
+            refuse("curve", curve, "'ROC' or 'PR'", of="AUC")
         # All scores are above the first threshold and none is above the last, so that
         # only those between are compared.
         self._num_steps = num_thresholds - 1
@@ -134,7 +132,8 @@ class _Ranked(CollectingMetric):
 
     def __init__(self, name: str, average: str) -> None:
         super().__init__(name)
-        self._average = checked_average(average)
+        check_choice("average", average, AVERAGES)
+        self._average = average
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Store the scores of a batch."""

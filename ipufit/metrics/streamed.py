@@ -41,7 +41,8 @@ class StreamedFunction(CollectingMetric):
         name: str | None = None,
         direction: str | None = None,
     ) -> None:
-        super().__init__(name or str(getattr(function, "__name__", "function")))
+        called = str(getattr(function, "__name__", "function"))
+        super().__init__(called if name is None else name)
         self._function = outputs_first(function)
         self.direction = direction
 

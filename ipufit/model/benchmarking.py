@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Iterator, NamedTuple, Sequence
 
-from ipufit.batching import BatchPlan, check_count, check_positive
+from ipufit._arguments import check_whole, shown
+from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.callbacks.measuring import throughput_line
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
@@ -136,11 +137,11 @@ def check_arguments(
         ConfigError: A number of calls is not a whole number.
     """
     for name, value, known in (("mode", mode, MODES), ("data", data, DATA_KINDS)):
-        if value not in known:
-            raise UnknownNameError(f"{name} of benchmark()", str(value), known)
-    check_positive("calls", calls)
-    check_positive("repeats", repeats)
-    check_count("warmup", warmup)
+        if not isinstance(value, str) or value not in known:
+            raise UnknownNameError(f"{name} of benchmark()", shown(value), known)
+    check_whole("calls", calls, least=1)
+    check_whole("repeats", repeats, least=1)
+    check_whole("warmup", warmup)
 
 
 def measured(

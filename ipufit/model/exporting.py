@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ipufit._files import (
+    as_path,
     draft,
     file_errors,
     make_folder,
@@ -51,7 +52,7 @@ def check_path(path: PathLike) -> None:
     Raises:
         ConfigError: The path ends in `.pt2` or `.onnx`.
     """
-    suffix = Path(path).suffix.lower()
+    suffix = as_path(path).suffix.lower()
     if suffix in _ELSEWHERE:
         raise ConfigError(
             f"export() writes programs for IPUs, not {suffix}. torch does: "

@@ -33,14 +33,21 @@ from torch.nn.parameter import is_lazy
 
 from ipufit import _env
 from ipufit import checkpoint as files
+from ipufit._arguments import (
+    check_choice,
+    check_flags,
+    check_instance,
+    check_number,
+    check_whole,
+    refuse,
+    shown,
+)
 from ipufit._poptorch import poptorch
 from ipufit._signals import uninterrupted
 from ipufit._tree import tree_map
 from ipufit.batching import (
     DEFAULT_BATCH_SIZE,
     BatchPlan,
-    check_count,
-    check_positive,
 )
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike, say
@@ -223,11 +230,14 @@ class FitArguments:
     checkpoint: files.Checkpoint | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.drop_last, bool) and self.drop_last != "pad":
-            raise ConfigError(
-                f"drop_last={self.drop_last!r} is neither True nor 'pad': samples "
-                "that don't fill a call are left out, or the call is padded."
-            )
+        check_flags(shuffle=self.shuffle)
+        check_choice("drop_last", self.drop_last, (True, False, "pad"))
+        for name in ("batch_size", "steps_per_epoch", "validation_updates"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least=1)
+        if self.validation_split is not None:
+            check_number("validation_split", self.validation_split, least=0, below=1)
+        CallbackList(self.callbacks)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> FitArguments:
@@ -312,11 +322,13 @@ class IPUModel:
     ) -> None:
         refuse_foreign("module", module, "a torch.nn.Module")
         if not isinstance(module, torch.nn.Module):
-            raise ConfigError(f"module={module!r} is not a torch.nn.Module.")
+            refuse("module", module, "a torch.nn.Module")
+        check_flags("IPUModel", in_place=in_place)
         if config is not None and not isinstance(config, IPUConfig):
             raise ConfigError(
-                f"config={config!r} is not an ipufit.IPUConfig. Write IPUModel(module, "
-                "ipufit.IPUConfig(replicas=2)); its customize= gets PopTorch's options."
+                f"config={shown(config)} is not an ipufit.IPUConfig. Write "
+                "IPUModel(module, ipufit.IPUConfig(replicas=2)); its customize= gets "
+                "PopTorch's options."
             )
         self.config = self._given_config = config or IPUConfig()
         self.module, self._counterparts = in_own_types(
@@ -569,8 +581,13 @@ class IPUModel:
         self._refuse_other_thread()
         settings = self._compiled
         to_come, is_validated = _epochs(initial_epoch, epochs, validation_freq)
-        if validation_batch_size is not None:
-            check_positive("validation_batch_size", validation_batch_size)
+        sizes = {
+            "validation_batch_size": validation_batch_size,
+            "validation_steps": validation_steps,
+        }
+        for name, size in sizes.items():
+            if size is not None:
+                check_whole(name, size, least=1)
         data = x, y, sample_weight, validation_split, validation_data
         source, validated = fit_sources(*data, shuffle=shuffle, **self._of_data)
         counts = {name: _common_samples(one) for name, one in validated.items()}
@@ -798,6 +815,7 @@ class IPUModel:
             ConfigError: The own inference options return sums of outputs.
         """
         self._refuse_other_thread()
+        check_flags(return_dict=return_dict)
         self._require_compiled()
         source = as_source(x, y, sample_weight, columns=self._columns, **self._of_data)
         self._target_columns = column_names(y) or ()
@@ -855,9 +873,10 @@ class IPUModel:
         columns = column_names(y)
         if y is not None and columns is None:
             raise DataError(
-                f"y={y!r:.80} names no columns: predict() needs no targets, only the "
+                f"y={shown(y)} names no columns: predict() needs no targets, only the "
                 "names of columns that it is to leave alone."
             )
+        check_flags(stream=stream)
         source = self._inputs(x, columns or ())
         samples = _common_samples(source)
         self.processes.require_same(
@@ -918,6 +937,7 @@ class IPUModel:
             >>> list(model.train_on_batch(torch.zeros(4, 2), torch.zeros(4, 1)))
             ['loss']
         """
+        check_flags(return_dict=return_dict)
         optimization = self._compiled.optimization
         source = as_batch(x, y, sample_weight)
         self._columns = source.columns
@@ -984,6 +1004,7 @@ class IPUModel:
             NotCompiledError: `compile` wasn't called.
             DataError: Data that can't be used.
         """
+        check_flags(return_dict=return_dict)
         self._require_compiled()
         source = as_batch(x, y, sample_weight, columns=self._columns)
         self.processes.require_same("test_on_batch", samples=source.num_samples)
@@ -1575,6 +1596,9 @@ class IPUModel:
             return
         weights = self._fetched_state()
 
+        if moment is not None:
+            check_instance("moment", moment, files.SavedAt)
+
         def write() -> str:
             files.save_weights(weights, path, moment=moment)
             return str(path)
@@ -1629,6 +1653,7 @@ class IPUModel:
         Raises:
             ConfigError: There is no average: `compile` got no `ema_momentum`.
         """
+        check_flags(is_average=is_average, is_joint=is_joint)
         average = self.weight_average
         if average is None:
             raise ConfigError(
@@ -1772,6 +1797,7 @@ class IPUModel:
         """
         from . import exporting  # few processes ask for it
 
+        check_flags(with_module=with_module)
         exporting.check_path(path)
         source = self._last_source
         if x is not None:
@@ -2220,8 +2246,6 @@ class IPUModel:
             UnsupportedError: The loss can't take weights or padding, or gradients are
                 watched with automatic loss scaling.
         """
-        if not isinstance(given.shuffle, bool):
-            raise ConfigError(f"shuffle={given.shuffle!r} is neither True nor False.")
         settings, checkpoint = self._compiled, given.checkpoint
         optimization, objective = settings.optimization, settings.objective
         check_covers(optimization.optimizer, self.module)
@@ -3030,7 +3054,7 @@ class _WithoutTensors(pickle.Pickler):
 def _with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
     if steps_per_execution is None:
         return config
-    check_positive("steps_per_execution", steps_per_execution)
+    check_whole("steps_per_execution", steps_per_execution, least=1)
     own = config.training_options
     now = config.device_iterations if own is None else own.device_iterations
     if now not in (None, steps_per_execution):
@@ -3052,7 +3076,7 @@ def _check_augmentation(
     """
     if mixing is not None and not isinstance(mixing, Mixing):
         raise ConfigError(
-            f"augment={mixing!r} is no ipufit.Mixing: pass Mixing(mixup=0.2, "
+            f"augment={shown(mixing)} is no ipufit.Mixing: pass Mixing(mixup=0.2, "
             "cutmix=1.0), or one of its two numbers."
         )
     check_smoothing(label_smoothing)
@@ -3077,16 +3101,16 @@ def _epochs(
     initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
 ) -> tuple[range, Callable[[int], bool]]:
     """Return the epochs to run, 0-based, and a function that tells if one validates."""
-    check_count("epochs", epochs)
-    check_count("initial_epoch", initial_epoch)
+    check_whole("epochs", epochs)
+    check_whole("initial_epoch", initial_epoch)
     to_come = range(initial_epoch, epochs)
     freq = validation_freq
     if isinstance(freq, (int, str, bytes)) or not isinstance(freq, Sequence):
-        check_positive("validation_freq", freq)
+        check_whole("validation_freq", freq, least=1)
         every = int(freq)
         return to_come, lambda epoch: (epoch + 1) % every == 0
     for epoch in freq:
-        check_positive("validation_freq", epoch)
+        check_whole("validation_freq", epoch, least=1)
     return to_come, lambda epoch: epoch + 1 in freq
 
 
@@ -3100,7 +3124,7 @@ def _calls_between(
     """
     if updates is None:
         return None
-    check_positive("validation_updates", updates)
+    check_whole("validation_updates", updates, least=1)
     calls, rest = divmod(updates, per_call)
     if rest:
         raise ConfigError(
@@ -3321,9 +3345,9 @@ def _rows_to_evaluate(
     """
     size = batch_size
     if size is not None:
-        check_positive("batch_size", size)
+        check_whole("batch_size", size, least=1)
     if steps is not None:
-        check_positive("steps" if training is None else "validation_steps", steps)
+        check_whole("steps" if training is None else "validation_steps", steps, least=1)
     if source.structure.rows is not None:
         copies = config.num_inference_replicas * config.process.count
         if size not in (None, copies):

@@ -9,10 +9,9 @@ from typing import Any, Callable, ContextManager, Mapping
 import torch
 from torch import Tensor
 
+from ipufit._arguments import check_number
 from ipufit._kinds import Kind, count, fields
 from ipufit.errors import ConfigError
-
-from .schedule import check_number
 
 Shown = Callable[[], ContextManager[None]]
 """Makes a context in which a module has its newest weights."""
@@ -56,7 +55,7 @@ class WeightAverage:
     """
 
     def __init__(self, module: torch.nn.Module, momentum: float) -> None:
-        check_number("WeightAverage", "momentum", momentum, least=0, below=1)
+        check_number("momentum", momentum, of="WeightAverage", least=0, below=1)
         self._momentum = momentum
         self._module = module
         self._averages: dict[str, Tensor] = {}

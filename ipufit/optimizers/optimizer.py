@@ -19,6 +19,7 @@ import functools
 import inspect
 from dataclasses import dataclass, field
 from typing import (
+    AbstractSet,
     Any,
     Callable,
     Iterable,
@@ -31,6 +32,7 @@ from typing import (
 
 import torch
 
+from ipufit._arguments import check_instance, check_number, check_whole, shown
 from ipufit._kinds import Kind, count, fields
 from ipufit._poptorch import poptorch
 from ipufit.errors import (
@@ -50,8 +52,6 @@ from .schedule import (
     SchedulesLike,
     Setter,
     TorchScheduler,
-    check_number,
-    check_whole,
     make_rates,
     make_schedules,
     plain,
@@ -125,11 +125,12 @@ def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) ->
             f"freeze() got a {type(module).__name__}, which is no torch.nn.Module. "
             "The module of an IPUModel is model.module."
         )
+    check_instance("before", before, str, of="freeze()")
     names = [name for name, _ in module.named_modules() if name]
     if before not in names:
-        near = difflib.get_close_matches(str(before), names, n=5)
+        near = difflib.get_close_matches(before, names, n=5)
         known = near or [name for name, _ in module.named_children()]
-        raise UnknownNameError("layer", str(before), known)
+        raise UnknownNameError("layer", before, known)
     kept = {id(layer) for layer in module.get_submodule(before).modules()}
     chosen: dict[int, torch.nn.Parameter] = {}
     layers = []
@@ -215,8 +216,10 @@ def words(given: str | Sequence[str]) -> tuple[str, ...]:
         >>> words("bias_and_norm"), words(["bias", "embed.*"])
         (('bias', 'norm'), ('bias', 'embed.*'))
     """
-    is_one = isinstance(given, str) or not isinstance(given, Iterable)
-    several: tuple[str, ...] = (given,) if is_one else tuple(given)  # type: ignore[assignment]
+    is_listed = isinstance(given, (Sequence, AbstractSet))
+    several: Any = given if is_listed and not isinstance(given, str) else (given,)
+    if not all(isinstance(word, str) for word in several):
+        return tuple(several)  # which is refused
     both = ("bias", "norm")
     spelled = [both if word == "bias_and_norm" else (word,) for word in several]
     return tuple(dict.fromkeys(word for some in spelled for word in some))
@@ -448,11 +451,12 @@ class Optimizer:
         ema_momentum: float | None = None,
         **settings: Any,
     ) -> None:
-        key = str(name).lower()
-        if not isinstance(name, str) or key not in CLASSES:
+        name = name if isinstance(name, str) else shown(name)
+        key = name.lower()
+        if key not in CLASSES:
             if key in ELSEWHERE:
                 raise UnsupportedError(f"PopTorch has no {name}: {ELSEWHERE[key]}.")
-            raise UnknownNameError("optimizer", str(name), CLASSES)
+            raise UnknownNameError("optimizer", name, CLASSES)
         if learning_rate is None:
             learning_rate = settings.pop("lr", None)
         if learning_rate is None:
@@ -597,9 +601,9 @@ class Optimizer:
                 f"{self._who} has learning_rate={self.learning_rate!r}: give a number "
                 "here, and the schedule to compile(lr_schedule=...)."
             )
-        check_number(self._who, "learning_rate", self.learning_rate, least=0)
+        check_number("learning_rate", self.learning_rate, of=self._who, least=0)
         if self.per_batch_size is not None:
-            check_whole(self._who, "per_batch_size", self.per_batch_size, least=1)
+            check_whole("per_batch_size", self.per_batch_size, of=self._who, least=1)
         bounds: dict[str, dict[str, float]] = {
             "weight_decay": {"least": 0},
             "global_clipnorm": {"above": 0},
@@ -607,7 +611,7 @@ class Optimizer:
         }
         for name, bound in bounds.items():
             if getattr(self, name) is not None:
-                check_number(self._who, name, getattr(self, name), **bound)
+                check_number(name, getattr(self, name), of=self._who, **bound)
         scaling = self.loss_scaling
         if isinstance(scaling, str) and scaling != "auto":
             raise ConfigError(
@@ -615,15 +619,15 @@ class Optimizer:
                 "an ipufit.LossScaleRamp."
             )
         if not isinstance(scaling, (str, LossScaleRamp, type(None))):
-            check_number(self._who, "loss_scaling", scaling, above=0)
+            check_number("loss_scaling", scaling, of=self._who, above=0)
 
     def _check_spared(self) -> None:
         for argument in ("no_decay", "no_trust_ratio"):
             for word in getattr(self, argument):
                 if not isinstance(word, str):
                     raise ConfigError(
-                        f"{self._who} has {word!r} in {argument}: use 'bias', 'norm', "
-                        "'bias_and_norm' or patterns of parameter names."
+                        f"{self._who} has {shown(word)} in {argument}: use 'bias', "
+                        "'norm', 'bias_and_norm' or patterns of parameter names."
                     )
         if self.no_trust_ratio and self.name != "lamb":
             raise UnsupportedError(
@@ -677,7 +681,7 @@ class Optimizer:
         ):
             if value is not None:
                 raise UnsupportedError(
-                    f"{self._who} has {word}={value!r}, which in Keras clips "
+                    f"{self._who} has {word}={shown(value)}, which in Keras clips "
                     f"{meaning}. PopTorch clips all gradients together by their "
                     "common norm, or not at all: use global_clipnorm for that."
                 )
@@ -753,8 +757,9 @@ def resolve_optimizer(
     refuse_foreign("optimizer", optimizer, "an ipufit.Optimizer", CLASSES)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UnsupportedError(
-            f"optimizer={optimizer!r} is neither a name ({', '.join(CLASSES)}) nor "
-            "an ipufit.Optimizer, nor an optimizer made with the module's parameters."
+            f"optimizer={shown(optimizer)} is neither a name ({', '.join(CLASSES)}) "
+            "nor an ipufit.Optimizer, nor an optimizer made with the module's "
+            "parameters."
         )
     for name, kind in ((_DECOUPLED, "AdamW"), ("centered", "RMSprop")):
         values = [group[name] for group in optimizer.param_groups if name in group]
@@ -1320,7 +1325,7 @@ class _Settable:
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         rate = rate.item() if hasattr(rate, "item") else rate  # of NumPy or torch
-        check_number("model.optimizer", "learning_rate", rate, least=0)
+        check_number("learning_rate", rate, of="model.optimizer", least=0)
         if self._schedule is not None:
             raise ConfigError(
                 f"model.optimizer.learning_rate={rate!r} was set, and the schedule "

@@ -11,7 +11,6 @@ import bisect
 import contextlib
 import copy
 import math
-import operator
 import warnings
 from collections import Counter
 from dataclasses import dataclass, fields, replace
@@ -28,6 +27,7 @@ from typing import (
 import torch
 from torch.optim import lr_scheduler
 
+from ipufit._arguments import check_number, check_whole, shown
 from ipufit._kinds import Kind, count, like, optional
 from ipufit._kinds import fields as dict_with
 from ipufit.errors import (
@@ -36,82 +36,6 @@ from ipufit.errors import (
     UnsupportedError,
     refuse_foreign,
 )
-
-
-def check_number(
-    where: str,
-    name: str,
-    value: Any,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-) -> None:
-    """Refuse a value that is no finite number in a range.
-
-    Args:
-        where: The holder of the value, for the message.
-        name: The value's name, for the message.
-        value: Any object.
-        least: Smallest value allowed.
-        above: Bound that the value must exceed.
-        below: Bound that the value must stay below.
-        most: Largest value allowed.
-
-    Raises:
-        ConfigError: The value is no such number.
-
-    Example:
-        >>> check_number("Optimizer('sgd')", "momentum", 2, least=0, below=1)
-        Traceback (most recent call last):
-        ipufit.errors.ConfigError: Optimizer('sgd') has momentum=2: use a number ...
-    """
-    bounds = {
-        "at least": (operator.ge, least),
-        "above": (operator.gt, above),
-        "below": (operator.lt, below),
-        "at most": (operator.le, most),
-    }
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if (
-        is_number
-        and math.isfinite(value)
-        and all(
-            bound is None or holds(value, bound) for holds, bound in bounds.values()
-        )
-    ):
-        return
-    text = " and ".join(
-        f"{words} {bound:g}"
-        for words, (_, bound) in bounds.items()
-        if bound is not None
-    )
-    raise ConfigError(f"{where} has {name}={value!r}: use a number {text}.")
-
-
-def check_whole(where: str, name: str, value: Any, *, least: int) -> None:
-    """Refuse a value that is no whole number of at least `least`.
-
-    Args:
-        where: The holder of the value, for the message.
-        name: The value's name, for the message.
-        value: Any object.
-        least: Smallest value allowed.
-
-    Raises:
-        ConfigError: The value is no such number.
-
-    Example:
-        >>> check_whole("Schedule('step')", "cycles", 1.5, least=1)
-        Traceback (most recent call last):
-        ipufit.errors.ConfigError: Schedule('step') has cycles=1.5: use a whole ...
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(
-            f"{where} has {name}={value!r}: use a whole number of at least {least}."
-        )
-
 
 # Loss scaling ----------------------------------------------------------------------
 
@@ -157,18 +81,18 @@ class LossScaleRamp:
 
     def __post_init__(self) -> None:
         where = "LossScaleRamp"
-        check_number(where, "initial", self.initial, above=0)
-        check_number(where, "factor", self.factor, above=1)
+        check_number("initial", self.initial, of=where, above=0)
+        check_number("factor", self.factor, of=where, above=1)
         if self.every_epochs is None:
-            check_whole(where, "every_updates", self.every_updates, least=1)
+            check_whole("every_updates", self.every_updates, of=where, least=1)
         else:
-            check_number(where, "every_epochs", self.every_epochs, above=0)
+            check_number("every_epochs", self.every_epochs, of=where, above=0)
             if self.every_updates is not None:
                 raise ConfigError(
                     f"LossScaleRamp has every_updates={self.every_updates} and "
                     f"every_epochs={self.every_epochs}. Give one of them."
                 )
-        check_number(where, "maximum", self.maximum, above=0)
+        check_number("maximum", self.maximum, of=where, above=0)
         if self.maximum < self.initial:
             raise ConfigError(
                 f"LossScaleRamp has maximum={self.maximum}, which is less than "
@@ -308,9 +232,10 @@ class Schedule:
     boundary_epochs: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or self.name.lower() not in _SETTINGS:
-            raise UnknownNameError("schedule", str(self.name), _SETTINGS)
-        object.__setattr__(self, "name", self.name.lower())
+        name = self.name if isinstance(self.name, str) else shown(self.name)
+        if name.lower() not in _SETTINGS:
+            raise UnknownNameError("schedule", name, _SETTINGS)
+        object.__setattr__(self, "name", name.lower())
         self._check_settings()
         if self.name == "step":
             self._check_boundaries()
@@ -531,13 +456,12 @@ class Schedule:
         }
         for name, bounds in numbers.items():
             if getattr(self, name) is not None:
-                check_number(self._who, name, getattr(self, name), **bounds)
+                check_number(name, getattr(self, name), of=self._who, **bounds)
         whole = ("total_updates", "cycles", "every_updates", "timescale")
         for name in ("warmup_updates", *whole):
             if getattr(self, name) is not None:
-                check_whole(
-                    self._who, name, getattr(self, name), least=int(name in whole)
-                )
+                least = int(name in whole)
+                check_whole(name, getattr(self, name), least=least, of=self._who)
 
     def _check_boundaries(self) -> None:
         name = "boundaries" if self.boundary_epochs is None else "boundary_epochs"
@@ -550,9 +474,9 @@ class Schedule:
             )
         for boundary in given:
             if name == "boundaries":
-                check_whole(self._who, "a boundary", boundary, least=1)
+                check_whole("a boundary", boundary, of=self._who, least=1)
             else:
-                check_number(self._who, "a boundary", boundary, above=0)
+                check_number("a boundary", boundary, of=self._who, above=0)
         if list(given) != sorted(set(given)):
             raise ConfigError(
                 f"{self._who} has {name}={given}: sort them, each above the one before."
@@ -789,7 +713,7 @@ class OptimizerMirror(Setter):
                 if new[name] == old[name]:
                     continue
                 if name == "lr":
-                    check_number(f"{who}, which", name, new[name], least=0)
+                    check_number(name, new[name], of=f"{who}, which", least=0)
                 if is_constant(name):
                     raise ConfigError(
                         f"{who} changes {name}, which is a constant of the compiled "
@@ -1074,10 +998,10 @@ def make_rates(
         scheduler = scheduler(own)
     if not isinstance(scheduler, kinds):
         raise ConfigError(
-            f"lr_schedule={lr_schedule!r} is neither a name, nor an ipufit.Schedule, "
-            "nor a scheduler of torch.optim.lr_scheduler, nor a function that makes "
-            "one of an optimizer. For a function of the update's index pass lambda "
-            "optimizer: LambdaLR(optimizer, function)."
+            f"lr_schedule={shown(lr_schedule)} is neither a name, nor an "
+            "ipufit.Schedule, nor a scheduler of torch.optim.lr_scheduler, nor a "
+            "function that makes one of an optimizer. For a function of the update's "
+            "index pass lambda optimizer: LambdaLR(optimizer, function)."
         )
     for part in _chained(scheduler):
         if isinstance(part, lr_scheduler.ReduceLROnPlateau):
@@ -1115,8 +1039,8 @@ def make_schedules(
         return {}
     if not isinstance(schedules, Mapping):
         raise ConfigError(
-            f"schedules={schedules!r} is no dict. Give the schedule of each value by "
-            "its name: schedules={'weight_decay': ipufit.Schedule('cosine')}."
+            f"schedules={shown(schedules)} is no dict. Give the schedule of each "
+            "value by its name: schedules={'weight_decay': ipufit.Schedule('cosine')}."
         )
     made: dict[str, Setter] = {}
     for name, schedule in schedules.items():

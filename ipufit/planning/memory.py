@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
+from ipufit._arguments import shown
 from ipufit.errors import UnknownNameError
 
 LEAST_OFF_CHIP = 2
@@ -221,10 +222,10 @@ def device_named(device: str | Device) -> Device:
     """
     if isinstance(device, Device):
         return device
-    name = str(device).lower()
-    name = _OTHER_NAMES.get(name, name)
+    text = device if isinstance(device, str) else shown(device)
+    name = _OTHER_NAMES.get(text.lower(), text.lower())
     if name not in DEVICES:
-        raise UnknownNameError("kind of IPU", str(device), DEVICES)
+        raise UnknownNameError("kind of IPU", text, DEVICES)
     return DEVICES[name]
 
 

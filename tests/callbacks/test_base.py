@@ -216,5 +216,5 @@ def test_unknown_hooks_are_refused():
         LambdaCallback(on_epoch_finish=print)
     with pytest.raises(ConfigError, match="no hook close"):
         LambdaCallback(close=print)
-    with pytest.raises(ConfigError, match="on_epoch_end=3 is no function"):
+    with pytest.raises(ConfigError, match="on_epoch_end=3: use a function"):
         LambdaCallback(on_epoch_end=3)

@@ -56,7 +56,7 @@ def test_verbose_chooses_the_display(verbose, is_terminal, expected):
 
 @pytest.mark.parametrize("verbose", [3, "1", None])
 def test_an_unknown_verbosity_is_refused(verbose):
-    with pytest.raises(ConfigError, match="none of 0, 1, 2 and 'auto'"):
+    with pytest.raises(ConfigError, match="use one of 0, 1, 2, 'auto'"):
         make_progress(verbose)
 
 

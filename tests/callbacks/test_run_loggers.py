@@ -159,5 +159,5 @@ def test_every_so_many_updates(service, update_freq, updates_per_call, expected)
 
 @pytest.mark.parametrize("update_freq", [0, 1.5, True, "epochs"])
 def test_other_frequencies_are_refused(service, update_freq):
-    with pytest.raises(ConfigError, match="is none of 'epoch', 'batch' and a number"):
+    with pytest.raises(ConfigError, match=": use 'epoch', 'batch' or a number"):
         service.logger(update_freq)

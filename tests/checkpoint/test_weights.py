@@ -92,7 +92,7 @@ def test_other_files_are_refused(tmp_path, suffix):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match=r"name it '.*model\.safetensors'"):
         save_weights({}, tmp_path)
-    with pytest.raises(ConfigError, match="path='' is no path"):
+    with pytest.raises(ConfigError, match="path='': use a path"):
         save_weights({}, "")
 
 

@@ -97,8 +97,11 @@ def test_half_of_a_launchers_variables_is_refused_with_the_others_names(
             {**TORCHRUN, "RANK": "8"},
             "RANK=8 doesn't fit WORLD_SIZE=8: .* 7 is the last",
         ),
-        ({**TORCHRUN, "WORLD_SIZE": "0"}, "WORLD_SIZE=0 is less than 1"),
-        ({**TORCHRUN, "RANK": "-1"}, "RANK=-1 is less than 0"),
+        (
+            {**TORCHRUN, "WORLD_SIZE": "0"},
+            "WORLD_SIZE='0' is not a whole number of 1",
+        ),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK='-1' is not a whole number of 0 or more"),
         ({**POPRUN, "POPDIST_NUM_LOCAL_REPLICAS": "3"}, "3 of 8 replicas"),
     ],
 )

@@ -189,13 +189,13 @@ def test_weights_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("k", [0, 2.0, True])
 def test_k_is_a_number_from_1(k):
-    with pytest.raises(ConfigError, match="use a number from 1"):
+    with pytest.raises(ConfigError, match="use a whole number of 1 or more"):
         TopKAccuracy(k)
 
 
 @pytest.mark.parametrize("threshold", [0, 1, "a", True])
 def test_a_threshold_is_a_probability(threshold):
-    with pytest.raises(ConfigError, match="between 0 and 1"):
+    with pytest.raises(ConfigError, match="above 0 and below 1"):
         BinaryAccuracy(threshold)
 
 

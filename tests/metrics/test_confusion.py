@@ -314,7 +314,7 @@ def test_an_ignored_class_of_a_mask_does_not_count():
     kept = truths.ne(255)
     plain = figure(MeanIoU(), outputs[:, 0][kept], truths[kept])
     assert figure(MeanIoU(ignore_class=255), outputs, truths) == pytest.approx(plain)
-    with pytest.raises(ConfigError, match="ignore_class='void' is no class index"):
+    with pytest.raises(ConfigError, match="ignore_class='void': use a whole number"):
         MeanIoU(ignore_class="void")
 
 

@@ -207,9 +207,12 @@ def test_nothing_optional_is_imported():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Accuracy(name=3), "Accuracy has name=3: use a str"),
+        (lambda: Accuracy(name=3), "Accuracy has name=3: use a name"),
         (lambda: StreamedFunction("f1"), "'f1' is no function of outputs"),
-        (lambda: CrossEntropy(ignore_index=1.5), "1.5 is no class index"),
+        (
+            lambda: CrossEntropy(ignore_index=1.5),
+            "ignore_index=1.5: use a whole",
+        ),
     ],
 )
 def test_settings_are_checked_when_a_metric_is_made(make, message):

@@ -126,7 +126,7 @@ REFUSED = [
         ("adamw", {"global_clipnorm": 0}, "global_clipnorm=0"),
         ("adamw", {"loss_scaling": 0}, "loss_scaling=0"),
         ("adamw", {"loss_scaling": "dynamic"}, "'dynamic': use a number, 'auto', or"),
-        ("adamw", {"ema_momentum": 1}, "ema_momentum=1: .* at least 0 and below 1"),
+        ("adamw", {"ema_momentum": 1}, "ema_momentum=1: .* of 0 or more and below 1"),
         ("adamw", {"no_decay": 3}, "has 3 in no_decay"),
         ("adamw", {"no_decay": [torch.nn.LayerNorm]}, "LayerNorm.*in no_decay: use"),
         ("adamw", {"no_decay": "bias", "weight_decay": 0}, "no weight decay that it"),

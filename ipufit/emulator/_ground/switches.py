@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import Any, Callable
 
 from ipufit.emulator.errors import createPoptorchError
@@ -88,6 +89,16 @@ def is_strict() -> bool:
         False
     """
     return is_on(STRICT_VARIABLE)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that digits stand for; None if it is something else.
+
+    Example:
+        >>> whole_number("16"), whole_number("-1"), whole_number("9" * 5000)
+        (16, None, None)
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def process_timeout() -> float:

@@ -17,7 +17,7 @@ import weakref
 from typing import Any, Callable
 
 from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._ground.switches import is_on
+from ipufit.emulator._ground.switches import is_on, whole_number
 from ipufit.emulator._options.options import Options, Settings
 from ipufit.emulator._tracing.recording import is_tracing
 from ipufit.emulator.enums import ConnectionType
@@ -44,12 +44,13 @@ def count_ipus() -> int:
         64
     """
     text = os.environ.get(NUM_IPUS_VARIABLE, str(MAX_IPUS_PER_PROCESS))
-    if not text.isdigit() or int(text) < 1:
+    count = whole_number(text)
+    if not count:
         raise createPoptorchError(
             f"{NUM_IPUS_VARIABLE}={text!r} is not a number of IPUs: set it to 1 or "
             "more, or unset it."
         )
-    return int(text)
+    return count
 
 
 def lease(owner: object, count: int, first: int | None = None) -> Callable[[], Any]:

@@ -12,7 +12,7 @@ import sys
 import uuid
 from typing import Mapping, Sequence
 
-from ipufit.emulator._ground.switches import REPLICAS_VARIABLE
+from ipufit.emulator._ground.switches import REPLICAS_VARIABLE, whole_number
 from ipufit.emulator.errors import createPoptorchError
 
 TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
@@ -246,9 +246,10 @@ def instance_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment[name]
-    if not text.strip().isdigit():
+    number = whole_number(text.strip())
+    if number is None:
         raise createPoptorchError(f"{name}={text!r} is no whole number of 0 or more.")
-    return int(text)
+    return number
 
 
 def _local_replicas(total: int, processes: int) -> int:

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments. Their errors name the argument, its value and what to use."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import os
+import sys
+from typing import Any, NoReturn, Sequence
+
+import numpy as np
+
+from .errors import ConfigError
+
+_LONGEST = 80
+"""Length of the longest value that a message shows whole, in characters."""
+_LARGEST = 2**63 - 1
+"""The largest whole number that can count anything in Python's library or torch."""
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+"""The largest number that a device can hold."""
+
+
+def shown(value: Any) -> str:
+    """Return a short description of any value, for a message.
+
+    Example:
+        >>> shown("run"), shown({"weights": "x" * 1000}), shown("x" * 1000)[:8]
+        ("'run'", 'dict(...)', "'xxxxxxx")
+    """
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - of a user's class, too deep, or too long
+        return f"{type(value).__name__}(...)"
+    if len(text) <= _LONGEST:
+        return text
+    if isinstance(value, (str, bytes, int, os.PathLike)):
+        return f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
+    return f"{type(value).__name__}(...)"
+
+
+def refuse(name: str, value: Any, instead: str, of: str = "") -> NoReturn:
+    """Raise the error for an argument.
+
+    Args:
+        name: Name of the argument.
+        value: Any value.
+        instead: Words for a legal value, such as "a whole number of 1 or more".
+        of: Class or function that has the argument; "" if its name says enough.
+
+    Raises:
+        ConfigError: Always.
+    """
+    whose = f"{of} has " if of else ""
+    raise ConfigError(f"{whose}{name}={shown(value)}: use {instead}.")
+
+
+def is_number(
+    value: Any, *, is_whole: bool = False, allows_numpy: bool = False
+) -> bool:
+    """Return whether a value is a number, and not a bool.
+
+    Args:
+        value: Any value.
+        is_whole: If True, only whole numbers count.
+        allows_numpy: If True, numbers of NumPy count, too. PopTorch and JSON take only
+            Python's own.
+
+    Example:
+        >>> is_number(0.5), is_number(True), is_number(np.int64(3), allows_numpy=True)
+        (True, False, True)
+    """
+    kinds: Any = int if is_whole else (int, float)
+    if allows_numpy:
+        kinds = numbers.Integral if is_whole else numbers.Real
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    of: str = "",
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    is_whole: bool = False,
+    is_finite: bool = True,
+    allows_numpy: bool = False,
+) -> None:
+    """Refuse a value that isn't a number in a range.
+
+    Args:
+        name: Name of the argument.
+        value: Any value.
+        of: As for `refuse`.
+        least: Smallest value allowed.
+        above: Bound that the value must exceed.
+        below: Bound that the value must stay below.
+        most: Largest value allowed.
+        is_whole: If True, it must be a whole number, of 64 bits.
+        is_finite: If False, infinity and numbers beyond float32 are allowed.
+        allows_numpy: As for `is_number`.
+
+    Raises:
+        ConfigError: It is something else.
+
+    Example:
+        >>> check_number("momentum", 2, of="Optimizer('sgd')", least=0, below=1)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: Optimizer('sgd') has momentum=2: use a number of ...
+    """
+    is_of_kind = is_number(value, is_whole=is_whole, allows_numpy=allows_numpy)
+    value = value.item() if isinstance(value, np.generic) else value
+    largest: float = _LARGEST
+    if not is_whole:
+        largest = _LARGEST_FLOAT32 if is_finite else math.inf
+    is_held = is_of_kind and abs(value) <= largest  # NaN isn't
+    if is_held and not is_finite:
+        is_held = abs(value) == math.inf or abs(value) <= sys.float_info.max
+    bounds = {
+        "of {} or more": (operator.ge, least),
+        "above {}": (operator.gt, above),
+        "below {}": (operator.lt, below),
+        "up to {}": (operator.le, most),
+    }
+    limits = [(*pair, words) for words, pair in bounds.items() if pair[1] is not None]
+    if is_held and all(holds(value, bound) for holds, bound, _ in limits):
+        return
+    words = " and ".join(words.format(f"{bound:g}") for _, bound, words in limits)
+    kind = "a whole number" if is_whole else "a number"
+    end = ", of 64 bits" if is_whole else ", finite in float32"
+    is_beyond = is_of_kind and not is_held
+    refuse(name, value, f"{kind} {words}".rstrip() + end * is_beyond, of)
+
+
+def check_whole(name: str, value: Any, *, least: int = 0, of: str = "") -> None:
+    """Refuse a value that isn't a whole number of `least` or more, of 64 bits.
+
+    Raises:
+        ConfigError: It is something else.
+
+    Example:
+        >>> check_whole("replicas", 0, least=1)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: replicas=0: use a whole number of 1 or more.
+    """
+    check_number(name, value, of=of, least=least, is_whole=True)
+
+
+def check_flags(of: str = "", **flags: Any) -> None:
+    """Refuse arguments that are neither True nor False, nor 1 or 0.
+
+    Raises:
+        ConfigError: One is something else.
+
+    Example:
+        >>> check_flags("CSVLogger", append="no")
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: CSVLogger has append='no': use True or False.
+    """
+    for name, value in flags.items():
+        is_bit = is_number(value, is_whole=True) and value in (0, 1)
+        if not isinstance(value, (bool, np.bool_)) and not is_bit:
+            refuse(name, value, "True or False", of)
+
+
+def check_choice(
+    name: str, value: Any, choices: Sequence[Any], *, of: str = ""
+) -> None:
+    """Refuse a value that isn't one of some words, whole numbers or None.
+
+    Raises:
+        ConfigError: It is something else.
+
+    Example:
+        >>> check_choice("mode", "mean", ("min", "max", None))
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: mode='mean': use one of 'min', 'max', None.
+    """
+    # Arrays have no truth for `in`.
+    is_plain = isinstance(value, (str, int, type(None)))
+    if not is_plain or value not in choices:
+        refuse(name, value, f"one of {', '.join(map(repr, choices))}", of)
+
+
+def check_instance(name: str, value: Any, kind: type, *, of: str = "") -> None:
+    """Refuse a value that isn't an object of a class.
+
+    Raises:
+        ConfigError: It is something else.
+
+    Example:
+        >>> check_instance("clock", 3, str)
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: clock=3: use an object of the class str.
+    """
+    if not isinstance(value, kind):
+        refuse(name, value, f"an object of the class {kind.__name__}", of)
+
+
+def check_function(name: str, value: Any, *, of: str = "") -> None:
+    """Refuse a value that can't be called.
+
+    Raises:
+        ConfigError: It is something else.
+
+    Example:
+        >>> check_function("clock", 3, of="Throughput")
+        Traceback (most recent call last):
+        ipufit.errors.ConfigError: Throughput has clock=3: use a function.
+    """
+    if not callable(value):
+        refuse(name, value, "a function", of)
