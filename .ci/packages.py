@@ -30,7 +30,7 @@ SECTIONS = {
     "__main__ doctor",
 }
 GROUND = "The ground: no file above is imported here"
-EMULATOR = "The emulator, package by package"
+EMULATOR = "The emulator"
 
 
 def subject(path: Path) -> str:
@@ -48,13 +48,9 @@ def rows(name: str) -> Iterator[tuple[str, str]]:
     for path in sorted((PACKAGE / name).glob("*.py")):
         if path.name != "__init__.py":
             yield f"{name}/{path.name}", subject(path)
-
-
-def emulator() -> Iterator[tuple[str, str]]:
-    """Name and subject of each package of the emulator."""
-    for init in sorted((PACKAGE / "emulator").rglob("__init__.py")):
-        if "_shim" not in init.parts:  # one line each, for other processes to find
-            yield f"{init.parent.relative_to(PACKAGE)}/", subject(init)
+    for init in sorted((PACKAGE / name).glob("*/__init__.py")):
+        if init.parent.name != "_shim":  # a line each, for other processes to find
+            yield from rows(f"{name}/{init.parent.name}")
 
 
 def sections() -> dict[str, list[tuple[str, str]]]:
@@ -68,7 +64,7 @@ def sections() -> dict[str, list[tuple[str, str]]]:
         for heading, names in SECTIONS.items()
     }
     found[GROUND] = [row for name in ground for row in rows(name)]
-    found[EMULATOR] = list(emulator())
+    found[EMULATOR] = list(rows("emulator"))
     return found
 
 

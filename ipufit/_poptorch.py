@@ -117,10 +117,12 @@ def survey() -> Any:
             "PopTorch: run `ipufit check script.py`, which starts one of its own, or "
             "set IPUFIT_BACKEND=emulator for this one."
         )
-    return importlib.import_module("ipufit.emulator._executor.survey").survey
+    return importlib.import_module("ipufit.emulator.core.survey").survey
 
 
-operator_rules = functools.partial(importlib.import_module, "ipufit.emulator._handlers")
+operator_rules = functools.partial(
+    importlib.import_module, "ipufit.emulator.core.rules"
+)
 """Returns the emulator's rules of operators: a table, whichever backend runs."""
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from ipufit.emulator._layout.pod import held_ipus
+from ipufit.emulator.core.pod import held_ipus
 from tests import modes, processes
 
 SEED = 20230601
@@ -93,7 +93,7 @@ def pytest_collection_finish():
     # What test files import is imported once by the fork server, not in each process.
     multiprocessing.set_forkserver_preload(
         [
-            "ipufit.emulator._loading",
+            "ipufit.emulator._dataloader",
             "pytest",
             "hypothesis.strategies",
             "tests.reference",

@@ -36,11 +36,7 @@ def test_the_map_has_every_file_once_and_says_what_it_holds():
     names = [name for name, _ in files if name.endswith(".py")]
     package = ROOT / "ipufit"
     there = {str(path.relative_to(package)) for path in package.rglob("*.py")}
-    expected = {
-        name
-        for name in there
-        if not name.startswith("emulator/") and not name.endswith("/__init__.py")
-    }
+    expected = {name for name in there if not name.endswith("/__init__.py")}
     assert sorted(names) == sorted(expected)
     assert [name for name, holds in files if not holds.endswith(".")] == []
 

@@ -33,13 +33,13 @@ BY_CALLBACKS = {
     "ipufit.callbacks.monitoring",
 }
 TO_RUN = {
-    "ipufit.emulator._folding",
-    "ipufit.emulator._program.program",
-    "ipufit.emulator._tracing.tracer",
-    "ipufit.emulator._executor.executor",
+    "ipufit.emulator.core.fold",
+    "ipufit.emulator.core.program",
+    "ipufit.emulator.core.tracer",
+    "ipufit.emulator._poplar_executor",
 }
 TO_LOAD = {
-    "ipufit.emulator._loading",
+    "ipufit.emulator._dataloader",
 }  # not arrays
 LATER = {"ipufit.model.summary", *BY_CALLBACKS, *TO_LOAD}
 FOREIGN = {

@@ -27,7 +27,7 @@ from ipufit import (
     UnsupportedError,
     poptorch,
 )
-from ipufit.emulator._executor import executor
+from ipufit.emulator import _poplar_executor as executor
 from tests import reference
 
 X, Y = reference.samples(32)

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from ipufit.emulator._handlers.rules import RULES
+from ipufit.emulator.core.operators import RULES
 
 ROOT = Path(__file__).parent.parent
 VERDICTS = {
@@ -24,7 +24,7 @@ ANSWERS = {"has", "reported", "lacks", "strict"}
 
 
 def rows():
-    with (ROOT / "ipufit/emulator/_handlers/operators.tsv").open(
+    with (ROOT / "ipufit/emulator/core/operators.tsv").open(
         encoding="utf-8", newline=""
     ) as file:
         how = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "restval": ""}

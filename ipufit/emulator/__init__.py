@@ -18,42 +18,31 @@ import typing as _typing
 
 import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
-from ipufit.emulator._ground.custom_args import (
+from . import _impl as _impl
+from . import enums, ops, optim, options, poptorch_core, profiling
+from ._install import install, uninstall
+from ._logging import logger, setLogLevel
+from ._logging import start_logging as _start_logging
+from ._processes import guard_forks as _guard_forks
+from ._switches import __version__
+from ._torch_ops import provide_operators as _provide_operators
+from ._utils import (
     ICustomArgParser,
     flattenTensorStructure,
     reconstructTensorStructure,
     registerCustomArgParser,
     registerGeometricCustomArgParsers,
 )
-from ipufit.emulator._ground.logging import logger, setLogLevel
-from ipufit.emulator._ground.logging import start_logging as _start_logging
-from ipufit.emulator._ground.switches import __version__
-from ipufit.emulator._install import install, uninstall
-from ipufit.emulator._layout.pod import (
+from .core.pod import (
     ipuHardwareIsAvailable,
     ipuHardwareVersion,
     isRunningOnIpu,
 )
-from ipufit.emulator._ops.custom_ops import accessAttributes, register_custom_op
-from ipufit.emulator._ops.markers import (
-    BeginBlock,
-    Block,
-    BlockFunction,
-    LegacyBeginBlockFn,
-    module_repr,
-    print,
-    removeBlocks,
-)
-from ipufit.emulator._processes import guard_forks as _guard_forks
-from ipufit.emulator._torch_ops import provide_operators as _provide_operators
-from ipufit.emulator._tracing.recording import (
+from .core.recording import (
     getIpuTensorId,
     registerPostCompileHook,
     registerPreCompileHook,
 )
-
-from . import _impl as _impl
-from . import enums, ops, optim, options, poptorch_core, profiling
 from .enums import *
 from .errors import (
     Error,
@@ -62,27 +51,38 @@ from .errors import (
     createPoptorchError,
 )
 from .ops import *
+from .ops import (
+    BeginBlock,
+    Block,
+    BlockFunction,
+    LegacyBeginBlockFn,
+    accessAttributes,
+    module_repr,
+    print,
+    register_custom_op,
+    removeBlocks,
+)
 from .options import *
 from .poptorch_core import poptorchAtExit
 
 if _typing.TYPE_CHECKING:
-    from ipufit.emulator._executor.executor import (
+    from ._dataloader import AsynchronousDataAccessor, DataLoader
+    from ._poplar_executor import (
         PoplarExecutor,
         importPoptorchMetadataFromFile,
         inferenceModel,
         load,
         trainingModel,
     )
-    from ipufit.emulator._loading import AsynchronousDataAccessor, DataLoader
 else:
     _HOME_OF = {
-        "AsynchronousDataAccessor": "_loading",
-        "DataLoader": "_loading",
-        "PoplarExecutor": "_executor.executor",
-        "importPoptorchMetadataFromFile": "_executor.executor",
-        "inferenceModel": "_executor.executor",
-        "load": "_executor.executor",
-        "trainingModel": "_executor.executor",
+        "AsynchronousDataAccessor": "_dataloader",
+        "DataLoader": "_dataloader",
+        "PoplarExecutor": "_poplar_executor",
+        "importPoptorchMetadataFromFile": "_poplar_executor",
+        "inferenceModel": "_poplar_executor",
+        "load": "_poplar_executor",
+        "trainingModel": "_poplar_executor",
     }
 
     def __getattr__(name: str) -> object:

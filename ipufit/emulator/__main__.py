@@ -9,22 +9,22 @@ import runpy
 import sys
 from typing import NoReturn
 
-from ipufit.emulator import __version__
-from ipufit.emulator._ground.switches import (
+from . import __version__
+from ._install import install
+from ._popdist import getNumTotalReplicas
+from ._popdist._environment import (
+    instance_variables,
+    launch_environment,
+    torchrun_command,
+)
+from ._switches import (
     REPLICAS_VARIABLE,
     STRICT_VARIABLE,
     is_strict,
     whole_number,
 )
-from ipufit.emulator._install import install
-from ipufit.emulator._layout.pod import NUM_IPUS_VARIABLE, count_ipus
-from ipufit.emulator._popdist import getNumTotalReplicas
-from ipufit.emulator._popdist._environment import (
-    instance_variables,
-    launch_environment,
-    torchrun_command,
-)
-from ipufit.emulator.errors import Error, createPoptorchError
+from .core.pod import NUM_IPUS_VARIABLE, count_ipus
+from .errors import Error, createPoptorchError
 
 _FAILED = 1
 _MISUSED = 2  # what Python itself exits with if it can't open the script

@@ -19,9 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
-from ipufit.emulator._ground.switches import STRICT_VARIABLE
-from ipufit.emulator._popart import WHAT_IT_IS as WHAT_POPART_IS
-from ipufit.emulator.errors import createPoptorchError
+from ._popart import WHAT_IT_IS as WHAT_POPART_IS
+from ._switches import STRICT_VARIABLE
+from .errors import createPoptorchError
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ipufit.emulator._ground.logging import logger
-from ipufit.emulator._ground.switches import TIMEOUT_VARIABLE, process_timeout
-from ipufit.emulator.errors import createPoptorchError
+from ._logging import logger
+from ._switches import TIMEOUT_VARIABLE, process_timeout
+from .errors import createPoptorchError
 
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch._ops import _OpNamespace
 
-from ipufit.emulator import ops
-from ipufit.emulator._ops import markers
-from ipufit.emulator._ops.custom_ops import attributes_at
-from ipufit.emulator._options.strategies import BlockPlacement
-from ipufit.emulator._tracing.recording import current_trace
-from ipufit.emulator.enums import OverlapMode
-from ipufit.emulator.errors import Error, createPoptorchError
+from . import ops
+from . import ops as markers
+from .core.recording import current_trace
+from .enums import OverlapMode
+from .errors import Error, createPoptorchError
+from .ops import attributes_at
+from .options import BlockPlacement
 
 _REDUCTIONS = ("sum", "mean", "none")
 _FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")

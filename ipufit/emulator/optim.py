@@ -21,8 +21,8 @@ from typing import Any, Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ipufit.emulator._ground.logging import logger as logger
-from ipufit.emulator._ground.torch_extras import without_compiler
+from ._logging import logger as logger
+from .core.dtypes import without_compiler
 
 __all__ = [
     "LAMB",

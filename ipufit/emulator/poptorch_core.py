@@ -6,11 +6,11 @@ from __future__ import annotations
 import enum
 from typing import NoReturn
 
-from ipufit.emulator._layout.pod import isRunningOnIpu
-from ipufit.emulator._options.popart_keys import (
+from ._options_keys import (
     validate_popart_options as _validateOptions,
 )
-from ipufit.emulator.errors import Error, RecoverableError, UnrecoverableError
+from .core.pod import isRunningOnIpu
+from .errors import Error, RecoverableError, UnrecoverableError
 
 __all__ = [
     "Error",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ipufit.emulator.errors import require
+from .errors import require
 
 __all__ = ["allclose"]
 

@@ -14,8 +14,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._ground.torch_extras import DispatchMode
-from ipufit.emulator._handlers import rules
+from ipufit.emulator.core import operators as rules
+from ipufit.emulator.core.dtypes import DispatchMode
 
 EQUAL, REFUSED, ROW, DIFFERENT = "equal", "refused", "row", "different"
 

@@ -10,7 +10,7 @@ import time
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ipufit.emulator._ground.custom_args import ICustomArgParser
+from ipufit.emulator._utils import ICustomArgParser
 
 
 def preload_fork_server():
@@ -18,7 +18,7 @@ def preload_fork_server():
 
     It has no effect if the server runs already; then tests are only slower.
     """
-    multiprocessing.set_forkserver_preload(["ipufit.emulator._loading"])
+    multiprocessing.set_forkserver_preload(["ipufit.emulator._dataloader"])
 
 
 class Pair:

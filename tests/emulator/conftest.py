@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from ipufit.emulator import Error
-from ipufit.emulator._executor import executor
-from ipufit.emulator._executor.survey import survey
-from ipufit.emulator._executor.wrapping import unwrapped
-from ipufit.emulator._layout.layout import Layout
+from ipufit.emulator import _poplar_executor as executor
+from ipufit.emulator._impl import unwrapped
+from ipufit.emulator.core.layout import Layout
+from ipufit.emulator.core.survey import survey
 from tests.strategies import is_thorough
 
 ROOT = Path(__file__).parents[1]

@@ -546,8 +546,8 @@ def test_nothing_is_folded_if_two_micro_batches_are_too_large():
     ("wrong", "G"), [("results", 3), ("gradients", 3), ("results", 1)]
 )
 def test_a_fold_that_differs_from_the_loop_is_never_used(wrong, G, monkeypatch):
-    home = "ipufit.emulator._folding.fold"
-    fold = pytest.importorskip("ipufit.emulator._folding").fold
+    home = "ipufit.emulator.core.fold.fold"
+    fold = pytest.importorskip("ipufit.emulator.core.fold").fold
 
     def wrongly_folded(*given, **settings):
         forward = fold(*given, **settings)

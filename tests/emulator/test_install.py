@@ -17,7 +17,7 @@ import torch
 import ipufit.emulator
 import ipufit.emulator as poptorch
 from ipufit.emulator import Error, install, uninstall
-from ipufit.emulator._ground.switches import STRICT_VARIABLE, is_strict
+from ipufit.emulator._switches import STRICT_VARIABLE, is_strict
 from tests.emulator._models import Function
 from tests.interpreters import run_python
 
@@ -311,7 +311,7 @@ def test_strict_mode_is_for_this_process_and_its_children(
     install(force=True, strict=True)
     try:
         assert is_strict()
-        code = "from ipufit.emulator._ground.switches import is_strict as x; print(x())"
+        code = "from ipufit.emulator._switches import is_strict as x; print(x())"
         assert run_python("-c", code, cwd=tmp_path).stdout == "True\n"
     finally:
         uninstall()

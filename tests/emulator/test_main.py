@@ -13,7 +13,7 @@ import pytest
 
 from ipufit.emulator import __main__ as command
 from ipufit.emulator import uninstall
-from ipufit.emulator._ground.switches import STRICT_VARIABLE
+from ipufit.emulator._switches import STRICT_VARIABLE
 from tests.interpreters import run_python
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._program.args import CallArguments
-from ipufit.emulator._program.program import trace
+from ipufit.emulator._args_parser import CallArguments
+from ipufit.emulator.core.program import trace
 from tests.emulator._models import Function, X
 
 pytestmark = pytest.mark.skipif(

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._ground.switches import STRICT_VARIABLE
+from ipufit.emulator._switches import STRICT_VARIABLE
 from ipufit.metrics import Metric
 from tests.emulator._models import Function
 

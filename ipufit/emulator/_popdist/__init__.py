@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Collection
 
-from ipufit.emulator._processes import join_processes
-
+from .._processes import join_processes
 from . import _environment as popdist_core
 from . import poptorch
 from ._environment import (

@@ -12,8 +12,8 @@ import sys
 import uuid
 from typing import Mapping, Sequence
 
-from ipufit.emulator._ground.switches import REPLICAS_VARIABLE, whole_number
-from ipufit.emulator.errors import createPoptorchError
+from .._switches import REPLICAS_VARIABLE, whole_number
+from ..errors import createPoptorchError
 
 TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 LOCAL_REPLICAS = "POPDIST_NUM_LOCAL_REPLICAS"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, NoReturn
 
-from ipufit.emulator._options.options import Options as _PoptorchOptions
-from ipufit.emulator._options.options import _DistributedOptions
-
+from ..options import Options as _PoptorchOptions
+from ..options import _DistributedOptions
 from ._environment import (
     getInstanceIndex,
     getNumInstances,

@@ -20,7 +20,7 @@ from ipufit.emulator import (
     ShardedExecution,
     Stage,
 )
-from ipufit.emulator._executor.survey import survey
+from ipufit.emulator.core.survey import survey
 from tests.emulator import _models
 from tests.emulator._models import Function
 

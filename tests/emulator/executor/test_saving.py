@@ -362,7 +362,7 @@ def test_a_broken_file_is_invalid(path, good, data):
 
 def test_other_versions_are_invalid(path, monkeypatch):
     poptorch.inferenceModel(nn.Linear(3, 2)).compileAndExport(path, X)
-    monkeypatch.setattr("ipufit.emulator._executor.executor.__version__", "3.3.0")
+    monkeypatch.setattr("ipufit.emulator._poplar_executor.__version__", "3.3.0")
     message = (
         r"Invalid file .* written by version 3.4.0\+emulator, and this is .* 3.3.0"
     )

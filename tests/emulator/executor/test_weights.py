@@ -16,7 +16,7 @@ from tests.emulator._models import ONE, Function, on_device, wrap
 @pytest.fixture
 def transfers(monkeypatch):
     """Every copy of weights between host and device, in order."""
-    from ipufit.emulator._device import Device
+    from ipufit.emulator.core.device import Device
 
     seen = []
     for name in ("download", "upload"):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._executor.survey import survey
+from ipufit.emulator.core.survey import survey
 from tests.emulator._models import Function, run
 
 infer = run

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._layout.pod import held_ipus
+from ipufit.emulator.core.pod import held_ipus
 from tests.emulator._models import Function
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipufit.emulator import enums, poptorch_core
-from ipufit.emulator._options.popart_keys import (
+from ipufit.emulator._options_keys import (
     ENUMERATIONS,
     KNOWN_POPART_OPTIONS,
     validate_popart_options,

@@ -8,7 +8,8 @@ import pickle
 
 import pytest
 
-from ipufit.emulator._options.strategies import (
+from ipufit.emulator.enums import AutoStage, Liveness
+from ipufit.emulator.options import (
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,
@@ -16,7 +17,6 @@ from ipufit.emulator._options.strategies import (
     ShardedExecution,
     Stage,
 )
-from ipufit.emulator.enums import AutoStage, Liveness
 
 PIPELINES = [PipelinedExecution, ShardedExecution]
 PHASED = [SerialPhasedExecution, ParallelPhasedExecution]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ipufit.emulator as poptorch
-from ipufit.emulator._ground.logging import logger
+from ipufit.emulator._logging import logger
 from ipufit.emulator._processes import (
     Processes,
     join_processes,

@@ -1,0 +1,1071 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data loaders, and an iterator over data that a background process loads ahead.
+
+The two processes talk over one pipe. The tensors are in a ring of slots in shared
+memory. Slots are filled, delivered and released in the order of the ring, so each side
+only counts the free slots.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import math
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import weakref
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, Iterator, NamedTuple, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset
+
+from ._logging import logger
+from ._utils import (
+    flattenTensorStructure,
+    getCustomParser,
+    pickled_parsers,
+    reconstructTensorStructure,
+    registerCustomArgParser,
+)
+from .core.layout import Layout
+from .enums import DataLoaderMode, SharingStrategy
+from .errors import createPoptorchError, require
+from .options import Options
+
+_START_METHODS = {
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+}
+_LIVENESS_PERIOD_SECONDS = 1.0
+_PATIENCE_SECONDS = 10.0
+
+
+class AsynchronousDataAccessor:
+    """Iterates over a dataset that a background process reads ahead.
+
+    The process starts at once, and the constructor returns when it has read the
+    first element. It puts each element into one of `buffer_size` slots of shared
+    memory. **What the iterator returns are views of a slot, valid until the next
+    element is requested**: clone what has to live longer (PopTorch user guide,
+    "poptorch.AsynchronousDataAccessor").
+
+    The accessor is its own, only iterator. `iter` starts the dataset from its
+    beginning, unless no element of the present epoch was taken yet. Lists, tuples
+    and named tuples come back as lists. As in PopTorch, later elements are copied
+    into tensors like those of the first one: other dtypes are cast and shapes that
+    can be broadcast are broadcast, silently; other shapes are an error.
+
+    Where this differs from PopTorch: a non-tensor in an element always gives the
+    documented error; the process's torch generator continues from this process's
+    state with every sharing strategy, so that shuffling obeys `torch.manual_seed`;
+    and a full ring is waited for without waking up in between.
+
+    Scripts need an `if __name__ == "__main__"` guard, and the dataset must be
+    picklable, except with `SharingStrategy.Fork`. It needs a POSIX system.
+
+    Args:
+        dataset: Any iterable of tensors, of flat lists, tuples or dicts of tensors,
+            or of objects whose exact type has an `ICustomArgParser`.
+        buffer_size: Elements that fit into the shared memory.
+        miss_sleep_time_in_ms: Unused: while the ring is full, the process sleeps until
+            the consumer has freed a slot.
+        load_indefinitely: Whether the next epoch is read as soon as one ends,
+            rather than when it is asked for. The iterator stops at each end anyway.
+        early_preload: Whether to fill the ring before the first `iter`, rather than
+            one slot.
+        sharing_strategy: Way in which the dataset gets to the process.
+        rebatched_size: Collect this many rows in each slot, across elements, whose
+            tensors must all have as many rows and not more than this. Rows that
+            remain at the end are dropped, unless the dataset has a false attribute
+            `rebatched_drop_last`.
+
+    Raises:
+        AssertionError: If `rebatched_size` isn't above 1, if `buffer_size` isn't
+            positive, or if the dataset is a `DataLoader` that keeps its incomplete
+            last batch and isn't rebatched.
+        Error: If the dataset is a `DataLoader` in an asynchronous mode, if it is
+            empty, or if its first element can't be read or isn't made of tensors.
+
+    Example:
+        >>> import torch
+        >>> from ipufit.emulator import AsynchronousDataAccessor
+        >>> accessor = AsynchronousDataAccessor([torch.tensor([1.0]), torch.ones(1)])
+        >>> [float(element) for element in accessor]
+        [1.0, 1.0]
+        >>> accessor.terminate()
+    """
+
+    _process: Any = None  # also if the accessor was refused
+
+    def __init__(
+        self,
+        dataset: Any,
+        buffer_size: int = 3,
+        miss_sleep_time_in_ms: float = 0.1,
+        load_indefinitely: bool = True,
+        early_preload: bool = False,
+        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        rebatched_size: int | None = None,
+    ) -> None:
+        if isinstance(dataset, DataLoader) and dataset._accessor is not None:
+            raise createPoptorchError(
+                "An AsynchronousDataAccessor needs a DataLoader with "
+                "mode=DataLoaderMode.Sync: in the other modes it already has an "
+                "accessor."
+            )
+        if isinstance(dataset, TorchDataLoader):
+            require(
+                rebatched_size is not None
+                or getattr(dataset, "_user_drop_last", dataset.drop_last)
+                or getattr(dataset, "combinedBatchSize", None) in (None, 1),
+                "A DataLoader with drop_last=False ends with a smaller batch, which "
+                "has no place among the others: pass drop_last=True, or a "
+                "rebatched_size.",
+            )
+        require(
+            rebatched_size is None or rebatched_size > 1,
+            f"rebatched_size must be None or greater than 1, not {rebatched_size}.",
+        )
+        require(buffer_size > 0, f"buffer_size must be positive, not {buffer_size}.")
+        self._dataset = dataset
+        self._rebatched_size = rebatched_size
+        self._num_slots = buffer_size
+        self._generation = -1  # 0 from the first `iter` on, one more at each restart
+        self._must_restart = True  # whether `iter` has to ask for the beginning
+        self._is_at_end = False
+        self._num_held = 0
+        self._owner = os.getpid()
+        context: Any = multiprocessing.get_context(_START_METHODS[sharing_strategy])
+        worker = _Worker(
+            buffer_size,
+            rebatched_size,
+            load_indefinitely=load_indefinitely,
+            early_preload=early_preload,
+        )
+        if sharing_strategy == SharingStrategy.FileSystem:
+            # By value: multiprocessing would move its tensors to shared memory.
+            dataset = pickle.dumps(dataset, protocol=4)
+        self._connection, theirs = context.Pipe()
+        is_fork = sharing_strategy == SharingStrategy.Fork
+        inherited = self._connection if is_fork else None
+        process = context.Process(
+            target=worker.serve, args=(theirs, inherited, dataset)
+        )
+        try:
+            process.start()
+        except BaseException:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()
+        self._process = process
+        # The handler runs before multiprocessing's own, which would wait for ever,
+        # because it is registered after that.
+        atexit.unregister(_terminate_all)
+        atexit.register(_terminate_all)
+        _accessors.add(self)
+        try:
+            self._receive_start()
+        except BaseException:
+            self.terminate()
+            raise
+
+    def _receive_start(self) -> None:
+        """Wait for the first reply of the process, and map its shared memory."""
+        start = self._receive()
+        if start is None:
+            raise createPoptorchError(
+                "AsynchronousDataAccessor worker thread failed to start: its process "
+                "could not read the first element of the dataset. "
+                f"{self._failure()} If it could not even start: scripts need an "
+                "`if __name__ == '__main__'` guard, and datasets must be importable "
+                "from there unless they are forked."
+            )
+        self._like, specs = start
+        file_descriptor = reduction.recv_handle(self._connection)
+        try:
+            self._slots = slots_of(file_descriptor, specs, self._num_slots)
+        finally:
+            os.close(file_descriptor)
+
+    def terminate(self) -> None:
+        """End the background process; does nothing the second time.
+
+        A process that doesn't react is interrupted after 10 seconds and killed after
+        20. Elements that were returned stay readable.
+
+        Example:
+            >>> import torch
+            >>> from ipufit.emulator import AsynchronousDataAccessor
+            >>> accessor = AsynchronousDataAccessor([torch.ones(1)])
+            >>> accessor.terminate()
+        """
+        # A forked copy of this process must not end the worker.
+        if self._process is None or self._owner != os.getpid():
+            return
+        process, self._process = self._process, None
+        self._slots = []  # the memory stays for as long as there are elements
+        self._send(_STOP)
+        self._connection.close()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            process.join(_PATIENCE_SECONDS)
+            if process.is_alive():
+                os.kill(process.pid, number)
+        process.join()
+        process.close()
+
+    def __del__(self) -> None:
+        self.terminate()
+
+    def _send(self, request: Request) -> None:
+        with contextlib.suppress(ConnectionError):  # if it is gone, `_receive` tells
+            self._connection.send(request)
+
+    def _receive(self) -> Any:
+        """Return the next reply; None if the process has failed or ended."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            while not self._connection.poll(_LIVENESS_PERIOD_SECONDS):
+                # Its children can keep the pipe open after its death.
+                if not self._process.is_alive() and not self._connection.poll(0):
+                    return None
+            return self._connection.recv()
+        return None
+
+    def _failure(self) -> str:
+        """Return a hint to the process's own message, which has the cause.
+
+        PopTorch does the same (`python/_dataloader.py`).
+        """
+        self._process.join(_LIVENESS_PERIOD_SECONDS)  # it prints, then ends
+        return (
+            "Look above for what it printed to its stderr (exit code "
+            f"{self._process.exitcode})."
+        )
+
+    def _release(self, count: int) -> None:
+        for _ in range(count):
+            self._send(_RELEASE)
+        self._num_held = 0
+
+    # Iteration ----------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the number of elements that one epoch returns."""
+        if self._rebatched_size is None:
+            return len(self._dataset)
+        num_rows: int = len(self._dataset) * self._dataset.batch_size
+        return num_rows // self._rebatched_size
+
+    def __iter__(self) -> Iterator[Any]:
+        self._require_process()
+        if self._must_restart:
+            self._generation += 1
+            self._send(self._generation)
+        self._must_restart = self._is_at_end = False
+        return self
+
+    def __next__(self) -> Any:
+        self._require_process()
+        if self._generation < 0:
+            iter(self)
+        if self._is_at_end:
+            raise StopIteration
+        if self._num_slots == 1:  # nothing can be read ahead while it's held
+            self._release(self._num_held)
+        while True:
+            reply = self._receive()
+            if reply is None:
+                raise AssertionError(
+                    "An error occurred in the data fetcher, the process that reads the "
+                    f"dataset. {self._failure()}"
+                )
+            if reply.generation == self._generation:
+                break
+            if reply.slot is not None:  # from before a restart
+                self._release(self._num_held + 1)
+        self._must_restart = reply.slot is not None or reply.is_idle
+        if reply.slot is None:
+            self._is_at_end = True
+            raise StopIteration
+        self._release(self._num_held)
+        self._num_held = 1
+        # A view of its own for each turn: the caller may resize or retype it.
+        tensors = [tensor.view(tensor.shape) for tensor in self._slots[reply.slot]]
+        if reply.num_rows is not None:
+            tensors = [tensor.narrow(0, 0, reply.num_rows) for tensor in tensors]
+        return reconstructTensorStructure(self._like, tensors)
+
+    def _require_process(self) -> None:
+        require(
+            self._process is not None,
+            "This AsynchronousDataAccessor was terminated: make a new one.",
+        )
+
+
+_accessors: weakref.WeakSet[AsynchronousDataAccessor] = weakref.WeakSet()
+
+
+def _terminate_all() -> None:
+    for accessor in list(_accessors):
+        accessor.terminate()
+
+
+# What is sent ---------------------------------------------------------------------
+
+_RELEASE = "release"
+"""Request: reuse the slot that was delivered first."""
+
+_STOP = "stop"
+"""Request: end the process."""
+
+Request = Union[int, str]
+"""One of these, or the number of a restart: read on beyond the first slot, and from the
+dataset's beginning unless the number is the one before."""
+
+Spec = Tuple[Tuple[int, ...], torch.dtype]
+"""Shape and dtype of a tensor in a slot."""
+
+
+class Reply(NamedTuple):
+    """Message of the process: a slot is filled, or the dataset has ended.
+
+    The first message is another one: the skeleton and the specs of an element. The
+    descriptor of the shared file follows it. None in place of a reply says that the
+    process ends because of an exception, which it prints.
+
+    Attributes:
+        generation: Number of restarts before it.
+        slot: Index of the filled slot; None at the end of the dataset.
+        num_rows: Number of rows in use; None if the slot is full.
+        is_idle: Whether the process waits before it reads the next epoch.
+    """
+
+    generation: int
+    slot: int | None = None
+    num_rows: int | None = None
+    is_idle: bool = False
+
+
+def _skeleton(element: Any) -> Any:
+    """Return a structure like an element, of empty tensors, with lists for tuples.
+
+    Raises:
+        Error: The element is of a type that has no registered parser, or contains
+            something else than tensors.
+    """
+    is_custom = getCustomParser(element, exact=True) is not None
+    if isinstance(element, (dict, list, tuple)) and not is_custom:
+        members = element.values() if isinstance(element, dict) else element
+        if all(isinstance(member, Tensor) for member in members):
+            is_custom = True
+            element = dict(element) if isinstance(element, dict) else list(element)
+    if not (is_custom or isinstance(element, Tensor)):
+        raise createPoptorchError(
+            "An element must be a tensor, a flat list, tuple or dict of tensors, "
+            f"or of a type with a registered parser; got {_describe(element)}."
+        )
+    return reconstructTensorStructure(element, itertools.repeat(torch.empty(0)))
+
+
+def _tensors_of(element: Any, like: Any) -> list[Tensor]:
+    """List the detached tensors of an element, in the order of a skeleton.
+
+    Raises:
+        Error: There are more or fewer than in the skeleton.
+    """
+    order = like if isinstance(element, dict) else None
+    tensors = list(flattenTensorStructure(element, order))
+    count = len(list(flattenTensorStructure(like)))
+    if len(tensors) != count:
+        raise createPoptorchError(
+            f"The first element has {count} tensors, but a later one "
+            f"differs: {_describe(element)}."
+        )
+    return [tensor.detach() for tensor in tensors]
+
+
+def _describe(element: Any) -> str:
+    if isinstance(element, dict):
+        parts = [f"{key!r}: {type(item).__name__}" for key, item in element.items()]
+        return f"dict {{{', '.join(parts)}}}"
+    if isinstance(element, (list, tuple)):
+        names = ", ".join(type(item).__name__ for item in element)
+        return f"{type(element).__name__} ({names})"
+    return type(element).__name__
+
+
+# Shared memory ------------------------------------------------------------------
+
+
+def _num_bytes(spec: Spec) -> int:
+    shape, dtype = spec
+    return math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+
+
+def _starts(specs: Sequence[Spec]) -> list[int]:
+    """Return where each tensor of a slot begins, and at the end the size of a slot."""
+    sizes = (-(-_num_bytes(spec) // 64) * 64 for spec in specs)  # whole cache lines
+    return [0, *itertools.accumulate(sizes)]
+
+
+def shared_file(specs: Sequence[Spec], num_slots: int) -> int:
+    """Create a shared file for a ring of slots, and return its descriptor.
+
+    The caller closes the descriptor. The file has no name: it is deleted when no
+    process and no tensor uses it any more.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("poptorch_ring_buffer")
+    else:  # not Linux
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    # An empty file can't be mapped.
+    os.truncate(descriptor, num_slots * _starts(specs)[-1] or 1)
+    return descriptor
+
+
+def slots_of(
+    file_descriptor: int, specs: Sequence[Spec], num_slots: int
+) -> list[list[Tensor]]:
+    """Map a shared file, and return the tensors of each slot.
+
+    Example:
+        >>> specs = [((2,), torch.float32)]
+        >>> descriptor = shared_file(specs, num_slots=3)
+        >>> writer, reader = (slots_of(descriptor, specs, 3) for _ in range(2))
+        >>> os.close(descriptor)
+        >>> _ = writer[1][0].fill_(7.0)
+        >>> reader[1]
+        [tensor([7., 7.])]
+    """
+    memory: Any = mmap.mmap(file_descriptor, 0)  # the tensors keep it alive
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    *starts, size = _starts(specs)
+    return [
+        [
+            flat.narrow(0, slot * size + start, _num_bytes(spec))
+            .view(spec[1])
+            .view(spec[0])
+            for start, spec in zip(starts, specs)
+        ]
+        for slot in range(num_slots)
+    ]
+
+
+# The process --------------------------------------------------------------------
+
+
+class _Stopped(Exception):
+    """Raised when the consumer no longer needs this process."""
+
+
+class _Restarted(Exception):
+    """Raised when the consumer asks for the dataset from its beginning."""
+
+
+class _Worker:
+    """Reads the dataset, epoch after epoch, into the free slots of the ring.
+
+    Args:
+        num_slots: Number of slots of the ring.
+        rebatched_size: Rows to collect in each slot; None leaves elements as they are.
+        load_indefinitely: Whether to read the next epoch as soon as one ends.
+        early_preload: Whether to fill the ring before the consumer starts.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        rebatched_size: int | None,
+        *,
+        load_indefinitely: bool,
+        early_preload: bool,
+    ) -> None:
+        self._num_slots = self._num_free = num_slots
+        self._rebatched_size = rebatched_size
+        self._load_indefinitely = load_indefinitely
+        self._is_held = not early_preload
+        self._rng_state = torch.get_rng_state().numpy()
+        self._parsers = pickled_parsers()
+        self._slot = 0
+        self._generation = 0
+        self._has_delivered = False
+
+    def serve(
+        self,
+        connection: Connection,
+        inherited: Connection | None,
+        dataset: Any,
+    ) -> None:
+        """Serve one accessor until it stops; the target of the process.
+
+        Args:
+            connection: The process's end of the pipe.
+            inherited: The consumer's end of the pipe if forking has copied it. It is
+                closed, or the process wouldn't notice that the consumer has ended.
+            dataset: The dataset, or its pickle.
+        """
+        if inherited is not None:
+            inherited.close()
+        torch.set_num_threads(1)  # as torch's workers: OpenMP doesn't survive a fork
+        if sys.platform == "linux":
+            # The dataset's own workers: to fork this process, which has one thread,
+            # spares each of them seconds of imports. A loader's
+            # `multiprocessing_context` wins.
+            multiprocessing.set_start_method("fork", force=True)
+        self._connection = connection
+        # An interrupt, or a consumer that is gone, is no failure of the dataset.
+        with contextlib.closing(connection), contextlib.suppress(
+            _Stopped, KeyboardInterrupt
+        ):
+            try:
+                self._run(dataset)
+            except _Stopped:
+                raise
+            except Exception:
+                self._send(None)
+                raise  # multiprocessing prints it to this process's stderr
+
+    def _run(self, dataset: Any) -> None:
+        """Read until `_Stopped`, or an exception of the dataset."""
+        for parser in self._parsers:
+            registerCustomArgParser(*pickle.loads(parser))
+        torch.set_rng_state(torch.from_numpy(self._rng_state))
+        if isinstance(dataset, bytes):
+            dataset = pickle.loads(dataset)
+        elements = self._begin(iter(dataset))
+        while True:
+            with contextlib.suppress(_Restarted):
+                self._run_epoch(dataset, elements)
+            # The iterator's own processes end before the dataset starts others.
+            elements = iter(())
+            elements = iter(dataset)
+
+    def _begin(self, elements: Iterator[Any]) -> Iterator[Any]:
+        """Read the first element, and make slots of its shapes and types."""
+        first = next(elements, self)
+        if first is self:
+            raise createPoptorchError("The dataset is empty.")
+        self._like = _skeleton(first)
+        tensors = _tensors_of(first, self._like)
+        specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        size = self._rebatched_size
+        if size is not None:
+            _common_rows(tensors, size)
+            specs = [((size, *shape[1:]), dtype) for shape, dtype in specs]
+        file_descriptor = shared_file(specs, self._num_slots)
+        try:
+            self._slots = slots_of(file_descriptor, specs, self._num_slots)
+            self._send((self._like, specs))
+            reduction.send_handle(self._connection, file_descriptor, os.getppid())
+        finally:
+            os.close(file_descriptor)
+        return itertools.chain([first], elements)
+
+    def _run_epoch(self, dataset: Any, elements: Iterator[Any]) -> None:
+        """Fill slots with one element each, or with `rebatched_size` rows each."""
+        size, num_filled = self._rebatched_size, 0
+        self._has_delivered = False
+        self._wait_for_slot()
+        for element in elements:
+            sources = _tensors_of(element, self._like)
+            if size is None:
+                for target, source in zip(self._slots[self._slot], sources):
+                    target.copy_(source)
+                self._deliver(None)
+                self._wait_for_slot()
+                continue
+            num_rows, num_taken = _common_rows(sources, size), 0
+            while num_taken < num_rows:
+                count = min(num_rows - num_taken, size - num_filled)
+                for target, source in zip(self._slots[self._slot], sources):
+                    rows = source.narrow(0, num_taken, count)
+                    target.narrow(0, num_filled, count).copy_(rows)
+                num_taken += count
+                num_filled += count
+                if num_filled == size:
+                    self._deliver(None)
+                    self._wait_for_slot()
+                    num_filled = 0
+        if num_filled and not getattr(dataset, "rebatched_drop_last", True):
+            self._deliver(num_filled)
+        # An epoch without data isn't repeated unasked: that would never pause.
+        is_idle = not (self._load_indefinitely and self._has_delivered)
+        self._send(Reply(self._generation, is_idle=is_idle))
+        while is_idle:
+            self._receive(wait=True)
+
+    def _deliver(self, num_rows: int | None) -> None:
+        self._send(Reply(self._generation, self._slot, num_rows))
+        self._has_delivered = True
+        self._num_free -= 1
+        self._slot = (self._slot + 1) % self._num_slots
+        while self._is_held:
+            self._receive(wait=True)
+
+    def _wait_for_slot(self) -> None:
+        """Handle pending requests, and wait until a slot is free."""
+        while self._receive(wait=self._num_free == 0):
+            pass
+
+    def _send(self, reply: Any) -> None:
+        """Send a reply, or None if this process fails."""
+        try:
+            self._connection.send(reply)
+        except ConnectionError as error:
+            raise _Stopped from error
+
+    def _receive(self, *, wait: bool) -> bool:
+        """Handle the next request, and return whether there was one.
+
+        Raises:
+            _Restarted: The consumer asks for a restart.
+            _Stopped: The consumer asks for the end, or has ended.
+        """
+        try:
+            if not wait and not self._connection.poll(0):
+                return False
+            request: Request = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise _Stopped from error
+        if request == _STOP:
+            raise _Stopped
+        if request == _RELEASE:
+            self._num_free += 1
+            return True
+        self._is_held = False
+        if request != self._generation:
+            self._generation = int(request)
+            raise _Restarted
+        return True
+
+
+def _common_rows(tensors: list[Tensor], limit: int) -> int:
+    """Return the number of rows of an element to rebatch.
+
+    Raises:
+        Error: If its tensors differ in length, or have more rows than a slot.
+    """
+    lengths = {len(tensor) if tensor.dim() else limit + 1 for tensor in tensors}
+    if len(lengths) != 1 or max(lengths) > limit:
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        raise createPoptorchError(
+            "To be rebatched, all tensors of an element need the same number of rows, "
+            f"at most rebatched_size = {limit}; got shapes {shapes}."
+        )
+    return lengths.pop()
+
+
+# Data loaders ------------------------------------------------------------------
+
+
+class DataLoader(TorchDataLoader[Any]):
+    """Loader whose batches hold the rows of one call.
+
+    One call takes the combined batch, `batch_size * device iterations * input groups
+    * gradient accumulation` rows, where input groups are the replicas divided by the
+    input replica grouping (PopTorch user guide, "Efficient data batching"). Torch's
+    loader is built with that size: `collate_fn`, workers and `loader.batch_size` see
+    combined batches. The options are kept and frozen.
+
+    A batch that is smaller at the end of the data is dropped by default; models can't
+    take it.
+
+    In the asynchronous modes a background process loads the data, see
+    `AsynchronousDataAccessor`: a batch is valid until the next one is requested, and
+    `terminate` ends the process. With `AsyncRebatched`, and with `Async` if
+    `drop_last` is false, that process joins the workers' incomplete batches, so that
+    at most one is lost or incomplete. As in PopTorch's code, but not its guide, the
+    workers then load `rebatched_worker_size` elements at a time and by default a
+    combined batch.
+
+    With several processes, each loader of a map-style dataset reads its own block; if
+    `shuffle` is set, of a permutation of the whole dataset that is the same in all
+    processes and drawn anew in each epoch.
+
+    Args:
+        options: The options of the model that takes the batches. Gradient
+            accumulation counts, so inference needs other options than training.
+        dataset: A map-style or iterable dataset.
+        batch_size: Rows of a micro-batch; `None` passes elements on as they are and
+            needs `drop_last=False`.
+        shuffle: Whether map-style data is shuffled; `None` means no.
+        num_workers: Processes that load.
+        drop_last: Whether an incomplete last batch is dropped.
+        persistent_workers: Whether workers outlive an epoch; by default they do.
+        auto_distributed_partitioning: Whether each process gets a part of the data.
+        mode: Load in this process or in a background process.
+        async_options: Arguments of the `AsynchronousDataAccessor`.
+        rebatched_worker_size: Elements that workers load at a time when rebatching.
+        batch_sampler: Gives the indices of one micro-batch after the other; the
+            micro-batches of a call are concatenated.
+        **kwargs: Other arguments of torch's `DataLoader`.
+
+    Raises:
+        AssertionError: If the options aren't `Options`; if several processes share an
+            iterable dataset, or data without batches, or shuffle without a common
+            seed (`Options.randomSeed`); or if a size for rebatching is out of range.
+        Error: If `batch_sampler` is combined with `batch_size`, `shuffle` or automatic
+            partitioning, or if the background process can't start.
+        ValueError: Whatever torch's loader refuses.
+        ZeroDivisionError: If there is less than one call's data for each process.
+
+    Example:
+        >>> import torch
+        >>> from ipufit.emulator import DataLoader, Options
+        >>> dataset = torch.utils.data.TensorDataset(torch.arange(10))
+        >>> loader = DataLoader(Options().deviceIterations(2), dataset, batch_size=2)
+        >>> loader.combinedBatchSize, len(loader)
+        (4, 2)
+        >>> [batch[0].tolist() for batch in loader]
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+
+    # Also if the loader was refused, or is being unpickled.
+    _accessor: AsynchronousDataAccessor | None = None
+
+    def __init__(
+        self,
+        options: Options,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        num_workers: int = 0,
+        drop_last: bool = True,
+        persistent_workers: bool | None = None,
+        auto_distributed_partitioning: bool = True,
+        mode: DataLoaderMode = DataLoaderMode.Sync,
+        async_options: dict[str, Any] | None = None,
+        rebatched_worker_size: int | None = None,
+        batch_sampler: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self._shuffled_partition: Partition | None = None
+        if batch_sampler is not None:
+            if batch_size != 1 or shuffle:
+                raise createPoptorchError(
+                    "A batch_sampler decides on batches and their order: it excludes "
+                    "batch_size and shuffle."
+                )
+            if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
+                raise createPoptorchError(
+                    "Data with a batch_sampler can't be partitioned for several "
+                    "processes: pass auto_distributed_partitioning=False and a sampler "
+                    "that does it."
+                )
+            batch_size = getattr(batch_sampler, "batch_size", 1)
+        require(
+            isinstance(options, Options),
+            f"options must be poptorch.Options, not {type(options).__name__}.",
+        )
+        options._freeze()
+        self._num_combined = Layout(options).input_blocks
+        self._combined_batch_size: int | None = None
+        if batch_size is not None:
+            # As in PopTorch, there are no `options` without a batch size.
+            self._options = options
+            self._combined_batch_size = batch_size * self._num_combined
+        combined = self._combined_batch_size
+        self._user_drop_last = drop_last
+        self._has_batch_sampler = batch_sampler is not None
+
+        num_processes = options.Distributed.numProcesses
+        is_partitioned = num_processes > 1 and auto_distributed_partitioning
+        if isinstance(dataset, IterableDataset):
+            require(
+                not is_partitioned,
+                "An iterable dataset can't be partitioned for several processes: pass "
+                "auto_distributed_partitioning=False and let the dataset do it.",
+            )
+            if num_workers > 1 and "worker_init_fn" not in kwargs:
+                logger.warning(
+                    "Each of the %d workers will go through the whole iterable "
+                    "dataset, so each element comes %d times. Pass a worker_init_fn "
+                    "that gives each worker a part.",
+                    num_workers,
+                    num_workers,
+                )
+        elif batch_sampler is not None and combined is not None:
+            # PopTorch warns whatever drop_last is.
+            try:
+                count: Any = len(batch_sampler)
+            except TypeError:
+                count = "an unknown number of"
+            if isinstance(count, str) or count % self._num_combined:
+                logger.warning(
+                    "The batch sampler gives %s micro-batches and a call takes %d. An "
+                    "incomplete last group is %s.",
+                    count,
+                    self._num_combined,
+                    "dropped" if drop_last else "smaller than the others",
+                )
+        elif combined and not drop_last and len(dataset) % (combined * num_processes):
+            logger.warning(
+                "The dataset has %d elements, which isn't a multiple of %d = %d per "
+                "call (the combined batch size) * %d processes. With drop_last=False "
+                "the last batch is smaller, and a model compiled for whole batches "
+                "doesn't take it.",
+                len(dataset),
+                combined * num_processes,
+                combined,
+                num_processes,
+            )
+        if is_partitioned:
+            require(
+                not shuffle or options.exists("random_seed"),
+                "To shuffle the data of several processes they need a common seed: "
+                "call options.randomSeed(seed) in each of them.",
+            )
+            if combined is None:
+                raise AssertionError(
+                    "Data without batches (batch_size=None) can't be partitioned: pass "
+                    "auto_distributed_partitioning=False."
+                )
+            dataset = Partition(
+                dataset,
+                options.Distributed.processId,
+                num_processes,
+                combined,
+                drop_last=drop_last,
+                seed=options("random_seed") if shuffle else None,
+            )
+            self._shuffled_partition = dataset if shuffle else None
+            shuffle = False
+
+        is_rebatched = mode == DataLoaderMode.AsyncRebatched
+        if mode == DataLoaderMode.Async:
+            # The accessor's slots have no place for a smaller batch at the end.
+            is_rebatched = not drop_last and (combined or 1) > 1
+        loaded_size = combined
+        if is_rebatched and combined is not None:
+            if rebatched_worker_size is not None:
+                require(
+                    rebatched_worker_size <= combined,
+                    f"rebatched_worker_size = {rebatched_worker_size} must not exceed "
+                    f"the combined batch size, {combined}.",
+                )
+                loaded_size = rebatched_worker_size
+            self.rebatched_drop_last = None if self._has_batch_sampler else drop_last
+        if batch_sampler is None:
+            kwargs.update(batch_size=loaded_size, shuffle=bool(shuffle))
+            kwargs.update(drop_last=drop_last and not is_rebatched)
+        else:
+            kwargs.update(batch_sampler=batch_sampler)
+        if persistent_workers is None:
+            persistent_workers = num_workers > 0
+        super().__init__(
+            dataset,
+            num_workers=num_workers,
+            persistent_workers=persistent_workers,
+            **kwargs,
+        )
+        if mode in (DataLoaderMode.Async, DataLoaderMode.AsyncRebatched):
+            async_options = async_options or {}
+            require(
+                "rebatched_size" not in async_options,
+                "The DataLoader decides on rebatched_size: remove it from "
+                "async_options and choose a mode instead.",
+            )
+            rebatched_size = combined if is_rebatched else None
+            self._accessor = AsynchronousDataAccessor(
+                self, rebatched_size=rebatched_size, **async_options
+            )
+            # Not a cycle: the process ends as soon as the loader isn't used any more.
+            self._accessor._dataset = weakref.proxy(self)
+
+    @property
+    def combinedBatchSize(self) -> int | None:
+        """Number of rows of one call; `None` without a batch size.
+
+        Example:
+            >>> from ipufit.emulator import DataLoader, Options
+            >>> options = Options().replicationFactor(4).deviceIterations(2)
+            >>> DataLoader(options, list(range(80)), batch_size=5).combinedBatchSize
+            40
+        """
+        return self._combined_batch_size
+
+    @property
+    def options(self) -> Options:
+        """The options that were passed to the loader, frozen.
+
+        Raises:
+            AttributeError: If the loader has no batch size, as in PopTorch.
+
+        Example:
+            >>> from ipufit.emulator import DataLoader, Options
+            >>> options = Options()
+            >>> DataLoader(options, [1, 2]).options is options
+            True
+        """
+        return self._options
+
+    def terminate(self) -> None:
+        """End the background process, if there is one.
+
+        Afterwards an asynchronous loader can't be iterated over any more.
+
+        Example:
+            >>> from ipufit.emulator import DataLoader, Options
+            >>> DataLoader(Options(), [1, 2]).terminate()
+        """
+        if self._accessor is not None:
+            self._accessor.terminate()
+
+    def __del__(self) -> None:
+        self.terminate()
+
+    def __len__(self) -> int:
+        """Return the number of batches.
+
+        As in PopTorch it is an estimate in two cases: with iterable datasets it
+        ignores what each worker loses; with a batch sampler it counts micro-batches
+        or, when rebatching, what the elements of the dataset would fill.
+        """
+        if self._accessor is None or not hasattr(self, "rebatched_drop_last"):
+            return super().__len__()
+        num_full, num_remaining = divmod(
+            len(self.dataset),  # type: ignore[arg-type]
+            self._combined_batch_size or 1,
+        )
+        return num_full + bool(num_remaining and not self.rebatched_drop_last)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self._accessor is not None:  # its process has a copy that shuffles
+            return iter(self._accessor)
+        if self._shuffled_partition is not None:
+            self._shuffled_partition.shuffle()
+        batches: Iterator[Any] = super().__iter__()
+        if self._has_batch_sampler and self._num_combined != 1:
+            return self._combine(batches)
+        return batches
+
+    def _combine(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Concatenate the micro-batches of each call along dimension 0.
+
+        Leaves that aren't tensors are taken from the first micro-batch.
+        """
+        while True:
+            group = list(itertools.islice(batches, self._num_combined))
+            if len(group) < self._num_combined and (self._user_drop_last or not group):
+                return
+            leaves = [list(flattenTensorStructure(batch, group[0])) for batch in group]
+            yield reconstructTensorStructure(
+                group[0], [torch.cat(tensors) for tensors in zip(*leaves)]
+            )
+
+
+class Partition(Dataset[Any]):
+    """The block of a dataset that one of several processes reads.
+
+    With `drop_last` all blocks have the same length, a multiple of the combined
+    batch, and what is behind the blocks is left over. Otherwise the blocks cover the
+    dataset, and the first ones are one element longer if they must.
+
+    With a seed, each `shuffle` draws one permutation of the whole dataset, the same
+    in every process, and the block is a block of the permutation. Its offset
+    alternates between two places, `leftovers` apart, beginning with the later one.
+
+    As in PopTorch the leftovers of the shuffle are `len(dataset) % length`, which can
+    be less than what lies outside the blocks. As there, only the permutation is in
+    shared memory: persistent workers keep the offset of their first epoch.
+
+    Args:
+        dataset: The whole dataset; needs a length.
+        process_index: Number of this process, from 0 on.
+        num_processes: Number of processes that share the dataset.
+        combined_batch_size: Elements that one process takes per call.
+        drop_last: Whether all processes get the same number of full batches.
+        seed: Seed common to all processes; None if the data is never shuffled.
+
+    Raises:
+        ZeroDivisionError: If `drop_last` leaves nothing to any process.
+
+    Example:
+        >>> block = Partition("abcdefghij", 1, 2, 2, drop_last=True, seed=None)
+        >>> [block[index] for index in range(len(block))]
+        ['e', 'f', 'g', 'h']
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        process_index: int,
+        num_processes: int,
+        combined_batch_size: int,
+        *,
+        drop_last: bool,
+        seed: int | None,
+    ) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        size = len(dataset)
+        if drop_last:
+            per_call = combined_batch_size * num_processes
+            self._length = combined_batch_size * (size // per_call)
+            if self._length == 0:
+                raise ZeroDivisionError(
+                    f"The dataset has {size} elements, but one call takes {per_call} "
+                    f"= {combined_batch_size} per process * {num_processes} processes. "
+                    "Pass more data, a smaller batch, or drop_last=False."
+                )
+            self._base_offset = process_index * self._length
+            self._leftovers = size % self._length
+        else:
+            share, remainder = divmod(size, num_processes)
+            self._length = share + (process_index < remainder)
+            self._base_offset = process_index * share + min(process_index, remainder)
+            self._leftovers = 0
+        self._offset = self._base_offset
+        self._permutation: torch.Tensor | None = None
+        self._generator_state: torch.Tensor | None = None
+        # torch asks for it by name, to fetch several elements at once.
+        if getattr(dataset, "__getitems__", None):
+            self.__getitems__ = self._getitems
+
+    def shuffle(self) -> None:
+        """Draw the permutation of the next epoch and move the block."""
+        generator = torch.Generator()
+        if self._generator_state is not None:
+            generator.set_state(self._generator_state)
+        elif self._seed is not None:
+            generator.manual_seed(self._seed)
+        permutation = torch.randperm(len(self._dataset), generator=generator)
+        self._generator_state = generator.get_state()
+        if self._permutation is None:
+            permutation.share_memory_()  # type: ignore[no-untyped-call]
+            self._permutation = permutation
+        else:  # in place: persistent workers see it
+            self._permutation.copy_(permutation)
+        is_at_base = self._offset == self._base_offset
+        self._offset = self._base_offset + (self._leftovers if is_at_base else 0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[self._source_index(index)]
+
+    def _getitems(self, indices: list[Any]) -> Any:
+        return self._dataset.__getitems__([self._source_index(i) for i in indices])
+
+    def _source_index(self, index: Any) -> Any:
+        if not 0 <= index < self._length:
+            raise IndexError(
+                f"Index {int(index)} is outside this process's {self._length} elements."
+            )
+        if self._permutation is None:
+            return self._offset + index
+        return self._permutation[self._offset + index]

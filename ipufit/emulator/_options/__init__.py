@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""`Options` and its sections, execution strategies, settings of PopART."""

@@ -1,0 +1,527 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations: calls of torch functions that a trace checks, runs and records.
+
+Their nodes in a traced program are constant, dead, or have effects on memory. PopTorch
+computes constant expressions while it compiles, with all of torch's functions
+(`EvaluateConstexprs.cpp`). Before anything else it eliminates dead operators (PopTorch,
+`LowerToPopartFactories.cpp`). An operation is live if a result of the model depends on
+it, or if it writes to memory that a weight, an input or a later live operation reads
+(torch's `EliminateDeadCode`). All checks of the emulator are of live operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import operator
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C import _jit_get_schemas_for_operator, _set_grad_enabled
+from torch.fx.graph import Graph
+from torch.fx.node import Node
+from torch.overrides import handle_torch_function
+
+from ..errors import Error, createPoptorchError
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """List the tensors in nested arguments.
+
+    Example:
+        >>> import torch
+        >>> [t.item() for t in tensors_in(([torch.tensor(1)], {"k": torch.tensor(2)}))]
+        [1, 2]
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    elif isinstance(value, slice):
+        value = (value.start, value.stop, value.step)
+    elif not isinstance(value, (tuple, list)):
+        return []
+    return [tensor for element in value for tensor in tensors_in(element)]
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the elements of a list or tuple, or a list of any other value.
+
+    Example:
+        >>> as_list((1, 2)), as_list(3)
+        ([1, 2], [3])
+    """
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Replace the tensors in nested arguments.
+
+    A container without changes is returned itself, such as a named result of torch.
+
+    Example:
+        >>> import torch
+        >>> map_tensors({"k": [torch.tensor(1), "other"]}, lambda t: t.item())
+        {'k': [1, 'other']}
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(v, function) for key, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        elements = [map_tensors(v, function) for v in value]
+        if all(new is old for new, old in zip(elements, value)):
+            return value
+        if hasattr(value, "_fields"):
+            return type(value)(*elements)
+        return type(value)(elements)
+    if isinstance(value, slice):
+        return slice(*map_tensors((value.start, value.stop, value.step), function))
+    return value
+
+
+NodesById = Mapping[int, Node]
+"""The graph's node of each tensor that is on the device, by the tensor's `id`."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of a torch function in a program.
+
+    Attributes:
+        function: The function that computes the result.
+        name: Name of the torch function, such as `add_` or `__getitem__`.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(2)
+        >>> operation = Operation(torch.sum, "sum", (x,), {"dim": 0})
+        >>> operation.arguments("input dim keepdim")
+        {'input': tensor([0., 0.]), 'dim': 0}
+        >>> operation.run()
+        tensor(0.)
+    """
+
+    function: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors in the nested arguments."""
+        return tensors_in((self.args, self.kwargs))
+
+    def arguments(self, names: str) -> dict[str, Any]:
+        """Return the arguments by name; `names` are those of the positional ones."""
+        return {**dict(zip(names.split(), self.args)), **self.kwargs}
+
+    def arguments_of(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """Return the arguments, by the names in the signature of `function`."""
+        signature = inspect.signature(function)
+        return signature.bind_partial(*self.args, **self.kwargs).arguments
+
+    def run(self) -> Any:
+        """Compute the operation."""
+        return self.function(*self.args, **self.kwargs)
+
+
+_NUMPY_NAMES = {
+    **{"axis": "dim", "keepdims": "keepdim", "x2": "other"},
+    **dict.fromkeys(("a", "x", "x1"), "input"),
+}
+"""NumPy's names of arguments, which torch takes as well (`python_arg_parser.cpp`)."""
+
+
+def bind_arguments(operation: Operation) -> Operation:
+    """Put arguments that are given by name into their places in torch's schema.
+
+    Those after a gap, and those that have only a name, stay by name. Functions that
+    torch writes in Python bind their arguments themselves.
+
+    Example:
+        >>> x = torch.zeros(2)
+        >>> call = Operation(torch.sum, "sum", (), {"axis": 0, "a": x})
+        >>> bind_arguments(call).args
+        (tensor([0., 0.]), 0)
+    """
+    if not operation.kwargs or inspect.isfunction(operation.function):
+        return operation
+    count = len(operation.args)
+    for form in _forms(operation.name):
+        kwargs = {
+            name if name in form.names else _NUMPY_NAMES.get(name, name): value
+            for name, value in operation.kwargs.items()
+        }
+        by_place = {*form.places[:count]}
+        fits = form.required <= {*by_place, *kwargs} <= form.names
+        if fits and by_place.isdisjoint(kwargs):
+            free_places = form.places[count:]
+            names = [*itertools.takewhile(kwargs.__contains__, free_places)]
+            args = (*operation.args, *map(kwargs.pop, names))
+            return replace(operation, args=args, kwargs=kwargs)
+    return operation
+
+
+class _Form(NamedTuple):
+    """Arguments of an overload of an operator: in order, without a default, all."""
+
+    places: list[str]
+    required: set[str]
+    names: set[str]
+
+
+@functools.lru_cache(maxsize=None)
+def _forms(operator: str) -> list[_Form]:
+    """Return the forms of an operator, those that torch tries first before others."""
+    forms = []
+    for schema in _jit_get_schemas_for_operator(f"aten::{operator}"):
+        named = {
+            "input" if argument.name == "self" else argument.name: argument
+            for argument in schema.arguments
+        }
+        places = [
+            name
+            for name, argument in named.items()
+            if not argument.kwarg_only and name != "memory_format"  # of `Tensor.to`
+        ]
+        required = {n for n, a in named.items() if not a.has_default_value()}
+        forms.append(_Form(places, required, {*named}))
+    return forms
+
+
+class DeviceFunction:
+    """A function of the emulator that a device runs as one operation.
+
+    A call goes to the active `TorchFunctionMode`, as a call of a torch function does.
+    So a mode of the user's sees one function and calls it, and the call reaches the
+    tracer.
+
+    Attributes:
+        function: The function that the tracer runs and records.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = function.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Pass the call to the active mode."""
+        return handle_torch_function(self, tensors_in((args, kwargs)), *args, **kwargs)
+
+
+FACTORIES = frozenset(
+    getattr(torch, name)
+    for name in """
+    arange empty full full_like linspace logspace normal ones rand randint randn
+    randperm range tensor zeros zeros_like
+    """.split()  # noqa: SIM905 - one per line would be a page
+)
+"""Functions that create tensors on the IPU unless given another device
+(PopTorch, `_poplar_executor.py`). Others, `torch.eye` for one, use the host."""
+
+RANDOM_FACTORIES = frozenset(
+    getattr(torch, name) for name in ("normal", "rand", "randint", "randn", "randperm")
+)
+
+
+def creates_on_device(operation: Operation) -> bool:
+    """Return whether an operation creates a tensor on the IPU, whatever its operands.
+
+    A factory function without a device does so (PopTorch, `_poplar_executor.py`).
+    `device=None` means torch's choice, the host.
+
+    Example:
+        >>> creates_on_device(Operation(torch.zeros, "zeros", (2,), {"device": None}))
+        False
+    """
+    device = requested_device(operation)
+    if device is not None:
+        return bool(device != "cpu")
+    if operation.function not in FACTORIES or "device" in operation.kwargs:
+        return False
+    return not (operation.function is torch.normal and operation.tensors())
+
+
+def requested_device(operation: Operation) -> Any:
+    """Return the device among the arguments, if any.
+
+    The tracer writes the string "cpu" for the host, and `torch.device("cpu")` for an
+    IPU, whose tensors are in the host's memory.
+    """
+    positional = operation.args[1:2] if operation.name == "to" else ()
+    devices = [d for d in positional if isinstance(d, (str, torch.device))]
+    return operation.kwargs.get("device") or next(iter(devices), None)
+
+
+def error_about(message: str, *nodes: Node) -> Error:
+    """Return an error that a survey shows with the source lines of nodes."""
+    error = createPoptorchError(message)
+    vars(error)["_blamed_nodes"] = nodes
+    return error
+
+
+def blamed_nodes(error: Error) -> tuple[Node, ...]:
+    """Return the nodes that an error is about; none if unknown."""
+    return vars(error).get("_blamed_nodes", ())
+
+
+_CHANGES = frozenset({"__setitem__", "__iand__", "__ior__", "__ixor__"})
+_RANDOM = frozenset(
+    """
+    _sample_dirichlet _standard_gamma alpha_dropout bernoulli bernoulli_ binomial
+    dropout dropout1d dropout2d dropout3d
+    exponential_ feature_alpha_dropout feature_dropout multinomial normal_ poisson
+    rand_like randint_like randn_like random_ rrelu uniform_
+    """.split()  # noqa: SIM905 - one per line would be a page
+).union(factory.__name__ for factory in RANDOM_FACTORIES)
+
+_OF_A_SHAPE = frozenset(
+    form.format(name)
+    for name in ("empty", "full", "ones", "zeros")
+    for form in ("{}_like", "new_{}")
+)
+"""Functions of the shape and type of a tensor, which are constant."""
+
+
+def original(target: Any) -> Any:
+    """Return the torch function that a node calls, or that its own stands for.
+
+    `in_float32` wraps functions, and rules replace them.
+    """
+    target = getattr(target, "_computes_in_float32", target)
+    return getattr(target, "_stands_for", target)
+
+
+def base_name(name: str) -> str:
+    """Remove the underscore of a function that changes its argument.
+
+    Example:
+        >>> base_name("add_"), base_name("__iadd__")
+        ('add', '__iadd__')
+    """
+    return name if name.endswith("__") else name.rstrip("_")
+
+
+def function_name(node: Node) -> str:
+    """Return the name of the function that a node calls.
+
+    Example:
+        >>> import torch
+        >>> graph = Graph()
+        >>> function_name(graph.call_function(torch.relu, (graph.placeholder("x"),)))
+        'relu'
+    """
+    target = original(node.target)
+    return getattr(target, "__name__", str(target))
+
+
+def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
+    """Return the nodes whose value is the same in every run.
+
+    Args:
+        graph: A traced program.
+        constant_inputs: Names of inputs that are compiled in.
+
+    Example:
+        >>> import torch
+        >>> graph = Graph()
+        >>> ones = graph.call_function(torch.ones, (2,))
+        >>> total = graph.call_function(torch.add, (graph.placeholder("x"), ones))
+        >>> constant_nodes(graph, ()) == {ones}
+        True
+    """
+    constants: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            is_constant = node.target in constant_inputs
+        else:
+            name = function_name(node)
+            is_constant = name in _OF_A_SHAPE or (
+                name not in _RANDOM and constants.issuperset(node.all_input_nodes)
+            )
+        if is_constant:
+            constants.add(node)
+    return constants
+
+
+def is_in_place(node: Node) -> bool:
+    """Return whether a node changes its first argument in place.
+
+    Example:
+        >>> graph = Graph()
+        >>> is_in_place(graph.call_method("add_", (graph.placeholder("x"), 1)))
+        True
+    """
+    name = function_name(node)
+    return name in _CHANGES or (name.endswith("_") and not name.endswith("__"))
+
+
+NORM_FUNCTIONS = frozenset({"batch_norm", "instance_norm"})
+"""Functions that keep running statistics."""
+
+_HAS_SIDE_EFFECTS = ("call_on_host", _set_grad_enabled.__name__)
+_SUBGRAPHS = {"run_loop": "for_loop", "run_branch": "cond"}
+_IDENTITIES = frozenset(
+    """
+    dropout dropout1d dropout2d dropout3d feature_dropout nop recomputationCheckpoint
+    """.split()  # noqa: SIM905 - one per line would be longer
+)
+"""Functions that are operators of PopTorch even if they return their argument."""
+
+_ANNOTATIONS = frozenset({"overlapped_input", "overlapped_output"})
+"""Functions that become attributes of the program (PopTorch, `OverlappedIO.cpp`)."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Memory that one operation read and changed; each storage has a number.
+
+    Attributes:
+        reads: Memory of its arguments.
+        writes: Memory changed in place.
+        statistics: Memory of running statistics that a normalisation layer changed.
+            PopTorch's operator doesn't declare this change, so it isn't among the
+            writes.
+        results: Memory of its results.
+        is_operator: Whether PopTorch makes an operator of it: not if it only returned
+            its argument.
+    """
+
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    statistics: frozenset[int] = frozenset()
+    results: frozenset[int] = frozenset()
+    is_operator: bool = False
+
+
+_NONE = Effects()
+
+
+def observed(
+    name: str, touched: list[Tensor], compute: Callable[[], Any]
+) -> tuple[Any, Effects]:
+    """Run an operation, and return its result and its effects.
+
+    Args:
+        name: Name of the operation's function.
+        touched: Tensors among its arguments.
+        compute: Runs it.
+
+    Example:
+        >>> x = torch.ones(1)
+        >>> _, effects = observed("add_", [x], lambda: x.add_(1))
+        >>> effects.writes == effects.reads == effects.results, effects.is_operator
+        (True, True)
+    """
+    versions = [tensor._version for tensor in touched]
+    memory = [storage_of(tensor) for tensor in touched]
+    # Normalisation updates its statistics without telling the version counter.
+    normalised = touched if name in NORM_FUNCTIONS else []
+    values = [tensor.detach().clone() for tensor in normalised]
+    result = compute()
+    results = tensors_in(result)
+    writes = frozenset(
+        storage
+        for tensor, version, before in zip(touched, versions, memory)
+        if tensor._version != version or storage_of(tensor) != before
+        for storage in (before, storage_of(tensor))  # `x.data = y` exchanges it
+    )
+    is_new = any(all(r is not t for t in touched) for r in results)
+    is_operator = is_new or bool(writes) or name in _IDENTITIES
+    return result, Effects(
+        reads=frozenset(memory),
+        writes=writes,
+        statistics=frozenset(
+            storage_of(tensor)
+            for tensor, before in zip(normalised, values)
+            if not torch.equal(tensor, before)
+        ),
+        results=frozenset(map(storage_of, results)),
+        is_operator=is_operator and name not in _ANNOTATIONS,
+    )
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return a number for the storage of a tensor, unique while it exists."""
+    if tensor.layout != torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
+
+
+def effects_of(node: Node) -> Effects:
+    """Return the effects of a node's operation."""
+    return node.meta.get("effects", _NONE)
+
+
+def erase_dead(
+    graph: Graph, results: Iterable[Node], outside: Collection[int] = frozenset()
+) -> None:
+    """Erase the operations that don't affect a program's results or its memory.
+
+    Args:
+        graph: The program, without an output node.
+        results: Nodes that it returns.
+        outside: Memory of the weights and inputs; an operation that writes to it stays.
+
+    Raises:
+        Error: Nothing uses what a loop or a branch returns.
+
+    Example:
+        >>> graph = Graph()
+        >>> x = graph.placeholder("x")
+        >>> used, unused = (graph.call_function(torch.relu, (x,)) for _ in range(2))
+        >>> erase_dead(graph, [used])
+        >>> [node.name for node in graph.nodes]
+        ['x', 'relu']
+    """
+    live: set[Node] = set()
+    wanted = set(results)
+    memory = {storage for node in wanted for storage in effects_of(node).results}
+
+    def keep(node: Node) -> None:
+        live.add(node)
+        wanted.update(node.all_input_nodes)
+        memory.update(effects_of(node).reads)
+
+    for node in graph.nodes:
+        is_outside = effects_of(node).writes.intersection(outside)
+        if is_outside or function_name(node) in _HAS_SIDE_EFFECTS:
+            keep(node)
+    for node in reversed(graph.nodes):
+        if node in wanted or effects_of(node).writes & memory:
+            keep(node)
+    for node in graph.nodes:  # an operator has all its results or none
+        if node.target is operator.getitem and node.args[0] in live:
+            live.add(node)
+    for node in reversed(graph.nodes):
+        if node not in live and node.op != "placeholder":
+            name = _SUBGRAPHS.get(function_name(node))
+            if name is not None:  # its start has a side effect in PopTorch
+                raise error_about(
+                    f"Nothing uses what poptorch.{name} returns: its end is "
+                    "eliminated, as dead code is, and its start is left without one. "
+                    "Return something that depends on it, or leave it out.",
+                    node,
+                )
+            graph.erase_node(node)
+
+
+def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
+    """Map memory that is changed in place to the names of the changing functions.
+
+    Example:
+        >>> changed_memory([Graph()])
+        {}
+    """
+    changes: dict[int, set[str]] = {}
+    for graph in graphs:
+        for node in graph.nodes:
+            effects = effects_of(node)
+            for storage in effects.writes | effects.statistics:
+                changes.setdefault(storage, set()).add(function_name(node))
+    return changes

@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules: rows of the table `operators.tsv` that the emulator holds programs to.
+
+PopTorch's handlers turn torch's operators into PopART's. Where a device then computes
+other numbers than torch, the program computes them, too. Where PopTorch, PopART or
+Poplar refuses an operator, the emulator does. `ipufit check` reports both.
+
+A rule is a function of one operation of a traced program:
+
+    @rule("gelu-exact", "gelu")
+    def gelu(call):
+        if call.arguments("input approximate").get("approximate", "none") == "none":
+            return lambda x, **_: functional.gelu(x, approximate="tanh")
+        return None
+
+Operations on constants have no rules: torch computes them (PopTorch,
+`EvaluateConstexprs.cpp`).
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx.graph import Graph
+from torch.fx.node import Node, map_arg
+
+from .float16 import rounded_alike
+from .graph import (
+    Operation,
+    base_name,
+    error_about,
+    function_name,
+    is_in_place,
+    map_tensors,
+    original,
+    tensors_in,
+)
+
+
+@dataclass(frozen=True)
+class Call(Operation):
+    """An operation of a traced program with the tensors of the trace.
+
+    Its name has no underscore at the end if it changes its first argument.
+
+    Attributes:
+        result: Its result in the trace, as torch computes it.
+        is_training: Whether the program is differentiated.
+        node: Its node.
+        makers: Names of the functions that made the first argument if the operation
+            changes a view of what something else reads, too: the last view first, then
+            those before it up to the function that made the base; `input` for a
+            weight or an input.
+
+    Example:
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> Call(torch.exp, "exp", (x,), {}, x.exp(), is_training=True).trains
+        True
+    """
+
+    result: Any
+    is_training: bool
+    node: Node | None = None
+    makers: tuple[str, ...] = ()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the operation changes its first argument."""
+        return self.node is not None and is_in_place(self.node)
+
+    @property
+    def users(self) -> set[str]:
+        """Names of the functions that take the result; `output` is the program."""
+        return set(map(function_name, self.node.users if self.node else ()))
+
+    def argument_node(self, position: int, name: str) -> Node | None:
+        """Return the node of an argument."""
+        if self.node is None:
+            return None
+        others = self.node.args[position : position + 1]
+        found = self.node.kwargs.get(name, next(iter(others), None))
+        return found if isinstance(found, Node) else None
+
+    @property
+    def trains(self) -> bool:
+        """Whether a gradient passes through the operation."""
+        tensors = tensors_in(self.result)
+        if self.node is None and torch.is_grad_enabled():
+            tensors += self.tensors()  # of PopTorch's tensors only weights require one
+        return self.is_training and any(tensor.requires_grad for tensor in tensors)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all numbers among the arguments are whole."""
+        given = (*self.args, *self.kwargs.values())
+        return not any(
+            isinstance(value, (float, complex, np.floating))
+            or any(t.is_floating_point() or t.is_complex() for t in tensors_in(value))
+            for value in given
+        )
+
+
+Condition = Callable[[Call], Any]
+
+
+class Rule(NamedTuple):
+    """A row of the table, and the function that finds where it holds.
+
+    Attributes:
+        row: The row's `rule`.
+        find: Returns the function with which a device computes the operation; a text
+            to refuse it with; True if the row holds and torch's function stays; else
+            None or False.
+        is_reported: Whether `ipufit check` reports it. It doesn't if the row depends on
+            values, which a check doesn't know.
+        is_certain: Whether a row that refuses does so for certain; else it is reported.
+    """
+
+    row: str
+    find: Condition
+    is_reported: bool
+    is_certain: bool
+
+
+RULES: dict[str, list[Rule]] = {}
+"""The rules of each function of torch, by the name under which it is recorded."""
+
+
+def rule(
+    row: str, *names: str, is_reported: bool = True, is_certain: bool = True
+) -> Callable[[Condition], Condition]:
+    """Make a function the rule of a row.
+
+    Args:
+        row: The row's `rule` in the table.
+        names: Names of torch's functions, as they are recorded. Those that change
+            their first argument are included: `clamp_` with `clamp`.
+        is_reported: As in `Rule`.
+        is_certain: As in `Rule`.
+    """
+
+    def add(find: Condition) -> Condition:
+        for name in names:
+            found = Rule(row, find, is_reported, is_certain)
+            RULES.setdefault(name, []).append(found)
+        return find
+
+    return add
+
+
+class Finding(NamedTuple):
+    """A rule that holds for a node.
+
+    Attributes:
+        rule: The rule.
+        found: The value that the rule's `find` returned.
+    """
+
+    rule: Rule
+    found: Any
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the program is refused."""
+        is_refusal = table()[self.rule.row]["verdict"] == "refused"
+        return isinstance(self.found, str) or (is_refusal and self.rule.is_certain)
+
+    def message(self, name: str) -> str:
+        """Say what a device does, when, and what to do instead."""
+        if isinstance(self.found, str):
+            return self.found
+        row = table()[self.rule.row]
+        when = f" ({row['when']})" if row["when"] else ""
+        source = re.sub(r"[\w./-]+/", "", row["citation"].split(";")[0])
+        instead = f" Instead: {row['instead']}." if row["instead"] else ""
+        return f"`{name}`{when}: a device {row['device']} [{source}].{instead}"
+
+
+def findings(
+    node: Node, values: Mapping[Node, Any], *, is_training: bool
+) -> Iterator[Finding]:
+    """Yield the rules that hold for a node.
+
+    Args:
+        node: A node that isn't constant.
+        values: The value of each node while tracing.
+        is_training: Whether the program is differentiated.
+    """
+    name = function_name(node)
+    rules = RULES.get(base_name(name), ())
+    if not rules or node not in values:
+        return
+    args, kwargs = map_arg((node.args, node.kwargs), values.get)
+    function: Any = original(node.target)
+    call = Call(
+        function,
+        base_name(name),
+        tuple(args),
+        dict(kwargs),
+        values[node],
+        is_training,
+        node,
+        _makers(node, values) if is_in_place(node) else (),
+    )
+    for one in rules:
+        found = one.find(call)
+        if found:
+            yield Finding(one, found)
+
+
+def grave_messages(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    *,
+    is_training: bool,
+) -> list[str]:
+    """Say what a device does gravely otherwise in one call of a torch function.
+
+    It needs no recorded program: a call on a device may be told by its tensors alone.
+
+    Args:
+        function: The torch function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        result: Its result.
+        is_training: Whether the program is differentiated.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> dropout = torch.nn.functional.dropout
+        >>> [text] = grave_messages(dropout, (x,), {}, x, is_training=False)
+        >>> print(text[:60])
+        `dropout` (training=True (a module in train mode) in an infe
+    """
+    name = getattr(function, "__name__", "")
+    rules = _grave_rules().get(base_name(name))
+    if not rules:
+        return []
+    call = Call(function, base_name(name), args, kwargs, result, is_training)
+    found = (Finding(one, one.find(call)) for one in rules)
+    return [finding.message(name) for finding in found if finding.found]
+
+
+@functools.lru_cache(maxsize=None)
+def _grave_rules() -> dict[str, list[Rule]]:
+    grave = {
+        name: [one for one in rules if table()[one.row]["warns"]]
+        for name, rules in RULES.items()
+    }
+    return {name: rules for name, rules in grave.items() if rules}
+
+
+def _makers(node: Node, values: Mapping[Node, Any]) -> tuple[str, ...]:
+    names: list[str] = []
+    is_read = False
+    base: Any = node.args[0]
+    while isinstance(base, Node):
+        is_read = is_read or (bool(names) and len(base.users) > 1)
+        is_input = base.op == "placeholder"
+        names.append("input" if is_input else function_name(base))
+        value = values.get(base)
+        is_view = not isinstance(value, Tensor) or value._is_view()
+        base = base.args[0] if is_view and base.args and not is_input else None
+    return tuple(names) if is_read else ()
+
+
+def apply_rules(
+    node: Node, values: Mapping[Node, Any], *, is_training: bool
+) -> str | None:
+    """Compute a node as a device does.
+
+    Returns:
+        The message about the node if its result has another shape than in the trace.
+
+    Raises:
+        Error: A device refuses it.
+    """
+    message = None
+    for finding in findings(node, values, is_training=is_training):
+        if finding.is_refused:
+            raise error_about(finding.message(function_name(node)), node)
+        if callable(finding.found):
+            computed = _like(node, finding.found)
+            node.target = rounded_alike(node.target, computed)
+            node.op = "call_function"
+            if table()[finding.rule.row]["verdict"] == "shape":
+                message = finding.message(function_name(node))
+    return message
+
+
+_RESHAPES = frozenset(
+    """
+    flatten ravel reshape reshape_as squeeze unflatten unsqueeze view view_as
+    """.split()  # noqa: SIM905 - one per line would be longer
+)
+"""Functions that PopTorch makes a reshape to the shape of the trace."""
+
+_MAY_RESHAPE = frozenset({"__getitem__", "contiguous", "identity_loss"})
+"""Functions that it makes one at times: `x[None]`, for example."""
+
+_OF_THE_TRACE = frozenset({"fill", "index_fill", "masked_fill", "stack"})
+"""Functions whose operands it reshapes to the trace, or broadcasts from one element."""
+
+_NOT_RUN = frozenset({"call_on_host", "run_branch", "run_loop"})
+
+
+def settle_shapes(
+    graph: Graph, values: Mapping[Node, Any], resized: Mapping[Node, str]
+) -> None:
+    """Find which results have another shape on a device than in the trace.
+
+    PopART infers the shapes anew. A reshape takes the shape of the trace.
+
+    Args:
+        graph: A program to which the rules are applied.
+        values: The value of each node while tracing.
+        resized: Messages about nodes whose result has another shape on a device.
+
+    Raises:
+        Error: An operation doesn't take the device's shapes.
+    """
+    sized: dict[Node, Any] = {}
+    why: dict[Node, Node] = {}
+
+    def given(node: Node) -> Any:
+        value = sized.get(node, values.get(node))
+        return map_tensors(value, lambda tensor: tensor.detach().clone())
+
+    for node in graph.nodes if resized else ():
+        origins = [node] if node in resized else node.all_input_nodes
+        origin = next((why.get(n, n) for n in origins if n in {*why, *resized}), None)
+        is_called = node.op in ("call_function", "call_method")
+        if origin is None or not is_called or function_name(node) in _NOT_RUN:
+            continue
+        operands = [one for one in node.all_input_nodes if one in sized]
+        if base_name(function_name(node)) in _OF_THE_TRACE and all(
+            sized[one].numel() == values[one].numel() for one in operands
+        ):
+            for one in operands:
+                shape = tuple(values[one].shape)
+                with graph.inserting_before(node):
+                    plain = graph.call_function(torch.reshape, (one, shape))
+                node.replace_input_with(one, plain)
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), given)
+        run = node.target if callable(node.target) else getattr(Tensor, node.target)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=()):
+                result = run(*args, **kwargs)
+        except (RuntimeError, IndexError, ValueError) as error:
+            message = f"{resized[origin]} Here: {error}"
+            raise error_about(message, node, origin) from None
+        traced = values.get(node)
+        if isinstance(result, Tensor) and isinstance(traced, Tensor):
+            if result.shape == traced.shape:
+                continue
+            name = function_name(node)
+            if result.numel() != traced.numel():
+                if name in _RESHAPES:
+                    wrong = (
+                        f"{name} to {list(traced.shape)} of {result.numel()} elements"
+                    )
+                    raise error_about(f"{resized[origin]} Here: {wrong}", node, origin)
+            elif name in _RESHAPES or name in _MAY_RESHAPE:
+                node.target = _like(node, _reshaped(run, traced.shape))
+                node.op = "call_function"
+                continue
+        sized[node], why[node] = result, origin
+
+
+def _reshaped(
+    function: Callable[..., Tensor], shape: torch.Size
+) -> Callable[..., Tensor]:
+    return lambda *args, **kwargs: function(*args, **kwargs).reshape(shape)
+
+
+@functools.lru_cache(maxsize=None)
+def table() -> dict[str, dict[str, str]]:
+    """Return the rows of the table that have a rule, by its name.
+
+    Example:
+        >>> table()["gelu-exact"]["verdict"]
+        'number'
+    """
+    path = Path(__file__).with_name("operators.tsv")
+    with path.open(encoding="utf-8", newline="") as file:
+        how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "restval": ""}
+        rows = csv.DictReader(file, **how)
+        return {row["rule"]: row for row in rows if row["rule"]}
+
+
+def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a replacement the name of a node's function, and its effect in place."""
+
+    def in_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x.copy_(function(x.clone(), *args, **kwargs))
+
+    def same(*args: Any, **kwargs: Any) -> Any:
+        out = kwargs.pop("out", None)
+        result = function(*args, **kwargs)
+        return result if out is None else out.copy_(result)
+
+    is_changing = is_in_place(node) or bool(node.kwargs.get("inplace"))
+    computed: Any = in_place if is_changing else same
+    computed.__name__ = computed.__qualname__ = function_name(node)
+    computed._stands_for = original(node.target)
+    return computed

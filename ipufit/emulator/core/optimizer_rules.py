@@ -1,0 +1,519 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read an optimizer into settings of the device, and check later changes.
+
+The device runs no Python optimizer: it has kinds of its own, configured with hyper-
+parameters. It takes PopTorch's optimizers, torch's SGD, Adam, AdamW and RMSprop, and
+subclasses of these, which count as their base class.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
+
+import torch
+
+from .._logging import logger
+from ..errors import Error
+from ..optim import ATTRIBUTES, LAMB, AdamW, Optimizer
+
+_TYPE_NAMES = [name for name in ATTRIBUTES if name.endswith("accum_type")]
+
+# Torch's optimizers don't tell what they were given: these values count as constants.
+_ORDINARY = {
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "velocity_scaling": 1.0,
+    "eps": 1e-8,
+}
+
+# Never unexpected: what torch, some versions later than others, puts there itself.
+_TORCH_GROUP_NAMES = """
+    amsgrad capturable centered decoupled_weight_decay differentiable foreach fused
+    maximize param_names params
+"""
+_OPTIMIZER_NAMES = """
+    defaults host_state_is_dirty ipu_state_is_dirty loss_scaling param_groups state
+    state_dict variable_attrs
+"""
+
+
+class Kind(NamedTuple):
+    """An optimizer that the device has.
+
+    Attributes:
+        family: Name of its family in PopTorch.
+        mode: Its name within the family. Family and mode decide the program.
+        variables: Names of the hyper-parameters that are read from each parameter
+            group.
+    """
+
+    name: str
+    family: str
+    mode: str
+    variables: tuple[str, ...]
+
+
+_SGD = ("lr", "weight_decay", "momentum", "dampening", "nesterov")
+_ADAM = ("lr", "weight_decay", "betas", "eps")
+_LAMB = (*_ADAM, "max_weight_norm")
+_RMSPROP = ("lr", "weight_decay", "momentum", "eps", "alpha")
+
+
+def _kind(optimizer: Any) -> Kind:
+    """Return the kind of an optimizer, found by `isinstance` as in PopTorch 3.4.
+
+    AdamW is tried before Adam, because newer torch derives it from Adam.
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        if getattr(optimizer, "use_combined_accum", False):
+            return Kind("SGD1", "SGD", "combined", (*_SGD, "velocity_scaling"))
+        return Kind("SGD2", "SGD", "separate", _SGD)
+    if isinstance(optimizer, torch.optim.AdamW):
+        # The device corrects the bias in any case: the mode is AdamW's.
+        corrects = not isinstance(optimizer, AdamW) or optimizer.bias_correction
+        name = "ADAMW" if corrects else "ADAMW_NO_BIAS"
+        return Kind(name, "Adam", "AdamW", _ADAM)
+    if isinstance(optimizer, torch.optim.Adam):
+        return Kind("ADAM", "Adam", "Adam", _ADAM)
+    if isinstance(optimizer, torch.optim.RMSprop):
+        centered = {bool(group.get("centered")) for group in optimizer.param_groups}
+        if len(centered) > 1:
+            raise AssertionError(
+                "All parameter groups must have the same value for the 'centered' "
+                "attribute: the device has one RMSprop for all of them."
+            )
+        if centered == {True}:
+            return Kind("RMSPROP_CENTERED", "Adaptive", "CenteredRMSProp", _RMSPROP)
+        return Kind("RMSPROP", "Adaptive", "RMSProp", _RMSPROP)
+    if isinstance(optimizer, LAMB):
+        if optimizer.bias_correction:
+            return Kind("LAMB", "Adam", "Lamb", _LAMB)
+        return Kind("LAMB_NO_BIAS", "Adam", "LambNoBias", _LAMB)
+    raise AssertionError(
+        "Unsupported optimizer type. Types supported are poptorch.optim's SGD, Adam, "
+        "AdamW, RMSprop and LAMB, and torch.optim's SGD, Adam, AdamW and RMSprop; got "
+        f"{type(optimizer).__name__}."
+    )
+
+
+class Variable(NamedTuple):
+    """A hyper-parameter and whether it is compiled into the program."""
+
+    value: float
+    is_const: bool
+
+
+Variables = Dict[str, Variable]
+"""The hyper-parameters of a parameter group; `beta1` and `beta2` for `betas`."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Hyper-parameters read from an optimizer; equal if there is nothing to send.
+
+    Attributes:
+        loss_scaling: The factor of the loss, and whether it is compiled in.
+        defaults: Values for the parameters that are in no group.
+        groups: Values for the parameters of each group.
+        max_grad_norm: Largest global norm, infinite if there is no clipping.
+        use_tf_variant: Whether RMSprop is TensorFlow's.
+        accum_type: Type of accumulated gradients.
+        velocity_accum_type: Type of SGD's velocity.
+        first_order_momentum_accum_type: Type of Adam's, LAMB's and RMSprop's means.
+        second_order_momentum_accum_type: Type of their second means.
+    """
+
+    kind: Kind
+    loss_scaling: Variable
+    defaults: Variables
+    groups: tuple[Variables, ...]
+    max_grad_norm: float
+    use_tf_variant: bool
+    accum_type: torch.dtype
+    velocity_accum_type: torch.dtype
+    first_order_momentum_accum_type: torch.dtype
+    second_order_momentum_accum_type: torch.dtype
+
+    @property
+    def uses_running_mean(self) -> bool:
+        """Whether gradients are accumulated as a running mean in any case.
+
+        A sum could overflow a 16-bit accumulator. Combined SGD is an exception:
+        `accum_type` isn't the type of its accumulator.
+        """
+        return self.accum_type == torch.float16 and self.kind.mode != "combined"
+
+    def variables(self, group_index: int | None) -> Variables:
+        """Return the hyper-parameters of a group, or the defaults for None."""
+        return self.defaults if group_index is None else self.groups[group_index]
+
+
+class OptimizerReader:
+    """Reads the optimizers of one executor, and warns about new attributes.
+
+    The first reading records the names of all attributes. Later readings warn, once for
+    each message, about new names: they have no effect, though a program that sets them
+    probably expects one.
+
+    Args:
+        relax_attribute_checks: Log these warnings as debug messages instead.
+        automatic_loss_scaling: Whether the device adapts the loss scaling, which makes
+            it variable.
+    """
+
+    def __init__(
+        self, relax_attribute_checks: bool, automatic_loss_scaling: bool = False
+    ) -> None:
+        self._level = logging.DEBUG if relax_attribute_checks else logging.WARNING
+        self._automatic_loss_scaling = automatic_loss_scaling
+        self._known: dict[str, set[str]] = {}
+        self._logged: set[str] = set()
+
+    def read(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
+        """Convert an optimizer to settings.
+
+        Raises:
+            AssertionError: If the device has no such optimizer, or an attribute is
+                missing or of the wrong type.
+            ValueError: If it uses a variant the device doesn't have.
+            Error: If the device can't use a value.
+        """
+        kind = _kind(optimizer)
+        cls = type(optimizer)
+        is_torchs = cls.__module__.startswith("torch.optim.")
+        bases = {torch.optim.Optimizer, Optimizer}
+        if not is_torchs and not bases.intersection(cls.__bases__):
+            self._log(
+                logging.WARNING,
+                f"{cls.__name__} is a custom optimizer: Poptorch does not run Python "
+                "optimizer code directly, so it is treated as the optimizer it "
+                "derives from",
+            )
+        self._check_names(kind, optimizer)
+        groups = [optimizer.defaults, *optimizer.param_groups]
+        for values in groups:
+            _refuse_variants(kind, values)
+        defaults, *others = [_variables(kind, optimizer, values) for values in groups]
+        types = {name: getattr(optimizer, name, torch.float32) for name in _TYPE_NAMES}
+        for name, dtype in types.items():
+            if dtype not in (torch.float32, torch.float16):
+                raise ValueError(
+                    f"{name} must be torch.float32 or torch.float16, got {dtype!r}."
+                )
+        return OptimizerSettings(
+            kind,
+            loss_scaling=self._loss_scaling(optimizer),
+            defaults=defaults,
+            groups=tuple(others),
+            max_grad_norm=_max_grad_norm(kind, optimizer),
+            use_tf_variant=bool(getattr(optimizer, "use_tf_variant", False)),
+            **types,
+        )
+
+    def _loss_scaling(self, optimizer: torch.optim.Optimizer) -> Variable:
+        value = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
+        if not abs(value) > 0.0:  # or NaN
+            raise Error(
+                "Loss scaling cannot be 0: no gradient would be left.",
+                type="popart_exception",
+            )
+        attributes = getattr(optimizer, "variable_attrs", None)
+        if attributes is None:
+            is_const = value == 1.0
+        else:
+            is_const = attributes.isConstant("loss_scaling")
+        return Variable(value, is_const and not self._automatic_loss_scaling)
+
+    def _check_names(self, kind: Kind, optimizer: torch.optim.Optimizer) -> None:
+        is_first = not self._known
+        group_names = {*_TORCH_GROUP_NAMES.split(), *kind.variables}
+        optimizer_names = {*_OPTIMIZER_NAMES.split(), *ATTRIBUTES}
+        found: dict[str, Iterable[str]] = {
+            "default group variable": optimizer.defaults,
+            "optimizer attribute": vars(optimizer),
+        }
+        for index, values in enumerate(optimizer.param_groups):
+            found[f"group {index} attribute"] = values
+        for what, names in found.items():
+            is_object = what == "optimizer attribute"
+            readable = optimizer_names if is_object else group_names
+            public = {name for name in names if not name.startswith("_")}
+            if is_first:
+                self._known[what] = public
+                continue
+            unexpected = sorted(public - readable - self._known.get(what, set()))
+            if unexpected:
+                self._log(
+                    self._level,
+                    f"Ignoring unexpected {what} in {kind.name} optimizer: "
+                    f"{unexpected}",
+                )
+
+    def _log(self, level: int, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            logger.log(level, message)
+
+
+def _refuse_variants(kind: Kind, values: Mapping[str, Any]) -> None:
+    if kind.family != "Adam":
+        return
+    if values.get("amsgrad", False):
+        raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
+    # Newer torch has it and PopTorch's hasn't: to ignore it would train otherwise.
+    if kind.mode == "Adam" and values.get("decoupled_weight_decay", False):
+        raise ValueError(
+            "Adam's decoupled_weight_decay is not supported: use AdamW, which is that."
+        )
+
+
+def _variables(
+    kind: Kind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
+) -> Variables:
+    ordinary = {**_ORDINARY, "weight_decay": 0.01 if kind.mode == "AdamW" else 0.0}
+    attributes = getattr(optimizer, "variable_attrs", None)
+    variables: Variables = {}
+    for name in kind.variables:
+        if name not in values:
+            raise AssertionError(
+                f"Mandatory attribute {name} not found in optimizer group"
+            )
+        found = {name: values[name]}
+        if name == "betas":
+            pair = values[name]
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise AssertionError(
+                    f"Expected a pair for betas, a tuple, but got {pair!r}"
+                )
+            found = {"beta1": pair[0], "beta2": pair[1]}
+        for key, one in found.items():
+            value = _number(key, one)
+            if attributes is not None:
+                is_const = bool(attributes.isConstant(name))
+            elif name == "lr":
+                is_const = False
+            else:
+                is_const = name not in ordinary or value == ordinary[name]
+            variables[key] = Variable(value, is_const)
+    return variables
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, numbers.Real):
+        raise AssertionError(
+            f"Expected a number for {name} but got {value!r} "
+            f"of type {type(value).__name__}"
+        )
+    return float(value)
+
+
+def _max_grad_norm(kind: Kind, optimizer: torch.optim.Optimizer) -> float:
+    if kind.family == "Adaptive" or kind.variables is _LAMB:
+        return math.inf  # RMSprop and LAMB don't clip
+    value = _number("max_grad_norm", getattr(optimizer, "max_grad_norm", math.inf))
+    if math.isnan(value):
+        raise Error(
+            "Maximum norm of gradients cannot be NaN.", type="poptorch_cpp_error"
+        )
+    return value
+
+
+_NEVER_NEGATIVE = {
+    "weight_decay": "weight decay",
+    "momentum": "momentum",
+    "dampening": "dampening",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "alpha": "alpha",
+}
+
+
+def check_values(settings: OptimizerSettings) -> None:
+    """Refuse hyper-parameters that PopART takes for errors (`runValueChecks`).
+
+    Raises:
+        Error: A value of the defaults or of a parameter group is one.
+    """
+    family, scaling = settings.kind.family, settings.loss_scaling
+    mistaken = "bailing as this might be a user error"
+    for group in (settings.defaults, *settings.groups):
+        values = {name: variable.value for name, variable in group.items()}
+        lr = values["lr"]
+        if lr < 0:
+            raise _refusal(
+                f"Negative learning rate ({lr:g}) in {family}, {mistaken}. Clamp a "
+                "schedule at 0"
+            )
+        if lr == 0 and group["lr"].is_const:
+            raise _refusal(
+                f"Constant, zero learning rate in {family}, {mistaken}. Pass lr to "
+                "the optimizer's constructor, so that it is variable"
+            )
+        for name, what in _NEVER_NEGATIVE.items():
+            if values.get(name, 0.0) < 0:
+                raise _refusal(
+                    f"Negative {what} ({values[name]:g}) in {family}, {mistaken}"
+                )
+        if values.get("eps", 1.0) <= 0:
+            raise _refusal(
+                f"Non-positive eps ({values['eps']:g}) in {family} is not supported. "
+                "Take a tiny one, such as 1e-30"
+            )
+        if family == "SGD":
+            velocity = values.get("velocity_scaling", scaling.value)
+            if velocity <= 0:
+                why = (
+                    ""
+                    if "velocity_scaling" in values
+                    else ", and it is the loss scaling where velocity and accumulated "
+                    "gradient are separate"
+                )
+                raise _refusal(
+                    f"Non-positive velocity scaling ({velocity:g}) in SGD is not "
+                    f"supported{why}"
+                )
+            if values["nesterov"] and values["dampening"] > 0:
+                raise _refusal(
+                    "With Nesterov momentum, dampening "
+                    f"({values['dampening']:g}) in SGD should be zero"
+                )
+
+
+def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
+    """Check that the compiled program can go on with new settings.
+
+    Groups beyond those compiled are ignored: no parameter belongs to them. A constant
+    dampening may change, since PopART doesn't compare it (`sgd.cpp`). The types of
+    Adam's accumulators aren't compared: they stay as compiled.
+
+    Args:
+        old: The settings that the device has.
+        new: The settings to take.
+
+    Raises:
+        Error: If the kind, the value of a constant, the set of constants, the largest
+            gradient norm or SGD's accumulators differ.
+        ValueError: If `accum_type` becomes float16: that needs another program.
+    """
+    if new.uses_running_mean and not old.uses_running_mean:
+        raise ValueError(
+            "accum_type can not become torch.float16, because the executable is "
+            "already compiled."
+        )
+    if old.kind.family != new.kind.family:
+        raise _refusal(
+            f"Can not replace optimizer of type {old.kind.name} "
+            f"with one of type {new.kind.name}"
+        )
+    fixed = [
+        ("mode", old.kind.mode, new.kind.mode),
+        ("use_tf_variant", old.use_tf_variant, new.use_tf_variant),
+    ]
+    if old.kind.family == "SGD":
+        for name in ("accum_type", "velocity_accum_type"):
+            fixed.append((name, getattr(old, name), getattr(new, name)))
+    changed = [f"{what} was {was}, now {now}" for what, was, now in fixed if was != now]
+    if changed:
+        raise _refusal(
+            f"Can not replace this {old.kind.family} optimizer by one that needs "
+            f"another program: {'; '.join(changed)}"
+        )
+    if new.max_grad_norm != old.max_grad_norm:
+        raise _refusal(
+            "Clip norm settings differ: max_grad_norm was "
+            f"{old.max_grad_norm} when the model was compiled, now {new.max_grad_norm}"
+        )
+    if len(new.groups) < len(old.groups):
+        raise _refusal(
+            f"The model was compiled with {len(old.groups)} parameter groups, the "
+            f"new optimizer has {len(new.groups)}"
+        )
+    _check_variable("loss_scaling", old.loss_scaling, new.loss_scaling)
+    groups = [("the defaults", old.defaults, new.defaults)]
+    for index, pair in enumerate(zip(old.groups, new.groups)):
+        groups.append((f"group {index}", *pair))
+    for where, old_group, new_group in groups:
+        for name, variable in old_group.items():
+            if name != "dampening":
+                _check_variable(f"{name} of {where}", variable, new_group[name])
+
+
+def _check_variable(what: str, old: Variable, new: Variable) -> None:
+    if old.is_const != new.is_const:
+        was, now = (
+            f"{'constant' if variable.is_const else 'variable'} ({variable.value})"
+            for variable in (old, new)
+        )
+        raise _refusal(
+            f"Can not replace a constant value with a non constant value. {what} was "
+            f"{was} when the model was compiled, now {now}. "
+            "Pass it to the optimizer's constructor, or mark it with "
+            "variable_attrs.markAsVariable, before the model is compiled"
+        )
+    if old.is_const and old.value != new.value:
+        raise _refusal(
+            f"Values are constant but do not match. {what} was compiled as "
+            f"{old.value}, now {new.value}. Pass it to the constructor of a "
+            "poptorch.optim optimizer, or mark it with variable_attrs.markAsVariable, "
+            "before the model is compiled"
+        )
+
+
+def _refusal(message: str) -> Error:
+    return Error(f"{message}.", type="popart_exception")
+
+
+def optimizer_log(settings: OptimizerSettings) -> Iterator[str]:
+    """Yield PopTorch's log lines about an optimizer: the graph's, then each group's.
+
+    Constants of the compiled program are followed by `(const)`.
+    """
+    family = settings.kind.family
+    first_type = settings.first_order_momentum_accum_type
+    types = {
+        "accum_type": settings.accum_type,
+        "first_order_momentum_accum_type": (
+            settings.velocity_accum_type if family == "SGD" else first_type
+        ),
+        "second_order_momentum_accum_type": settings.second_order_momentum_accum_type,
+    }
+    yield ", ".join(
+        [
+            f"Updating graph optimizer with {family}",
+            *_logged_variables(settings, settings.defaults, prefix="default_"),
+            *(f"{camel_case(n)}={str(t).split('.')[1]}" for n, t in types.items()),
+        ]
+    )
+    for index, group in enumerate(settings.groups):
+        start = f"Updating group {index} optimizer with {family}"
+        yield ", ".join([start, *_logged_variables(settings, group, prefix="")])
+
+
+def _logged_variables(
+    settings: OptimizerSettings, group: Variables, prefix: str
+) -> Iterator[str]:
+    logged = {prefix + name: variable for name, variable in group.items()}
+    if settings.kind.mode == "separate":  # its velocity is scaled as the loss is
+        logged[f"{prefix}velocity_scaling"] = settings.loss_scaling
+    logged["loss_scaling"] = settings.loss_scaling
+    for name, variable in logged.items():
+        suffix = " (const)" if variable.is_const else ""
+        yield f"{camel_case(name)}={variable.value:g}{suffix}"
+
+
+@functools.lru_cache(maxsize=None)
+def camel_case(name: str) -> str:
+    """Return PopART's name of a hyper-parameter.
+
+    Example:
+        >>> camel_case("lr"), camel_case("weight_decay")
+        ('learningRate', 'weightDecay')
+    """
+    first, *others = name.replace("lr", "learning_rate").split("_")
+    return first + "".join(word.capitalize() for word in others)

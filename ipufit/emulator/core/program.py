@@ -1,0 +1,994 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trace one micro-batch of a module into a program."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import warnings
+from functools import cached_property
+from typing import Any, Callable, Collection, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C import _nn
+from torch.fx.graph import Graph
+from torch.fx.node import Node, map_aggregate, map_arg
+
+from .._args_parser import CallArguments
+from .._switches import CHANNELS_LAST_VARIABLE, is_on
+from .._utils import (
+    flattenTensorStructure,
+    reconstructTensorStructure,
+)
+from ..errors import Error, createPoptorchError
+from ..ops import Body, identity_loss
+from ..options import BlockPlacement, ExecutionStrategy
+from .channels_last import in_channels_last
+from .dtypes import GraphModule, host_tensor
+from .graph import (
+    FACTORIES,
+    NORM_FUNCTIONS,
+    RANDOM_FACTORIES,
+    changed_memory,
+    constant_nodes,
+    effects_of,
+    erase_dead,
+    error_about,
+    function_name,
+    is_in_place,
+    map_tensors,
+    original,
+    storage_of,
+    tensors_in,
+)
+from .places import add_place
+from .recording import (
+    Recording,
+    call_pre_compile_hooks,
+    named_weights,
+    post_compile_hooks,
+    refuse_rebound,
+    tracing,
+    unchanged,
+)
+from .rules import apply_rules, settle_shapes
+from .strict import (
+    WatchingTracer,
+    refuse_unsupported_operators,
+)
+from .tracer import guarded
+
+_KNOWN = "known"
+"""Metadata of a node: its constant result, or None if it only copies its argument."""
+
+
+_READ_MEMORY = ("as_strided", "resize_")
+"""What the functions begin with that view other memory than that of a tensor."""
+
+
+class Program:
+    """The operations on one micro-batch, recorded from the user's module.
+
+    Args:
+        recording: The operations that a trace has recorded.
+        graphs: Its graph, then those of loops and branches.
+        ipus: The IPUs of one replica that run operators.
+        has_loss: Whether the last result is the final loss.
+        is_random: Whether the program draws random numbers.
+        output_structure: The value that `forward` returned, with the traced tensors.
+        constant_outputs: Values of the outputs that are equal for every micro-batch, by
+            index.
+        host_outputs: Values of the outputs that never were on the device, by index.
+
+    Attributes:
+        graph: Takes the weights, then the inputs. Returns the outputs that it
+            computes, then the loss if there is one.
+        weight_names: Names of the weights, in the order in which the graph takes them.
+        weight_shapes: Shapes of the weights, in the same order.
+        variables: Names of the floating-point weights. Others are constants.
+        has_half: Whether there is any tensor of float16.
+        blocks: IPU, stage and phase of each block, in the order in which blocks begin.
+        updated_weights: Floating-point weights that the program changes in place.
+        volatile_weights: Integer weights that the program changes in place. They are
+            constants of the program, so a change is lost after the micro-batch.
+        unsynchronised_weights: Updated weights that replicas would have to broadcast:
+            all but the statistics of normalisation layers.
+        num_inputs: Number of tensors that the graph takes besides the weights.
+        written_inputs: Indices of the inputs that the program changes in place.
+        reads_memory: Whether the program reads memory by strides of its own.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        graphs: list[Graph],
+        ipus: tuple[int, ...],
+        *,
+        has_loss: bool,
+        is_random: bool = False,
+        output_structure: Any = None,
+        constant_outputs: Mapping[int, Tensor] | None = None,
+        host_outputs: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        self.graph = GraphModule(recording.root, recording.graph)
+        self.ipus, self.blocks = ipus, tuple(recording.begun)
+        self.has_loss, self.is_random = has_loss, is_random
+        self._output_structure = output_structure
+        self._constant_outputs = constant_outputs or {}
+        self._host_outputs = host_outputs or {}
+        weights = recording.weights
+        self.weight_names = tuple(weights)
+        self.weight_shapes = tuple(weight.shape for weight in weights.values())
+        self.variables = frozenset(
+            name for name, weight in weights.items() if weight.is_floating_point()
+        )
+        made = (recording.results.get(node) for node in recording.graph.nodes)
+        self.has_half = any(
+            tensor.dtype == torch.float16
+            for value in (*weights.values(), *made)
+            for tensor in tensors_in(value)
+        )
+        names = {function_name(node) for graph in graphs for node in graph.nodes}
+        self.reads_memory = any(name.startswith(_READ_MEMORY) for name in names)
+        self._has_single_images = any(
+            function_name(node) in ("conv2d", "conv_transpose2d")
+            and recording.results[node].dim() == 3
+            for node in recording.graph.nodes
+        )
+        changes, weight_of = changed_memory(graphs), recording.weight_memory()
+        inputs = recording.input_memory()
+        self.num_inputs = len(inputs)
+        self.written_inputs = tuple(i for i, m in enumerate(inputs) if m in changes)
+        self._memory = [*map(storage_of, recording.copies.values()), *inputs]
+        by = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
+        updated = by.keys() & self.variables
+        self.updated_weights = frozenset(updated)
+        self.volatile_weights = frozenset(by.keys() - updated)
+        self.unsynchronised_weights = frozenset(
+            name for name in updated if by[name] - NORM_FUNCTIONS
+        )
+
+    @cached_property
+    def run(self) -> Callable[..., tuple[Tensor, ...]]:
+        """The graph as a function of the weights and the inputs."""
+        graph = without_known_results(self.graph)
+        if self.has_loss:
+            keep_values_for_backward(graph, self._memory)
+        is_wanted = is_on(CHANNELS_LAST_VARIABLE, default=True)
+        if is_wanted and not self._has_single_images:  # torch has it for batches only
+            graph = in_channels_last(
+                graph, self.weight_shapes, is_differentiated=self.has_loss
+            )
+        return graph.forward
+
+    @cached_property
+    def used_weights(self) -> frozenset[str]:
+        """Names of the weights that an operation reads; the device has no others.
+
+        PopTorch neither uploads nor downloads unused weights (`LowerToPopart.cpp`).
+        """
+        nodes = [node for node in self.graph.graph.nodes if node.op == "placeholder"]
+        named = zip(self.weight_names, nodes)
+        return frozenset(name for name, node in named if node.users)
+
+    @property
+    def runs_anything(self) -> bool:
+        """Whether the program does more than return constants."""
+        *_, output = self.graph.graph.nodes
+        return bool(output.args[0] or self.updated_weights or self.written_inputs)
+
+    @property
+    def num_results(self) -> int:
+        """Number of tensors that the graph returns besides the loss."""
+        *_, output = self.graph.graph.nodes
+        return len(output.args[0]) - self.has_loss
+
+    @property
+    def num_ipus(self) -> int:
+        """Number of IPUs of one replica, with idle ones below the highest index."""
+        return max(len(self.ipus), max(self.ipus) + 1)
+
+    @property
+    def num_forward_stages(self) -> int:
+        """Number of stages of the forward pass: IPU switches along the data, plus one.
+
+        PopTorch counts them so, too (`CompilerImpl.cpp`).
+        """
+        ipus = [0, *(block.ipu for block in self.blocks)]
+        return 1 + sum(before != after for before, after in zip(ipus, ipus[1:]))
+
+    def outputs(self, results: list[Tensor]) -> Any:
+        """Arrange results of the graph, constants and host outputs as `forward` did."""
+        constants = {i: value.clone() for i, value in self._constant_outputs.items()}
+        _refuse_backward([*results, *constants.values()])
+        others, computed = {**self._host_outputs, **constants}, iter(results)
+        count = len(results) + len(others)
+        values = [others[i] if i in others else next(computed) for i in range(count)]
+        return reconstructTensorStructure(self._output_structure, values)
+
+
+def without_known_results(program: GraphModule) -> GraphModule:
+    """Copy a program; constants are stored, and the loss isn't copied to be marked."""
+    graph = copy.deepcopy(program.graph)
+    program = GraphModule(program, graph)
+    for node in [node for node in graph.nodes if _KNOWN in node.meta]:
+        value = node.meta[_KNOWN]
+        if value is None:
+            node.replace_all_uses_with(node.args[0])
+        elif node.users:
+            program.register_buffer(node.name, value)
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.get_attr(node.name))
+        graph.erase_node(node)
+    program.recompile()
+    return program
+
+
+def keep_values_for_backward(program: GraphModule, memory: list[int]) -> None:
+    """Copy the values of weights and inputs that are used before they are written.
+
+    On a device a variable is written after all its consumers, those of the backward
+    pass too (PopART, `Graph::setVarUpdateConstraints`).
+
+    Args:
+        program: A training program; it is changed.
+        memory: Storages of the weights, then of the inputs.
+    """
+    graph = program.graph
+    nodes = list(graph.nodes)
+    places = [node for node in nodes if node.op == "placeholder"]
+    storages = {node: frozenset([m]) for node, m in zip(places, memory)}
+    last = {m: i for i, n in enumerate(nodes) for m in effects_of(n).writes}
+    copies: dict[Node, Node] = {}
+    for index, node in enumerate(nodes):
+        effects = effects_of(node)
+        if node.op.startswith("call"):
+            storages[node] = effects.results.intersection(memory)
+        changed = (*node.args, None)[0] if is_in_place(node) else None
+        for source in node.all_input_nodes:
+            used = storages.get(source, frozenset())
+            if changed is None:
+                used = used - effects.results - effects.writes
+            is_written_later = any(last.get(storage, -1) > index for storage in used)
+            if source is changed:  # the backward pass of `tanh_` needs its result
+                if is_written_later and len(node.all_input_nodes) == 1:
+                    with graph.inserting_before(node):
+                        result = graph.call_method("clone", (source,))
+                    node.replace_all_uses_with(source)
+                    node.replace_input_with(source, result)
+                    with graph.inserting_after(node):
+                        graph.call_method("copy_", (source, result))
+            elif is_written_later:
+                if source not in copies:
+                    with graph.inserting_before(node):
+                        copies[source] = graph.call_method("clone", (source,))
+                node.replace_input_with(source, copies[source])
+        copies = {n: c for n, c in copies.items() if not storages[n] & effects.writes}
+    program.recompile()
+
+
+def _refuse_backward(outputs: list[Tensor]) -> None:
+    """Replace `backward` of each output by a function that raises an error.
+
+    The function is local, so that outputs can't be pickled, as in PopTorch. Tensors
+    computed from them can, such as `output.clone()`.
+    """
+
+    def refuse() -> None:
+        raise createPoptorchError(
+            "backward() cannot be called explicitly on outputs of a PopTorch model. If "
+            "you're using a trainingModel, the backwards pass is performed "
+            "automatically when invoking the model. If you're using an "
+            "inferenceModel, you should use a trainingModel instead."
+        )
+
+    for tensor in outputs:
+        tensor.backward = refuse  # type: ignore[method-assign, assignment]
+
+
+def trace(
+    module: torch.nn.Module,
+    arguments: CallArguments,
+    *,
+    strategy: ExecutionStrategy,
+    is_training: bool,
+    names_modules: bool = True,
+) -> Program:
+    """Run `module` once on the arguments of one micro-batch, and record it.
+
+    Args:
+        arguments: Arguments with the rows of one micro-batch.
+        strategy: Gives each block an IPU, a stage and a phase.
+        is_training: Whether the program will be differentiated.
+        names_modules: Whether names of sub-modules precede those of operators.
+
+    Raises:
+        Error: The module breaks a rule of tracing; the message names it.
+    """
+    rng_state = torch.random.get_rng_state()
+    records = is_training or torch.is_grad_enabled()
+    try:
+        with unchanged(module) as rebound, torch.inference_mode(
+            False
+        ), torch.set_grad_enabled(records):
+            recording = Recording(
+                named_weights(module),
+                arguments.tensors(),
+                strategy,
+                is_training=is_training,
+            )
+            tracer = WatchingTracer(recording)
+            with tracing(recording), post_compile_hooks(), (
+                recording.module_scopes(module)
+                if names_modules
+                else contextlib.nullcontext()
+            ), guarded(tracer):
+                call_pre_compile_hooks()
+                outputs = module(*arguments.args, **arguments.kwargs)
+            is_random = not torch.equal(rng_state, torch.random.get_rng_state())
+    except Error as error:
+        # A weight that was replaced explains best why it can't be used.
+        refuse_rebound(rebound)
+        add_place(error, trace.__code__, recording.running[-1])
+        raise
+    refuse_rebound(rebound)
+    try:
+        return _as_program(
+            recording, outputs, is_training=is_training, is_random=is_random
+        )
+    except Error as error:
+        add_place(error, trace.__code__, "")
+        raise
+
+
+def _as_program(
+    recording: Recording, outputs: Any, *, is_training: bool, is_random: bool
+) -> Program:
+    """Return the program of a recording, as a device computes it.
+
+    Raises:
+        Error: PopTorch refuses it.
+    """
+    flat = list(flattenTensorStructure(outputs))
+    computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
+    nodes = dict(zip(computed, recording.finish(computed.values())))
+    refuse_rebound(recording.rebound())
+    host = {index: t for index, t in enumerate(flat) if index not in computed}
+    for tensor in host.values():
+        warnings.warn(
+            f"Output expected to be on the IPU but is on {tensor.device.type}: it is "
+            "returned as it was when the model was traced.",
+            stacklevel=1,
+        )
+    graph = recording.graph
+    eliminate(recording, list(nodes.values()))
+    # Outputs that are returned just as `torch.ones` or the like has made them.
+    makers = FACTORIES - RANDOM_FACTORIES
+    constants = {i for i, n in nodes.items() if n.target in makers and not n.users}
+    graph.output(tuple(node for i, node in nodes.items() if i not in constants))
+    graphs = with_bodies(graph, recording.root)
+    constant_inputs = recording.constant_inputs()
+    for one in graphs:
+        known = constant_nodes(one, constant_inputs)
+        compute_as_device(one, known, recording.results, is_training=is_training)
+    refuse_unsupported_operators(graphs, constant_inputs)
+    ipus = used_ipus(graphs, constant_inputs)
+    shapes = add_final_loss(graph, recording.results) if is_training else {}
+    if is_training:
+        check_frozen_norms(graph, recording.results)
+    changing = {*changed_memory(graphs), *recording.weight_memory()}
+    for node in graph.nodes:
+        made = node.all_input_nodes[0] if node.target is identity_loss else node
+        both = recording.results.get(made), recording.results.get(node)
+        if all(isinstance(t, Tensor) and storage_of(t) not in changing for t in both):
+            is_copy = made is not node and shapes.get(made, both[0]).dim() == 0
+            if is_copy or (node.target in makers and not node.all_input_nodes):
+                own = None if is_copy else recording.results[node].detach().clone()
+                node.meta[_KNOWN] = own
+    return Program(
+        recording,
+        graphs,
+        ipus,
+        has_loss=is_training,
+        is_random=is_random,
+        output_structure=reconstructTensorStructure(
+            outputs, [tensor.detach() for tensor in flat]
+        ),
+        constant_outputs={
+            index: host_tensor(flat[index]).detach().clone() for index in constants
+        },
+        host_outputs=host,
+    )
+
+
+def eliminate(recording: Recording, results: list[Node]) -> None:
+    """Erase operations that change no result, weight or input."""
+    inputs = set(recording.input_memory())
+    if not results and not inputs & changed_memory([recording.graph]).keys():
+        for node in reversed(recording.graph.nodes):  # as PopTorch does
+            if node.op != "placeholder":
+                recording.graph.erase_node(node)
+        return
+    variables = {
+        memory
+        for memory, name in recording.weight_memory().items()
+        if recording.weights[name].is_floating_point()
+    }
+    erase_dead(recording.graph, results, variables | inputs)
+
+
+def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
+    """List a graph and the graphs of its loops and branches."""
+    graphs = [graph]
+    for node in graph.nodes:
+        part = getattr(root, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(part, Body):
+            graphs += with_bodies(part.program.graph, root)
+    return graphs
+
+
+# Checks --------------------------------------------------------------------------
+# Tracing refuses operations for their own arguments (`_tracing/refusals.py`). The
+# checks here need to know which nodes are constant, and which blocks operators run in.
+# Where a device certainly computes other numbers than torch, the program computes the
+# device's. Where it probably computes wrong numbers, or a later compiler refuses the
+# program, the emulator refuses it. Constants are computed by torch (PopTorch,
+# `EvaluateConstexprs.cpp`).
+
+
+def check_node(node: Node, constants: set[Node]) -> None:
+    """Refuse a node that PopTorch doesn't compile.
+
+    Args:
+        node: A node that isn't constant.
+        constants: Nodes that are computed while the program is compiled.
+
+    Raises:
+        Error: The argument of `torch.triu`, or the offsets of an embedding bag, aren't
+            constant; or a slice with a step is changed in place.
+    """
+    name = function_name(node)
+    if name in ("triu", "triu_"):
+        raise error_about(
+            "torch.triu is only supported within constant expressions: multiply by "
+            "the triangle of a constant, torch.triu(torch.ones(n, n)).",
+            node,
+        )
+    if name == "embedding_bag":
+        offsets = node.kwargs.get("offsets", (*node.args, None, None, None)[2])
+        if isinstance(offsets, Node) and offsets not in constants:
+            raise error_about(
+                "Unsupported aten::embedding_bag operation: offsets tensor must be a "
+                "constant, made in `forward` with torch.tensor or torch.arange.",
+                node,
+            )
+    if is_in_place(node):
+        indices = [node.args[1]] if name == "__setitem__" else []
+        base = node.args[0] if node.args else None
+        while isinstance(base, Node) and function_name(base) == "__getitem__":
+            index = base.args[1]
+            own = index if isinstance(index, tuple) else (index,)
+            if any(isinstance(part, (Node, list)) for part in own):
+                break  # a copy
+            indices.append(index)  # a slice of a slice
+            base = base.args[0]
+        parts = [p for i in indices for p in (i if isinstance(i, tuple) else (i,))]
+        if any(isinstance(p, slice) and p.step not in (None, 1) for p in parts):
+            raise error_about(
+                "In-place modification of slices with step size other than 1 is not "
+                "supported. Use torch.where with a constant mask.",
+                node,
+            )
+
+
+def compute_as_device(
+    graph: Graph,
+    constants: set[Node],
+    values: Mapping[Node, Any],
+    *,
+    is_training: bool,
+) -> None:
+    """Refuse a program that doesn't compile; replace functions by the device's.
+
+    Args:
+        graph: A traced program, which is changed.
+        constants: Its constant nodes, which torch computes.
+        values: The value of each node while tracing.
+        is_training: Whether the program is differentiated.
+
+    Raises:
+        Error: A node is refused by `check_node` or by a row of the table of operators.
+
+    Example:
+        >>> graph, x = Graph(), torch.zeros(1)
+        >>> values = {graph.placeholder("x"): x}
+        >>> node = graph.call_function(torch.trunc, tuple(values))
+        >>> values[node] = x
+        >>> compute_as_device(graph, set(), values, is_training=False)
+        >>> node.target(torch.tensor([2.7, 1e10]))
+        tensor([ 2.0000e+00, -2.1475e+09])
+    """
+    nodes = [node for node in graph.nodes if node not in constants]
+    for node in nodes:
+        check_node(node, constants)
+    resized: dict[Node, str] = {}
+    for node in nodes:
+        if node.op in ("call_function", "call_method"):
+            message = apply_rules(node, values, is_training=is_training)
+            if message:
+                resized[node] = message
+    settle_shapes(graph, values, resized)
+
+
+def used_ipus(
+    graphs: Collection[Graph], constant_inputs: Collection[str]
+) -> tuple[int, ...]:
+    """List the IPUs that operators run on, in the order of first use.
+
+    Args:
+        graphs: Graphs of a program, and of the bodies of its loops and branches.
+        constant_inputs: Names of inputs that are compiled in.
+
+    Returns:
+        Numbers of IPUs; 0 alone if there is no operator.
+
+    Raises:
+        Error: An operator runs when no block is active. PopTorch sets the active IPU
+            to none when a `with Block` ends (PopTorch, `Compiler.cpp` and
+            `CompilerImpl.cpp`).
+    """
+    ipus: dict[int, None] = {}
+    for graph in graphs:
+        constants = constant_nodes(graph, constant_inputs)
+        for node in graph.nodes:
+            users = [user for user in node.users if user.op != "output"]
+            is_constant = node in constants and constants.issuperset(users)
+            if is_constant or not effects_of(node).is_operator:
+                continue
+            block: BlockPlacement | None = node.meta.get("block")
+            if block is None:
+                raise error_about(
+                    "No active Block, all the ops must belong to a Block: "
+                    f"`{function_name(node)}` runs after a block was closed and before "
+                    "another one begins. This counts for views, casts and constants, "
+                    "and for the copy of an input that is returned as it is. Put it "
+                    "inside `with poptorch.Block(...)`.",
+                    node,
+                )
+            ipus[block.ipu] = None
+    return tuple(ipus) or (0,)
+
+
+def check_stages(graph: Graph) -> None:
+    """Refuse a program that can't be pipelined over its IPUs.
+
+    Raises:
+        Error: A stage needs results of a later one, or is on two IPUs.
+    """
+    stages: dict[Node, int] = {}
+    ipus: dict[int, int] = {}
+    for node in graph.nodes:
+        latest = max((stages[source] for source in node.all_input_nodes), default=0)
+        block: BlockPlacement | None = node.meta.get("block")
+        if block is None or not effects_of(node).is_operator:
+            stages[node] = latest
+            continue
+        stages[node] = block.stage
+        if latest > block.stage:
+            raise error_about(
+                f"Block '{block.block_id}' is in stage {block.stage} of the pipeline "
+                f"but needs results of stage {latest}: stages must increase along the "
+                "data. poptorch.AutoStage.AutoIncrement gives each block a stage of "
+                "its own, several on one IPU if need be.",
+                node,
+            )
+        if ipus.setdefault(block.stage, block.ipu) != block.ipu:
+            raise error_about(
+                f"Stage {block.stage} of the pipeline is on IPU {ipus[block.stage]} "
+                f"and, with `{function_name(node)}`, on IPU {block.ipu}. All ops with "
+                "the same pipeline stage must also have the same virtual graph id "
+                "(PopART, `ir.cpp`). What runs before the first block is in stage 0 "
+                "on IPU 0: move it into the block, or put the first stage on IPU 0.",
+                node,
+            )
+
+
+def check_frozen_norms(graph: Graph, results: Mapping[Node, Any]) -> None:
+    """Refuse normalisation by running statistics where a gradient passes through.
+
+    Args:
+        graph: The program, whose last result is the loss.
+        results: Result of each node while the program was traced.
+
+    Raises:
+        Error: There is such a layer.
+    """
+    *_, output = graph.nodes
+    waiting, seen = [output.args[0][-1]], {output}
+    while waiting:
+        node = waiting.pop()
+        tensors = tensors_in(results.get(node))
+        if node in seen or (tensors and not any(t.requires_grad for t in tensors)):
+            continue
+        seen.add(node)
+        waiting.extend(node.all_input_nodes)
+        if function_name(node) not in NORM_FUNCTIONS:
+            continue
+        is_instance = function_name(node) == "instance_norm"
+        flag = "use_input_stats" if is_instance else "training"
+        if not (*node.args[5:6], node.kwargs.get(flag, is_instance))[0]:
+            raise error_about(
+                f"`{function_name(node)}`: a layer of batch norm in eval mode has no "
+                "gradient on a device, and the loss needs one of it (BatchNorm Op is "
+                "in inference mode, but its gradient Op is being created: PopART, "
+                "`batchnorm.cpp`). Freeze it together with all that is before it, or "
+                "compute (x - mean) * rsqrt(var + eps) * weight + bias.",
+                node,
+            )
+
+
+def check_weights(program: Program) -> None:
+    """Refuse a weight that two IPUs of a pipeline use.
+
+    PopART copies it between them if they run one after the other (`pipeline.cpp`).
+
+    Raises:
+        Error: There is such a weight, or a floating-point buffer.
+    """
+    nodes = list(program.graph.graph.nodes)
+    named = dict(zip(program.weight_names, nodes))
+    for name in program.used_weights & program.variables:
+        first: dict[int, Node] = {}
+        waiting = [named[name]]
+        while waiting:
+            for user in waiting.pop().users:
+                block: BlockPlacement | None = user.meta.get("block")
+                if not effects_of(user).is_operator:
+                    waiting.append(user)
+                elif block is not None and user.op != "output":
+                    first.setdefault(block.ipu, user)
+        if len(first) > 1:
+            ipus = sorted(first)
+            uses = " and ".join(
+                f"`{function_name(first[ipu])}` on IPU {ipu}" for ipu in ipus[:2]
+            )
+            raise error_about(
+                f"Can not copy variable tensor {name} between virtual graphs when "
+                "pipelining. All pipeline stages using this tensor should be on the "
+                f"same graph (PopART, `pipeline.cpp`): it is used by {uses}. Put what "
+                "shares it on one IPU, or use poptorch.ShardedExecution.",
+                first[ipus[1]],
+            )
+
+
+# Floating-point exceptions -------------------------------------------------------
+# With `Options.Precision.enableFloatingPointExceptions(True)` a device stops at a
+# division by zero, an invalid operation, a comparison with NaN, or an overflow. The
+# emulator checks each operation of the forward pass for results that are not finite
+# although its arguments are. It checks the backward pass by gradients of weights.
+
+_COMPARISONS = frozenset(
+    form
+    for name in ("eq", "ge", "gt", "le", "lt", "ne")
+    for form in (name, f"__{name}__")
+)
+_EXPONENTIALS = frozenset({"celu", "elu", "selu"})
+"""Activations whose exp(x) a device computes for positive x, too."""
+
+
+def check_operations(program: GraphModule) -> None:
+    """Insert a check for exceptions after every operation of a program.
+
+    Example:
+        >>> import torch
+        >>> program = torch.fx.symbolic_trace(lambda x: 1.0 / x)
+        >>> check_operations(program)
+        >>> program(torch.zeros(1))
+        Traceback (most recent call last):
+            ...
+        ipufit.emulator.errors.Error: 'poptorch_py_error': Floating point exception...
+    """
+    for node in program.graph.nodes:
+        is_uninitialised = function_name(node).startswith(("empty", "new_empty"))
+        if node.op in ("call_function", "call_method") and not is_uninitialised:
+            node.target, node.op = _checking(node), "call_function"
+    program.recompile()
+
+
+def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:
+    """Raise if a gradient is not finite.
+
+    Raises:
+        Error: A gradient is NaN or infinite; the message names its weight.
+
+    Example:
+        >>> import torch
+        >>> refuse_bad_gradients({"weight": torch.ones(2), "bias": None})
+    """
+    for name, gradient in gradients.items():
+        if gradient is not None and not gradient.isfinite().all():
+            raise _exception(f"the gradient of {name} is not finite")
+
+
+def _checking(node: Node) -> Callable[..., Any]:
+    target: Any = node.target
+    is_method = node.op == "call_method"
+    name = function_name(node)
+
+    def check(*args: Any, **kwargs: Any) -> Any:
+        had_nan, had_infinity = _has_nan_and_infinity((args, kwargs))
+        call = getattr(args[0], target) if is_method else target
+        result = call(*(args[1:] if is_method else args), **kwargs)
+        has_nan, has_infinity = _has_nan_and_infinity(result)
+        if has_nan and not had_nan:
+            raise _exception(f"`{name}` gave NaN (an invalid operation)")
+        if has_infinity and not (had_infinity or had_nan):
+            raise _exception(
+                f"`{name}` gave infinity (an overflow or a division by zero)"
+            )
+        if name in _COMPARISONS and had_nan:
+            raise _exception(f"`{name}` compared a NaN")
+        if name.rstrip("_") in _EXPONENTIALS:
+            largest = math.log(torch.finfo(args[0].dtype).max)
+            if bool((args[0] > largest).any()):
+                raise _exception(f"exp(x) in `{name}` overflows")
+        return result
+
+    check.__name__ = check.__qualname__ = f"checked_{name}"
+    return check
+
+
+def _has_nan_and_infinity(value: Any) -> tuple[bool, bool]:
+    """Return whether nested values contain NaN, and whether infinities."""
+    tensors = [t for t in tensors_in(value) if t.is_floating_point()]
+    numbers: list[Any] = []
+    map_aggregate(value, lambda v: numbers.append(v) if isinstance(v, float) else v)
+    tensors += [torch.tensor(number, dtype=torch.float64) for number in numbers]
+    return (
+        any(bool(tensor.isnan().any()) for tensor in tensors),
+        any(bool(tensor.isinf().any()) for tensor in tensors),
+    )
+
+
+def _exception(what: str) -> Error:
+    return createPoptorchError(
+        f"Floating point exception: {what}. "
+        "Options.Precision.enableFloatingPointExceptions(True) asks to stop here."
+    )
+
+
+# Losses --------------------------------------------------------------------------
+# `identity_loss` and each loss function that is one operator of torch mark their
+# result. A marker from which another marker is computed is an intermediate loss;
+# exactly one marker must remain (PopTorch, `RemoveSurplusIdentityLosses.cpp`).
+#
+# Operators are marked (PopTorch, `LossOps.cpp`), not the functions of
+# `torch.nn.functional` that consist of several operators. `cross_entropy` of
+# probabilities has no marker; with label smoothing the part without smoothing is
+# marked; for `kl_div(reduction="batchmean")` the sum is.
+#
+# While a model is traced, an intermediate loss has the shape []. When PopTorch
+# compiles, it flattens the operand and sums it, so that the shape becomes [1]
+# (PopTorch, `RemoveSurplusIdentityLosses.cpp`).
+
+_LOSSES = """
+    binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
+    ctc_loss hinge_embedding_loss kl_div l1_loss
+    margin_ranking_loss mse_loss nll_loss nll_loss_nd poisson_nll_loss smooth_l1_loss
+    soft_margin_loss triplet_margin_loss
+""".split()  # noqa: SIM905 - one per line would be longer
+_BUILT_IN = {getattr(home, n, None) for home in (F, torch, _nn) for n in _LOSSES}
+_REDUCED_BEFORE = {F.l1_loss, _nn.l1_loss}  # type: ignore[attr-defined,unused-ignore]
+"""Losses whose marker is put on what is reduced already (PopTorch, `l1lossHandler`)."""
+
+_CROSS_ENTROPY: Mapping[Any, str] = {
+    F.cross_entropy: "input target weight size_average ignore_index reduce reduction "
+    "label_smoothing",
+    _nn.cross_entropy_loss: "self target weight reduction ignore_index label_smoothing",  # type: ignore[attr-defined,unused-ignore]
+}
+_ARGUMENTS: Mapping[Any, str] = {
+    **_CROSS_ENTROPY,
+    F.kl_div: "input target size_average reduce reduction log_target",
+}
+
+
+def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Any]:
+    """Make the loss of a training program its last result.
+
+    The markers of intermediate losses are removed as PopTorch does it: their results
+    have one dimension of one element.
+
+    Args:
+        graph: The traced program, without dead operations.
+        results: Result of each node while the program was traced.
+
+    Returns:
+        For nodes whose shape has changed, a result of the new shape.
+
+    Raises:
+        Error: There is no marker, or more than one that is final; the final loss isn't
+            one number; or an operation can't take the shape of an intermediate loss.
+    """
+    markers = _markers(graph, results)
+    if not markers:
+        raise createPoptorchError(
+            "Couldn't find a loss in graph! A training model must compute a loss with "
+            "one of torch's loss functions or mark it with poptorch.identity_loss, and "
+            "must return something that depends on it: what no output depends on is "
+            "eliminated first."
+        )
+    surplus = _surplus(graph, markers)
+    final = [marker for marker in markers if marker not in surplus]
+    if len(final) > 1:
+        raise error_about(
+            "Multiple independent losses found in graph. Graph must have one final "
+            "loss. Wrap final graph loss in poptorch.identity_loss. "
+            f"Found: {', '.join(str(node) for node in final)}.",
+            *final,
+        )
+    (loss,) = final
+    result = results[markers[loss]]
+    if result.numel() > 1:
+        raise error_about(
+            f"Loss tensor must be a scalar tensor, but that of {loss} has the shape "
+            f"{list(result.shape)}. Reduce it: poptorch.identity_loss(loss, "
+            "reduction='mean') or 'sum'.",
+            loss,
+        )
+    marked = [markers[m] for m in markers if m in surplus and _reduces(m, results)]
+    shapes = _reduce_to_one_element(graph, marked, results)
+    for marker, node in markers.items():
+        if marker is not node and marker is not loss:
+            graph.erase_node(marker)
+    *_, output = graph.nodes
+    output.args = ((*output.args[0], loss),)
+    return shapes
+
+
+def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
+    """Map each marker to the node of the marked loss function.
+
+    They are the same node unless only a part of the function is marked. Then a node for
+    this part is inserted: the same function with another argument.
+    """
+    markers: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        function = original(node.target)
+        names = _ARGUMENTS.get(function, "").split()
+        given: dict[str, Any] = {**dict(zip(names, node.args)), **node.kwargs}
+        changed: dict[str, Any] = {}
+        if function in _CROSS_ENTROPY:
+            scores, target = (results[given[name]] for name in names[:2])
+            if scores.shape == target.shape:  # which torch takes for probabilities
+                continue
+            if given.get("label_smoothing"):
+                changed = {"label_smoothing": 0.0}
+        elif function is F.kl_div and given.get("reduction") == "batchmean":
+            changed = {"reduction": "sum"}
+        elif function is not identity_loss and function not in _BUILT_IN:
+            continue
+        marker = node
+        if changed:
+            given.update(changed)
+            args = tuple(given.pop(name) for name in names[:2])
+            with graph.inserting_before(node):
+                marker = graph.call_function(node.target, args, given)
+            marker.meta.update(node.meta)
+        markers[marker] = node
+    return markers
+
+
+def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
+    """Find the markers of intermediate losses, also those used through memory."""
+    marker_of = {node: marker for marker, node in markers.items()}
+    before: dict[Node, set[Node]] = {}
+    written: dict[int, set[Node]] = {}
+    surplus: set[Node] = set()
+    for node in graph.nodes:
+        effects = effects_of(node)
+        sources = [before[source] for source in node.all_input_nodes]
+        sources += [written[m] for m in effects.reads if m in written]
+        known = set().union(*sources)
+        if node in markers:
+            surplus |= known
+            known = known | {node}
+        if node in marker_of:
+            known = known | {marker_of[node]}
+        before[node] = known
+        for memory in effects.writes:
+            written[memory] = written.get(memory, set()) | known
+    return surplus
+
+
+def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
+    """Return whether PopTorch reduces a marker's operand when it removes the marker."""
+    function = original(marker.target)
+    reduction = marker.kwargs.get("reduction")
+    if function is identity_loss and len(marker.args) > 1:
+        reduction = marker.args[1]
+    is_kept = reduction in ("none", 0) or function in _REDUCED_BEFORE
+    result = results.get(marker)
+    return not is_kept and (result is None or result.dim() == 0)
+
+
+def _reduce_to_one_element(
+    graph: Graph, losses: Collection[Node], results: Mapping[Node, Any]
+) -> dict[Node, Any]:
+    """Change intermediate losses to the shape [1], and update later shapes.
+
+    Args:
+        graph: The traced program.
+        losses: Nodes whose results are one number.
+        results: Result of each node while the program was traced.
+
+    Returns:
+        For nodes that follow from reshaped losses, a result of the new shape.
+
+    Raises:
+        Error: An operation doesn't take the new shapes.
+    """
+    values: dict[Node, Any] = {}  # of nodes that follow from reshaped losses
+
+    def reshape(node: Node) -> None:
+        with graph.inserting_after(node):
+            row = graph.call_method("reshape", (node, (1,)))
+        node.replace_all_uses_with(row, lambda user: user is not row)
+        row.meta["block"] = node.meta.get("block")
+        row.meta["effects"] = effects_of(node)
+        values[row] = torch.zeros_like(results[node]).reshape(1)
+
+    def call(node: Node) -> Any:
+        given: Any = (node.args, node.kwargs)
+        given = map_arg(given, lambda n: values.get(n, results.get(n)))
+        args, kwargs = map_tensors(given, torch.zeros_like)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        target: Any = node.target
+        return target(*args, **kwargs)
+
+    with torch.no_grad():
+        for node in list(graph.nodes)[:-1]:
+            changed = [n for n in node.all_input_nodes if n in values]
+            function = original(node.target)
+            module = getattr(function, "__module__", None) or ""
+            is_own = module.startswith("ipufit.emulator") and function != identity_loss
+            if changed and not is_own:  # the result of an own one keeps its shape
+                try:
+                    values[node] = call(node)
+                except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                    base = results.get(node)
+                    is_number = isinstance(base, Tensor) and base.dim() == 0
+                    if not is_number or not effects_of(node).writes:
+                        raise error_about(
+                            f"`{node}` doesn't take the result of a loss that is only "
+                            f"a step on the way to the final one: {error}. On the "
+                            "device that has the shape [1], not [] (PopTorch, "
+                            "`RemoveSurplusIdentityLosses.cpp`). Give it a shape of "
+                            "its own first: `loss.reshape(())`.",
+                            node,
+                        ) from error
+                    # PopTorch replaces in-place operations before it computes shapes
+                    # (PopTorch, `InplaceOps.cpp`), so a number becomes a row; torch
+                    # keeps the shape of the tensor that is changed.
+                    for source in changed:
+                        if values[source].shape == (1,):
+                            with graph.inserting_before(node):
+                                number = graph.call_method("reshape", (source, ()))
+                            node.replace_input_with(source, number)
+                            values[number] = values[source].reshape(())
+                    values[node] = call(node)
+                    reshape(node)
+            if node in losses:
+                reshape(node)
+    for loss in losses:  # reshapes to [1] and back to [] are spared
+        for row in [user for user in loss.users if user.args[1:] == ((1,),)]:
+            for number in list(row.users):
+                if number.target == "reshape" and number.args[1:] == ((),):
+                    number.replace_all_uses_with(loss)
+                    graph.erase_node(number)
+            if not row.users:
+                graph.erase_node(row)
+    return values

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the types of numbers: what Poplar computes in which type."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+import torch
+from torch import Tensor
+
+from ..operators import Call, rule
+
+_8_BIT = torch.uint8, torch.int8
+_NARROW = (*_8_BIT, torch.int16)
+
+
+def _forms(*names: str) -> Iterator[str]:
+    """Yield the names of functions, and of Python's methods for operators."""
+    for name in names:
+        yield from (name, f"__{name}__", f"__r{name}__", f"__i{name}__")
+
+
+_COMPARISONS = (
+    *_forms("gt", "lt", "ge", "le"),
+    *("greater", "less", "greater_equal", "less_equal"),
+)
+_EQUALITIES = (*_forms("eq", "ne"), "not_equal")
+_BITWISE = (*_forms("and", "or", "xor"), "bitwise_and", "bitwise_or", "bitwise_xor")
+_ARITHMETIC = (
+    *_forms("add", "sub", "mul", "mod", "pow"),
+    *("subtract", "rsub", "multiply", "square", "fmod", "remainder"),
+    *("clamp", "clip", "clamp_min", "clamp_max"),
+)
+_OF_FLOATS = """
+    exp expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan arcsin
+    arccos arctan asinh acosh atanh arcsinh arccosh arctanh sigmoid erf erfc relu
+    """.split()  # noqa: SIM905 - one per line would be longer
+
+
+def _type_of(call: Call) -> torch.dtype:
+    """Return the type to which the operands are promoted."""
+    x, other = call.args[:2]
+    return torch.result_type(x, other)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
+
+
+@rule("compare-narrow", *_COMPARISONS)
+def _(call: Call) -> Any:
+    return _type_of(call) in _NARROW
+
+
+@rule("equal-8-bit", *_EQUALITIES)
+def _(call: Call) -> Any:
+    return _type_of(call) in _8_BIT
+
+
+@rule("arithmetic-narrow", *_ARITHMETIC)
+def _(call: Call) -> Any:
+    return call.result.dtype in _NARROW
+
+
+@rule("arithmetic-narrow", "maximum", "minimum", "max", "min")
+def _(call: Call) -> Any:
+    is_of_two = len(call.tensors()) == 2
+    return is_of_two and call.result.dtype in (*_NARROW, torch.bool)
+
+
+@rule("select-narrow", "where", "masked_fill")
+def _(call: Call) -> Any:
+    return call.result.dtype in _NARROW
+
+
+@rule("where-uint8-mask", "where", "masked_fill", is_certain=False)
+def _(call: Call) -> Any:
+    masks = [t for t in call.args if isinstance(t, Tensor)]
+    place = 0 if call.function is torch.where else 1
+    return any(mask.dtype == torch.uint8 for mask in masks[place : place + 1])
+
+
+@rule("floats-of-whole", *_OF_FLOATS)
+def _(call: Call) -> Any:
+    return call.is_whole
+
+
+@rule("rounding-of-whole", "floor", "ceil", "round")
+def _(call: Call) -> Any:
+    return call.is_whole
+
+
+@rule("sqrt-whole", "sqrt")
+def _(call: Call) -> Any:
+    return call.is_whole and (lambda input: torch.sqrt(input).trunc())
+
+
+@rule("rsqrt-whole", "rsqrt")
+def _(call: Call) -> Any:
+    def rsqrt(input: Tensor) -> Tensor:
+        return torch.sqrt(input).trunc().reciprocal().trunc()
+
+    return call.is_whole and rsqrt
+
+
+@rule("isnan-whole", "isnan")
+def _(call: Call) -> Any:
+    return call.is_whole
+
+
+@rule("sign-narrow", "abs", "absolute", "neg", "negative", "sign", "__abs__", "__neg__")
+def _(call: Call) -> Any:
+    return call.result.dtype in _NARROW
+
+
+@rule("logical-of-numbers", "logical_not", "logical_and", "logical_or")
+def _(call: Call) -> Any:
+    return any(tensor.dtype != torch.bool for tensor in call.tensors())
+
+
+@rule("bitwise-8-bit-number", *_BITWISE)
+def _(call: Call) -> Any:
+    return len(call.tensors()) == 1 and call.result.dtype in _8_BIT
+
+
+@rule(
+    "number-beyond-int32",
+    *(*_COMPARISONS, *_EQUALITIES),
+    *("masked_fill", "clamp", "clip", "clamp_min", "clamp_max"),
+    is_certain=False,
+)
+def _(call: Call) -> Any:
+    numbers = [v for v in (*call.args, *call.kwargs.values()) if type(v) is int]
+    return any(not -(2**31) <= n < 2**31 and n != 2**63 - 1 for n in numbers)
+
+
+@rule("masked-fill-bool", "masked_fill")
+def _(call: Call) -> Any:
+    value = call.arguments("input mask value")["value"]
+    return call.result.dtype == torch.bool and not isinstance(value, Tensor)
+
+
+@rule("masked-fill-fraction", "masked_fill")
+def _(call: Call) -> Any:
+    value = call.arguments("input mask value")["value"]
+    is_copy = not call.is_in_place and _is_whole(call.result)
+    if not is_copy or not isinstance(value, float):
+        return None
+    return lambda input, mask, value: torch.where(mask, value, input)
+
+
+@rule("masked-fill-whole-in-place", "masked_fill", is_certain=False)
+def _(call: Call) -> Any:
+    is_copying = call.is_in_place or len(call.tensors()) == 3
+    is_int32 = call.result.dtype in (torch.int32, torch.int64)
+    return is_copying and is_int32
+
+
+@rule("sort-narrow", "sort", "msort")
+@rule("topk-narrow", "topk")
+def _(call: Call) -> Any:
+    return call.tensors()[0].dtype in (*_NARROW, torch.bool)
+
+
+@rule("scatter-narrow", "scatter", "scatter_add", "index_fill")
+def _(call: Call) -> Any:
+    return call.is_in_place and call.result.dtype in _NARROW
+
+
+@rule("bfloat16-or-complex", "to", "type", "type_as", "bfloat16", "complex", "polar")
+def _(call: Call) -> Any:
+    result = call.result
+    return result.dtype == torch.bfloat16 or result.is_complex()

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of layers: products, convolutions, normalisation, embeddings and losses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+from torch.nn import _reduction, functional
+
+from ..operators import Call, rule
+
+_FEW = 100
+"""Values below which a deviation without bias visibly differs from one with bias."""
+
+_MOST_HALF = 65504
+_CLASS_LOSSES = "cross_entropy", "cross_entropy_loss", "nll_loss", "nll_loss_nd"
+_NORMS = {
+    "batch_norm": "input weight bias running_mean running_var training",
+    "instance_norm": "input weight bias running_mean running_var use_input_stats",
+    "group_norm": "input num_groups weight bias",
+    "layer_norm": "input normalized_shape weight bias",
+}
+"""Arguments of the operators; the functions of torch.nn have another order."""
+
+
+def _given(call: Call) -> dict[str, Any]:
+    """Return the arguments of a normalisation by name."""
+    layer = getattr(functional, call.name)
+    if call.function is layer:
+        return call.arguments_of(layer)
+    return call.arguments(_NORMS[call.name])
+
+
+# Products and convolutions ------------------------------------------------------------
+
+
+@rule(
+    "matmul-whole",
+    *("bmm", "dot", "mm", "mv", "matmul", "__matmul__", "__rmatmul__", "linear"),
+    is_certain=False,
+)
+def _(call: Call) -> Any:
+    return call.is_whole
+
+
+@rule("conv-whole", "conv1d", "conv2d", "conv3d", is_certain=False)
+def _(call: Call) -> Any:
+    return call.is_whole
+
+
+@rule("baddbmm-beta-0", "baddbmm", is_reported=False)
+def _(call: Call) -> Any:
+    if call.kwargs.get("beta", 1) != 0:
+        return None
+
+    def baddbmm(
+        input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any, alpha: Any = 1
+    ) -> Tensor:
+        return torch.bmm(batch1, batch2) * alpha + input * beta
+
+    return baddbmm
+
+
+@rule("cumulative-0d", "cumsum", "cumprod")
+def _(call: Call) -> Any:
+    return bool(call.tensors()[0].dim() == 0)
+
+
+@rule("cumsum-float32", "cumsum", is_reported=False)
+def _(call: Call) -> Any:
+    dtype = call.result.dtype
+    if dtype.is_floating_point:
+        return None
+    return lambda input, dim, **_: torch.cumsum(input.to(dtype).float(), dim).to(dtype)
+
+
+@rule("cumprod-dtype", "cumprod")
+def _(call: Call) -> Any:
+    given = call.tensors()[0]
+    if given.is_floating_point() == call.result.is_floating_point():
+        return None
+    return lambda input, dim, **_: torch.cumprod(input, dim)
+
+
+@rule("lstm-projection", "lstm")
+def _(call: Call) -> Any:
+    hidden, cell = next(one for one in call.args if isinstance(one, (tuple, list)))
+    return hidden.shape[-1] != cell.shape[-1]
+
+
+# Normalisation ------------------------------------------------------------------------
+
+
+@rule("norm-one-affine", *_NORMS)
+def _(call: Call) -> Any:
+    given = _given(call)
+    return (given.get("weight") is None) != (given.get("bias") is None)
+
+
+@rule("batch-norm-gradient", "batch_norm")
+def _(call: Call) -> Any:
+    given = _given(call)
+    per_channel = given["input"].numel() // given["input"].shape[1]
+    return bool(given.get("training")) and call.trains and per_channel < _FEW
+
+
+@rule("instance-norm-gradient", "instance_norm")
+def _(call: Call) -> Any:
+    given = _given(call)
+    per_channel = given["input"][0, 0].numel()
+    return given.get("use_input_stats", True) and call.trains and per_channel < _FEW
+
+
+@rule("instance-norm-statistics", "instance_norm")
+def _(call: Call) -> Any:
+    given = _given(call)
+    is_updating = given.get("use_input_stats", True)
+    if call.function is not functional.instance_norm or not is_updating:
+        return None
+    if given.get("running_mean") is None:
+        return None
+    return lambda input, running_mean, running_var, **kwargs: functional.instance_norm(
+        input, None, None, **kwargs
+    )
+
+
+# Embeddings ---------------------------------------------------------------------------
+
+
+@rule("embedding-max-norm", "embedding")
+def _(call: Call) -> Any:
+    return call.arguments_of(functional.embedding)["max_norm"] is not None
+
+
+@rule("embedding-bag-frozen", "embedding_bag")
+def _(call: Call) -> Any:
+    return not _bag(call)["weight"].requires_grad
+
+
+def _bag(call: Call) -> dict[str, Any]:
+    """Return the arguments of an embedding bag: torch's has another order."""
+    if call.function is functional.embedding_bag:
+        return call.arguments_of(functional.embedding_bag)
+    return call.arguments("weight input offsets")
+
+
+@rule("embedding-bag-empty", "embedding_bag")
+def _(call: Call) -> Any:
+    given = _bag(call)
+    offsets = given.get("offsets")
+    if offsets is None:
+        return False
+    ends = [*offsets.tolist(), given["input"].numel()]
+    if given.get("include_last_offset"):
+        ends.pop()
+    return any(end == start for start, end in zip(ends, ends[1:]))
+
+
+@rule("repeat-interleave", "repeat_interleave")
+def _(call: Call) -> Any:
+    return call.kwargs.get("output_size") is None
+
+
+# Losses -------------------------------------------------------------------------------
+
+
+def _reduced(
+    loss: Tensor,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    **_: Any,
+) -> Tensor:
+    """Reduce a loss of elements as the arguments of a loss function say."""
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(
+            size_average, reduce, emit_warning=False
+        )
+    if reduction == "batchmean":
+        return loss.sum() / (loss.shape[0] if loss.dim() else 1)
+    return loss if reduction == "none" else getattr(loss, reduction)()
+
+
+@rule("class-loss-1d", *_CLASS_LOSSES)
+def _(call: Call) -> Any:
+    given = call.arguments("input target")
+    scores = given.get("input", given.get("self"))
+    return scores.dim() == 1 and given["target"].dim() == 0
+
+
+@rule("class-loss-half-count", *_CLASS_LOSSES)
+def _(call: Call) -> Any:
+    given = call.arguments("input target")
+    scores = given.get("input", given.get("self"))
+    is_mean = given.get("reduction", "mean") in ("mean", 1)
+    count = given["target"].numel()
+    return scores.dtype is torch.float16 and is_mean and count > _MOST_HALF
+
+
+@rule("binary-cross-entropy", "binary_cross_entropy")
+def _(call: Call) -> Any:
+    if call.function is not functional.binary_cross_entropy:
+        return None
+
+    def binary_cross_entropy(
+        input: Tensor, target: Tensor, weight: Any = None, **reduction: Any
+    ) -> Tensor:
+        loss = target * torch.log(input) + (1.0 - target) * torch.log(1.0 - input)
+        return _reduced(-loss if weight is None else -loss * weight, **reduction)
+
+    return binary_cross_entropy
+
+
+@rule("kl-div", "kl_div", is_reported=False)
+def _(call: Call) -> Any:
+    if call.function is not functional.kl_div:
+        return None
+
+    def kl_div(
+        input: Tensor, target: Tensor, log_target: bool = False, **reduction: Any
+    ) -> Tensor:
+        function: Callable[..., Tensor] = torch.kl_div
+        loss = function(input, target, 0, log_target=log_target)
+        shares = target.exp() if log_target else target
+        loss = torch.where(shares.gt(0), loss, torch.zeros_like(loss))
+        return _reduced(loss, **reduction)
+
+    return kl_div
+
+
+@rule("cosine-embedding-loss-1d", "cosine_embedding_loss")
+def _(call: Call) -> Any:
+    return bool(call.tensors()[0].dim() == 1)
+
+
+@rule("triplet-margin-loss-1d", "triplet_margin_loss")
+def _(call: Call) -> Any:
+    return bool(call.tensors()[0].dim() == 1)
+
+
+@rule("triplet-margin-loss", "triplet_margin_loss")
+def _(call: Call) -> Any:
+    is_flat = call.tensors()[0].dim() < 3
+    if call.function is not functional.triplet_margin_loss or is_flat:
+        return None
+
+    def triplet_margin_loss(
+        anchor: Tensor,
+        positive: Tensor,
+        negative: Tensor,
+        margin: float = 1.0,
+        p: float = 2.0,
+        eps: float = 1e-6,
+        swap: bool = False,
+        **reduction: Any,
+    ) -> Tensor:
+        def distance(x: Tensor, y: Tensor) -> Tensor:
+            return torch.linalg.vector_norm(x - y + eps, p, dim=1)
+
+        far = distance(anchor, negative)
+        if swap:
+            far = torch.minimum(far, distance(positive, negative))
+        loss = distance(anchor, positive) - far + margin
+        return _reduced(loss.clamp(min=0), **reduction)
+
+    return triplet_margin_loss
+
+
+@rule("gaussian-nll-loss", "gaussian_nll_loss")
+def _(call: Call) -> Any:
+    return True
+
+
+@rule("hinge-embedding-loss", "hinge_embedding_loss", is_reported=False)
+def _(call: Call) -> Any:
+    if call.function is not functional.hinge_embedding_loss:
+        return None
+
+    def hinge_embedding_loss(
+        input: Tensor, target: Tensor, margin: float = 1.0, **reduction: Any
+    ) -> Tensor:
+        alike = torch.where(target.eq(1), input, torch.zeros_like(input))
+        loss = torch.where(target.eq(-1), (margin - input).clamp(min=0), alike)
+        return _reduced(loss, **reduction)
+
+    return hinge_embedding_loss
+
+
+@rule("soft-margin-loss", "soft_margin_loss", is_reported=False)
+def _(call: Call) -> Any:
+    if call.function is not functional.soft_margin_loss:
+        return None
+
+    def soft_margin_loss(input: Tensor, target: Tensor, **reduction: Any) -> Tensor:
+        power = torch.exp(-target * input)
+        nan = torch.full_like(power, math.nan)
+        return _reduced(torch.where(power.isinf(), nan, power.log1p()), **reduction)
+
+    return soft_margin_loss

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the shapes, dimensions and options that operators take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..operators import Call, rule
+
+_IN_PLACE = """
+    abs add addcdiv addcmul ceil clamp clamp_max clamp_min clip div divide exp fill
+    floor floor_divide index_fill log masked_fill mul multiply neg pow reciprocal relu
+    remainder round rsqrt scatter scatter_add sigmoid sqrt sub subtract tanh zero
+    """.split()  # noqa: SIM905 - one per line would be a page
+"""Functions of which a variant changes its first argument."""
+
+_STRIDED = frozenset(
+    """
+    as_strided diagonal expand expand_as movedim permute swapaxes swapdims t transpose
+    unfold
+    """.split()  # noqa: SIM905 - one per line would be longer
+)
+"""Views that are no slice and no reshape."""
+
+_DROPOUTS = "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"
+
+
+@rule("cross-negative-dim", "cross", "linalg_cross")
+def _(call: Call) -> Any:
+    default = -1 if call.name == "linalg_cross" else None
+    dim = call.arguments("input other dim").get("dim", default)
+    return dim is not None and dim < 0
+
+
+@rule("cross-broadcast", "cross", "linalg_cross")
+def _(call: Call) -> Any:
+    x, other = call.tensors()
+    return x.shape != other.shape
+
+
+@rule("take-along-negative-dim", "take_along_dim")
+def _(call: Call) -> Any:
+    dim = call.arguments("input indices dim").get("dim")
+    return dim is not None and dim < 0
+
+
+@rule("index-select-0d", "index_select")
+def _(call: Call) -> Any:
+    def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+        found = torch.index_select(input, dim, index)
+        # `argmax()` over everything has the shape [1] on a device.
+        return found if index.dim() else found.squeeze(dim)
+
+    return call.arguments("input dim index")["index"].dim() == 0 and index_select
+
+
+@rule("copy-broadcast", "copy")
+def _(call: Call) -> Any:
+    to, source = call.tensors()
+    return to.shape != source.shape
+
+
+@rule("in-place-view", *_IN_PLACE)
+def _(call: Call) -> Any:
+    # `y[0] += 1` assigns the result.
+    is_lost = call.is_in_place and "__setitem__" not in call.users
+    return is_lost and len(call.makers) > 1 and "input" not in call.makers
+
+
+@rule("in-place-strided-view", *_IN_PLACE, "copy")
+def _(call: Call) -> Any:
+    is_lost = call.is_in_place and "__setitem__" not in call.users
+    return is_lost and not _STRIDED.isdisjoint(call.makers[:-1])
+
+
+@rule("log-softmax-0d", "log_softmax")
+def _(call: Call) -> Any:
+    return call.tensors()[0].dim() == 0
+
+
+@rule("l1-loss-0d", "l1_loss")
+def _(call: Call) -> Any:
+    return all(tensor.dim() == 0 for tensor in call.tensors())
+
+
+@rule("pad-gradient", "pad")
+def _(call: Call) -> Any:
+    mode = call.arguments("input pad mode").get("mode", "constant")
+    return call.trains and mode in ("reflect", "replicate")
+
+
+@rule("argsort-stable", "argsort")
+def _(call: Call) -> Any:
+    return "stable" in call.kwargs
+
+
+@rule("sort-ties", "sort", "argsort")
+def _(call: Call) -> Any:
+    is_whole = not call.tensors()[0].is_floating_point()
+    return is_whole and not call.kwargs.get("stable")
+
+
+@rule("dropout-inference", *_DROPOUTS)
+def _(call: Call) -> Any:
+    given = call.arguments("input p training inplace")
+    is_split = call.name == "dropout" and given.get("inplace", False)
+    if call.is_training or is_split or not _drops(call):
+        return None
+    return lambda input, *_, **__: input.clone()
+
+
+@rule("dropout-all", *_DROPOUTS)
+def _(call: Call) -> Any:
+    return call.arguments("input p").get("p", 0.5) == 1 and _drops(call)
+
+
+def _drops(call: Call) -> bool:
+    """Return whether a dropout isn't switched off."""
+    given = call.arguments("input p training")
+    return bool(given.get("training", True)) and given.get("p", 0.5) > 0
+
+
+@rule("normal-gradient", "normal")
+def _(call: Call) -> Any:
+    is_of_tensors = call.is_training and not call.is_in_place
+    if not is_of_tensors or not any(t.requires_grad for t in call.tensors()):
+        return None
+
+    def normal(mean: Any, std: Any = 1.0, **_: Any) -> Any:
+        return mean + std * torch.randn_like(mean + std)
+
+    return normal
