@@ -25,7 +25,6 @@ SECTIONS = {
     "Its losses, metrics and optimisers": "losses metrics optimizers",
     "Callbacks, and what is kept in files": "callbacks checkpoint resume",
     "Plans": "planning",
-    "What IPUs do, recorded": "conformance",
     "Processes, other libraries, the command line": "distributed integrations cli "
     "__main__ doctor",
 }

@@ -34,7 +34,7 @@ from typing import (
     TypeVar,
 )
 
-from . import _env, conformance, doctor
+from . import _env, doctor
 from ._files import file_errors
 from ._version import __version__
 from .errors import ConfigError, IpufitError
@@ -866,6 +866,25 @@ def _refuse_option(given: argparse.Namespace, name: str, by: str) -> None:
         raise ConfigError(f"{name} can't be among the options: {by} sets it.")
 
 
+def conformance(arguments: Sequence[str]) -> None:
+    """Say that pytest records what IPUs do.
+
+    Args:
+        arguments: The command line, without `ipufit conformance`.
+
+    Raises:
+        SystemExit: Always, with 2.
+    """
+    sys.stderr.write(
+        "ipufit conformance: the probes are tests now. In a clone of ipufit, with its "
+        "development packages (pip install -e '.[dev]'), run\n"
+        "    pytest tests/conformance --record FILE\n"
+        "to record what they do on this host, and --recording FILE to compare. See "
+        "docs/how-to/conformance.md.\n"
+    )
+    sys.exit(2)
+
+
 def _is_set(given: argparse.Namespace, name: str) -> bool:
     return name in map(_name, given.options) or bool(os.environ.get(_variable(name)))
 
@@ -878,7 +897,7 @@ def _variable(name: str) -> str:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "check": (check, "say what PopTorch would refuse in a script"),
     "compile": (compile_, "compile a script's programs, run none"),
-    "conformance": (conformance.main, "record what IPUs do, compare the emulator"),
+    "conformance": (conformance, "say how to record what IPUs do"),
     "doctor": (doctor.main, "say what is installed, and what is missing"),
     "launch": (launch, "run a script in several processes"),
     "plan": (plan, "say what a script's fit takes of IPUs, run none of it"),

@@ -23,7 +23,6 @@ from typing import Any, Iterator, NamedTuple, Sequence, Tuple
 
 from ipufit import _env
 from ipufit._version import __version__
-from ipufit.conformance import RECORDED
 from ipufit.errors import ConfigError
 
 POPTORCH_PYTHON, POPTORCH_TORCH = (3, 8), "2.0.1"
@@ -213,9 +212,6 @@ def _poplar_sdk() -> Iterator[Found]:
     elif module is not None:
         where = os.path.dirname(module.__file__ or "")
         yield "poptorch", f"{module.__version__}, in {where}"
-        if module.__version__ not in RECORDED:
-            advice = "`ipufit conformance record FILE` makes one: do send it"
-            yield "recording", "none yet of what this PopTorch does", advice
     elif _is_there("poptorch"):
         yield "poptorch", "installed, not used"
     else:

@@ -96,6 +96,7 @@ def pytest_collection_finish():
             "ipufit.emulator._dataloader",
             "pytest",
             "hypothesis.strategies",
+            "tests.conformance.recording",
             "tests.reference",
         ]
     )

@@ -28,7 +28,7 @@ FLOORS = {
         "_arguments",
         "_env _files _kinds _lazy _signals _torchrun _tree _version emulator",
         "_poptorch batching",
-        "conformance distributed",
+        "distributed",
         "config doctor metrics mixing optimizers planning state",
         "placement",
         "checkpoint data losses",  # some losses are means of what metrics compute

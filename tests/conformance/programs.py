@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own short name
 from torch import nn
 
-from ipufit._poptorch import poptorch
-
-from .probing import (
+from ipufit import poptorch
+from tests.conformance.probing import (
     Program,
     apart,
     filled,

@@ -20,7 +20,7 @@ from typing import Any, Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from ipufit._poptorch import poptorch
+from ipufit import poptorch
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def probe(
 
     def add(run: Callable[[], Any]) -> Callable[[], Any]:
         name = run.__name__
-        assert name not in PROBES, name  # noqa: S101 - a slip of whoever writes one
+        assert name not in PROBES, name
         PROBES[name] = Probe(name, group, run, num_ipus, tolerance)
         return run
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own short name
 from torch import nn
 
-from .probing import (
+from tests.conformance.probing import (
     Program,
     apart,
     filled,
