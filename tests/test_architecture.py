@@ -67,6 +67,7 @@ FLOORS = {
         "_dataloader core.device_optimizer core.tracer ops poptorch_core",
         "_torch_ops core.strict",
         "core.program",
+        "core.compile",
         "core.anchors",
         "core.device",
         "core.fold",

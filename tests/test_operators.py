@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from ipufit.emulator.core.operators import RULES
+from ipufit.emulator.core.rules import RULES
 
 ROOT = Path(__file__).parent.parent
 VERDICTS = {

@@ -40,6 +40,7 @@ from .core.anchors import (
     resolve_modes,
     weight_tensor_names,
 )
+from .core.compile import trace
 from .core.device import (
     CallResults,
     Device,
@@ -61,7 +62,6 @@ from .core.program import (
     check_operations,
     check_stages,
     check_weights,
-    trace,
 )
 from .core.recording import Substitutions as _OverwriteContextManager  # noqa: F401 - PopTorch Geometric registers substitutions
 from .core.recording import is_learned, named_weights, unchanged

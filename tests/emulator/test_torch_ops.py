@@ -11,7 +11,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator._args_parser import CallArguments
-from ipufit.emulator.core.program import trace
+from ipufit.emulator.core.compile import trace
 from tests.emulator._models import Function, X
 
 pytestmark = pytest.mark.skipif(

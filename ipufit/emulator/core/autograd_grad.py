@@ -137,17 +137,17 @@ def refuse_gradient(
     """
 
     def refuse(_: Tensor) -> NoReturn:
-        raise _without_gradient(name, place, why)
+        raise createPoptorchError(_without_gradient(name, place, why))
 
     if tensor.requires_grad:
         tensor.register_hook(refuse)  # type: ignore[no-untyped-call,unused-ignore]
 
 
-def _without_gradient(name: str, place: Place | None, why: str) -> Error:
-    """Return the error about a function through which no gradient passes."""
+def _without_gradient(name: str, place: Place | None, why: str) -> str:
+    """Return the message about a function through which no gradient passes."""
     where = "" if place is None else f" ({place})"
     way = _INSTEAD.get(name, _INSTEAD.get(name.rstrip("_"), ""))
-    return createPoptorchError(
+    return (
         f"torch.autograd.grad() needs a gradient through {_WRITTEN.get(name, name)}"
         f"{where}, and PopTorch has none: {why}.{f' Instead: {way}.' if way else ''}"
     )
@@ -162,31 +162,32 @@ def changed_since(operator: Any) -> Error:
     )
 
 
-def refuse_operator(
+def refusal_of_operator(
     operator: str, args: tuple[Any, ...], compiled: frozenset[str]
-) -> None:
-    """Refuse an operator of a backward pass that PopTorch doesn't compile.
+) -> str:
+    """Say why PopTorch doesn't compile an operator of a backward pass, if so.
 
     Args:
         operator: Name of the ATen operator, without overload and library.
         args: Its arguments.
         compiled: Operators that PopTorch compiles.
 
-    Raises:
-        Error: The message names the function of `forward`.
+    Returns:
+        The message, which names the function of `forward`; "" if it compiles.
     """
     problem = "" if operator in compiled else operator
     if operator == "index_put":  # for which torch takes another outside of a trace
         problem = "_index_put_impl_"
     elif operator == "slice_backward" and args[5] != 1:
         problem = "copy_ to a slice with a step"
-    if problem:
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined,unused-ignore]
-        # It is None where gradients are added; second derivatives have no maker.
-        own = node.name().partition("Backward")[0] if node else "autograd.grad"
-        name, place = getattr(node, "metadata", {}).get(_MAKER, (own, None))
-        why = f"its backward pass is aten::{problem}, which PopTorch doesn't compile"
-        raise _without_gradient(name, place, why)
+    if not problem:
+        return ""
+    node = torch._C._current_autograd_node()  # type: ignore[attr-defined,unused-ignore]
+    # It is None where gradients are added; second derivatives have no maker.
+    own = node.name().partition("Backward")[0] if node else "autograd.grad"
+    name, place = getattr(node, "metadata", {}).get(_MAKER, (own, None))
+    why = f"its backward pass is aten::{problem}, which PopTorch doesn't compile"
+    return _without_gradient(name, place, why)
 
 
 def function_of(operator: Any) -> Callable[..., Any]:

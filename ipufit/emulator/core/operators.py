@@ -24,7 +24,7 @@ import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple
 
 import numpy as np
 import torch
@@ -59,6 +59,7 @@ class Call(Operation):
             changes a view of what something else reads, too: the last view first, then
             those before it up to the function that made the base; `input` for a
             weight or an input.
+        constants: Nodes that are computed while the program is compiled.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
@@ -70,6 +71,12 @@ class Call(Operation):
     is_training: bool
     node: Node | None = None
     makers: tuple[str, ...] = ()
+    constants: Collection[Node] = ()
+
+    @property
+    def written(self) -> str:
+        """The name under which the function was called."""
+        return self.name if self.node is None else function_name(self.node)
 
     @property
     def is_in_place(self) -> bool:
@@ -122,20 +129,29 @@ class Rule(NamedTuple):
         is_reported: Whether `ipufit check` reports it. It doesn't if the row depends on
             values, which a check doesn't know.
         is_certain: Whether a row that refuses does so for certain; else it is reported.
+        topic: Subject under which `ipufit check` reports it.
     """
 
     row: str
     find: Condition
     is_reported: bool
     is_certain: bool
+    topic: str
 
+
+ANY_IN_PLACE = "any function in place"
+"""The name of a rule for all functions that change their first argument."""
 
 RULES: dict[str, list[Rule]] = {}
 """The rules of each function of torch, by the name under which it is recorded."""
 
 
 def rule(
-    row: str, *names: str, is_reported: bool = True, is_certain: bool = True
+    row: str,
+    *names: str,
+    is_reported: bool = True,
+    is_certain: bool = True,
+    topic: str = "numbers",
 ) -> Callable[[Condition], Condition]:
     """Make a function the rule of a row.
 
@@ -145,11 +161,12 @@ def rule(
             their first argument are included: `clamp_` with `clamp`.
         is_reported: As in `Rule`.
         is_certain: As in `Rule`.
+        topic: As in `Rule`.
     """
 
     def add(find: Condition) -> Condition:
         for name in names:
-            found = Rule(row, find, is_reported, is_certain)
+            found = Rule(row, find, is_reported, is_certain, topic)
             RULES.setdefault(name, []).append(found)
         return find
 
@@ -168,9 +185,14 @@ class Finding(NamedTuple):
     found: Any
 
     @property
+    def verdict(self) -> str:
+        """What a device does otherwise: the row's `verdict`."""
+        return table()[self.rule.row]["verdict"]
+
+    @property
     def is_refused(self) -> bool:
         """Whether the program is refused."""
-        is_refusal = table()[self.rule.row]["verdict"] == "refused"
+        is_refusal = self.verdict == "refused"
         return isinstance(self.found, str) or (is_refusal and self.rule.is_certain)
 
     def message(self, name: str) -> str:
@@ -185,17 +207,24 @@ class Finding(NamedTuple):
 
 
 def findings(
-    node: Node, values: Mapping[Node, Any], *, is_training: bool
+    node: Node,
+    values: Mapping[Node, Any],
+    constants: Collection[Node] = (),
+    *,
+    is_training: bool,
 ) -> Iterator[Finding]:
     """Yield the rules that hold for a node.
 
     Args:
         node: A node that isn't constant.
         values: The value of each node while tracing.
+        constants: Nodes that are computed while the program is compiled.
         is_training: Whether the program is differentiated.
     """
     name = function_name(node)
-    rules = RULES.get(base_name(name), ())
+    rules = [*RULES.get(base_name(name), ())]
+    if is_in_place(node):
+        rules += RULES[ANY_IN_PLACE]
     if not rules or node not in values:
         return
     args, kwargs = map_arg((node.args, node.kwargs), values.get)
@@ -209,6 +238,7 @@ def findings(
         is_training,
         node,
         _makers(node, values) if is_in_place(node) else (),
+        constants,
     )
     for one in rules:
         found = one.find(call)
@@ -263,7 +293,7 @@ def _grave_rules() -> dict[str, list[Rule]]:
 def _makers(node: Node, values: Mapping[Node, Any]) -> tuple[str, ...]:
     names: list[str] = []
     is_read = False
-    base: Any = node.args[0]
+    base: Any = next(iter(node.args), None)
     while isinstance(base, Node):
         is_read = is_read or (bool(names) and len(base.users) > 1)
         is_input = base.op == "placeholder"
@@ -274,28 +304,10 @@ def _makers(node: Node, values: Mapping[Node, Any]) -> tuple[str, ...]:
     return tuple(names) if is_read else ()
 
 
-def apply_rules(
-    node: Node, values: Mapping[Node, Any], *, is_training: bool
-) -> str | None:
-    """Compute a node as a device does.
-
-    Returns:
-        The message about the node if its result has another shape than in the trace.
-
-    Raises:
-        Error: A device refuses it.
-    """
-    message = None
-    for finding in findings(node, values, is_training=is_training):
-        if finding.is_refused:
-            raise error_about(finding.message(function_name(node)), node)
-        if callable(finding.found):
-            computed = _like(node, finding.found)
-            node.target = rounded_alike(node.target, computed)
-            node.op = "call_function"
-            if table()[finding.rule.row]["verdict"] == "shape":
-                message = finding.message(function_name(node))
-    return message
+def replace_function(node: Node, function: Callable[..., Any]) -> None:
+    """Make a node compute its result with another function."""
+    node.target = rounded_alike(node.target, _like(node, function))
+    node.op = "call_function"
 
 
 _RESHAPES = frozenset(

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace one micro-batch of a module into a program."""
+"""The program of one micro-batch: what runs, its losses, and checks of it."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import warnings
 from functools import cached_property
 from typing import Any, Callable, Collection, Mapping
 
@@ -17,25 +15,17 @@ from torch._C import _nn
 from torch.fx.graph import Graph
 from torch.fx.node import Node, map_aggregate, map_arg
 
-from .._args_parser import CallArguments
 from .._switches import CHANNELS_LAST_VARIABLE, is_on
-from .._utils import (
-    flattenTensorStructure,
-    reconstructTensorStructure,
-)
+from .._utils import reconstructTensorStructure
 from ..errors import Error, createPoptorchError
-from ..ops import Body, identity_loss
-from ..options import BlockPlacement, ExecutionStrategy
+from ..ops import identity_loss
+from ..options import BlockPlacement
 from .channels_last import in_channels_last
-from .dtypes import GraphModule, host_tensor
+from .dtypes import GraphModule
 from .graph import (
-    FACTORIES,
     NORM_FUNCTIONS,
-    RANDOM_FACTORIES,
     changed_memory,
-    constant_nodes,
     effects_of,
-    erase_dead,
     error_about,
     function_name,
     is_in_place,
@@ -44,26 +34,10 @@ from .graph import (
     storage_of,
     tensors_in,
 )
-from .places import add_place
-from .recording import (
-    Recording,
-    call_pre_compile_hooks,
-    named_weights,
-    post_compile_hooks,
-    refuse_rebound,
-    tracing,
-    unchanged,
-)
-from .rules import apply_rules, settle_shapes
-from .strict import (
-    WatchingTracer,
-    refuse_unsupported_operators,
-)
-from .tracer import guarded
+from .recording import Recording
 
-_KNOWN = "known"
+KNOWN = "known"
 """Metadata of a node: its constant result, or None if it only copies its argument."""
-
 
 _READ_MEMORY = ("as_strided", "resize_")
 """What the functions begin with that view other memory than that of a tensor."""
@@ -214,8 +188,8 @@ def without_known_results(program: GraphModule) -> GraphModule:
     """Copy a program; constants are stored, and the loss isn't copied to be marked."""
     graph = copy.deepcopy(program.graph)
     program = GraphModule(program, graph)
-    for node in [node for node in graph.nodes if _KNOWN in node.meta]:
-        value = node.meta[_KNOWN]
+    for node in [node for node in graph.nodes if KNOWN in node.meta]:
+        value = node.meta[KNOWN]
         if value is None:
             node.replace_all_uses_with(node.args[0])
         elif node.users:
@@ -289,279 +263,6 @@ def _refuse_backward(outputs: list[Tensor]) -> None:
         tensor.backward = refuse  # type: ignore[method-assign, assignment]
 
 
-def trace(
-    module: torch.nn.Module,
-    arguments: CallArguments,
-    *,
-    strategy: ExecutionStrategy,
-    is_training: bool,
-    names_modules: bool = True,
-) -> Program:
-    """Run `module` once on the arguments of one micro-batch, and record it.
-
-    Args:
-        arguments: Arguments with the rows of one micro-batch.
-        strategy: Gives each block an IPU, a stage and a phase.
-        is_training: Whether the program will be differentiated.
-        names_modules: Whether names of sub-modules precede those of operators.
-
-    Raises:
-        Error: The module breaks a rule of tracing; the message names it.
-    """
-    rng_state = torch.random.get_rng_state()
-    records = is_training or torch.is_grad_enabled()
-    try:
-        with unchanged(module) as rebound, torch.inference_mode(
-            False
-        ), torch.set_grad_enabled(records):
-            recording = Recording(
-                named_weights(module),
-                arguments.tensors(),
-                strategy,
-                is_training=is_training,
-            )
-            tracer = WatchingTracer(recording)
-            with tracing(recording), post_compile_hooks(), (
-                recording.module_scopes(module)
-                if names_modules
-                else contextlib.nullcontext()
-            ), guarded(tracer):
-                call_pre_compile_hooks()
-                outputs = module(*arguments.args, **arguments.kwargs)
-            is_random = not torch.equal(rng_state, torch.random.get_rng_state())
-    except Error as error:
-        # A weight that was replaced explains best why it can't be used.
-        refuse_rebound(rebound)
-        add_place(error, trace.__code__, recording.running[-1])
-        raise
-    refuse_rebound(rebound)
-    try:
-        return _as_program(
-            recording, outputs, is_training=is_training, is_random=is_random
-        )
-    except Error as error:
-        add_place(error, trace.__code__, "")
-        raise
-
-
-def _as_program(
-    recording: Recording, outputs: Any, *, is_training: bool, is_random: bool
-) -> Program:
-    """Return the program of a recording, as a device computes it.
-
-    Raises:
-        Error: PopTorch refuses it.
-    """
-    flat = list(flattenTensorStructure(outputs))
-    computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
-    nodes = dict(zip(computed, recording.finish(computed.values())))
-    refuse_rebound(recording.rebound())
-    host = {index: t for index, t in enumerate(flat) if index not in computed}
-    for tensor in host.values():
-        warnings.warn(
-            f"Output expected to be on the IPU but is on {tensor.device.type}: it is "
-            "returned as it was when the model was traced.",
-            stacklevel=1,
-        )
-    graph = recording.graph
-    eliminate(recording, list(nodes.values()))
-    # Outputs that are returned just as `torch.ones` or the like has made them.
-    makers = FACTORIES - RANDOM_FACTORIES
-    constants = {i for i, n in nodes.items() if n.target in makers and not n.users}
-    graph.output(tuple(node for i, node in nodes.items() if i not in constants))
-    graphs = with_bodies(graph, recording.root)
-    constant_inputs = recording.constant_inputs()
-    for one in graphs:
-        known = constant_nodes(one, constant_inputs)
-        compute_as_device(one, known, recording.results, is_training=is_training)
-    refuse_unsupported_operators(graphs, constant_inputs)
-    ipus = used_ipus(graphs, constant_inputs)
-    shapes = add_final_loss(graph, recording.results) if is_training else {}
-    if is_training:
-        check_frozen_norms(graph, recording.results)
-    changing = {*changed_memory(graphs), *recording.weight_memory()}
-    for node in graph.nodes:
-        made = node.all_input_nodes[0] if node.target is identity_loss else node
-        both = recording.results.get(made), recording.results.get(node)
-        if all(isinstance(t, Tensor) and storage_of(t) not in changing for t in both):
-            is_copy = made is not node and shapes.get(made, both[0]).dim() == 0
-            if is_copy or (node.target in makers and not node.all_input_nodes):
-                own = None if is_copy else recording.results[node].detach().clone()
-                node.meta[_KNOWN] = own
-    return Program(
-        recording,
-        graphs,
-        ipus,
-        has_loss=is_training,
-        is_random=is_random,
-        output_structure=reconstructTensorStructure(
-            outputs, [tensor.detach() for tensor in flat]
-        ),
-        constant_outputs={
-            index: host_tensor(flat[index]).detach().clone() for index in constants
-        },
-        host_outputs=host,
-    )
-
-
-def eliminate(recording: Recording, results: list[Node]) -> None:
-    """Erase operations that change no result, weight or input."""
-    inputs = set(recording.input_memory())
-    if not results and not inputs & changed_memory([recording.graph]).keys():
-        for node in reversed(recording.graph.nodes):  # as PopTorch does
-            if node.op != "placeholder":
-                recording.graph.erase_node(node)
-        return
-    variables = {
-        memory
-        for memory, name in recording.weight_memory().items()
-        if recording.weights[name].is_floating_point()
-    }
-    erase_dead(recording.graph, results, variables | inputs)
-
-
-def with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
-    """List a graph and the graphs of its loops and branches."""
-    graphs = [graph]
-    for node in graph.nodes:
-        part = getattr(root, str(node.target), None) if node.op == "get_attr" else None
-        if isinstance(part, Body):
-            graphs += with_bodies(part.program.graph, root)
-    return graphs
-
-
-# Checks --------------------------------------------------------------------------
-# Tracing refuses operations for their own arguments (`_tracing/refusals.py`). The
-# checks here need to know which nodes are constant, and which blocks operators run in.
-# Where a device certainly computes other numbers than torch, the program computes the
-# device's. Where it probably computes wrong numbers, or a later compiler refuses the
-# program, the emulator refuses it. Constants are computed by torch (PopTorch,
-# `EvaluateConstexprs.cpp`).
-
-
-def check_node(node: Node, constants: set[Node]) -> None:
-    """Refuse a node that PopTorch doesn't compile.
-
-    Args:
-        node: A node that isn't constant.
-        constants: Nodes that are computed while the program is compiled.
-
-    Raises:
-        Error: The argument of `torch.triu`, or the offsets of an embedding bag, aren't
-            constant; or a slice with a step is changed in place.
-    """
-    name = function_name(node)
-    if name in ("triu", "triu_"):
-        raise error_about(
-            "torch.triu is only supported within constant expressions: multiply by "
-            "the triangle of a constant, torch.triu(torch.ones(n, n)).",
-            node,
-        )
-    if name == "embedding_bag":
-        offsets = node.kwargs.get("offsets", (*node.args, None, None, None)[2])
-        if isinstance(offsets, Node) and offsets not in constants:
-            raise error_about(
-                "Unsupported aten::embedding_bag operation: offsets tensor must be a "
-                "constant, made in `forward` with torch.tensor or torch.arange.",
-                node,
-            )
-    if is_in_place(node):
-        indices = [node.args[1]] if name == "__setitem__" else []
-        base = node.args[0] if node.args else None
-        while isinstance(base, Node) and function_name(base) == "__getitem__":
-            index = base.args[1]
-            own = index if isinstance(index, tuple) else (index,)
-            if any(isinstance(part, (Node, list)) for part in own):
-                break  # a copy
-            indices.append(index)  # a slice of a slice
-            base = base.args[0]
-        parts = [p for i in indices for p in (i if isinstance(i, tuple) else (i,))]
-        if any(isinstance(p, slice) and p.step not in (None, 1) for p in parts):
-            raise error_about(
-                "In-place modification of slices with step size other than 1 is not "
-                "supported. Use torch.where with a constant mask.",
-                node,
-            )
-
-
-def compute_as_device(
-    graph: Graph,
-    constants: set[Node],
-    values: Mapping[Node, Any],
-    *,
-    is_training: bool,
-) -> None:
-    """Refuse a program that doesn't compile; replace functions by the device's.
-
-    Args:
-        graph: A traced program, which is changed.
-        constants: Its constant nodes, which torch computes.
-        values: The value of each node while tracing.
-        is_training: Whether the program is differentiated.
-
-    Raises:
-        Error: A node is refused by `check_node` or by a row of the table of operators.
-
-    Example:
-        >>> graph, x = Graph(), torch.zeros(1)
-        >>> values = {graph.placeholder("x"): x}
-        >>> node = graph.call_function(torch.trunc, tuple(values))
-        >>> values[node] = x
-        >>> compute_as_device(graph, set(), values, is_training=False)
-        >>> node.target(torch.tensor([2.7, 1e10]))
-        tensor([ 2.0000e+00, -2.1475e+09])
-    """
-    nodes = [node for node in graph.nodes if node not in constants]
-    for node in nodes:
-        check_node(node, constants)
-    resized: dict[Node, str] = {}
-    for node in nodes:
-        if node.op in ("call_function", "call_method"):
-            message = apply_rules(node, values, is_training=is_training)
-            if message:
-                resized[node] = message
-    settle_shapes(graph, values, resized)
-
-
-def used_ipus(
-    graphs: Collection[Graph], constant_inputs: Collection[str]
-) -> tuple[int, ...]:
-    """List the IPUs that operators run on, in the order of first use.
-
-    Args:
-        graphs: Graphs of a program, and of the bodies of its loops and branches.
-        constant_inputs: Names of inputs that are compiled in.
-
-    Returns:
-        Numbers of IPUs; 0 alone if there is no operator.
-
-    Raises:
-        Error: An operator runs when no block is active. PopTorch sets the active IPU
-            to none when a `with Block` ends (PopTorch, `Compiler.cpp` and
-            `CompilerImpl.cpp`).
-    """
-    ipus: dict[int, None] = {}
-    for graph in graphs:
-        constants = constant_nodes(graph, constant_inputs)
-        for node in graph.nodes:
-            users = [user for user in node.users if user.op != "output"]
-            is_constant = node in constants and constants.issuperset(users)
-            if is_constant or not effects_of(node).is_operator:
-                continue
-            block: BlockPlacement | None = node.meta.get("block")
-            if block is None:
-                raise error_about(
-                    "No active Block, all the ops must belong to a Block: "
-                    f"`{function_name(node)}` runs after a block was closed and before "
-                    "another one begins. This counts for views, casts and constants, "
-                    "and for the copy of an input that is returned as it is. Put it "
-                    "inside `with poptorch.Block(...)`.",
-                    node,
-                )
-            ipus[block.ipu] = None
-    return tuple(ipus) or (0,)
-
-
 def check_stages(graph: Graph) -> None:
     """Refuse a program that can't be pipelined over its IPUs.
 
@@ -592,40 +293,6 @@ def check_stages(graph: Graph) -> None:
                 "the same pipeline stage must also have the same virtual graph id "
                 "(PopART, `ir.cpp`). What runs before the first block is in stage 0 "
                 "on IPU 0: move it into the block, or put the first stage on IPU 0.",
-                node,
-            )
-
-
-def check_frozen_norms(graph: Graph, results: Mapping[Node, Any]) -> None:
-    """Refuse normalisation by running statistics where a gradient passes through.
-
-    Args:
-        graph: The program, whose last result is the loss.
-        results: Result of each node while the program was traced.
-
-    Raises:
-        Error: There is such a layer.
-    """
-    *_, output = graph.nodes
-    waiting, seen = [output.args[0][-1]], {output}
-    while waiting:
-        node = waiting.pop()
-        tensors = tensors_in(results.get(node))
-        if node in seen or (tensors and not any(t.requires_grad for t in tensors)):
-            continue
-        seen.add(node)
-        waiting.extend(node.all_input_nodes)
-        if function_name(node) not in NORM_FUNCTIONS:
-            continue
-        is_instance = function_name(node) == "instance_norm"
-        flag = "use_input_stats" if is_instance else "training"
-        if not (*node.args[5:6], node.kwargs.get(flag, is_instance))[0]:
-            raise error_about(
-                f"`{function_name(node)}`: a layer of batch norm in eval mode has no "
-                "gradient on a device, and the loss needs one of it (BatchNorm Op is "
-                "in inference mode, but its gradient Op is being created: PopART, "
-                "`batchnorm.cpp`). Freeze it together with all that is before it, or "
-                "compute (x - mean) * rsqrt(var + eps) * weight + bias.",
                 node,
             )
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse operations of a traced model that no device could run.
+"""Refuse what can't be traced: values, shapes and tensors that no trace has.
 
-Without the checks of arguments the host would compute what a pod refuses to compile
-(PopTorch, `LossOps.cpp`, `RNNOps.cpp`, `ReshapeOps.cpp`, `EmbeddingOps.cpp`,
-`PoolingOps.cpp`, `BitwiseOps.cpp`, and the limits in its user guide, "IPU supported
-operations").
+These refusals stop the model's Python, whether the result is used or not. Operators
+that a device doesn't run are refused later, by the rules of `rules/`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_gradtrackingtensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
-from torch.nn import functional
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .._logging import logger
@@ -396,51 +393,20 @@ def host_tensor_among(name: str, tensor: Tensor) -> Error:
     )
 
 
-_RNNS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
-_LINEAR_UPSAMPLING = {
-    "linear": "aten::upsample_linear1d",
-    "trilinear": "aten::upsample_trilinear3d",
-}
-_BITWISE = frozenset(
-    (
-        "__invert__",
-        "bitwise_not",
-        "bitwise_not_",
-        *(
-            form.format(function)
-            for function in ("and", "or", "xor")
-            for form in ("bitwise_{}", "bitwise_{}_", "__{}__", "__i{}__", "__r{}__")
-        ),
-    )
-)
+_RNNS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-def refuse_unsupported(operation: Operation) -> None:
-    """Refuse an operation whose arguments PopTorch doesn't support.
+def refuse_arguments(operation: Operation) -> None:
+    """Refuse arguments that PopTorch refuses while it traces.
+
+    It infers shapes then (`RegisterMetaOps.cpp.inc`), and has norms of its own
+    (`RegisterAtenOverloads.cpp`).
 
     Raises:
-        Error: An argument is not supported; the message says what to do.
+        Error: The message says what to do.
     """
     name = operation.name
-    if name in ("cross_entropy", "cross_entropy_loss", "nll_loss", "nll_loss_nd"):
-        _refuse_classes(operation)
-    elif name == "ctc_loss":
-        given = operation.arguments(
-            "log_probs targets input_lengths target_lengths blank reduction"
-        )
-        if given.get("reduction") in ("none", 0):
-            raise createPoptorchError(
-                'CTCLoss with reduction="none" is currently not supported: use "sum" '
-                'or "mean".'
-            )
-        if given["targets"].dim() != 2:
-            raise createPoptorchError(
-                "CTCLoss needs 2-D targets, padded to one length: [batch, length]. "
-                f"Got {list(given['targets'].shape)}."
-            )
-    elif name in _RNNS:
-        _refuse_rnn(operation)
-    elif name == "one_hot":
+    if name == "one_hot":
         if operation.arguments("input num_classes").get("num_classes", -1) == -1:
             raise createPoptorchError(
                 "OneHot num classes must be specified and must be constant. The shape "
@@ -453,111 +419,12 @@ def refuse_unsupported(operation: Operation) -> None:
                 "IPU MK2 platform the minimum length is also the maximum length: "
                 "values beyond it must not occur."
             )
-    elif name == "interpolate":
-        _refuse_upsampling(operation)
-    elif name in ("embedding", "embedding_bag"):
-        given = operation.arguments_of(getattr(functional, name))
-        reasons = [o for o in ("scale_grad_by_freq", "sparse") if given.get(o)]
-        if name == "embedding_bag" and given.get("padding_idx") is not None:
-            reasons.append("padding_idx parameter is unsupported")
-        if reasons:
-            raise createPoptorchError(
-                f"Unsupported aten::{name} operation: {reasons[0]}."
-            )
-    elif name.startswith("adaptive_avg_pool"):
-        given = operation.arguments("input output_size")
-        sizes = given["input"].shape[-int(name[-2]) :]
-        wanted = as_list(given["output_size"])
-        wanted = wanted * len(sizes) if len(wanted) == 1 else wanted
-        for dim, (size, out) in enumerate(zip(sizes, wanted)):
-            if out and size % out:
-                raise createPoptorchError(
-                    f"Input dim {dim} ({size}) is not divisible by the corresponding "
-                    f"output dim ({out}). An IPU would compute something else."
-                )
-    elif name.startswith("max_pool") and name.endswith("_with_indices"):
-        raise createPoptorchError(
-            f"{name.replace('_with_indices', '')} with return_indices=True is not "
-            "supported: only the values of max pooling can be had."
-        )
-    elif name.startswith("conv_transpose"):
-        given = operation.arguments(
-            "input weight bias stride padding output_padding groups dilation"
-        )
-        dilation = given.get("dilation", 1)
-        if any(step != 1 for step in as_list(dilation)):
-            raise createPoptorchError(
-                "Non default value for dilations is not supported by transposed "
-                f"convolutions: {dilation}."
-            )
-    elif name in _BITWISE:
-        operands = (*operation.args, *operation.kwargs.values())
-        types = {x.dtype if isinstance(x, Tensor) else int for x in operands}
-        if types <= {torch.uint8, torch.int8}:
-            raise createPoptorchError(
-                f"{name}: Poplar does not support binary operations on 8-bit integral "
-                "types. Cast to torch.int32, or to torch.bool."
-            )
+    elif name in _RNNS:
+        hidden = operation.arguments("input hx").get("hx")
+        if isinstance(hidden, Tensor) and hidden.dim() == 1:
+            raise packed_sequence(f"`{name}`")
     elif name in ("norm", "linalg_norm", "linalg_matrix_norm"):
         _refuse_singular_values(operation)
-
-
-def _refuse_classes(operation: Operation) -> None:
-    is_entropy = operation.name.startswith("cross")
-    if operation.arguments("input target weight").get("weight") is not None:
-        aten = "cross_entropy_loss" if is_entropy else "nll_loss_nd"
-        raise createPoptorchError(
-            f'Parameter "weight" is unsupported for aten::{aten}: weigh the classes '
-            "yourself, with reduction='none' and `weight[target]`."
-        )
-    if operation.name == "cross_entropy":
-        given = operation.arguments_of(functional.cross_entropy)
-        is_of_classes = given["input"].shape != given["target"].shape
-        is_mean = given.get("reduction", "mean") == "mean"
-        if given.get("label_smoothing") and is_of_classes and is_mean:
-            raise createPoptorchError(
-                "F.cross_entropy with label_smoothing and reduction='mean' selects the "
-                "samples that aren't ignored (aten::masked_select), whose number "
-                "depends on values. Take the mean yourself: poptorch.identity_loss("
-                "F.cross_entropy(..., reduction='none'), reduction='mean')."
-            )
-
-
-def _refuse_rnn(operation: Operation) -> None:
-    given = operation.arguments(
-        "input hx params has_biases num_layers dropout train bidirectional batch_first"
-    )
-    if isinstance(given.get("hx"), Tensor) and given["hx"].dim() == 1:
-        raise packed_sequence(f"`{operation.name}`")
-    kind = _RNNS[operation.name]
-    verb = "is " if kind == "RNN" else ""
-    if given.get("num_layers", 1) != 1:
-        raise createPoptorchError(
-            f"Only {kind} with 1 layer {verb}supported, not {given['num_layers']}: put "
-            "several one after the other."
-        )
-    if given.get("dropout", 0.0) != 0.0:
-        raise createPoptorchError(f"{kind} only supports dropout = 0.0")
-    if given.get("bidirectional"):
-        word = "Bidirectional" if kind == "RNN" else "bidirectional"
-        raise createPoptorchError(
-            f"{word} {kind} {verb}not supported: run a second one on the flipped "
-            "sequence."
-        )
-    if kind != "GRU" and not given.get("has_biases", True):
-        raise createPoptorchError(f"{kind} without biases {verb}not supported")
-
-
-def _refuse_upsampling(operation: Operation) -> None:
-    given = operation.arguments_of(functional.interpolate)
-    mode = given.get("mode", "nearest")
-    if mode in _LINEAR_UPSAMPLING:
-        raise createPoptorchError(
-            f"Unsupported upsample mode {_LINEAR_UPSAMPLING[mode]}: currently only "
-            "'nearest' is supported for this number of dimensions."
-        )
-    if mode == "bicubic" and given.get("align_corners"):
-        raise createPoptorchError("Only support align_corners=False. Mode: bicubic.")
 
 
 def _refuse_singular_values(operation: Operation) -> None:

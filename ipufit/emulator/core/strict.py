@@ -12,21 +12,19 @@ while the model is compiled, and unused results.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Collection, Iterator
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 from torch import Tensor
-from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import resolve_name
 
 from .._logging import logger
 from .._switches import STRICT_VARIABLE, is_strict
-from .autograd_grad import refuse_operator
+from .autograd_grad import refusal_of_operator
 from .dtypes import DispatchMode
 from .graph import (
     Operation,
     base_name,
-    constant_nodes,
     error_about,
     original,
     tensors_in,
@@ -192,46 +190,69 @@ class WatchingTracer(Tracer):
     def compute(self, operation: Operation) -> Any:
         """Run an operation, and store its operators for its nodes."""
         if base_name(operation.name) in SUPPORTED_OPERATORS:
-            self.recording.notes.pop("operators", None)
+            self.recording.notes = {}
             return super().compute(operation)
         with OperatorWatch() as watch:
             result = super().compute(operation)
         function = original(operation.function)
-        self.recording.notes["operators"] = function, watch.operators
+        self.recording.notes = {"operators": (function, watch.operators)}
         return result
 
     def record_operator(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Record an operator of a backward pass, which must compile."""
-        self.recording.notes.pop("operators", None)
-        name = operator._schema.name.partition("::")[2]
-        refuse_operator(base_name(name), args, COMPILED_OPERATORS)
+        """Record an operator of a backward pass, and why it doesn't compile."""
+        name = base_name(operator._schema.name.partition("::")[2])
+        refusal = refusal_of_operator(name, args, COMPILED_OPERATORS)
+        self.recording.notes = {"refusal": refusal} if refusal else {}
         return super().record_operator(operator, args, kwargs)
 
 
-def refuse_unsupported_operators(
-    graphs: Collection[Graph], constant_inputs: Collection[str]
-) -> None:
-    """Refuse a program with operators that PopTorch doesn't compile, or warn of them.
+class Unsupported(NamedTuple):
+    """An operation with operators that PopTorch doesn't compile.
+
+    Attributes:
+        node: Its node.
+        function: The name of its function as users write it.
+        operators: The names of such operators, with their libraries.
+    """
+
+    node: Node
+    function: str
+    operators: frozenset[str]
+
+
+def unsupported_nodes(nodes: Iterable[Node]) -> Iterator[Unsupported]:
+    """Yield the operations with operators that PopTorch doesn't compile.
 
     Args:
-        graphs: Recorded by a `WatchingTracer`, without dead operations.
-        constant_inputs: Names of inputs that are compiled in.
+        nodes: Recorded by a `WatchingTracer`.
+    """
+    for node in nodes:
+        function, operators = node.meta.get("operators", (None, set()))
+        module = getattr(function, "__module__", None) or ""
+        name = base_name(getattr(function, "__name__", ""))
+        unsupported = operators - SUPPORTED_OPERATORS
+        is_own = module.startswith("ipufit.emulator")
+        if unsupported and not (is_own or name in SUPPORTED_OPERATORS):
+            names = (n if "::" in n else f"aten::{n}" for n in unsupported)
+            yield Unsupported(node, _written(function), frozenset(names))
+
+
+def refuse_unsupported(unsupported: list[Unsupported]) -> None:
+    """Refuse operators that PopTorch doesn't compile, or warn of them.
 
     Raises:
-        Error: There are such operators, in strict mode; the message lists them all.
+        Error: In strict mode; the message lists them all.
     """
-    unsupported: dict[str, set[str]] = {}
     nodes: dict[str, Node] = {}
-    for graph in graphs:
-        for node, name, operators in unsupported_nodes(graph, constant_inputs):
-            unsupported[name] = unsupported.get(name, set()) | operators
-            nodes.setdefault(name, node)
-    if unsupported and not is_strict():
+    for node, function, _ in unsupported:
+        nodes.setdefault(function, node)
+    ways = {name: _way(name) for name in sorted(nodes)}
+    if not is_strict():
         listed = "; ".join(
-            ", ".join(filter(None, (name, str(place_of(node)), _way(name))))
-            for name, node in sorted(nodes.items())
+            ", ".join(filter(None, (name, str(place_of(nodes[name])), way)))
+            for name, way in ways.items()
         )
         logger.warning(
             "PopTorch doesn't compile functions of this model, so that a pod refuses "
@@ -239,49 +260,17 @@ def refuse_unsupported_operators(
             listed,
             STRICT_VARIABLE,
         )
-    elif unsupported:
-        names = ", ".join(sorted(set().union(*unsupported.values())))
-        sources = "; ".join(
-            f"{function} ({_way(function)})" if _way(function) else function
-            for function in sorted(unsupported)
-        )
-        raise error_about(
-            f"Unsupported ops found in compiled model: [{names}]. They come from "
-            f"{sources}. Not all operations of torch run on an IPU (PopTorch user "
-            'guide, "IPU supported operations"): compose them of those that do, or let '
-            "the host compute them before or after the model. This is the emulator's "
-            f"strict mode: without {STRICT_VARIABLE} it computes them all.",
-            *nodes.values(),
-        )
-
-
-def unsupported_nodes(
-    graph: Graph, constant_inputs: Collection[str]
-) -> Iterator[tuple[Node, str, set[str]]]:
-    """Yield the nodes of a graph with operators that PopTorch doesn't compile.
-
-    Args:
-        graph: Recorded with the operators of each operation.
-        constant_inputs: Names of inputs that are compiled in.
-
-    Yields:
-        A node, the name of its function as users write it, and such operators.
-    """
-    constants = constant_nodes(graph, constant_inputs)
-    for node in graph.nodes:
-        function, operators = node.meta.get("operators", (None, set()))
-        module = getattr(function, "__module__", None) or ""
-        name = base_name(getattr(function, "__name__", ""))
-        unsupported = operators - SUPPORTED_OPERATORS
-        is_own = module.startswith("ipufit.emulator")
-        if unsupported and not (
-            node in constants or is_own or name in SUPPORTED_OPERATORS
-        ):
-            yield (
-                node,
-                _written(function),
-                {n if "::" in n else f"aten::{n}" for n in unsupported},
-            )
+        return
+    names = ", ".join(sorted(set().union(*(one.operators for one in unsupported))))
+    sources = "; ".join(f"{n} ({way})" if way else n for n, way in ways.items())
+    raise error_about(
+        f"Unsupported ops found in compiled model: [{names}]. They come from "
+        f"{sources}. Not all operations of torch run on an IPU (PopTorch user "
+        'guide, "IPU supported operations"): compose them of those that do, or let '
+        "the host compute them before or after the model. This is the emulator's "
+        f"strict mode: without {STRICT_VARIABLE} it computes them all.",
+        *nodes.values(),
+    )
 
 
 def alternative_to(function: str) -> str:

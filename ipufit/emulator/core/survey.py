@@ -16,7 +16,6 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
-from torch.fx.graph import Graph
 from torch.fx.node import Node
 
 from .._args_parser import check_inputs
@@ -25,11 +24,11 @@ from .._poplar_executor import PROGRAM_CHECKS, check_updatable_buffers
 from .._utils import flattenTensorStructure
 from ..errors import Error
 from ..options import Options
+from .compile import REFUSED, Compilation, Report
 from .dtypes import device_tensor
 from .graph import (
     Operation,
     blamed_nodes,
-    constant_nodes,
     function_name,
     map_tensors,
     tensors_in,
@@ -46,15 +45,6 @@ from .places import (
     place_of_error,
 )
 from .pod import reserved_ipus
-from .program import (
-    Program,
-    add_final_loss,
-    check_frozen_norms,
-    check_node,
-    eliminate,
-    used_ipus,
-    with_bodies,
-)
 from .recording import (
     Recording,
     named_weights,
@@ -69,15 +59,14 @@ from .refusals import (
     refuse_weights,
     untraceable,
 )
-from .rules import findings
+from .rules import Finding
 from .strict import (
+    Unsupported,
     WatchingTracer,
     alternative_to,
-    unsupported_nodes,
 )
-from .tracer import Tracer, guarded
+from .tracer import guarded
 
-_REFUSED = "refused"
 _MOST_ASKED = 100
 """Refusals at one place after which the survey ends: a loop may never end."""
 
@@ -192,31 +181,10 @@ def survey(
         place = NOWHERE if error is None else notes.of_error(error)
         if isinstance(error, Error):
             notes.add("program", error, place)
-        graph = recording.graph
-        results: list[Node] = []
+        compilation = Compilation(recording, outputs, notes)
+        compilation.run(is_whole=error is None)
         if error is None:
-            flat = filter(recording.is_on_device, flattenTensorStructure(outputs))
-            results = notes.attempt("own backward", recording.finish, flat) or []
-            exchanges = [node for node in graph.nodes if node.target is setattr]
-            for problem in recording.rebound():
-                place = place_of(exchanges[-1]) if exchanges else NOWHERE
-                notes.attempt("buffer", refuse_rebound, [problem], place=place)
-            notes.attempt("control flow", eliminate, recording, results)
-        graph.output(tuple(results))
-        graphs = with_bodies(graph, recording.root)
-        constant_inputs = recording.constant_inputs()
-        for one in graphs:
-            _check_nodes(one, constant_inputs, recording, notes)
-        if error is None:  # else which operations count, and the loss, are unknown
-            ipus = notes.attempt("blocks", used_ipus, graphs, constant_inputs) or (0,)
-            before = len(notes.remarks)
-            if is_training:
-                notes.attempt("loss", add_final_loss, graph, recording.results)
-            has_loss = is_training and len(notes.remarks) == before
-            if has_loss:
-                made = recording.results
-                notes.attempt("arguments", check_frozen_norms, graph, made)
-            program = Program(recording, graphs, ipus, has_loss=has_loss)
+            program = compilation.program()
             for check_program in PROGRAM_CHECKS:
                 notes.attempt("options", check_program, program, options, is_training)
             num_ipus = program.num_ipus * options.replication_factor
@@ -226,7 +194,7 @@ def survey(
         settings = OptimizerReader(relax_attribute_checks=True).read(optimizer)
         notes.attempt("optimizer", check_values, settings)
     norms: dict[str, Place] = {}
-    for graph in graphs:
+    for graph in compilation.graphs:
         for node in graph.nodes:
             is_over_rows = (*node.args[5:6], node.kwargs.get("training", False))[0]
             if function_name(node) == "batch_norm" and is_over_rows:
@@ -243,38 +211,7 @@ def survey(
     )
 
 
-def _check_nodes(
-    graph: Graph, constant_inputs: set[str], recording: Recording, notes: Notes
-) -> None:
-    constants = constant_nodes(graph, constant_inputs)
-    for node in graph.nodes:
-        is_called = node.op in ("call_function", "call_method")
-        if node in constants or not is_called or node.meta.get(_REFUSED):
-            continue
-        place = place_of(node)
-        notes.attempt("arguments", check_node, node, constants, place=place)
-        found = findings(node, recording.results, is_training=recording.is_training)
-        for finding in found:
-            if finding.rule.is_reported or finding.is_refused:
-                is_refused = finding.is_refused
-                what = finding.message(function_name(node))
-                notes.add("numbers", what, place, is_refused=is_refused)
-    for node, function, operators in unsupported_nodes(graph, constant_inputs):
-        if node.meta.get(_REFUSED):
-            continue
-        way = alternative_to(function)
-        instead = (
-            f"Try {way}."
-            if way
-            else "Compose it of functions that it compiles, or let the host compute it "
-            "before or after the model."
-        )
-        shown = ", ".join(sorted(operators))
-        what = f"PopTorch doesn't compile {function} ({shown}). {instead}"
-        notes.add("operator", what, place_of(node))
-
-
-class Notes:
+class Notes(Report):
     """The remarks of a survey without repetition, and the place being traced.
 
     Attributes:
@@ -282,6 +219,8 @@ class Notes:
         assigned: Places where tensors were assigned to modules, by module and name.
         running: As in `Recording`.
     """
+
+    replaces_functions = False  # nothing runs
 
     def __init__(self) -> None:
         self.remarks: dict[Remark, None] = {}
@@ -326,6 +265,30 @@ class Notes:
         except Error as refusal:
             self.add(topic, refusal, None if blamed_nodes(refusal) else place)
             return None
+
+    def refuse(self, topic: str, error: Error) -> None:
+        """Record what a compilation would refuse."""
+        self.add(topic, error)
+
+    def remark(self, finding: Finding, node: Node) -> None:
+        """Record an operation that a device computes otherwise than torch."""
+        if finding.rule.is_reported:
+            what = finding.message(function_name(node))
+            self.add(finding.rule.topic, what, place_of(node), is_refused=False)
+
+    def refuse_unsupported(self, unsupported: list[Unsupported]) -> None:
+        """Record each operator that PopTorch doesn't compile."""
+        for node, function, operators in unsupported:
+            way = alternative_to(function)
+            instead = (
+                f"Try {way}."
+                if way
+                else "Compose it of functions that it compiles, or let the host "
+                "compute it before or after the model."
+            )
+            shown = ", ".join(sorted(operators))
+            what = f"PopTorch doesn't compile {function} ({shown}). {instead}"
+            self.add("operator", what, place_of(node))
 
     @contextlib.contextmanager
     def following_assignments(self) -> Iterator[None]:
@@ -406,19 +369,8 @@ class SurveyTracer(WatchingTracer):
                 place = self.notes.here()
                 self._note_widening(name, (args, kwargs), result, place)
             node.meta.setdefault("place", place)
-            node.meta.setdefault(_REFUSED, self._refused)
+            node.meta.setdefault(REFUSED, self._refused)
         return result
-
-    def record_operator(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Record an operator of a backward pass, and the refusal of it."""
-        try:
-            return super().record_operator(operator, args, kwargs)
-        except Error as error:
-            if not self._refused:
-                self.notes.add("gradients", error)
-            return Tracer.record_operator(self, operator, args, kwargs)
 
     def check(
         self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
@@ -435,8 +387,6 @@ class SurveyTracer(WatchingTracer):
                 refuse(operation)
             except Error as error:
                 self.notes.add("control flow" if is_flow else topic, error)
-                if topic == "arguments":
-                    continue
                 self._refused = topic
                 place = self.notes.here()
                 self._asked[place] += 1

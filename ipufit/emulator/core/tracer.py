@@ -54,13 +54,13 @@ from .refusals import (
     host_tensor_among,
     is_whole_number,
     plain_number,
+    refuse_arguments,
     refuse_custom_backward,
     refuse_dynamic_shape,
     refuse_gradients,
     refuse_sparse,
     refuse_training_gradients,
     refuse_transforms,
-    refuse_unsupported,
     refuse_value_reader,
     require_differentiable,
     tensors_are_equal,
@@ -159,7 +159,7 @@ REFUSALS: dict[str, Callable[[Operation], None]] = {
     "value": refuse_value_reader,
     "gradients": refuse_gradients,
     "shape": refuse_dynamic_shape,
-    "arguments": refuse_unsupported,
+    "arguments": refuse_arguments,
 }
 """Refuse operations on the device's tensors that don't compile, in this order."""
 
@@ -384,7 +384,9 @@ class Tracer(TorchFunctionMode):
             before = tensors_in(given)
             if operator._schema.is_mutable or versions != [t._version for t in before]:
                 raise changed_since(operator)
+            notes, self.recording.notes = self.recording.notes, {}
             again = Tracer.record_operator(self, operator, *given)
+            self.recording.notes = notes
             names = map(memory_of, tensors_in(result))
             known.update(zip(names, tensors_in(again)))
         if memory not in known and tensor.dim():

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 from ..operators import (
-    apply_rules,
+    RULES,
+    Finding,
     findings,
     grave_messages,
+    replace_function,
     settle_shapes,
 )
 from . import (
@@ -22,8 +24,9 @@ from . import (
 )
 
 __all__ = [
+    "RULES",
+    "Finding",
     "activations",
-    "apply_rules",
     "dtypes",
     "elementwise",
     "findings",
@@ -32,6 +35,7 @@ __all__ = [
     "layers",
     "operands",
     "reductions",
+    "replace_function",
     "resizing",
     "settle_shapes",
 ]

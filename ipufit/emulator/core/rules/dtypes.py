@@ -118,6 +118,16 @@ def _(call: Call) -> Any:
     return any(tensor.dtype != torch.bool for tensor in call.tensors())
 
 
+@rule("bitwise-8-bit", *_BITWISE, "__invert__", "bitwise_not", topic="arguments")
+def _(call: Call) -> Any:
+    operands = (*call.args, *call.kwargs.values())
+    types = {x.dtype if isinstance(x, Tensor) else int for x in operands}
+    return types <= {*_8_BIT} and (
+        f"{call.written}: Poplar does not support binary operations on 8-bit integral "
+        "types. Cast to torch.int32, or to torch.bool."
+    )
+
+
 @rule("bitwise-8-bit-number", *_BITWISE)
 def _(call: Call) -> Any:
     return len(call.tensors()) == 1 and call.result.dtype in _8_BIT

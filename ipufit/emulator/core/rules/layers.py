@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import _reduction, functional
 
+from ..graph import as_list
 from ..operators import Call, rule
 
 _FEW = 100
@@ -17,6 +18,7 @@ _FEW = 100
 
 _MOST_HALF = 65504
 _CLASS_LOSSES = "cross_entropy", "cross_entropy_loss", "nll_loss", "nll_loss_nd"
+_TRANSPOSED = "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"
 _NORMS = {
     "batch_norm": "input weight bias running_mean running_var training",
     "instance_norm": "input weight bias running_mean running_var use_input_stats",
@@ -51,6 +53,18 @@ def _(call: Call) -> Any:
     return call.is_whole
 
 
+@rule("conv-transpose-dilation", *_TRANSPOSED, topic="arguments")
+def _(call: Call) -> Any:
+    given = call.arguments(
+        "input weight bias stride padding output_padding groups dilation"
+    )
+    dilation = given.get("dilation", 1)
+    return any(step != 1 for step in as_list(dilation)) and (
+        "Non default value for dilations is not supported by transposed "
+        f"convolutions: {dilation}."
+    )
+
+
 @rule("baddbmm-beta-0", "baddbmm", is_reported=False)
 def _(call: Call) -> Any:
     if call.kwargs.get("beta", 1) != 0:
@@ -83,6 +97,34 @@ def _(call: Call) -> Any:
     if given.is_floating_point() == call.result.is_floating_point():
         return None
     return lambda input, dim, **_: torch.cumprod(input, dim)
+
+
+_RNNS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
+
+
+@rule("rnn-options", *_RNNS, topic="arguments")
+def _(call: Call) -> Any:
+    given = call.arguments(
+        "input hx params has_biases num_layers dropout train bidirectional batch_first"
+    )
+    kind = _RNNS[call.name]
+    verb = "is " if kind == "RNN" else ""
+    if given.get("num_layers", 1) != 1:
+        return (
+            f"Only {kind} with 1 layer {verb}supported, not {given['num_layers']}: put "
+            "several one after the other."
+        )
+    if given.get("dropout", 0.0) != 0.0:
+        return f"{kind} only supports dropout = 0.0"
+    if given.get("bidirectional"):
+        word = "Bidirectional" if kind == "RNN" else "bidirectional"
+        return (
+            f"{word} {kind} {verb}not supported: run a second one on the flipped "
+            "sequence."
+        )
+    if kind != "GRU" and not given.get("has_biases", True):
+        return f"{kind} without biases {verb}not supported"
+    return None
 
 
 @rule("lstm-projection", "lstm")
@@ -128,6 +170,31 @@ def _(call: Call) -> Any:
 
 
 # Embeddings ---------------------------------------------------------------------------
+
+
+@rule("embedding-options", "embedding", "embedding_bag", topic="arguments")
+def _(call: Call) -> Any:
+    given = call.arguments_of(getattr(functional, call.name))
+    reasons = [o for o in ("scale_grad_by_freq", "sparse") if given.get(o)]
+    return reasons and f"Unsupported aten::{call.name} operation: {reasons[0]}."
+
+
+@rule("embedding-bag-padding", "embedding_bag", topic="arguments")
+def _(call: Call) -> Any:
+    given = call.arguments_of(functional.embedding_bag)
+    return given.get("padding_idx") is not None and (
+        "Unsupported aten::embedding_bag operation: padding_idx parameter is "
+        "unsupported."
+    )
+
+
+@rule("embedding-bag-offsets", "embedding_bag", topic="arguments")
+def _(call: Call) -> Any:
+    offsets = call.argument_node(2, "offsets")
+    return offsets not in (None, *call.constants) and (
+        "Unsupported aten::embedding_bag operation: offsets tensor must be a "
+        "constant, made in `forward` with torch.tensor or torch.arange."
+    )
 
 
 @rule("embedding-max-norm", "embedding")
@@ -182,6 +249,52 @@ def _reduced(
     if reduction == "batchmean":
         return loss.sum() / (loss.shape[0] if loss.dim() else 1)
     return loss if reduction == "none" else getattr(loss, reduction)()
+
+
+@rule("class-weight", *_CLASS_LOSSES, topic="arguments")
+def _(call: Call) -> Any:
+    is_entropy = call.name.startswith("cross")
+    aten = "cross_entropy_loss" if is_entropy else "nll_loss_nd"
+    return call.arguments("input target weight").get("weight") is not None and (
+        f'Parameter "weight" is unsupported for aten::{aten}: weigh the classes '
+        "yourself, with reduction='none' and `weight[target]`."
+    )
+
+
+@rule("label-smoothing-mean", "cross_entropy", topic="arguments")
+def _(call: Call) -> Any:
+    given = call.arguments_of(functional.cross_entropy)
+    is_of_classes = given["input"].shape != given["target"].shape
+    is_mean = given.get("reduction", "mean") == "mean"
+    return (
+        (given.get("label_smoothing") and is_of_classes and is_mean)
+        and "F.cross_entropy with label_smoothing and reduction='mean' selects the "
+        "samples that aren't ignored (aten::masked_select), whose number depends on "
+        "values. Take the mean yourself: poptorch.identity_loss(F.cross_entropy(..., "
+        "reduction='none'), reduction='mean')."
+    )
+
+
+@rule("ctc-loss-none", "ctc_loss", topic="arguments")
+def _(call: Call) -> Any:
+    return _ctc(call).get("reduction") in ("none", 0) and (
+        'CTCLoss with reduction="none" is currently not supported: use "sum" or "mean".'
+    )
+
+
+@rule("ctc-loss-targets", "ctc_loss", topic="arguments")
+def _(call: Call) -> Any:
+    shape = list(_ctc(call)["targets"].shape)
+    return len(shape) != 2 and (
+        "CTCLoss needs 2-D targets, padded to one length: [batch, length]. "
+        f"Got {shape}."
+    )
+
+
+def _ctc(call: Call) -> dict[str, Any]:
+    return call.arguments(
+        "log_probs targets input_lengths target_lengths blank reduction"
+    )
 
 
 @rule("class-loss-1d", *_CLASS_LOSSES)

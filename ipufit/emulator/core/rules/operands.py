@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.node import Node
 
-from ..operators import Call, rule
+from ..graph import function_name
+from ..operators import ANY_IN_PLACE, Call, rule
 
 _IN_PLACE = """
     abs add addcdiv addcmul ceil clamp clamp_max clamp_min clip div divide exp fill
@@ -61,6 +63,34 @@ def _(call: Call) -> Any:
 def _(call: Call) -> Any:
     to, source = call.tensors()
     return to.shape != source.shape
+
+
+@rule("triangle", "triu", topic="arguments")
+def _(call: Call) -> Any:
+    return (
+        "torch.triu is only supported within constant expressions: multiply by the "
+        "triangle of a constant, torch.triu(torch.ones(n, n))."
+    )
+
+
+@rule("in-place-step", ANY_IN_PLACE, topic="arguments")
+def _(call: Call) -> Any:
+    indices = [call.args[1]] if call.name == "__setitem__" else []
+    base: Any = call.argument_node(0, "input")
+    while isinstance(base, Node) and function_name(base) == "__getitem__":
+        base, index = base.args
+        if any(isinstance(part, (Node, list)) for part in _parts(index)):
+            break  # a copy
+        indices.append(index)  # a slice of a slice
+    parts = [part for index in indices for part in _parts(index)]
+    return any(isinstance(p, slice) and p.step not in (None, 1) for p in parts) and (
+        "In-place modification of slices with step size other than 1 is not "
+        "supported. Use torch.where with a constant mask."
+    )
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
 
 
 @rule("in-place-view", *_IN_PLACE)

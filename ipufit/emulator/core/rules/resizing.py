@@ -15,6 +15,7 @@ from ..graph import as_list
 from ..operators import Call, rule
 
 _MAX_POOLS = "max_pool1d", "max_pool2d", "max_pool3d"
+_INDEXED_POOLS = tuple(f"{name}_with_indices" for name in _MAX_POOLS)
 _AVG_POOLS = "avg_pool2d", "avg_pool3d"
 _ADAPTIVE = tuple(f"adaptive_avg_pool{rank}d" for rank in (1, 2, 3))
 _AVG_ARGUMENTS = (
@@ -41,6 +42,14 @@ def _(call: Call) -> Any:
     names = "input kernel_size stride padding" if is_pool else _CONV_ARGUMENTS
     padding = call.arguments(names).get("padding")
     return isinstance(padding, (list, tuple)) and len(padding) == 1
+
+
+@rule("max-pool-indices", *_INDEXED_POOLS, topic="arguments")
+def _(call: Call) -> Any:
+    return (
+        f"{call.name.replace('_with_indices', '')} with return_indices=True is not "
+        "supported: only the values of max pooling can be had."
+    )
 
 
 @rule("max-pool-dilation", *_MAX_POOLS)
@@ -164,9 +173,46 @@ def _(call: Call) -> Any:
     return is_padded and given.get("count_include_pad", True)
 
 
+@rule("adaptive-pool-sizes", *_ADAPTIVE, topic="arguments")
+def _(call: Call) -> Any:
+    given = call.arguments("input output_size")
+    sizes = given["input"].shape[-int(call.name[-2]) :]
+    wanted = as_list(given["output_size"])
+    wanted = wanted * len(sizes) if len(wanted) == 1 else wanted
+    for dim, (size, out) in enumerate(zip(sizes, wanted)):
+        if out and size % out:
+            return (
+                f"Input dim {dim} ({size}) is not divisible by the corresponding "
+                f"output dim ({out}). An IPU would compute something else."
+            )
+    return None
+
+
 @rule("pool-without-batch", *_ADAPTIVE)
 def _(call: Call) -> Any:
     return call.arguments("input")["input"].dim() == int(call.name[-2]) + 1
+
+
+_LINEAR = {
+    "linear": "aten::upsample_linear1d",
+    "trilinear": "aten::upsample_trilinear3d",
+}
+
+
+@rule("linear-upsampling", "interpolate", topic="arguments")
+def _(call: Call) -> Any:
+    mode = call.arguments_of(functional.interpolate).get("mode")
+    return mode in _LINEAR and (
+        f"Unsupported upsample mode {_LINEAR[mode]}: currently only 'nearest' is "
+        "supported for this number of dimensions."
+    )
+
+
+@rule("bicubic-aligned", "interpolate", topic="arguments")
+def _(call: Call) -> Any:
+    given = call.arguments_of(functional.interpolate)
+    is_aligned = given.get("mode") == "bicubic" and given.get("align_corners")
+    return is_aligned and "Only support align_corners=False. Mode: bicubic."
 
 
 def _is_lost(call: Call) -> str:

@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile a module: record one micro-batch, then run the stages in their order.
+
+`STAGES` is the whole compilation. As in PopTorch (`LowerToPopartFactories.cpp`) dead
+operations go first, and constants are computed while the program is compiled
+(`EvaluateConstexprs.cpp`). So operators are refused, or computed as a device does, only
+where they are live and depend on a variable. `ipufit check` runs the same stages with a
+`Report` that notes what is refused, and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any, Callable, Iterator, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx.graph import Graph
+from torch.fx.node import Node
+
+from .._args_parser import CallArguments
+from .._utils import flattenTensorStructure, reconstructTensorStructure
+from ..errors import Error
+from ..ops import Body, identity_loss
+from ..options import BlockPlacement, ExecutionStrategy
+from .dtypes import host_tensor
+from .graph import (
+    FACTORIES,
+    NORM_FUNCTIONS,
+    RANDOM_FACTORIES,
+    changed_memory,
+    constant_nodes,
+    effects_of,
+    erase_dead,
+    error_about,
+    function_name,
+    storage_of,
+    tensors_in,
+)
+from .places import NOWHERE, Place, add_place, place_of
+from .program import KNOWN, Program, add_final_loss
+from .recording import (
+    Recording,
+    call_pre_compile_hooks,
+    named_weights,
+    post_compile_hooks,
+    refuse_rebound,
+    tracing,
+    unchanged,
+)
+from .rules import Finding, findings, replace_function, settle_shapes
+from .strict import Unsupported, WatchingTracer, refuse_unsupported, unsupported_nodes
+from .tracer import guarded
+
+
+class Report:
+    """Ends a compilation at what is refused first; a survey notes everything.
+
+    Attributes:
+        replaces_functions: Whether operators get the functions of a device.
+    """
+
+    replaces_functions = True
+
+    def attempt(
+        self, topic: str, check: Callable[..., Any], *args: Any, place: Place = NOWHERE
+    ) -> Any:
+        """Call a function that raises an `Error` if it refuses.
+
+        Args:
+            topic: Subject of the refusal.
+            check: The function.
+            *args: Its arguments.
+            place: The place of what is refused, unless the error has nodes.
+        """
+        return check(*args)
+
+    def refuse(self, topic: str, error: Error) -> None:
+        """Refuse the program."""
+        raise error
+
+    def remark(self, finding: Finding, node: Node) -> None:
+        """Hear of an operation that a device computes otherwise than torch."""
+
+    def refuse_unsupported(self, unsupported: list[Unsupported]) -> None:
+        """Refuse operators that PopTorch doesn't compile, or warn of them."""
+        refuse_unsupported(unsupported)
+
+
+class Compilation:
+    """A program on its way through the stages.
+
+    Args:
+        recording: The operations that a trace has recorded.
+        outputs: The value that `forward` returned.
+        report: Hears what is refused.
+
+    Attributes:
+        results: The nodes of the outputs that the graph computes, by index.
+        constant_outputs: Indices of those that are equal for every micro-batch.
+        graphs: The graph, then those of loops and branches.
+        constants: Nodes that are computed while the program is compiled.
+        resized: Messages about nodes whose result has another shape on a device.
+        ipus: The IPUs of one replica that run operators.
+        shapes: Results of another shape, as `add_final_loss` returns them.
+        has_loss: Whether the last result is the final loss.
+    """
+
+    def __init__(self, recording: Recording, outputs: Any, report: Report) -> None:
+        self.recording, self.report = recording, report
+        self.outputs, self.flat = outputs, list(flattenTensorStructure(outputs))
+        self.graph, self.is_training = recording.graph, recording.is_training
+        self.results: dict[int, Node] = {}
+        self.constant_outputs: set[int] = set()
+        self.graphs: list[Graph] = []
+        self.constants: set[Node] = set()
+        self.resized: dict[Node, str] = {}
+        self.ipus: tuple[int, ...] = (0,)
+        self.shapes: dict[Node, Any] = {}
+        self.has_loss = False
+
+    @property
+    def host_outputs(self) -> dict[int, Tensor]:
+        """Values of the outputs that never were on the device, by index."""
+        is_on_device = self.recording.is_on_device
+        return {i: t for i, t in enumerate(self.flat) if not is_on_device(t)}
+
+    def run(self, *, is_whole: bool = True) -> None:
+        """Run the stages.
+
+        Args:
+            is_whole: Whether `forward` has come to its end.
+        """
+        for stage in STAGES:
+            if is_whole or not stage.needs_end:
+                self.report.attempt(stage.topic, stage.function, self)
+
+    def program(self, *, is_random: bool = False) -> Program:
+        """Return the compiled program."""
+        detached = [tensor.detach() for tensor in self.flat]
+        return Program(
+            self.recording,
+            self.graphs,
+            self.ipus,
+            has_loss=self.has_loss,
+            is_random=is_random,
+            output_structure=reconstructTensorStructure(self.outputs, detached),
+            constant_outputs={
+                index: host_tensor(detached[index]).clone()
+                for index in self.constant_outputs
+            },
+            host_outputs=self.host_outputs,
+        )
+
+
+class Stage(NamedTuple):
+    """A stage of a compilation.
+
+    Attributes:
+        topic: Subject of what it refuses.
+        function: Runs it.
+        needs_end: Whether it needs a `forward` that has come to its end.
+    """
+
+    topic: str
+    function: Callable[[Compilation], None]
+    needs_end: bool = True
+
+
+def find_results(compilation: Compilation) -> None:
+    """Find the nodes of the outputs."""
+    flat, recording = compilation.flat, compilation.recording
+    computed = {i: t for i, t in enumerate(flat) if recording.is_on_device(t)}
+    nodes = recording.finish(computed.values())
+    compilation.results = dict(zip(computed, nodes))
+
+
+def refuse_exchanged_weights(compilation: Compilation) -> None:
+    """Refuse weights whose memory was replaced, as by `weight.data = ...`."""
+    exchanges = [node for node in compilation.graph.nodes if node.target is setattr]
+    place = place_of(exchanges[-1]) if exchanges else NOWHERE
+    for problem in compilation.recording.rebound():
+        compilation.report.attempt("buffer", refuse_rebound, [problem], place=place)
+
+
+def eliminate_dead(compilation: Compilation) -> None:
+    """Erase operations that change no result, weight or input."""
+    recording, graph = compilation.recording, compilation.graph
+    inputs = set(recording.input_memory())
+    if not compilation.results and not inputs & changed_memory([graph]).keys():
+        for node in reversed(graph.nodes):  # as PopTorch does
+            if node.op != "placeholder":
+                graph.erase_node(node)
+        return
+    variables = {
+        memory
+        for memory, name in recording.weight_memory().items()
+        if recording.weights[name].is_floating_point()
+    }
+    erase_dead(graph, compilation.results.values(), variables | inputs)
+
+
+def find_constants(compilation: Compilation) -> None:
+    """Find constant outputs and nodes, and the graphs of loops and branches."""
+    # Outputs that are returned just as `torch.ones` or the like has made them.
+    results, recording = compilation.results, compilation.recording
+    compilation.constant_outputs = {
+        i for i, node in results.items() if node.target in _MAKERS and not node.users
+    }
+    computed = results.keys() - compilation.constant_outputs
+    compilation.graph.output(tuple(results[index] for index in sorted(computed)))
+    compilation.graphs = _with_bodies(compilation.graph, recording.root)
+    for graph in compilation.graphs:
+        compilation.constants |= constant_nodes(graph, recording.constant_inputs())
+
+
+_MAKERS = FACTORIES - RANDOM_FACTORIES
+
+
+def _with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
+    """List a graph and the graphs of its loops and branches."""
+    graphs = [graph]
+    for node in graph.nodes:
+        part = getattr(root, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(part, Body):
+            graphs += _with_bodies(part.program.graph, root)
+    return graphs
+
+
+def apply_rules(compilation: Compilation) -> None:
+    """Refuse operators that a device doesn't run; compute others as it does.
+
+    Where a device certainly computes other numbers than torch, the program computes the
+    device's. Where it probably computes wrong numbers, or a later compiler refuses the
+    program, the emulator refuses it.
+    """
+    values, report = compilation.recording.results, compilation.report
+    for node in _variables(compilation):
+        for finding in findings(
+            node, values, compilation.constants, is_training=compilation.is_training
+        ):
+            if finding.is_refused:
+                message = finding.message(function_name(node))
+                report.refuse(finding.rule.topic, error_about(message, node))
+                continue
+            report.remark(finding, node)
+            if callable(finding.found) and report.replaces_functions:
+                replace_function(node, finding.found)
+                if finding.verdict == "shape":
+                    message = finding.message(function_name(node))
+                    compilation.resized[node] = message
+
+
+def refuse_gradients(compilation: Compilation) -> None:
+    """Refuse operators of a backward pass that the tracer found not to compile."""
+    for graph in compilation.graphs:
+        for node in graph.nodes:
+            if "refusal" in node.meta and not node.meta.get(REFUSED):
+                error = error_about(node.meta["refusal"], node)
+                compilation.report.refuse("gradients", error)
+
+
+REFUSED = "refused"
+"""Metadata of a node that the tracer has refused, and a survey has noted."""
+
+
+def _variables(compilation: Compilation) -> Iterator[Node]:
+    """Yield the operations that depend on an input, a weight or random numbers."""
+    for graph in compilation.graphs:
+        for node in graph.nodes:
+            is_called = node.op in ("call_function", "call_method")
+            is_constant = node in compilation.constants
+            if is_called and not is_constant and not node.meta.get(REFUSED):
+                yield node
+
+
+def settle_device_shapes(compilation: Compilation) -> None:
+    """Find which later results have another shape on a device than in the trace."""
+    for graph in compilation.graphs:
+        settle_shapes(graph, compilation.recording.results, compilation.resized)
+
+
+def refuse_unsupported_operators(compilation: Compilation) -> None:
+    """Refuse operators that PopTorch doesn't compile, or warn of them."""
+    unsupported = list(unsupported_nodes(_variables(compilation)))
+    if unsupported:
+        compilation.report.refuse_unsupported(unsupported)
+
+
+def find_ipus(compilation: Compilation) -> None:
+    """List the IPUs that operators run on, in the order of first use; 0 if none does.
+
+    Raises:
+        Error: An operator runs when no block is active. PopTorch sets the active IPU
+            to none when a `with Block` ends (PopTorch, `Compiler.cpp` and
+            `CompilerImpl.cpp`).
+    """
+    ipus: dict[int, None] = {}
+    constants = compilation.constants
+    for node in (node for graph in compilation.graphs for node in graph.nodes):
+        users = [user for user in node.users if user.op != "output"]
+        is_constant = node in constants and constants.issuperset(users)
+        if is_constant or not effects_of(node).is_operator:
+            continue
+        block: BlockPlacement | None = node.meta.get("block")
+        if block is None:
+            raise error_about(
+                "No active Block, all the ops must belong to a Block: "
+                f"`{function_name(node)}` runs after a block was closed and before "
+                "another one begins. This counts for views, casts and constants, "
+                "and for the copy of an input that is returned as it is. Put it "
+                "inside `with poptorch.Block(...)`.",
+                node,
+            )
+        ipus[block.ipu] = None
+    compilation.ipus = tuple(ipus) or (0,)
+
+
+def find_loss(compilation: Compilation) -> None:
+    """Make the loss of a training program its last result."""
+    if compilation.is_training:
+        values = compilation.recording.results
+        compilation.shapes = add_final_loss(compilation.graph, values)
+        compilation.has_loss = True
+
+
+def refuse_frozen_norms(compilation: Compilation) -> None:
+    """Refuse normalisation by running statistics where a gradient passes through.
+
+    Raises:
+        Error: There is such a layer.
+    """
+    if not compilation.has_loss:
+        return
+    *_, output = compilation.graph.nodes
+    waiting, seen = [output.args[0][-1]], {output}
+    while waiting:
+        node = waiting.pop()
+        tensors = tensors_in(compilation.recording.results.get(node))
+        if node in seen or (tensors and not any(t.requires_grad for t in tensors)):
+            continue
+        seen.add(node)
+        waiting.extend(node.all_input_nodes)
+        if function_name(node) not in NORM_FUNCTIONS:
+            continue
+        is_instance = function_name(node) == "instance_norm"
+        flag = "use_input_stats" if is_instance else "training"
+        if not (*node.args[5:6], node.kwargs.get(flag, is_instance))[0]:
+            raise error_about(
+                f"`{function_name(node)}`: a layer of batch norm in eval mode has no "
+                "gradient on a device, and the loss needs one of it (BatchNorm Op is "
+                "in inference mode, but its gradient Op is being created: PopART, "
+                "`batchnorm.cpp`). Freeze it together with all that is before it, or "
+                "compute (x - mean) * rsqrt(var + eps) * weight + bias.",
+                node,
+            )
+
+
+def store_known_results(compilation: Compilation) -> None:
+    """Store results that never change, and spare the copy that marks a loss."""
+    recording, graph = compilation.recording, compilation.graph
+    values = recording.results
+    changing = {*changed_memory(compilation.graphs), *recording.weight_memory()}
+    for node in graph.nodes:
+        made = node.all_input_nodes[0] if node.target is identity_loss else node
+        both = values.get(made), values.get(node)
+        if all(isinstance(t, Tensor) and storage_of(t) not in changing for t in both):
+            shape = compilation.shapes.get(made, both[0])
+            is_copy = made is not node and shape.dim() == 0
+            if is_copy or (node.target in _MAKERS and not node.all_input_nodes):
+                node.meta[KNOWN] = None if is_copy else values[node].detach().clone()
+
+
+STAGES = (
+    Stage("own backward", find_results),
+    Stage("buffer", refuse_exchanged_weights),
+    Stage("control flow", eliminate_dead),
+    Stage("arguments", find_constants, needs_end=False),
+    Stage("gradients", refuse_gradients, needs_end=False),
+    Stage("arguments", apply_rules, needs_end=False),
+    Stage("numbers", settle_device_shapes),
+    Stage("operator", refuse_unsupported_operators, needs_end=False),
+    Stage("blocks", find_ipus),
+    Stage("loss", find_loss),
+    Stage("arguments", refuse_frozen_norms),
+    Stage("arguments", store_known_results),
+)
+"""All that happens to a recorded program until it is compiled, in this order."""
+
+
+def trace(
+    module: torch.nn.Module,
+    arguments: CallArguments,
+    *,
+    strategy: ExecutionStrategy,
+    is_training: bool,
+    names_modules: bool = True,
+) -> Program:
+    """Run `module` once on the arguments of one micro-batch, and compile it.
+
+    Args:
+        arguments: Arguments with the rows of one micro-batch.
+        strategy: Gives each block an IPU, a stage and a phase.
+        is_training: Whether the program will be differentiated.
+        names_modules: Whether names of sub-modules precede those of operators.
+
+    Raises:
+        Error: The module breaks a rule of tracing, or PopTorch refuses the program; the
+            message names it.
+    """
+    rng_state = torch.random.get_rng_state()
+    records = is_training or torch.is_grad_enabled()
+    try:
+        with unchanged(module) as rebound, torch.inference_mode(
+            False
+        ), torch.set_grad_enabled(records):
+            recording = Recording(
+                named_weights(module),
+                arguments.tensors(),
+                strategy,
+                is_training=is_training,
+            )
+            tracer = WatchingTracer(recording)
+            with tracing(recording), post_compile_hooks(), (
+                recording.module_scopes(module)
+                if names_modules
+                else contextlib.nullcontext()
+            ), guarded(tracer):
+                call_pre_compile_hooks()
+                outputs = module(*arguments.args, **arguments.kwargs)
+            is_random = not torch.equal(rng_state, torch.random.get_rng_state())
+    except Error as error:
+        # A weight that was replaced explains best why it can't be used.
+        refuse_rebound(rebound)
+        add_place(error, trace.__code__, recording.running[-1])
+        raise
+    refuse_rebound(rebound)
+    compilation = Compilation(recording, outputs, Report())
+    for tensor in compilation.host_outputs.values():
+        warnings.warn(
+            f"Output expected to be on the IPU but is on {tensor.device.type}: it is "
+            "returned as it was when the model was traced.",
+            stacklevel=1,
+        )
+    try:
+        compilation.run()
+    except Error as error:
+        add_place(error, trace.__code__, "")
+        raise
+    return compilation.program(is_random=is_random)
