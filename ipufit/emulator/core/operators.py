@@ -186,7 +186,7 @@ class Finding(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What a device does otherwise: the row's `verdict`."""
+        """The verdict of the row, on what a device does."""
         return table()[self.rule.row]["verdict"]
 
     @property
@@ -404,11 +404,32 @@ def table() -> dict[str, dict[str, str]]:
         >>> table()["gelu-exact"]["verdict"]
         'number'
     """
+    return {row["rule"]: row for row in _rows() if row["rule"]}
+
+
+@functools.lru_cache(maxsize=None)
+def handled_operators() -> frozenset[str]:
+    """Return the names of the operators that PopTorch lowers, without overloads.
+
+    Those of other libraries have the library's name. They are the `registerHandler` of
+    graphcore/poptorch at c2a8b177 (`poptorch/source/popart_canonicalization`), which
+    cover the list of its user guide ("IPU supported operations").
+    """
+    names = (
+        name
+        for row in _rows()
+        if row["emulator"] != "strict" and not row["operator"].startswith("(none)")
+        for name in row["operator"].split(", ")
+    )
+    return frozenset(base_name(name.replace("aten::", "")) for name in names)
+
+
+@functools.lru_cache(maxsize=None)
+def _rows() -> list[dict[str, str]]:
     path = Path(__file__).with_name("operators.tsv")
     with path.open(encoding="utf-8", newline="") as file:
         how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "restval": ""}
-        rows = csv.DictReader(file, **how)
-        return {row["rule"]: row for row in rows if row["rule"]}
+        return list(csv.DictReader(file, **how))
 
 
 def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:

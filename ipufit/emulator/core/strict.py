@@ -11,6 +11,7 @@ while the model is compiled, and unused results.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
@@ -29,63 +30,14 @@ from .graph import (
     original,
     tensors_in,
 )
+from .operators import handled_operators
 from .places import place_of
 from .tracer import Tracer
-
-_HANDLED = """
-    __and__ __or__ __xor__ _cdist_forward _convolution _embedding_bag _log_softmax
-    _prelu_kernel _reshape_alias _softmax _unsafe_view _weight_norm abs acos acosh
-    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d add addcdiv
-    addcmul addmm addmv all amax amin any arange argmax argmin argsort asin asinh
-    atan atan2 atanh avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bernoulli
-    bilinear binary_cross_entropy binary_cross_entropy_with_logits bincount
-    bitwise_and bitwise_not bitwise_or bitwise_xor bmm broadcast_to bucketize
-    cartesian_prod cat cdist ceil celu chunk clamp clamp_max clamp_min clone
-    col2im constant_pad_nd contiguous conv2d convolution copy cos cosh
-    cosine_embedding_loss cosine_similarity count_nonzero cross cross_entropy_loss
-    ctc_loss cumprod cumsum detach div dot dropout einsum elu embedding
-    embedding_bag eq erf erfc exp expand expand_as expm1 exponential
-    feature_dropout flatten flip floor floor_divide fmod frac frobenius_norm full
-    full_like gather ge gelu glu group_norm gru gt hardshrink hardsigmoid
-    hardswish hardtanh hinge_embedding_loss im2col index index_fill index_put
-    index_reduce index_select instance_norm isnan kl_div l1_loss layer_norm le
-    leaky_relu linalg_cross linalg_vector_norm linear log log10 log1p log2
-    log_sigmoid log_sigmoid_forward log_softmax logical_and logical_not logical_or
-    logsumexp lstm lt margin_ranking_loss masked_fill matmul max max_pool1d
-    max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d
-    max_pool3d_with_indices maximum mean median meshgrid min minimum mish
-    mkldnn_convolution mm mse_loss mul multilabel_soft_margin_loss mv nansum
-    narrow native_batch_norm native_group_norm native_layer_norm ne neg new_full
-    new_ones new_zeros nll_loss2d nll_loss2d_forward nll_loss_forward nll_loss_nd
-    norm normal numpy_T one_hot ones ones_like pairwise_distance permute
-    pixel_shuffle poisson_nll_loss pow prelu prod rand randint randn random
-    randperm reciprocal reflection_pad1d reflection_pad2d relu remainder repeat
-    replication_pad1d replication_pad2d replication_pad3d reshape rnn_relu
-    rnn_tanh roll round rrelu rrelu_with_noise rsqrt rsub scatter scatter_add
-    scatter_reduce select selu sigmoid sign silu sin sinh slice smooth_l1_loss
-    soft_margin_loss softmax softplus softshrink sort split split_with_sizes sqrt
-    square squeeze stack std std_mean sub sum t take_along_dim tan tanh tensordot
-    threshold to topk transpose triplet_margin_loss triu true_divide trunc type_as
-    unbind unfold uniform unsafe_chunk unsqueeze upsample_bicubic2d
-    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
-    upsample_nearest3d upsample_trilinear3d var var_mean view where zeros
-    zeros_like
-"""
-"""Operators that PopTorch lowers: `registerHandler` in graphcore/poptorch at c2a8b177,
-`poptorch/source/popart_canonicalization`, which covers the list of its user guide ("IPU
-supported operations"). `as_strided` is left out, as its handler only raises."""
 
 _INTERCEPTED = """
     _weight_norm_interface alias empty empty_strided
 """
 """Operators that PopTorch only intercepts (`RegisterOptionalAtenOps.cpp.inc`)."""
-
-_EXTENSIONS = """
-    torch_cluster::grid torch_scatter::scatter_max torch_scatter::scatter_min
-    torch_scatter::scatter_mul torch_spline_conv::spline_basis
-    torch_spline_conv::spline_weighting
-"""
-"""Operators of other libraries that PopTorch lowers, with the library's name."""
 
 _COMPOSED = """
     addr affine_grid_generator block_diag _conj conj_physical conv_tbc deg2rad
@@ -95,7 +47,7 @@ _COMPOSED = """
     rot90 scalar_tensor select_copy squeeze_copy _stack _to_copy transpose_copy
     unbind_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy view_copy zero
 """
-"""Operators that torch 2.0.1 composes of the above on every device
+"""Operators that torch 2.0.1 composes of those with handlers on every device
 (`CompositeExplicitAutograd` in its `native_functions.yaml`)."""
 
 _COMPOSED_BACKWARD = "is_same_size new_empty_strided select_backward slice_backward"
@@ -110,18 +62,26 @@ _OF_PROCESSORS = """
     _scaled_dot_product_flash_attention_for_cpu _trilinear mkldnn_linear
     mkldnn_rnn_layer native_dropout
 """
-"""Operators into which torch splits some of the above on a CPU, but not on an IPU.
+"""Operators into which torch splits some of these on a CPU, but not on an IPU.
 Some exist in newer torch only."""
 
-COMPILED_OPERATORS = frozenset(
-    name
-    for names in (_HANDLED, _INTERCEPTED, _EXTENSIONS, _COMPOSED, _COMPOSED_BACKWARD)
-    for name in names.split()
-)
-"""Names of all operators that PopTorch compiles."""
 
-SUPPORTED_OPERATORS = COMPILED_OPERATORS.union(_OF_PROCESSORS.split())
-"""Names of all operators that compile in strict mode."""
+@functools.lru_cache(maxsize=None)
+def compiled_operators() -> frozenset[str]:
+    """Return the names of all operators that PopTorch compiles.
+
+    Example:
+        >>> "relu" in compiled_operators(), "lgamma" in compiled_operators()
+        (True, False)
+    """
+    others = f"{_INTERCEPTED} {_COMPOSED} {_COMPOSED_BACKWARD}"
+    return handled_operators().union(others.split())
+
+
+@functools.lru_cache(maxsize=None)
+def _supported_operators() -> frozenset[str]:
+    """Return the names of all operators that compile in strict mode."""
+    return compiled_operators().union(_OF_PROCESSORS.split())
 
 
 _ALTERNATIVES = {
@@ -189,7 +149,7 @@ class WatchingTracer(Tracer):
 
     def compute(self, operation: Operation) -> Any:
         """Run an operation, and store its operators for its nodes."""
-        if base_name(operation.name) in SUPPORTED_OPERATORS:
+        if base_name(operation.name) in _supported_operators():
             self.recording.notes = {}
             return super().compute(operation)
         with OperatorWatch() as watch:
@@ -203,7 +163,7 @@ class WatchingTracer(Tracer):
     ) -> Any:
         """Record an operator of a backward pass, and why it doesn't compile."""
         name = base_name(operator._schema.name.partition("::")[2])
-        refusal = refusal_of_operator(name, args, COMPILED_OPERATORS)
+        refusal = refusal_of_operator(name, args, compiled_operators())
         self.recording.notes = {"refusal": refusal} if refusal else {}
         return super().record_operator(operator, args, kwargs)
 
@@ -232,9 +192,9 @@ def unsupported_nodes(nodes: Iterable[Node]) -> Iterator[Unsupported]:
         function, operators = node.meta.get("operators", (None, set()))
         module = getattr(function, "__module__", None) or ""
         name = base_name(getattr(function, "__name__", ""))
-        unsupported = operators - SUPPORTED_OPERATORS
+        unsupported = operators - _supported_operators()
         is_own = module.startswith("ipufit.emulator")
-        if unsupported and not (is_own or name in SUPPORTED_OPERATORS):
+        if unsupported and not (is_own or name in _supported_operators()):
             names = (n if "::" in n else f"aten::{n}" for n in unsupported)
             yield Unsupported(node, _written(function), frozenset(names))
 
