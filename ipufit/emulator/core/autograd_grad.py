@@ -120,7 +120,7 @@ def _why_unseen(operation: Operation) -> str:
         return _BY_VALUE
     is_unseen = name in _UNSEEN
     if name == "norm":  # a tensor's on an IPU is `aten::frobenius_norm`
-        is_unseen = operation.arguments("input p dim").get("p", "fro") == "fro"
+        is_unseen = operation.arguments.get("p", "fro") == "fro"
     return _UNSEEN_WHY if is_unseen else ""
 
 

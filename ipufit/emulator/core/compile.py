@@ -35,6 +35,7 @@ from .graph import (
     erase_dead,
     error_about,
     function_name,
+    node_arguments,
     storage_of,
     tensors_in,
 )
@@ -344,9 +345,9 @@ def refuse_frozen_norms(compilation: Compilation) -> None:
         waiting.extend(node.all_input_nodes)
         if function_name(node) not in NORM_FUNCTIONS:
             continue
+        given = node_arguments(node)
         is_instance = function_name(node) == "instance_norm"
-        flag = "use_input_stats" if is_instance else "training"
-        if not (*node.args[5:6], node.kwargs.get(flag, is_instance))[0]:
+        if not given.get("training", given.get("use_input_stats", is_instance)):
             raise error_about(
                 f"`{function_name(node)}`: a layer of batch norm in eval mode has no "
                 "gradient on a device, and the loss needs one of it (BatchNorm Op is "

@@ -220,8 +220,8 @@ def in_float32(operation: Operation) -> Operation:
 
 def _drops_nothing(dropout: Operation) -> bool:
     """Return whether `dropout` returns its input unchanged."""
-    given = dropout.arguments("input p training")
-    return given.get("p") == 0.0 or given.get("training") is False
+    given = dropout.arguments
+    return given.get("p") == 0.0 or False in (given.get("training"), given.get("train"))
 
 
 def rounded_alike(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -101,7 +101,7 @@ class Operation:
         >>> import torch
         >>> x = torch.zeros(2)
         >>> operation = Operation(torch.sum, "sum", (x,), {"dim": 0})
-        >>> operation.arguments("input dim keepdim")
+        >>> operation.arguments
         {'input': tensor([0., 0.]), 'dim': 0}
         >>> operation.run()
         tensor(0.)
@@ -116,14 +116,10 @@ class Operation:
         """Return the tensors in the nested arguments."""
         return tensors_in((self.args, self.kwargs))
 
-    def arguments(self, names: str) -> dict[str, Any]:
-        """Return the arguments by name; `names` are those of the positional ones."""
-        return {**dict(zip(names.split(), self.args)), **self.kwargs}
-
-    def arguments_of(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """Return the arguments, by the names in the signature of `function`."""
-        signature = inspect.signature(function)
-        return signature.bind_partial(*self.args, **self.kwargs).arguments
+    @functools.cached_property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that are given, by their names in torch's signature."""
+        return named_arguments(self.function, self.name, self.args, self.kwargs)
 
     def run(self) -> Any:
         """Compute the operation."""
@@ -152,13 +148,13 @@ def bind_arguments(operation: Operation) -> Operation:
     if not operation.kwargs or inspect.isfunction(operation.function):
         return operation
     count = len(operation.args)
-    for form in _forms(operation.name):
+    for form in overloads(operation.name):
         kwargs = {
-            name if name in form.names else _NUMPY_NAMES.get(name, name): value
+            name if name in form.kinds else _NUMPY_NAMES.get(name, name): value
             for name, value in operation.kwargs.items()
         }
         by_place = {*form.places[:count]}
-        fits = form.required <= {*by_place, *kwargs} <= form.names
+        fits = form.required <= {*by_place, *kwargs} <= form.kinds.keys()
         if fits and by_place.isdisjoint(kwargs):
             free_places = form.places[count:]
             names = [*itertools.takewhile(kwargs.__contains__, free_places)]
@@ -167,19 +163,84 @@ def bind_arguments(operation: Operation) -> Operation:
     return operation
 
 
-class _Form(NamedTuple):
-    """Arguments of an overload of an operator: in order, without a default, all."""
+def named_arguments(
+    function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return arguments by their names in torch's signature.
+
+    The tensor of a method is `input`, as in torch's functions. Arguments may be the
+    nodes of tensors.
+
+    Args:
+        function: The function that gets them, or the name of a method.
+        name: The function's name, which stands in torch's schemas.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Example:
+        >>> x = torch.zeros(2)
+        >>> [*named_arguments(torch.amax, "amax", (x, 0), {"keepdim": True})]
+        ['input', 'dim', 'keepdim']
+    """
+    function = original(function)
+    forms = _signature(function) if inspect.isfunction(function) else []
+    forms = forms or overloads(name)
+    form = next((form for form in forms if form.takes(args, kwargs)), forms[0])
+    return {**dict(zip(form.places, args)), **kwargs}
+
+
+class Overload(NamedTuple):
+    """Arguments of an operator: in order, without a default, the types of all."""
 
     places: list[str]
     required: set[str]
-    names: set[str]
+    kinds: dict[str, str]
+
+    def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether the names and types of arguments are those of the overload."""
+        named = {**dict(zip(self.places, args)), **kwargs}
+        is_known = len(args) <= len(self.places) and named.keys() <= self.kinds.keys()
+        return is_known and all(_fits(v, self.kinds[n]) for n, v in named.items())
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Return whether an argument of torch's schemas takes a value."""
+    if value is None or not kind:
+        return True
+    if isinstance(value, (Tensor, Node)):
+        return "Tensor" in kind
+    if isinstance(value, bool):
+        return "bool" in kind
+    if isinstance(value, str):
+        return "str" in kind
+    if isinstance(value, (list, tuple)):
+        return "List" in kind
+    return not any(other in kind for other in ("Tensor", "bool", "str"))
 
 
 @functools.lru_cache(maxsize=None)
-def _forms(operator: str) -> list[_Form]:
-    """Return the forms of an operator, those that torch tries first before others."""
+def _signature(function: Callable[..., Any]) -> list[Overload]:
+    """Return the signature of a function in Python; nothing if it doesn't tell."""
+    parameters = inspect.signature(function).parameters
+    if "args" in parameters:
+        return []
+    places = ["input" if name == "self" else name for name in parameters]
+    return [Overload(places, set(), dict.fromkeys(places, ""))]
+
+
+_OPERATORS = {
+    "__getitem__": ["input", "indices"],
+    "__setitem__": ["input", "indices", "values"],
+    "__pow__": ["input", "exponent"],
+}
+"""Arguments of Python's operators; of others they are `input` and `other`."""
+
+
+@functools.lru_cache(maxsize=None)
+def overloads(name: str) -> list[Overload]:
+    """Return the overloads of an operator, in the order in which torch tries them."""
     forms = []
-    for schema in _jit_get_schemas_for_operator(f"aten::{operator}"):
+    for schema in _jit_get_schemas_for_operator(f"aten::{name}"):
         named = {
             "input" if argument.name == "self" else argument.name: argument
             for argument in schema.arguments
@@ -190,8 +251,10 @@ def _forms(operator: str) -> list[_Form]:
             if not argument.kwarg_only and name != "memory_format"  # of `Tensor.to`
         ]
         required = {n for n, a in named.items() if not a.has_default_value()}
-        forms.append(_Form(places, required, {*named}))
-    return forms
+        kinds = {n: str(argument.type) for n, argument in named.items()}
+        forms.append(Overload(places, required, kinds))
+    places = _OPERATORS.get(name, ["input", "other"])
+    return forms or [Overload(places, set(), {})]
 
 
 class DeviceFunction:
@@ -318,6 +381,11 @@ def function_name(node: Node) -> str:
     """
     target = original(node.target)
     return getattr(target, "__name__", str(target))
+
+
+def node_arguments(node: Node) -> dict[str, Any]:
+    """Return the arguments of a node's function by name."""
+    return named_arguments(node.target, function_name(node), node.args, node.kwargs)
 
 
 def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:

@@ -9,7 +9,7 @@ A rule is a function of one operation of a traced program:
 
     @rule("gelu-exact", "gelu")
     def gelu(call):
-        if call.arguments("input approximate").get("approximate", "none") == "none":
+        if call.arguments.get("approximate", "none") == "none":
             return lambda x, **_: functional.gelu(x, approximate="tanh")
         return None
 
@@ -40,6 +40,7 @@ from .graph import (
     function_name,
     is_in_place,
     map_tensors,
+    node_arguments,
     original,
     tensors_in,
 )
@@ -88,13 +89,10 @@ class Call(Operation):
         """Names of the functions that take the result; `output` is the program."""
         return set(map(function_name, self.node.users if self.node else ()))
 
-    def argument_node(self, position: int, name: str) -> Node | None:
+    def argument_node(self, name: str) -> Node | None:
         """Return the node of an argument."""
-        if self.node is None:
-            return None
-        others = self.node.args[position : position + 1]
-        found = self.node.kwargs.get(name, next(iter(others), None))
-        return found if isinstance(found, Node) else None
+        argument = node_arguments(self.node).get(name) if self.node else None
+        return argument if isinstance(argument, Node) else None
 
     @property
     def trains(self) -> bool:

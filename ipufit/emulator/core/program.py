@@ -30,6 +30,7 @@ from .graph import (
     function_name,
     is_in_place,
     map_tensors,
+    node_arguments,
     original,
     storage_of,
     tensors_in,
@@ -451,15 +452,7 @@ _BUILT_IN = {getattr(home, n, None) for home in (F, torch, _nn) for n in _LOSSES
 _REDUCED_BEFORE = {F.l1_loss, _nn.l1_loss}  # type: ignore[attr-defined,unused-ignore]
 """Losses whose marker is put on what is reduced already (PopTorch, `l1lossHandler`)."""
 
-_CROSS_ENTROPY: Mapping[Any, str] = {
-    F.cross_entropy: "input target weight size_average ignore_index reduce reduction "
-    "label_smoothing",
-    _nn.cross_entropy_loss: "self target weight reduction ignore_index label_smoothing",  # type: ignore[attr-defined,unused-ignore]
-}
-_ARGUMENTS: Mapping[Any, str] = {
-    **_CROSS_ENTROPY,
-    F.kl_div: "input target size_average reduce reduction log_target",
-}
+_CROSS_ENTROPY = {F.cross_entropy, _nn.cross_entropy_loss}  # type: ignore[attr-defined,unused-ignore]
 
 
 def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Any]:
@@ -524,11 +517,10 @@ def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
     markers: dict[Node, Node] = {}
     for node in list(graph.nodes):
         function = original(node.target)
-        names = _ARGUMENTS.get(function, "").split()
-        given: dict[str, Any] = {**dict(zip(names, node.args)), **node.kwargs}
+        given = node_arguments(node)
         changed: dict[str, Any] = {}
         if function in _CROSS_ENTROPY:
-            scores, target = (results[given[name]] for name in names[:2])
+            scores, target = (results[given[name]] for name in ("input", "target"))
             if scores.shape == target.shape:  # which torch takes for probabilities
                 continue
             if given.get("label_smoothing"):
@@ -540,7 +532,7 @@ def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
         marker = node
         if changed:
             given.update(changed)
-            args = tuple(given.pop(name) for name in names[:2])
+            args = given.pop("input"), given.pop("target")
             with graph.inserting_before(node):
                 marker = graph.call_function(node.target, args, given)
             marker.meta.update(node.meta)

@@ -407,21 +407,20 @@ def refuse_arguments(operation: Operation) -> None:
     """
     name = operation.name
     if name == "one_hot":
-        if operation.arguments("input num_classes").get("num_classes", -1) == -1:
+        if operation.arguments.get("num_classes", -1) == -1:
             raise createPoptorchError(
                 "OneHot num classes must be specified and must be constant. The shape "
                 "of the result would depend on values."
             )
     elif name == "bincount":
-        if operation.arguments("input weights minlength").get("minlength", 0) <= 0:
+        if operation.arguments.get("minlength", 0) <= 0:
             raise createPoptorchError(
                 "Bincount `minlength` must be specified and must be a constant. On the "
                 "IPU MK2 platform the minimum length is also the maximum length: "
                 "values beyond it must not occur."
             )
     elif name in _RNNS:
-        hidden = operation.arguments("input hx").get("hx")
-        if isinstance(hidden, Tensor) and hidden.dim() == 1:
+        if "batch_sizes" in operation.arguments:
             raise packed_sequence(f"`{name}`")
     elif name in ("norm", "linalg_norm", "linalg_matrix_norm"):
         _refuse_singular_values(operation)
@@ -430,7 +429,7 @@ def refuse_arguments(operation: Operation) -> None:
 def _refuse_singular_values(operation: Operation) -> None:
     name = operation.name
     which = "p" if name == "norm" else "ord"
-    given = operation.arguments(f"input {which} dim")
+    given = operation.arguments
     if given.get(which) == "nuc":
         raise createPoptorchError("Matrix nuclear norm is not supported.")
     # `torch.norm` takes a matrix for the vector of its elements.

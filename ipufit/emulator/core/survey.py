@@ -31,6 +31,7 @@ from .graph import (
     blamed_nodes,
     function_name,
     map_tensors,
+    node_arguments,
     tensors_in,
 )
 from .optimizer_rules import OptimizerReader, check_values
@@ -196,8 +197,8 @@ def survey(
     norms: dict[str, Place] = {}
     for graph in compilation.graphs:
         for node in graph.nodes:
-            is_over_rows = (*node.args[5:6], node.kwargs.get("training", False))[0]
-            if function_name(node) == "batch_norm" and is_over_rows:
+            is_norm = function_name(node) == "batch_norm"
+            if is_norm and node_arguments(node).get("training"):
                 norms.setdefault(place_of(node).module, place_of(node))
     return Survey(
         list(notes.remarks),

@@ -22,7 +22,6 @@ from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch._C import _jit_get_schemas_for_operator
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils import checkpoint
@@ -45,6 +44,7 @@ from .graph import (
     creates_on_device,
     map_tensors,
     observed,
+    overloads,
     requested_device,
     tensors_in,
 )
@@ -126,20 +126,19 @@ def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
 def _forms(name: str, place: int | str, *, is_method: bool) -> set[str]:
     """Return the forms in which a function takes ints as an argument; empty if none."""
 
-    def form(argument: Any) -> str:
-        kind = str(argument.type)
+    def form(kind: str) -> str:
         if "Tensor" in kind:
             return "Tensor"
         return kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
 
     found: set[str] = set()
-    operator = f"aten::{_SCHEMAS.get(name, name)}"
-    for schema in _jit_get_schemas_for_operator(operator):
-        positional = [form(a) for a in schema.arguments if not a.kwarg_only]
+    for overload in overloads(_SCHEMAS.get(name, name)):
+        forms = {name: form(kind) for name, kind in overload.kinds.items()}
+        positional = [forms.get(name, "") for name in overload.places]
         if positional[:1] != ["Tensor"] and name not in _FACTORIES:
             continue  # a form for strings and lists of TorchScript
         if isinstance(place, str):
-            found.update(form(a) for a in schema.arguments if a.name == place)
+            found.add(forms.get(place, ""))
         elif place and is_method and positional[1:] == ["List[int]"]:
             found.update(("List[int]", _SEVERAL))  # as in `x.view(2, 3)`
         else:

@@ -96,6 +96,10 @@ def upsampled(mode, scale=2, **settings):
     return nn.Upsample(scale_factor=scale, mode=mode, **settings)
 
 
+def directly_embedded(indices, *settings):
+    return torch.embedding(IMAGES[0, 0].to(indices.device), indices, *settings)
+
+
 REFUSED = [
     (functional.one_hot, INDICES, "OneHot num classes must be specified and must be"),
     (torch.bincount, INDICES, "Bincount `minlength` must be specified and"),
@@ -104,6 +108,7 @@ REFUSED = [
     (upsampled("bicubic", align_corners=True), IMAGES, "support align_corners=False"),
     (nn.Embedding(5, 2, scale_grad_by_freq=True), INDICES, "scale_grad_by_freq"),
     (nn.Embedding(5, 2, sparse=True), INDICES, "aten::embedding operation: sparse"),
+    (lambda i: directly_embedded(i, -1, False, True), INDICES, "operation: sparse"),
     (nn.EmbeddingBag(5, 2, padding_idx=1), INDICES[None], "padding_idx parameter is"),
     (nn.AdaptiveAvgPool2d((4, 3)), IMAGES, r"dim 1 \(8\) is not divisible by .*3"),
     (nn.MaxPool2d(2, return_indices=True), IMAGES, "with return_indices=True is not"),
@@ -128,6 +133,7 @@ ACCEPTED = [
     (upsampled("nearest", 2.5), IMAGES),
     (nn.Upsample(size=(6, 12), mode="bilinear"), IMAGES),
     (nn.Embedding(5, 2, padding_idx=1), INDICES),
+    (directly_embedded, INDICES),
     (nn.AdaptiveAvgPool2d((2, None)), IMAGES),
     (nn.ConvTranspose2d(3, 2, 3, dilation=1), IMAGES),
     (lambda x: (x & 1).float(), INDICES),

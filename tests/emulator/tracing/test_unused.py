@@ -79,15 +79,10 @@ REFUSED = {
 """A function that a device refuses, and its arguments."""
 
 
-def module_of(name, use, *, constant):
-    """A model that computes what is refused, of constants or of an input."""
-    function, *tensors = REFUSED[name]
-
-    def forward(module, x, zero):
-        given = [t.to("ipu") + (0 if constant else zero.to(t.dtype)) for t in tensors]
-        return use(x, function(*given))
-
-    return Function(forward)
+def module_of(name, use):
+    """A model that calls what is refused with its further inputs."""
+    function, *_ = REFUSED[name]
+    return Function(lambda module, x, *tensors: use(x, function(*tensors)))
 
 
 def refusals(module, *tensors):
@@ -96,27 +91,29 @@ def refusals(module, *tensors):
     return [remark for remark in found.remarks if remark.is_refused]
 
 
-INPUTS = torch.ones(3), torch.zeros(())
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_used_is_refused_and_what_is_unused_is_not(name):
-    used = module_of(name, lambda x, y: (x * 2, y), constant=False)
-    unused = module_of(name, lambda x, y: x * 2, constant=False)
-    with pytest.raises(poptorch.Error):
-        poptorch.inferenceModel(used)(*INPUTS)
-    assert refusals(used, *INPUTS)
-    assert torch.equal(poptorch.inferenceModel(unused)(*INPUTS), INPUTS[0] * 2)
-    assert refusals(unused, *INPUTS) == []
+    used = module_of(name, lambda x, y: (x * 2, y))
+    unused = module_of(name, lambda x, y: x * 2)
+    inputs = torch.ones(3), *REFUSED[name][1:]
+    with pytest.raises(poptorch.Error) as error:
+        poptorch.inferenceModel(used)(*inputs)
+    first, *_ = refusals(used, *inputs)
+    assert first.message in error.value.message
+    assert torch.equal(poptorch.inferenceModel(unused)(*inputs), inputs[0] * 2)
+    assert refusals(unused, *inputs) == []
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_computed_of_constants_is_torchs(name):
     function, *tensors = REFUSED[name]
-    module = module_of(name, lambda x, y: (x * 2, y * 1), constant=True)
-    result = poptorch.inferenceModel(module)(*INPUTS)
-    assert_same(result, (INPUTS[0] * 2, function(*tensors)))
-    assert refusals(module, *INPUTS) == []
+
+    def forward(module, x):
+        return x * 2, function(*(tensor.to("ipu") for tensor in tensors)) * 1
+
+    module, x = Function(forward), torch.ones(3)
+    assert_same(poptorch.inferenceModel(module)(x), (x * 2, function(*tensors)))
+    assert refusals(module, x) == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ..operators import Call, rule
 
 @rule("gelu-exact", "gelu")
 def _(call: Call) -> Any:
-    if call.arguments("input").get("approximate", "none") != "none":
+    if call.arguments.get("approximate", "none") != "none":
         return None
     return lambda input, approximate="none": functional.gelu(input, approximate="tanh")
 
@@ -42,7 +42,7 @@ def _(call: Call) -> Any:
     ) -> Tensor:
         return input + (functional.leaky_relu(input, negative_slope) - input).detach()
 
-    slope = call.arguments("input negative_slope").get("negative_slope", 0.01)
+    slope = call.arguments.get("negative_slope", 0.01)
     return call.trains and slope < 0 and leaky_relu
 
 
@@ -64,7 +64,7 @@ def _(call: Call) -> Any:
 
 
 def _alpha(call: Call) -> float:
-    return float(call.arguments("input alpha").get("alpha", 1.0))
+    return float(call.arguments.get("alpha", 1.0))
 
 
 @rule("elu-large", "elu", "selu", "celu")
@@ -88,7 +88,7 @@ def _(call: Call) -> Any:
         size = input.detach().abs()
         return torchs + torch.where(beta * input <= threshold, size, 0.0)
 
-    beta = call.arguments("input beta").get("beta", 1.0)
+    beta = call.arguments.get("beta", 1.0)
     return beta < 0 and softplus
 
 
@@ -97,7 +97,7 @@ def _(call: Call) -> Any:
     def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
         return functional.hardshrink(input, abs(lambd))
 
-    return call.arguments("input lambd").get("lambd", 0.5) < 0 and hardshrink
+    return call.arguments.get("lambd", 0.5) < 0 and hardshrink
 
 
 @rule("log-sigmoid-small", "log_sigmoid", "logsigmoid")

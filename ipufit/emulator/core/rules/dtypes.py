@@ -146,13 +146,13 @@ def _(call: Call) -> Any:
 
 @rule("masked-fill-bool", "masked_fill")
 def _(call: Call) -> Any:
-    value = call.arguments("input mask value")["value"]
+    value = call.arguments["value"]
     return call.result.dtype == torch.bool and not isinstance(value, Tensor)
 
 
 @rule("masked-fill-fraction", "masked_fill")
 def _(call: Call) -> Any:
-    value = call.arguments("input mask value")["value"]
+    value = call.arguments["value"]
     is_copy = not call.is_in_place and _is_whole(call.result)
     if not is_copy or not isinstance(value, float):
         return None

@@ -44,7 +44,7 @@ def _(call: Call) -> Any:
 @rule("div-half-gradient", *_DIVISIONS, "reciprocal", "__rdiv__", "__rtruediv__")
 def _(call: Call) -> Any:
     is_first = call.name in ("reciprocal", "__rdiv__", "__rtruediv__")
-    divisor = call.args[0] if is_first else call.arguments("input other")["other"]
+    divisor = call.args[0] if is_first else call.arguments["other"]
     is_half = isinstance(divisor, Tensor) and divisor.dtype == torch.float16
     return call.trains and is_half and divisor.requires_grad
 
@@ -70,7 +70,7 @@ def _(call: Call) -> Any:
 
 @rule("remainder-gradient", *_REMAINDERS)
 def _(call: Call) -> Any:
-    given = call.arguments("input other")
+    given = call.arguments
     divisor = given["input"] if call.name == "__rmod__" else given["other"]
     is_trained = isinstance(divisor, Tensor) and divisor.requires_grad
     return is_trained and call.trains and _remainder(call)
@@ -90,7 +90,7 @@ def _remainder(call: Call) -> Any:
 
 @rule("fmod-gradient", "fmod")
 def _(call: Call) -> Any:
-    divisor = call.arguments("input other")["other"]
+    divisor = call.arguments["other"]
     is_trained = isinstance(divisor, Tensor) and divisor.requires_grad
     if not (is_trained and call.trains):
         return None
@@ -99,7 +99,7 @@ def _(call: Call) -> Any:
 
 @rule("pow-whole-negative", "pow", "__pow__", is_reported=False)
 def _(call: Call) -> Any:
-    exponent = call.arguments("input exponent")["exponent"]
+    exponent = call.arguments["exponent"]
     if not call.is_whole or not isinstance(exponent, Tensor):
         return None
 
@@ -111,13 +111,13 @@ def _(call: Call) -> Any:
 
 @rule("rsub-alpha", "rsub")
 def _(call: Call) -> Any:
-    is_one = call.arguments("input other alpha").get("alpha", 1) == 1
+    is_one = call.arguments.get("alpha", 1) == 1
     return not is_one and (lambda input, other, alpha=1: other - input)
 
 
 @rule("add-bool-alpha", "add")
 def _(call: Call) -> Any:
-    alpha = call.arguments("input other alpha").get("alpha", 1)
+    alpha = call.arguments.get("alpha", 1)
     return alpha != 1 and all(t.dtype == torch.bool for t in call.tensors())
 
 
@@ -169,7 +169,7 @@ def _(call: Call) -> Any:
 
 @rule("clamp-max-tensor", "clamp_max")
 def _(call: Call) -> Any:
-    bound = call.argument_node(1, "max")
+    bound = call.argument_node("max")
     return bound is not None and not is_constant(bound)
 
 

@@ -133,7 +133,7 @@ class _Assignment(NamedTuple):
 def _assignment(call: Call) -> _Assignment | None:
     """Return an assignment by tensors; None of others."""
     is_item = call.name == "__setitem__"
-    given = call.arguments("input indices values")
+    given = call.arguments
     parts = _as_tensors(given["indices"], is_item)
     if not any(isinstance(part, Tensor) for part in parts):
         return None
@@ -243,8 +243,7 @@ _WITHOUT_PLACES = (
 
 @rule("index-put-accumulate", "index_put")
 def _(call: Call) -> Any:
-    given = call.arguments("input indices values accumulate")
-    return given.get("accumulate") and (
+    return call.arguments.get("accumulate") and (
         lambda input, indices, values, *_, **__: torch.index_put(input, indices, values)
     )
 
@@ -334,7 +333,7 @@ def _(call: Call) -> Any:
 
 @rule("index-fill-negative", "index_fill")
 def _(call: Call) -> Any:
-    given = call.arguments("input dim index value")
+    given = call.arguments
     if given["dim"] >= 0 or given["input"].dim() == 1:
         return None
 
@@ -371,9 +370,9 @@ def reads_a_number(call: Call) -> Any:
 
 @rule("gather-expanded", "gather")
 def _(call: Call) -> Any:
-    given = call.arguments("input dim index")
+    given = call.arguments
     x, dim, index = given["input"], given["dim"] % given["input"].dim(), given["index"]
-    maker = call.argument_node(2, "index")
+    maker = call.argument_node("index")
     if maker is None or function_name(maker) not in ("expand", "expand_as"):
         return None
     own = _own_dims(index)
@@ -399,19 +398,18 @@ def _(call: Call) -> Any:
 
 @rule("scatter-partly-expanded", "scatter_add", "scatter_reduce")
 def _(call: Call) -> Any:
-    given = call.arguments("input dim index src")
+    given = call.arguments
     index = given["index"]
     is_used = (
-        _is_expanded(call.argument_node(2, "index"))
-        and index.shape == given["src"].shape
+        _is_expanded(call.argument_node("index")) and index.shape == given["src"].shape
     )
     return is_used and len(_own_dims(index)) > 1
 
 
 @rule("scatter-add-to-zeros", "scatter_add")
 def _(call: Call) -> Any:
-    given = call.arguments("input dim index src")
-    maker = call.argument_node(0, "input")
+    given = call.arguments
+    maker = call.argument_node("input")
     if maker is None or function_name(maker) not in (
         "zeros",
         "zeros_like",
@@ -429,7 +427,7 @@ def _is_narrower(index: Tensor, x: Tensor, dim: int) -> bool:
 
 @rule("scatter-gradient", *_SCATTERS)
 def _(call: Call) -> Any:
-    given = call.arguments("input dim index src")
+    given = call.arguments
     if not call.trains or given["index"].dim() < 2:
         return None
     return _is_narrower(given["index"], given["input"], given["dim"])
@@ -439,13 +437,13 @@ _GROUPED = "scatter_reduce", "index_reduce", "scatter"
 
 
 def _reduction(call: Call) -> tuple[str, bool]:
-    given = call.arguments("input dim index src reduce")
+    given = call.arguments
     return given.get("reduce") or "", given.get("include_self", True)
 
 
 @rule("scatter-extreme-ties", "scatter_reduce", "index_reduce", is_reported=False)
 def _(call: Call) -> Any:
-    given = call.arguments("input dim index src reduce")
+    given = call.arguments
     kind, includes_self = _reduction(call)
     if not call.trains or kind not in ("amax", "amin"):
         return None
@@ -490,7 +488,7 @@ def _(call: Call) -> Any:
 
 @rule("bincount-beyond", "bincount", is_reported=False)
 def _(call: Call) -> Any:
-    length = call.arguments("input weights minlength").get("minlength", 0)
+    length = call.arguments.get("minlength", 0)
 
     def bincount(input: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
         last = input.shape[0] - 1
@@ -510,8 +508,7 @@ def _(call: Call) -> Any:
 
 @rule("random-one-bound", "random")
 def _(call: Call) -> Any:
-    given = call.arguments("input low high")
-    return given.get("high") is None
+    return len(call.args) < 3
 
 
 @rule("unfold-without-batch", "unfold")
@@ -522,8 +519,7 @@ def _(call: Call) -> Any:
 
 @rule("dynamic-slice-negative", "slice_tensor", "update_tensor", is_certain=False)
 def _(call: Call) -> Any:
-    names = "input dim" if call.name == "slice_tensor" else "input src dim"
-    return call.arguments(names).get("dim", 0) < 0
+    return call.arguments.get("dim", 0) < 0
 
 
 # Operators of torch_scatter and torch_spline_conv -----------------------------------
@@ -531,8 +527,8 @@ def _(call: Call) -> Any:
 
 @rule("torch-scatter-size", "scatter_max", "scatter_min", "scatter_mul")
 def _(call: Call) -> Any:
-    given = call.arguments("src index dim out dim_size")
-    return given.get("out") is None and given.get("dim_size") is None
+    given = *call.args, *call.kwargs.values()  # src, index, dim, out, dim_size
+    return all(value is None for value in given[3:])
 
 
 @rule("torch-scatter-mul-gradient", "scatter_mul")
@@ -542,8 +538,8 @@ def _(call: Call) -> Any:
 
 @rule("spline-degree", "spline_basis")
 def _(call: Call) -> Any:
-    given = call.arguments("pseudo kernel_size is_open_spline degree")
-    return not 0 <= given["degree"] <= 3 or given["pseudo"].dim() != 2
+    pseudo, *_, degree = *call.args, *call.kwargs.values()
+    return not 0 <= degree <= 3 or pseudo.dim() != 2
 
 
 @rule("spline-gradient", "spline_basis", "spline_weighting")

@@ -19,21 +19,7 @@ _FEW = 100
 _MOST_HALF = 65504
 _CLASS_LOSSES = "cross_entropy", "cross_entropy_loss", "nll_loss", "nll_loss_nd"
 _TRANSPOSED = "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"
-_NORMS = {
-    "batch_norm": "input weight bias running_mean running_var training",
-    "instance_norm": "input weight bias running_mean running_var use_input_stats",
-    "group_norm": "input num_groups weight bias",
-    "layer_norm": "input normalized_shape weight bias",
-}
-"""Arguments of the operators; the functions of torch.nn have another order."""
-
-
-def _given(call: Call) -> dict[str, Any]:
-    """Return the arguments of a normalisation by name."""
-    layer = getattr(functional, call.name)
-    if call.function is layer:
-        return call.arguments_of(layer)
-    return call.arguments(_NORMS[call.name])
+_NORMS = "batch_norm", "instance_norm", "group_norm", "layer_norm"
 
 
 # Products and convolutions ------------------------------------------------------------
@@ -55,9 +41,7 @@ def _(call: Call) -> Any:
 
 @rule("conv-transpose-dilation", *_TRANSPOSED, topic="arguments")
 def _(call: Call) -> Any:
-    given = call.arguments(
-        "input weight bias stride padding output_padding groups dilation"
-    )
+    given = call.arguments
     dilation = given.get("dilation", 1)
     return any(step != 1 for step in as_list(dilation)) and (
         "Non default value for dilations is not supported by transposed "
@@ -104,9 +88,7 @@ _RNNS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
 
 @rule("rnn-options", *_RNNS, topic="arguments")
 def _(call: Call) -> Any:
-    given = call.arguments(
-        "input hx params has_biases num_layers dropout train bidirectional batch_first"
-    )
+    given = call.arguments
     kind = _RNNS[call.name]
     verb = "is " if kind == "RNN" else ""
     if given.get("num_layers", 1) != 1:
@@ -138,27 +120,27 @@ def _(call: Call) -> Any:
 
 @rule("norm-one-affine", *_NORMS)
 def _(call: Call) -> Any:
-    given = _given(call)
+    given = call.arguments
     return (given.get("weight") is None) != (given.get("bias") is None)
 
 
 @rule("batch-norm-gradient", "batch_norm")
 def _(call: Call) -> Any:
-    given = _given(call)
+    given = call.arguments
     per_channel = given["input"].numel() // given["input"].shape[1]
     return bool(given.get("training")) and call.trains and per_channel < _FEW
 
 
 @rule("instance-norm-gradient", "instance_norm")
 def _(call: Call) -> Any:
-    given = _given(call)
+    given = call.arguments
     per_channel = given["input"][0, 0].numel()
     return given.get("use_input_stats", True) and call.trains and per_channel < _FEW
 
 
 @rule("instance-norm-statistics", "instance_norm")
 def _(call: Call) -> Any:
-    given = _given(call)
+    given = call.arguments
     is_updating = given.get("use_input_stats", True)
     if call.function is not functional.instance_norm or not is_updating:
         return None
@@ -174,15 +156,14 @@ def _(call: Call) -> Any:
 
 @rule("embedding-options", "embedding", "embedding_bag", topic="arguments")
 def _(call: Call) -> Any:
-    given = call.arguments_of(getattr(functional, call.name))
+    given = call.arguments
     reasons = [o for o in ("scale_grad_by_freq", "sparse") if given.get(o)]
     return reasons and f"Unsupported aten::{call.name} operation: {reasons[0]}."
 
 
 @rule("embedding-bag-padding", "embedding_bag", topic="arguments")
 def _(call: Call) -> Any:
-    given = call.arguments_of(functional.embedding_bag)
-    return given.get("padding_idx") is not None and (
+    return call.arguments.get("padding_idx") is not None and (
         "Unsupported aten::embedding_bag operation: padding_idx parameter is "
         "unsupported."
     )
@@ -190,7 +171,7 @@ def _(call: Call) -> Any:
 
 @rule("embedding-bag-offsets", "embedding_bag", topic="arguments")
 def _(call: Call) -> Any:
-    offsets = call.argument_node(2, "offsets")
+    offsets = call.argument_node("offsets")
     return offsets not in (None, *call.constants) and (
         "Unsupported aten::embedding_bag operation: offsets tensor must be a "
         "constant, made in `forward` with torch.tensor or torch.arange."
@@ -199,28 +180,22 @@ def _(call: Call) -> Any:
 
 @rule("embedding-max-norm", "embedding")
 def _(call: Call) -> Any:
-    return call.arguments_of(functional.embedding)["max_norm"] is not None
+    return call.arguments.get("max_norm") is not None
 
 
 @rule("embedding-bag-frozen", "embedding_bag")
 def _(call: Call) -> Any:
-    return not _bag(call)["weight"].requires_grad
-
-
-def _bag(call: Call) -> dict[str, Any]:
-    """Return the arguments of an embedding bag: torch's has another order."""
-    if call.function is functional.embedding_bag:
-        return call.arguments_of(functional.embedding_bag)
-    return call.arguments("weight input offsets")
+    return not call.arguments["weight"].requires_grad
 
 
 @rule("embedding-bag-empty", "embedding_bag")
 def _(call: Call) -> Any:
-    given = _bag(call)
+    given = call.arguments
     offsets = given.get("offsets")
     if offsets is None:
         return False
-    ends = [*offsets.tolist(), given["input"].numel()]
+    indices = given.get("input", given.get("indices"))
+    ends = [*offsets.tolist(), indices.numel()]
     if given.get("include_last_offset"):
         ends.pop()
     return any(end == start for start, end in zip(ends, ends[1:]))
@@ -255,7 +230,7 @@ def _reduced(
 def _(call: Call) -> Any:
     is_entropy = call.name.startswith("cross")
     aten = "cross_entropy_loss" if is_entropy else "nll_loss_nd"
-    return call.arguments("input target weight").get("weight") is not None and (
+    return call.arguments.get("weight") is not None and (
         f'Parameter "weight" is unsupported for aten::{aten}: weigh the classes '
         "yourself, with reduction='none' and `weight[target]`."
     )
@@ -263,7 +238,7 @@ def _(call: Call) -> Any:
 
 @rule("label-smoothing-mean", "cross_entropy", topic="arguments")
 def _(call: Call) -> Any:
-    given = call.arguments_of(functional.cross_entropy)
+    given = call.arguments
     is_of_classes = given["input"].shape != given["target"].shape
     is_mean = given.get("reduction", "mean") == "mean"
     return (
@@ -277,36 +252,30 @@ def _(call: Call) -> Any:
 
 @rule("ctc-loss-none", "ctc_loss", topic="arguments")
 def _(call: Call) -> Any:
-    return _ctc(call).get("reduction") in ("none", 0) and (
+    return call.arguments.get("reduction") in ("none", 0) and (
         'CTCLoss with reduction="none" is currently not supported: use "sum" or "mean".'
     )
 
 
 @rule("ctc-loss-targets", "ctc_loss", topic="arguments")
 def _(call: Call) -> Any:
-    shape = list(_ctc(call)["targets"].shape)
+    shape = list(call.arguments["targets"].shape)
     return len(shape) != 2 and (
         "CTCLoss needs 2-D targets, padded to one length: [batch, length]. "
         f"Got {shape}."
     )
 
 
-def _ctc(call: Call) -> dict[str, Any]:
-    return call.arguments(
-        "log_probs targets input_lengths target_lengths blank reduction"
-    )
-
-
 @rule("class-loss-1d", *_CLASS_LOSSES)
 def _(call: Call) -> Any:
-    given = call.arguments("input target")
+    given = call.arguments
     scores = given.get("input", given.get("self"))
     return scores.dim() == 1 and given["target"].dim() == 0
 
 
 @rule("class-loss-half-count", *_CLASS_LOSSES)
 def _(call: Call) -> Any:
-    given = call.arguments("input target")
+    given = call.arguments
     scores = given.get("input", given.get("self"))
     is_mean = given.get("reduction", "mean") in ("mean", 1)
     count = given["target"].numel()

@@ -33,7 +33,7 @@ _DROPOUTS = "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"
 @rule("cross-negative-dim", "cross", "linalg_cross")
 def _(call: Call) -> Any:
     default = -1 if call.name == "linalg_cross" else None
-    dim = call.arguments("input other dim").get("dim", default)
+    dim = call.arguments.get("dim", default)
     return dim is not None and dim < 0
 
 
@@ -45,7 +45,7 @@ def _(call: Call) -> Any:
 
 @rule("take-along-negative-dim", "take_along_dim")
 def _(call: Call) -> Any:
-    dim = call.arguments("input indices dim").get("dim")
+    dim = call.arguments.get("dim")
     return dim is not None and dim < 0
 
 
@@ -56,7 +56,7 @@ def _(call: Call) -> Any:
         # `argmax()` over everything has the shape [1] on a device.
         return found if index.dim() else found.squeeze(dim)
 
-    return call.arguments("input dim index")["index"].dim() == 0 and index_select
+    return call.arguments["index"].dim() == 0 and index_select
 
 
 @rule("copy-broadcast", "copy")
@@ -76,7 +76,7 @@ def _(call: Call) -> Any:
 @rule("in-place-step", ANY_IN_PLACE, topic="arguments")
 def _(call: Call) -> Any:
     indices = [call.args[1]] if call.name == "__setitem__" else []
-    base: Any = call.argument_node(0, "input")
+    base: Any = call.argument_node("input")
     while isinstance(base, Node) and function_name(base) == "__getitem__":
         base, index = base.args
         if any(isinstance(part, (Node, list)) for part in _parts(index)):
@@ -118,7 +118,7 @@ def _(call: Call) -> Any:
 
 @rule("pad-gradient", "pad")
 def _(call: Call) -> Any:
-    mode = call.arguments("input pad mode").get("mode", "constant")
+    mode = call.arguments.get("mode", "constant")
     return call.trains and mode in ("reflect", "replicate")
 
 
@@ -135,7 +135,7 @@ def _(call: Call) -> Any:
 
 @rule("dropout-inference", *_DROPOUTS)
 def _(call: Call) -> Any:
-    given = call.arguments("input p training inplace")
+    given = call.arguments
     is_split = call.name == "dropout" and given.get("inplace", False)
     if call.is_training or is_split or not _drops(call):
         return None
@@ -144,13 +144,14 @@ def _(call: Call) -> Any:
 
 @rule("dropout-all", *_DROPOUTS)
 def _(call: Call) -> Any:
-    return call.arguments("input p").get("p", 0.5) == 1 and _drops(call)
+    return call.arguments.get("p", 0.5) == 1 and _drops(call)
 
 
 def _drops(call: Call) -> bool:
     """Return whether a dropout isn't switched off."""
-    given = call.arguments("input p training")
-    return bool(given.get("training", True)) and given.get("p", 0.5) > 0
+    given = call.arguments
+    is_training = given.get("training", given.get("train", True))
+    return bool(is_training) and given.get("p", 0.5) > 0
 
 
 @rule("normal-gradient", "normal")

@@ -17,7 +17,7 @@ _UNGIVEN = object()
 
 def _reduced(call: Call) -> tuple[Any, bool]:
     """Return `dim` and `keepdim` of a reduction."""
-    given = call.arguments("input dim keepdim")
+    given = call.arguments
     return given.get("dim", _UNGIVEN), bool(given.get("keepdim", False))
 
 
@@ -122,12 +122,12 @@ def _(call: Call) -> Any:
 
 @rule("topk-unsorted", "topk")
 def _(call: Call) -> Any:
-    return not call.arguments("input k dim largest sorted").get("sorted", True)
+    return not call.arguments.get("sorted", True)
 
 
 @rule("var-mean-keepdim", "std_mean", "var_mean")
 def _(call: Call) -> Any:
-    given = call.arguments("input dim unbiased keepdim")
+    given = call.arguments
     return bool(given.get("keepdim")) and _spread(call)
 
 
@@ -138,7 +138,7 @@ def _(call: Call) -> Any:
 
 def _spread(call: Call) -> Callable[..., Any]:
     """Return the handler of `std`, `var`, `std_mean` and `var_mean`."""
-    dim = call.arguments("input dim").get("dim")
+    dim = call.arguments.get("dim")
 
     def spread(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("correction") not in (None, 0, 1):
@@ -254,11 +254,11 @@ def _vector_norm(call: Call) -> tuple[float, tuple[int, ...], bool] | None:
     """Return power, dimensions and `keepdim` of a norm of vectors; None of others."""
     name = call.name
     if name == "normalize":
-        given = call.arguments("input p dim eps")
+        given = call.arguments
         power, dim, keepdim = given.get("p", 2.0), given.get("dim", 1), True
     else:
         power_name = "p" if name == "norm" else "ord"
-        given = call.arguments(f"input {power_name} dim keepdim")
+        given = call.arguments
         power, dim = given.get(power_name), given.get("dim")
         keepdim = given.get("keepdim", False)
         is_matrix = name == "linalg_matrix_norm"
@@ -293,7 +293,7 @@ def _norm(call: Call, power: float, places: tuple[int, ...], keepdim: bool) -> A
 
     if call.name != "normalize":
         return lambda input, *_, **__: norm(input)
-    eps = call.arguments("input p dim eps").get("eps", 1e-12)
+    eps = call.arguments.get("eps", 1e-12)
     return lambda input, *_, **__: input / norm(input).clamp_min(eps)
 
 
@@ -332,7 +332,7 @@ def _(call: Call) -> Any:
 
 @rule("pairwise-distance-zero", "pairwise_distance")
 def _(call: Call) -> Any:
-    given = call.arguments("x1 x2 p eps keepdim")
+    given = call.arguments
     if given.get("eps", 1e-6) != 0 or given.get("p", 2.0) != 2 or not call.trains:
         return None
     keepdim = given.get("keepdim", False)
@@ -351,7 +351,7 @@ def cdist_of_others(call: Call) -> Any:
 
 def _is_same(call: Call) -> bool:
     """Return whether both operands are one tensor, or views of it by one function."""
-    given = call.arguments("x1 x2 p")
+    given = call.arguments
     x1, x2 = given["x1"], given["x2"]
     are_views = x1._is_view() and x2._is_view() and x1._base is x2._base
     layouts = [(x.shape, x.stride(), x.storage_offset()) for x in (x1, x2)]
@@ -359,7 +359,7 @@ def _is_same(call: Call) -> bool:
 
 
 def cdist_of_rows(call: Call) -> Any:
-    if call.arguments("x1 x2 p").get("p", 2.0) != 2 or not call.trains:
+    if call.arguments.get("p", 2.0) != 2 or not call.trains:
         return None
 
     def cdist(x1: Tensor, x2: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -374,7 +374,7 @@ def cdist_of_rows(call: Call) -> Any:
 
 @rule("cdist-power-0", "cdist")
 def _(call: Call) -> Any:
-    given = call.arguments("x1 x2 p")
+    given = call.arguments
     if given.get("p", 2.0) != 0:
         return None
     counted = float(given["x1"].shape[-1]) ** float("inf")

@@ -18,29 +18,16 @@ _MAX_POOLS = "max_pool1d", "max_pool2d", "max_pool3d"
 _INDEXED_POOLS = tuple(f"{name}_with_indices" for name in _MAX_POOLS)
 _AVG_POOLS = "avg_pool2d", "avg_pool3d"
 _ADAPTIVE = tuple(f"adaptive_avg_pool{rank}d" for rank in (1, 2, 3))
-_AVG_ARGUMENTS = (
-    "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
-)
-_CONV_ARGUMENTS = "input weight bias stride padding"
-_MAX_ARGUMENTS = "input kernel_size stride padding dilation ceil_mode return_indices"
 
 
-@rule("pool-stride", *_MAX_POOLS, *_AVG_POOLS)
+@rule("pool-stride", *_MAX_POOLS, *_AVG_POOLS, "lp_pool2d")
 def _(call: Call) -> Any:
-    return call.arguments("input kernel_size stride").get("stride") in (None, [], ())
-
-
-@rule("pool-stride", "lp_pool2d")
-def _(call: Call) -> Any:
-    given = call.arguments("input norm_type kernel_size stride")
-    return given.get("stride") in (None, [], ())
+    return call.arguments.get("stride") in (None, [], ())
 
 
 @rule("padding-of-one", "max_pool2d", "max_pool3d", *_AVG_POOLS, "conv2d", "conv3d")
 def _(call: Call) -> Any:
-    is_pool = "pool" in call.name
-    names = "input kernel_size stride padding" if is_pool else _CONV_ARGUMENTS
-    padding = call.arguments(names).get("padding")
+    padding = call.arguments.get("padding")
     return isinstance(padding, (list, tuple)) and len(padding) == 1
 
 
@@ -54,7 +41,7 @@ def _(call: Call) -> Any:
 
 @rule("max-pool-dilation", *_MAX_POOLS)
 def _(call: Call) -> Any:
-    dilation = call.arguments(_MAX_ARGUMENTS).get("dilation", 1)
+    dilation = call.arguments.get("dilation", 1)
     return any(step != 1 for step in as_list(dilation))
 
 
@@ -88,8 +75,8 @@ class _Window(NamedTuple):
         return -(-inner // self.stride) + 1
 
 
-def _windows(call: Call, names: str) -> list[_Window]:
-    given = call.arguments(names)
+def _windows(call: Call) -> list[_Window]:
+    given = call.arguments
     rank = int(call.name[-2])
 
     def each(name: str, default: Any) -> list[int]:
@@ -114,9 +101,9 @@ def _windows(call: Call, names: str) -> list[_Window]:
 
 @rule("ceil-mode", *_MAX_POOLS)
 def _(call: Call) -> Any:
-    if not call.arguments(_MAX_ARGUMENTS).get("ceil_mode"):
+    if not call.arguments.get("ceil_mode"):
         return None
-    windows = _windows(call, _MAX_ARGUMENTS)
+    windows = _windows(call)
     if all(window.positions == window.traced for window in windows):
         return None
     function = getattr(functional, call.name)
@@ -133,20 +120,20 @@ def _(call: Call) -> Any:
 
 @rule("ceil-mode", *_AVG_POOLS)
 def _(call: Call) -> Any:
-    windows = _windows(call, _AVG_ARGUMENTS)
-    is_ceil = call.arguments(_AVG_ARGUMENTS).get("ceil_mode")
+    windows = _windows(call)
+    is_ceil = call.arguments.get("ceil_mode")
     return is_ceil and any(w.positions != w.traced for w in windows)
 
 
 def _average(call: Call) -> dict[str, Any]:
     """Arguments of an average pooling as a device takes them, without its input."""
-    given = call.arguments(_AVG_ARGUMENTS)
+    given = call.arguments
     return {k: v for k, v in given.items() if k not in ("input", "divisor_override")}
 
 
 @rule("divisor-override", *_AVG_POOLS)
 def _(call: Call) -> Any:
-    if call.arguments(_AVG_ARGUMENTS).get("divisor_override") is None:
+    if call.arguments.get("divisor_override") is None:
         return None
     function = getattr(functional, call.name)
     given = _average(call)
@@ -168,14 +155,14 @@ def _(call: Call) -> Any:
 
 @rule("pool-padding-1d", "avg_pool1d")
 def _(call: Call) -> Any:
-    given = call.arguments(_AVG_ARGUMENTS)
+    given = call.arguments
     is_padded = any(as_list(given.get("padding", 0)))
     return is_padded and given.get("count_include_pad", True)
 
 
 @rule("adaptive-pool-sizes", *_ADAPTIVE, topic="arguments")
 def _(call: Call) -> Any:
-    given = call.arguments("input output_size")
+    given = call.arguments
     sizes = given["input"].shape[-int(call.name[-2]) :]
     wanted = as_list(given["output_size"])
     wanted = wanted * len(sizes) if len(wanted) == 1 else wanted
@@ -190,7 +177,7 @@ def _(call: Call) -> Any:
 
 @rule("pool-without-batch", *_ADAPTIVE)
 def _(call: Call) -> Any:
-    return call.arguments("input")["input"].dim() == int(call.name[-2]) + 1
+    return call.arguments["input"].dim() == int(call.name[-2]) + 1
 
 
 _LINEAR = {
@@ -201,7 +188,7 @@ _LINEAR = {
 
 @rule("linear-upsampling", "interpolate", topic="arguments")
 def _(call: Call) -> Any:
-    mode = call.arguments_of(functional.interpolate).get("mode")
+    mode = call.arguments.get("mode")
     return mode in _LINEAR and (
         f"Unsupported upsample mode {_LINEAR[mode]}: currently only 'nearest' is "
         "supported for this number of dimensions."
@@ -210,7 +197,7 @@ def _(call: Call) -> Any:
 
 @rule("bicubic-aligned", "interpolate", topic="arguments")
 def _(call: Call) -> Any:
-    given = call.arguments_of(functional.interpolate)
+    given = call.arguments
     is_aligned = given.get("mode") == "bicubic" and given.get("align_corners")
     return is_aligned and "Only support align_corners=False. Mode: bicubic."
 
@@ -226,7 +213,7 @@ def _is_lost(call: Call) -> str:
 
 def _interpolation(call: Call) -> tuple[dict[str, Any], list[float]]:
     """Arguments of `interpolate`, and the factor of each dimension."""
-    given = call.arguments_of(functional.interpolate)
+    given = call.arguments
     sizes, traced = given["input"].shape[2:], call.result.shape[2:]
     factors = given.get("scale_factor")
     if factors is None or given.get("recompute_scale_factor"):
@@ -237,7 +224,7 @@ def _interpolation(call: Call) -> tuple[dict[str, Any], list[float]]:
 
 def _torchs_positions(call: Call, dim: int, mode: str) -> Tensor:
     """Where torch takes the elements of a result from, along a dimension."""
-    given = call.arguments_of(functional.interpolate)
+    given = call.arguments
     ramp = torch.arange(given["input"].shape[dim + 2], dtype=torch.float32)
     size = factor = None
     if given.get("size") is not None:
@@ -324,7 +311,7 @@ for _row in (
 
 @rule("bicubic-half", "interpolate", is_certain=False)
 def _(call: Call) -> Any:
-    given = call.arguments_of(functional.interpolate)
+    given = call.arguments
     return given.get("mode") == "bicubic" and given["input"].dtype == torch.float16
 
 
@@ -369,7 +356,7 @@ class _Bilinear(NamedTuple):
 
 
 def _bilinear(call: Call) -> _Bilinear | None:
-    given = call.arguments_of(functional.interpolate)
+    given = call.arguments
     if given.get("mode") != "bilinear":
         return None
     height, width = given["input"].shape[2:]
@@ -406,7 +393,7 @@ def _(call: Call) -> Any:
 
 @rule("bilinear-single", "interpolate")
 def _(call: Call) -> Any:
-    given = call.arguments_of(functional.interpolate)
+    given = call.arguments
     return (
         given.get("mode") == "bilinear"
         and given.get("align_corners")
