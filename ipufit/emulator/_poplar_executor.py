@@ -56,13 +56,9 @@ from .core.layout import (
     hold_one_element,
     resolve_groupings,
 )
+from .core.pipelines import PROGRAM_CHECKS, check_updatable_buffers
 from .core.pod import lease, reserved_ipus
-from .core.program import (
-    Program,
-    check_operations,
-    check_stages,
-    check_weights,
-)
+from .core.program import check_operations
 from .core.recording import Substitutions as _OverwriteContextManager  # noqa: F401 - PopTorch Geometric registers substitutions
 from .core.recording import is_learned, named_weights, unchanged
 from .core.refusals import (
@@ -80,11 +76,9 @@ from .enums import (
 from .errors import Error, createPoptorchError, require
 from .ops import (
     module_repr,
-    overlapped_input,
-    overlapped_output,
 )
 from .optim import SGD
-from .options import Options, ParallelPhasedExecution, Settings, is_pipelined
+from .options import Options, Settings, is_pipelined
 
 PerfCounters = Dict[str, List[List[float]]]
 Latency = Tuple[float, float, float]
@@ -1449,70 +1443,6 @@ def compile_model(
     )
 
 
-def _check_overlap(program: Program, options: Options, is_training: bool) -> None:
-    *nodes, output = program.graph.graph.nodes
-    returned = list(output.args[0])[: -1 if program.has_loss else None]
-    inputs = [n for n in nodes if str(n.target).startswith("input_")]
-    marks = [n for n in nodes if n.target in (overlapped_input, overlapped_output)]
-    for mark in marks:
-        marked = mark.args[0]
-        if mark.target is overlapped_input and marked not in inputs:
-            raise createPoptorchError(
-                "poptorch.set_overlap_for_input applied on a node which is not a "
-                f"tensor input to the model: {marked}."
-            )
-        if mark.target is overlapped_input and len(marked.users) > 1:
-            raise createPoptorchError(
-                "poptorch.set_overlap_for_input must be the only op applied to an "
-                "input. This is not the case for input "
-                f"{inputs.index(marked)} to the model. Compute with the tensor that it "
-                "returns."
-            )
-        if mark.target is overlapped_output and mark not in returned:
-            raise createPoptorchError(
-                "poptorch.set_overlap_for_output applied on a node which is not a "
-                f"tensor output to the model: {marked}."
-            )
-        if mark.target is overlapped_output and (
-            returned.count(mark) > 1 or marked in returned
-        ):
-            raise createPoptorchError(
-                "poptorch.set_overlap_for_output cannot be used with a tensor that is "
-                "returned twice. Please check all returned tensors including those "
-                "nested in tuples/lists."
-            )
-    if not marks:
-        return
-    if is_pipelined(options._execution_strategy):
-        raise createPoptorchError(
-            "Overlapped IO is not supported with poptorch.PipelinedExecution. If you "
-            "are using only one IPU, please switch to poptorch.ShardedExecution."
-        )
-    if not options.TensorLocations.exists("numIOTiles"):
-        raise createPoptorchError(
-            "No IO tiles allocated. You must allocate at least 32 IO tiles using "
-            "poptorch.Options().TensorLocations.numIOTiles."
-        )
-    if options.output_mode not in (OutputMode.All.value, OutputMode.Sum.value):
-        raise createPoptorchError(
-            "Overlapped IO needs every micro-batch's output: OutputMode.All or "
-            f"OutputMode.Sum, not {OutputMode(options.output_mode).name}. Set "
-            "poptorch.Options().outputMode."
-        )
-
-
-def _check_broadcast(program: Program, options: Options, is_training: bool) -> None:
-    layout = Layout(options)
-    needs_broadcast = program.unsynchronised_weights and layout.input_groups > 1
-    if needs_broadcast and options.broadcast_buffers:
-        raise createPoptorchError(
-            "PopTorch does not support broadcasting buffers. If your model is able to "
-            "tolerate buffers becoming out of sync between replicas, you can disable "
-            "buffer broadcasting using poptorch.Options.broadcastBuffers(False). "
-            f"Changed in place: {', '.join(sorted(program.unsynchronised_weights))}."
-        )
-
-
 def _check_groupings(groupings: Mapping[str, Grouping], options: Options) -> None:
     """Refuse groups of replicas that span processes in part.
 
@@ -1540,109 +1470,6 @@ def _check_groupings(groupings: Mapping[str, Grouping], options: Options) -> Non
             f"{', '.join(grouped)}. Use more replicas in one process "
             "(Options.replicationFactor), or CommGroupType.All for weights."
         )
-
-
-def check_updatable_buffers(model: torch.nn.Module, options: Options) -> None:
-    """Refuse names of buffers that can't be uploaded after compiling.
-
-    Raises:
-        Error: The model has no such buffer, or it is compiled in.
-    """
-    buffers = dict(model.named_buffers())
-    for name in Settings(options).updatable_buffers:
-        if name not in buffers:
-            raise createPoptorchError(
-                f"Options.updatableNamedBuffers names {name!r}, but the model's "
-                f"buffers are: {', '.join(buffers) or 'none'}."
-            )
-        if not buffers[name].is_floating_point():
-            raise createPoptorchError(
-                f"Options.updatableNamedBuffers names {name!r}, a buffer of "
-                f"{buffers[name].dtype}: only floating-point buffers can be "
-                "uploaded, others are constants of the compiled model."
-            )
-
-
-def _check_placement(program: Program, options: Options, is_training: bool) -> None:
-    strategy = options._execution_strategy
-    for block in program.blocks:
-        if block.ipu < 0:
-            raise createPoptorchError(
-                f"No active Block: '{block.block_id}' was given no IPU. Pass "
-                "`ipu_id`, or set it on the stage or the phase."
-            )
-        is_parallel = isinstance(strategy, ParallelPhasedExecution)
-        if is_parallel and block.phase % 2 != block.ipu % 2:
-            raise createPoptorchError(
-                "When phases are executed in parallel, even phases must run on even "
-                f"IPUs and odd phases on odd IPUs: phase {block.phase}, block "
-                f"'{block.block_id}', is on IPU {block.ipu}."
-            )
-    if is_pipelined(strategy) and len(program.ipus) > 1:
-        check_stages(program.graph.graph)
-
-
-def _check_stages(program: Program, options: Options, is_training: bool) -> None:
-    if not is_pipelined(options._execution_strategy):
-        return
-    layout, forward = Layout(options), program.num_forward_stages
-    stages = 2 * forward - 1
-    if is_training and layout.gradient_accumulation < stages:
-        raise createPoptorchError(
-            "poptorch.Options().Training.gradientAccumulation must be greater than or "
-            f"equal to the number of pipeline stages ({stages}) when using "
-            f"poptorch.PipelinedExecution. Please note that a model with {forward} "
-            f"pipeline stages in PopTorch will have an additional {forward - 1} stages "
-            f"when training. It is {layout.gradient_accumulation}."
-        )
-    if not is_training and layout.device_iterations < forward:
-        raise createPoptorchError(
-            "poptorch.Options().deviceIterations must be greater than or equal to the "
-            f"number of pipeline stages ({forward}). It is {layout.device_iterations}."
-        )
-
-
-def _check_weights(program: Program, options: Options, is_training: bool) -> None:
-    if is_pipelined(options._execution_strategy) and len(program.ipus) > 1:
-        check_weights(program)
-
-
-def _check_loss_scaling(program: Program, options: Options, is_training: bool) -> None:
-    if is_training and Settings(options).scales_loss and not program.has_half:
-        raise createPoptorchError(
-            "Automatic loss scaling: no tracked gradient tensors of type fp16 were "
-            "found (PopART, `automaticlossscaling.cpp`). Compute in float16, as with "
-            "model.half(), or leave setAutomaticLossScaling out."
-        )
-
-
-def _check_period(program: Program, options: Options, is_training: bool) -> None:
-    if options.output_mode != OutputMode.EveryN.value:
-        return
-    period, iterations = options.output_return_period, options.device_iterations
-    if iterations % period:
-        raise createPoptorchError(
-            f"The period of OutputMode.EveryN ({period}) must divide the number of "
-            f"device iterations ({iterations})."
-        )
-    if program.num_ipus > 1 and is_pipelined(options._execution_strategy):
-        raise createPoptorchError(
-            "OutputMode.EveryN is not supported for a model that is pipelined over "
-            f"several IPUs ({program.num_ipus})."
-        )
-
-
-PROGRAM_CHECKS = (
-    _check_overlap,
-    _check_placement,
-    _check_stages,
-    _check_weights,
-    _check_loss_scaling,
-    _check_period,
-    _check_broadcast,
-)
-"""Checks of a traced program against its options. Each raises an `Error` if it refuses
-the program."""
 
 
 def _check_executable_cache(options: Options, folder: str | None) -> None:

@@ -23,7 +23,7 @@ from .._args_parser import CallArguments
 from .._utils import flattenTensorStructure, reconstructTensorStructure
 from ..errors import Error
 from ..ops import Body, identity_loss
-from ..options import BlockPlacement, ExecutionStrategy
+from ..options import ExecutionStrategy
 from .dtypes import host_tensor
 from .graph import (
     FACTORIES,
@@ -31,7 +31,6 @@ from .graph import (
     RANDOM_FACTORIES,
     changed_memory,
     constant_nodes,
-    effects_of,
     erase_dead,
     error_about,
     function_name,
@@ -39,8 +38,10 @@ from .graph import (
     storage_of,
     tensors_in,
 )
+from .losses import add_final_loss
+from .pipelines import used_ipus
 from .places import NOWHERE, Place, add_place, place_of
-from .program import KNOWN, Program, add_final_loss
+from .program import KNOWN, Program
 from .recording import (
     Recording,
     call_pre_compile_hooks,
@@ -290,32 +291,9 @@ def refuse_unsupported_operators(compilation: Compilation) -> None:
 
 
 def find_ipus(compilation: Compilation) -> None:
-    """List the IPUs that operators run on, in the order of first use; 0 if none does.
-
-    Raises:
-        Error: An operator runs when no block is active. PopTorch sets the active IPU
-            to none when a `with Block` ends (PopTorch, `Compiler.cpp` and
-            `CompilerImpl.cpp`).
-    """
-    ipus: dict[int, None] = {}
-    constants = compilation.constants
-    for node in (node for graph in compilation.graphs for node in graph.nodes):
-        users = [user for user in node.users if user.op != "output"]
-        is_constant = node in constants and constants.issuperset(users)
-        if is_constant or not effects_of(node).is_operator:
-            continue
-        block: BlockPlacement | None = node.meta.get("block")
-        if block is None:
-            raise error_about(
-                "No active Block, all the ops must belong to a Block: "
-                f"`{function_name(node)}` runs after a block was closed and before "
-                "another one begins. This counts for views, casts and constants, "
-                "and for the copy of an input that is returned as it is. Put it "
-                "inside `with poptorch.Block(...)`.",
-                node,
-            )
-        ipus[block.ipu] = None
-    compilation.ipus = tuple(ipus) or (0,)
+    """List the IPUs that operators run on."""
+    nodes = (node for graph in compilation.graphs for node in graph.nodes)
+    compilation.ipus = used_ipus(nodes, compilation.constants)
 
 
 def find_loss(compilation: Compilation) -> None:

@@ -20,7 +20,6 @@ from torch.fx.node import Node
 
 from .._args_parser import check_inputs
 from .._logging import logger
-from .._poplar_executor import PROGRAM_CHECKS, check_updatable_buffers
 from .._utils import flattenTensorStructure
 from ..errors import Error
 from ..options import Options
@@ -35,6 +34,7 @@ from .graph import (
     tensors_in,
 )
 from .optimizer_rules import OptimizerReader, check_values
+from .pipelines import PROGRAM_CHECKS, check_updatable_buffers
 from .places import (
     NOWHERE,
     PACKAGE,
