@@ -111,9 +111,10 @@ def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
     markers: dict[Node, Node] = {}
     for node in list(graph.nodes):
         function = original(node.target)
-        given = node_arguments(node)
+        is_entropy = function in _CROSS_ENTROPY
+        given = node_arguments(node) if is_entropy or function is F.kl_div else {}
         changed: dict[str, Any] = {}
-        if function in _CROSS_ENTROPY:
+        if is_entropy:
             scores, target = (results[given[name]] for name in ("input", "target"))
             if scores.shape == target.shape:  # which torch takes for probabilities
                 continue

@@ -54,7 +54,6 @@ from .recording import (
     unchanged,
 )
 from .refusals import (
-    refuse_custom_backward,
     refuse_scripted,
     refuse_tied_buffers,
     refuse_weights,
@@ -376,37 +375,40 @@ class SurveyTracer(WatchingTracer):
     def check(
         self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
     ) -> None:
-        """Record the refusals of an operation.
+        """Record the refusals of an operation."""
+        self._refused = ""
+        super().check(operation, on_device, touched)
+
+    def attempt(self, topic: str, refuse: Callable[..., None], *args: Any) -> None:
+        """Call a function that raises an `Error` if it refuses, and record it.
 
         Raises:
             EndlessError: The same place was refused too often.
         """
-        self._refused = ""
-        for topic, refuse in self.refusals.items() if on_device else ():
-            is_flow = topic == "value" and operation.name in _CONTROL_FLOW
-            try:
-                refuse(operation)
-            except Error as error:
+        try:
+            refuse(*args)
+        except Error as error:
+            if topic == "host tensor":
+                if not self.has_escapes:
+                    self.notes.add(topic, error)
+            elif topic == "own backward":
+                kind = type(args[0].grad_fn)
+                if kind not in self._own_backward:
+                    self.notes.add(topic, error)
+                self._own_backward.add(kind)
+            else:
+                is_flow = topic == "value" and args[0].name in _CONTROL_FLOW
                 self.notes.add("control flow" if is_flow else topic, error)
                 self._refused = topic
-                place = self.notes.here()
-                self._asked[place] += 1
-                if self._asked[place] > _MOST_ASKED:
-                    raise EndlessError(
-                        f"this place has asked {_MOST_ASKED} times for what is "
-                        "refused, as a loop does that doesn't end"
-                    ) from None
-        for tensor in on_device if self.recording.is_training else ():
-            kind = type(tensor.grad_fn)
-            try:
-                refuse_custom_backward(tensor)
-            except Error as error:
-                if kind not in self._own_backward:
-                    self.notes.add("own backward", error)
-                self._own_backward.add(kind)
-        if not self.has_escapes:
-            check, name = self.refuse_host_tensors, operation.name
-            self.notes.attempt("host tensor", check, name, touched, place=None)
+                self._ask(self.notes.here())
+
+    def _ask(self, place: Place) -> None:
+        self._asked[place] += 1
+        if self._asked[place] > _MOST_ASKED:
+            raise EndlessError(
+                f"this place has asked {_MOST_ASKED} times for what is refused, as a "
+                "loop does that doesn't end"
+            )
 
     def escaped(self, func: Any) -> None:
         """Record an operator that the tracer hasn't seen."""

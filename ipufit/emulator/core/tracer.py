@@ -269,11 +269,15 @@ class Tracer(TorchFunctionMode):
             Error: It breaks a rule.
         """
         if on_device:
-            for refuse in self.refusals.values():
-                refuse(operation)
+            for topic, refuse in self.refusals.items():
+                self.attempt(topic, refuse, operation)
             for tensor in on_device if self.recording.is_training else ():
-                refuse_custom_backward(tensor)
-        self.refuse_host_tensors(operation.name, touched)
+                self.attempt("own backward", refuse_custom_backward, tensor)
+        self.attempt("host tensor", self.refuse_host_tensors, operation.name, touched)
+
+    def attempt(self, topic: str, refuse: Callable[..., None], *args: Any) -> None:
+        """Call a function that raises an `Error` if it refuses; a survey notes it."""
+        refuse(*args)
 
     def _warn_of_device(self, name: str) -> None:
         """Warn once a program, and once for a line, of a tensor without a device."""

@@ -12,7 +12,7 @@ from ..operators import (
     replace_function,
     settle_shapes,
 )
-from . import (
+from . import (  # noqa: F401
     activations,
     dtypes,
     elementwise,
@@ -26,16 +26,8 @@ from . import (
 __all__ = [
     "RULES",
     "Finding",
-    "activations",
-    "dtypes",
-    "elementwise",
     "findings",
     "grave_messages",
-    "indexing",
-    "layers",
-    "operands",
-    "reductions",
     "replace_function",
-    "resizing",
     "settle_shapes",
 ]
