@@ -139,7 +139,12 @@ class PoplarExecutor:
             optimizer = SGD(user_model.parameters(), lr=0.01)
         self._optimizer: OptimizerSync | None = None
         if training and optimizer is not None:
-            self._optimizer = OptimizerSync(self, optimizer)
+            self._optimizer = OptimizerSync(
+                optimizer,
+                self._options,
+                is_compiled=self.isCompiled,
+                download_weights=self.copyWeightsToHostIfNeeded,
+            )
             wrapping.wrap_module(user_model, self)
 
     def __getattr__(self, name: str) -> Any:
@@ -417,7 +422,7 @@ class PoplarExecutor:
         self._read_rng_state()
         self.copyWeightsToHostIfNeeded()
         if self._optimizer is not None:
-            self._optimizer.read_state()
+            self._optimizer.read()
         self._release_device()
 
     def destroy(self) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, Mapping, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ class WeightGroup:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: UpdateRule,
         names: list[str],
         weights: Tensors,
         states: Sequence[State],
@@ -186,7 +186,7 @@ def _sgd_numbers(**numbers: float) -> dict[str, float]:
     return {**defaults, **flags, **numbers}
 
 
-class Rule(ABC):
+class UpdateRule(ABC):
     """Base of the rules that update the weights of a parameter group.
 
     The settings that the model was compiled with fix the class, and the types of the
@@ -256,7 +256,7 @@ def _derived(value: float, *sources: Variable) -> Variable:
     return Variable(value, all(variable.is_const for variable in sources))
 
 
-class PlainSGD(Rule):
+class PlainSGDRule(UpdateRule):
     """SGD without a velocity, for a momentum that is a constant zero.
 
     `w <- w * (1 - lr*(1-dm)*wd) - lr*(1-dm)/ls * a`, where `a` is a gradient of the
@@ -293,7 +293,7 @@ class PlainSGD(Rule):
         return kernel, ([],), _sgd_numbers(lr=lr, weight_decay=decay)
 
 
-class MomentumSGD(Rule):
+class MomentumSGDRule(UpdateRule):
     """SGD with a velocity; dampening counts from the first update on.
 
     ::
@@ -302,11 +302,10 @@ class MomentumSGD(Rule):
         w <- w - lr/vs * v                                  without Nesterov
         w <- w - lr/vs * (vs/ls*a + vs*wd*w + mm*v)         with
 
-    `vs` is the velocity scaling, `mm` momentum, the rest as in `PlainSGD`. Separate SGD
-    has the loss scaling for `vs`. Combined SGD computes `mm*v` and the decay at the end
-    of the update before: a changed hyper-parameter reaches them one update late.
-    Clipping scales the tensor that `lr/vs` multiplies, not the
-    stored velocity.
+    `vs` is the velocity scaling, `mm` momentum, the rest as in `PlainSGDRule`. Separate
+    SGD has the loss scaling for `vs`. Combined SGD computes `mm*v` and the decay at the
+    end of the update before: a changed hyper-parameter reaches them one update late.
+    Clipping scales the tensor that `lr/vs` multiplies, not the stored velocity.
     """
 
     @property
@@ -400,7 +399,7 @@ class MomentumSGD(Rule):
         return kernel, (group.state["Accl1"],), numbers
 
 
-class Adam(Rule):
+class AdamRule(UpdateRule):
     """Adam, or AdamW.
 
     ::
@@ -492,7 +491,7 @@ def _bias_correction(beta: float, step: float) -> float:
         return math.nan
 
 
-class Lamb(Adam):
+class LambRule(AdamRule):
     """LAMB: Adam's direction, with a step length in proportion to the weight's norm.
 
     ::
@@ -529,7 +528,7 @@ class Lamb(Adam):
         return None
 
 
-class RMSprop(Rule):
+class RMSpropRule(UpdateRule):
     """RMSprop, as torch or as TensorFlow defines it.
 
     ::
@@ -592,15 +591,15 @@ class RMSprop(Rule):
         store(weights, group.weights)
 
 
-def make_rule(settings: OptimizerSettings, index: int | None) -> Rule:
+def make_rule(settings: OptimizerSettings, index: int | None) -> UpdateRule:
     """Create the rule of a parameter group, or of the defaults for None."""
     kind = settings.kind
     if kind.family == "SGD":
         has_no_velocity = settings.variables(index)["momentum"] == _NO_MOMENTUM
-        return (PlainSGD if has_no_velocity else MomentumSGD)(settings, index)
+        return (PlainSGDRule if has_no_velocity else MomentumSGDRule)(settings, index)
     if kind.family == "Adaptive":
-        return RMSprop(settings, index)
-    return (Lamb if kind.mode.startswith("Lamb") else Adam)(settings, index)
+        return RMSpropRule(settings, index)
+    return (LambRule if kind.mode.startswith("Lamb") else AdamRule)(settings, index)
 
 
 # The optimizer of a device --------------------------------------------------------
@@ -866,17 +865,6 @@ def _is_missing(what: str, key: str, given: Mapping[str, Tensor]) -> bool:
 NOT_COMPILED = "Model has not been compiled or has been destroyed."
 
 
-class Executor(Protocol):
-    """The part of an executor that `OptimizerSync` uses."""
-
-    @property
-    def options(self) -> Options: ...
-
-    def isCompiled(self) -> bool: ...
-
-    def copyWeightsToHostIfNeeded(self) -> bool: ...
-
-
 class OptimizerSync:
     """Keeps the host's optimizer and the device's optimizer in step.
 
@@ -886,9 +874,12 @@ class OptimizerSync:
     PopTorch can't store their state, so each attach starts with a new one.
 
     Args:
-        executor: The executor that trains with the optimizer.
         optimizer: The host's optimizer. If it accumulates in 16 bits, the reduction
-            strategy of the executor's options becomes `Running`.
+            strategy of the options becomes `Running`.
+        options: The options of the executor that trains with the optimizer.
+        is_compiled: Whether this executor has a program. A method of the executor:
+            whoever keeps the optimizer keeps its device as well.
+        download_weights: Copies the device's weights to the host if they are newer.
 
     Attributes:
         settings: The settings that the device has.
@@ -897,11 +888,20 @@ class OptimizerSync:
         AssertionError: The optimizer is of a type that PopTorch doesn't take.
     """
 
-    def __init__(self, executor: Executor, optimizer: torch.optim.Optimizer) -> None:
-        self._executor = executor
-        self._options = Settings(executor.options)
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        options: Options,
+        *,
+        is_compiled: Callable[[], bool],
+        download_weights: Callable[[], bool],
+    ) -> None:
+        self._executor_options = options
+        self._is_compiled = is_compiled
+        self._download_weights = download_weights
+        self._options = Settings(options)
         self._reader = OptimizerReader(
-            relax_attribute_checks=executor.options._relax_optimizer_checks,
+            relax_attribute_checks=options._relax_optimizer_checks,
             automatic_loss_scaling=self._options.scales_loss,
         )
         self.settings = self._reader.read(optimizer)
@@ -929,10 +929,10 @@ class OptimizerSync:
             Error: A constant, the type or the clip norm changed after compilation, or
                 PopART takes a hyper-parameter for an error.
         """
-        is_compiled, before = self._executor.isCompiled(), self._poptorch
+        is_compiled, before = self._is_compiled(), self._poptorch
         if is_compiled and optimizer is not self.optimizer:
             if before is not None:
-                self.read_state()
+                before.state_dict()
                 before.state_dict = before.get_state_dict  # type: ignore[method-assign]
             if isinstance(optimizer, PoptorchOptimizer):
                 optimizer.ipu_state_is_dirty = True
@@ -953,11 +953,11 @@ class OptimizerSync:
             self.write_state()
 
     def _use_running_mean_if_needed(self) -> None:
-        options, running = self._executor.options, MeanReductionStrategy.Running
+        options, running = self._executor_options, MeanReductionStrategy.Running
         strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
         if not self.settings.uses_running_mean or strategy == running:
             return
-        if self._executor.isCompiled():
+        if self._is_compiled():
             raise ValueError(
                 "An optimizer with a 16-bit accum_type needs "
                 "MeanReductionStrategy.Running, but the executable is already compiled."
@@ -1025,38 +1025,26 @@ class OptimizerSync:
 
     # State of PopTorch's optimizers ---------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the executor's present optimizer."""
-        optimizer = self._poptorch
-        if optimizer is None:
-            raise AssertionError(
-                "This optimizer's executor now trains with an optimizer of torch."
-            )
-        self.read_state()
-        return optimizer.get_state_dict()
-
     def read(self) -> None:
-        """Copy the state from the device that the optimizer is linked to, if newer.
-
-        It may be the device of another executor, to which the optimizer was given
-        later.
-        """
+        """Refresh the optimizer's state from the device that trained with it last."""
         if self._poptorch is not None:
-            self._poptorch.state_dict()
+            self._poptorch.state_dict()  # another executor's, if that was linked later
 
-    def read_state(self) -> None:
-        """Copy this device's state to the optimizer if it is newer.
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state, read from this device if that is newer.
 
         Hyper-parameters that were loaded are read back, though the device has others:
         PopTorch keeps both in the host's memory (PopTorch, `poptorch.cpp`).
         """
         optimizer = self._poptorch
         if optimizer is None:
-            return
+            raise AssertionError(
+                "This optimizer's executor now trains with an optimizer of torch."
+            )
         if not optimizer.host_state_is_dirty:
             logger.debug("Using cached optimiser state dict")
-            return
-        if not self._executor.isCompiled():
+            return optimizer.get_state_dict()
+        if not self._is_compiled():
             raise createPoptorchError(NOT_COMPILED)
         logger.info("Writing optimiser state tensors from IPU to host.")
         state = self._joined_state()
@@ -1065,6 +1053,7 @@ class OptimizerSync:
         of_device = {"ipu_state": state["ipu_state"], "ipu_param": values}
         optimizer.set_state_dict({**optimizer.get_state_dict(), **of_device})
         optimizer.ipu_state_is_dirty = False
+        return optimizer.get_state_dict()
 
     def write_state(self) -> None:
         """Send a state that was loaded on the host to the device, if it is newer.
@@ -1081,7 +1070,7 @@ class OptimizerSync:
             )
         if optimizer.has_state():
             # Together with the state all weights go to the device.
-            self._executor.copyWeightsToHostIfNeeded()
+            self._download_weights()
             state = optimizer.state_dict()
             logger.info("Writing optimiser state tensors from host to IPU memory.")
             self._load(state)
@@ -1105,8 +1094,7 @@ class OptimizerSync:
         """Send a newer state of the host, and mark the device's state as newer."""
         optimizer = self._poptorch
         if optimizer is not None:
-            if optimizer.ipu_state_is_dirty:
-                self.write_state()
+            self.write_state()
             optimizer.host_state_is_dirty = True
 
     def _load(self, state: Mapping[str, State]) -> None:

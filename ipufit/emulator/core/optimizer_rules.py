@@ -43,7 +43,7 @@ _OPTIMIZER_NAMES = """
 """
 
 
-class Kind(NamedTuple):
+class OptimizerKind(NamedTuple):
     """An optimizer that the device has.
 
     Attributes:
@@ -65,22 +65,22 @@ _LAMB = (*_ADAM, "max_weight_norm")
 _RMSPROP = ("lr", "weight_decay", "momentum", "eps", "alpha")
 
 
-def _kind(optimizer: Any) -> Kind:
+def _kind(optimizer: Any) -> OptimizerKind:
     """Return the kind of an optimizer, found by `isinstance` as in PopTorch 3.4.
 
     AdamW is tried before Adam, because newer torch derives it from Adam.
     """
     if isinstance(optimizer, torch.optim.SGD):
         if getattr(optimizer, "use_combined_accum", False):
-            return Kind("SGD1", "SGD", "combined", (*_SGD, "velocity_scaling"))
-        return Kind("SGD2", "SGD", "separate", _SGD)
+            return OptimizerKind("SGD1", "SGD", "combined", (*_SGD, "velocity_scaling"))
+        return OptimizerKind("SGD2", "SGD", "separate", _SGD)
     if isinstance(optimizer, torch.optim.AdamW):
         # The device corrects the bias in any case: the mode is AdamW's.
         corrects = not isinstance(optimizer, AdamW) or optimizer.bias_correction
         name = "ADAMW" if corrects else "ADAMW_NO_BIAS"
-        return Kind(name, "Adam", "AdamW", _ADAM)
+        return OptimizerKind(name, "Adam", "AdamW", _ADAM)
     if isinstance(optimizer, torch.optim.Adam):
-        return Kind("ADAM", "Adam", "Adam", _ADAM)
+        return OptimizerKind("ADAM", "Adam", "Adam", _ADAM)
     if isinstance(optimizer, torch.optim.RMSprop):
         centered = {bool(group.get("centered")) for group in optimizer.param_groups}
         if len(centered) > 1:
@@ -89,12 +89,14 @@ def _kind(optimizer: Any) -> Kind:
                 "attribute: the device has one RMSprop for all of them."
             )
         if centered == {True}:
-            return Kind("RMSPROP_CENTERED", "Adaptive", "CenteredRMSProp", _RMSPROP)
-        return Kind("RMSPROP", "Adaptive", "RMSProp", _RMSPROP)
+            return OptimizerKind(
+                "RMSPROP_CENTERED", "Adaptive", "CenteredRMSProp", _RMSPROP
+            )
+        return OptimizerKind("RMSPROP", "Adaptive", "RMSProp", _RMSPROP)
     if isinstance(optimizer, LAMB):
         if optimizer.bias_correction:
-            return Kind("LAMB", "Adam", "Lamb", _LAMB)
-        return Kind("LAMB_NO_BIAS", "Adam", "LambNoBias", _LAMB)
+            return OptimizerKind("LAMB", "Adam", "Lamb", _LAMB)
+        return OptimizerKind("LAMB_NO_BIAS", "Adam", "LambNoBias", _LAMB)
     raise AssertionError(
         "Unsupported optimizer type. Types supported are poptorch.optim's SGD, Adam, "
         "AdamW, RMSprop and LAMB, and torch.optim's SGD, Adam, AdamW and RMSprop; got "
@@ -129,7 +131,7 @@ class OptimizerSettings:
         second_order_momentum_accum_type: Type of their second means.
     """
 
-    kind: Kind
+    kind: OptimizerKind
     loss_scaling: Variable
     defaults: Variables
     groups: tuple[Variables, ...]
@@ -230,7 +232,9 @@ class OptimizerReader:
             is_const = attributes.isConstant("loss_scaling")
         return Variable(value, is_const and not self._automatic_loss_scaling)
 
-    def _check_names(self, kind: Kind, optimizer: torch.optim.Optimizer) -> None:
+    def _check_names(
+        self, kind: OptimizerKind, optimizer: torch.optim.Optimizer
+    ) -> None:
         is_first = not self._known
         group_names = {*_TORCH_GROUP_NAMES.split(), *kind.variables}
         optimizer_names = {*_OPTIMIZER_NAMES.split(), *ATTRIBUTES}
@@ -261,7 +265,7 @@ class OptimizerReader:
             logger.log(level, message)
 
 
-def _refuse_variants(kind: Kind, values: Mapping[str, Any]) -> None:
+def _refuse_variants(kind: OptimizerKind, values: Mapping[str, Any]) -> None:
     if kind.family != "Adam":
         return
     if values.get("amsgrad", False):
@@ -274,7 +278,7 @@ def _refuse_variants(kind: Kind, values: Mapping[str, Any]) -> None:
 
 
 def _variables(
-    kind: Kind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
+    kind: OptimizerKind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
 ) -> Variables:
     ordinary = {**_ORDINARY, "weight_decay": 0.01 if kind.mode == "AdamW" else 0.0}
     attributes = getattr(optimizer, "variable_attrs", None)
@@ -313,7 +317,7 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _max_grad_norm(kind: Kind, optimizer: torch.optim.Optimizer) -> float:
+def _max_grad_norm(kind: OptimizerKind, optimizer: torch.optim.Optimizer) -> float:
     if kind.family == "Adaptive" or kind.variables is _LAMB:
         return math.inf  # RMSprop and LAMB don't clip
     value = _number("max_grad_norm", getattr(optimizer, "max_grad_norm", math.inf))
