@@ -387,7 +387,7 @@ class Watch:
         }
 
 
-class Call:
+class DeviceCall:
     """A call while it runs.
 
     Args:
@@ -422,7 +422,7 @@ class Call:
 class Runner:
     """Runs the micro-batches of calls one after the other."""
 
-    def run(self, call: Call) -> None:
+    def run(self, call: DeviceCall) -> None:
         """Run a call: each micro-batch once, and in training D updates.
 
         Each update accumulates the gradients of G micro-batches on each of R
@@ -442,7 +442,9 @@ class Runner:
                 steps = range(first // replicas, (first + size) // replicas)
                 call.watch.saw_update(steps, gradients.optimizer)
 
-    def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
+    def run_micro_batches(
+        self, call: DeviceCall, indices: range, collect: Collect
+    ) -> None:
         """Run the micro-batches of an update, or of an inference call.
 
         Args:
@@ -453,7 +455,11 @@ class Runner:
         self._loop(call, indices, collect, call.device.program.run)
 
     def _loop(
-        self, call: Call, indices: range, collect: Collect, run: Callable[..., Results]
+        self,
+        call: DeviceCall,
+        indices: range,
+        collect: Collect,
+        run: Callable[..., Results],
     ) -> None:
         device = call.device
         replicas, gradients = device.layout.replicas, device.gradients
@@ -629,7 +635,7 @@ class Device:
         is_synthetic = self._settings.is_synthetic
         if is_synthetic:
             tensors = synthetic_inputs(tensors)
-        call = Call(self, tensors)
+        call = DeviceCall(self, tensors)
         nothing = contextlib.nullcontext()
         is_stochastic = self._settings.rounds_at_random
         numbers = self.rng if self._draws else nothing

@@ -45,7 +45,7 @@ from .._switches import FOLD_VARIABLE, fold_bytes, is_on
 from ..ops import call_on_host, run_branch, run_custom_op, run_loop
 from ..options import Settings
 from .autograd_grad import function_of
-from .device import Call, Collect, Results, Runner
+from .device import Collect, DeviceCall, Results, Runner
 from .dtypes import DispatchMode, GraphModule
 from .graph import (
     effects_of,
@@ -471,7 +471,9 @@ class FoldRunner(Runner):
         self._folds: dict[int, Forward] = {}
         self._is_verified = False
 
-    def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
+    def run_micro_batches(
+        self, call: DeviceCall, indices: range, collect: Collect
+    ) -> None:
         """Run the micro-batches of an update, or of an inference call."""
         if self._sizes is None and call.watch is None:
             self._sizes = self._choose_sizes(call, len(indices))
@@ -484,7 +486,7 @@ class FoldRunner(Runner):
         else:
             self._verify(call, self._sizes, indices, collect)
 
-    def _choose_sizes(self, call: Call, count: int) -> tuple[int, ...]:
+    def _choose_sizes(self, call: DeviceCall, count: int) -> tuple[int, ...]:
         """Return the sizes of the folds, in micro-batches; none for the loop."""
         if any(t.dtype == torch.float16 for t in call.device.weights.trained.values()):
             logger.debug(_LOOPED, "one backward pass would add up in float16")
@@ -505,7 +507,7 @@ class FoldRunner(Runner):
 
     def _run_folds(
         self,
-        call: Call,
+        call: DeviceCall,
         sizes: Sequence[int],
         indices: range,
     ) -> Iterator[tuple[int, Results]]:
@@ -530,7 +532,7 @@ class FoldRunner(Runner):
 
     def _verify(
         self,
-        call: Call,
+        call: DeviceCall,
         sizes: Sequence[int],
         indices: range,
         collect: Collect,
@@ -578,7 +580,7 @@ class FoldRunner(Runner):
         for index, of_one in zip(indices, self._run_loop(call, indices)):
             collect(index, of_one)
 
-    def _run_loop(self, call: Call, indices: range) -> list[Results]:
+    def _run_loop(self, call: DeviceCall, indices: range) -> list[Results]:
         """Run micro-batches one after the other, and return their results."""
         looped: list[Results] = []
         super().run_micro_batches(
@@ -613,7 +615,9 @@ class SplitRunner(Runner):
         self._most = 0  # micro-batches of the last part; 0 until the first one has run
         self._kept: list[Results] = []  # of micro-batches that wait for it
 
-    def run_micro_batches(self, call: Call, indices: range, collect: Collect) -> None:
+    def run_micro_batches(
+        self, call: DeviceCall, indices: range, collect: Collect
+    ) -> None:
         """Run the micro-batch of an update, and the other parts where it is time."""
         if self._parts is None or call.watch is not None:
             super().run_micro_batches(call, indices, collect)
@@ -774,7 +778,7 @@ def _difference(
     return None
 
 
-def _give(call: Call, first: int, results: Results, collect: Collect) -> None:
+def _give(call: DeviceCall, first: int, results: Results, collect: Collect) -> None:
     """Pass the results of a fold to the outputs, whole if all are returned."""
     if call.outputs.takes_whole:
         call.outputs.add_whole([r.flatten(0, 1) if r.dim() > 1 else r for r in results])
