@@ -752,19 +752,12 @@ class DataLoader(TorchDataLoader[Any]):
         batch_sampler: Any = None,
         **kwargs: Any,
     ) -> None:
-        self._shuffled_partition: Partition | None = None
         if batch_sampler is not None:
-            if batch_size != 1 or shuffle:
-                raise createPoptorchError(
-                    "A batch_sampler decides on batches and their order: it excludes "
-                    "batch_size and shuffle."
-                )
-            if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
-                raise createPoptorchError(
-                    "Data with a batch_sampler can't be partitioned for several "
-                    "processes: pass auto_distributed_partitioning=False and a sampler "
-                    "that does it."
-                )
+            _check_batch_sampler(
+                options,
+                is_alone=batch_size == 1 and not shuffle,
+                is_partitioned=auto_distributed_partitioning,
+            )
             batch_size = getattr(batch_sampler, "batch_size", 1)
         require(
             isinstance(options, Options),
@@ -790,57 +783,14 @@ class DataLoader(TorchDataLoader[Any]):
                 "auto_distributed_partitioning=False and let the dataset do it.",
             )
             if num_workers > 1 and "worker_init_fn" not in kwargs:
-                logger.warning(
-                    "Each of the %d workers will go through the whole iterable "
-                    "dataset, so each element comes %d times. Pass a worker_init_fn "
-                    "that gives each worker a part.",
-                    num_workers,
-                    num_workers,
-                )
+                _warn_of_repeated_data(num_workers)
         elif batch_sampler is not None and combined is not None:
-            # PopTorch warns whatever drop_last is.
-            try:
-                count: Any = len(batch_sampler)
-            except TypeError:
-                count = "an unknown number of"
-            if isinstance(count, str) or count % self._num_combined:
-                logger.warning(
-                    "The batch sampler gives %s micro-batches and a call takes %d. An "
-                    "incomplete last group is %s.",
-                    count,
-                    self._num_combined,
-                    "dropped" if drop_last else "smaller than the others",
-                )
-        elif combined and not drop_last and len(dataset) % (combined * num_processes):
-            logger.warning(
-                "The dataset has %d elements, which isn't a multiple of %d = %d per "
-                "call (the combined batch size) * %d processes. With drop_last=False "
-                "the last batch is smaller, and a model compiled for whole batches "
-                "doesn't take it.",
-                len(dataset),
-                combined * num_processes,
-                combined,
-                num_processes,
-            )
+            _warn_of_incomplete_group(batch_sampler, self._num_combined, drop_last)
+        elif combined and not drop_last:
+            _warn_of_smaller_batch(len(dataset), combined, num_processes)
+        self._shuffled_partition: Partition | None = None
         if is_partitioned:
-            require(
-                not shuffle or options.exists("random_seed"),
-                "To shuffle the data of several processes they need a common seed: "
-                "call options.randomSeed(seed) in each of them.",
-            )
-            if combined is None:
-                raise AssertionError(
-                    "Data without batches (batch_size=None) can't be partitioned: pass "
-                    "auto_distributed_partitioning=False."
-                )
-            dataset = Partition(
-                dataset,
-                options.Distributed.processId,
-                num_processes,
-                combined,
-                drop_last=drop_last,
-                seed=options("random_seed") if shuffle else None,
-            )
+            dataset = _partition(options, dataset, combined, drop_last, bool(shuffle))
             self._shuffled_partition = dataset if shuffle else None
             shuffle = False
 
@@ -872,18 +822,22 @@ class DataLoader(TorchDataLoader[Any]):
             **kwargs,
         )
         if mode in (DataLoaderMode.Async, DataLoaderMode.AsyncRebatched):
-            async_options = async_options or {}
-            require(
-                "rebatched_size" not in async_options,
-                "The DataLoader decides on rebatched_size: remove it from "
-                "async_options and choose a mode instead.",
-            )
-            rebatched_size = combined if is_rebatched else None
-            self._accessor = AsynchronousDataAccessor(
-                self, rebatched_size=rebatched_size, **async_options
-            )
-            # Not a cycle: the process ends as soon as the loader isn't used any more.
-            self._accessor._dataset = weakref.proxy(self)
+            self._load_ahead(combined if is_rebatched else None, async_options or {})
+
+    def _load_ahead(
+        self, rebatched_size: int | None, async_options: dict[str, Any]
+    ) -> None:
+        """Start the background process."""
+        require(
+            "rebatched_size" not in async_options,
+            "The DataLoader decides on rebatched_size: remove it from "
+            "async_options and choose a mode instead.",
+        )
+        self._accessor = AsynchronousDataAccessor(
+            self, rebatched_size=rebatched_size, **async_options
+        )
+        # Not a cycle: the process ends as soon as the loader isn't used any more.
+        self._accessor._dataset = weakref.proxy(self)
 
     @property
     def combinedBatchSize(self) -> int | None:
@@ -965,6 +919,89 @@ class DataLoader(TorchDataLoader[Any]):
             yield reconstructTensorStructure(
                 group[0], [torch.cat(tensors) for tensors in zip(*leaves)]
             )
+
+
+def _check_batch_sampler(
+    options: Options, *, is_alone: bool, is_partitioned: bool
+) -> None:
+    """Refuse what a batch sampler excludes: `batch_size`, `shuffle`, partitions."""
+    if not is_alone:
+        raise createPoptorchError(
+            "A batch_sampler decides on batches and their order: it excludes "
+            "batch_size and shuffle."
+        )
+    if options.Distributed.numProcesses > 1 and is_partitioned:
+        raise createPoptorchError(
+            "Data with a batch_sampler can't be partitioned for several "
+            "processes: pass auto_distributed_partitioning=False and a sampler "
+            "that does it."
+        )
+
+
+def _warn_of_repeated_data(num_workers: int) -> None:
+    logger.warning(
+        "Each of the %d workers will go through the whole iterable "
+        "dataset, so each element comes %d times. Pass a worker_init_fn "
+        "that gives each worker a part.",
+        num_workers,
+        num_workers,
+    )
+
+
+def _warn_of_incomplete_group(
+    batch_sampler: Any, num_combined: int, drop_last: bool
+) -> None:
+    # PopTorch warns whatever drop_last is.
+    try:
+        count: Any = len(batch_sampler)
+    except TypeError:
+        count = "an unknown number of"
+    if isinstance(count, str) or count % num_combined:
+        logger.warning(
+            "The batch sampler gives %s micro-batches and a call takes %d. An "
+            "incomplete last group is %s.",
+            count,
+            num_combined,
+            "dropped" if drop_last else "smaller than the others",
+        )
+
+
+def _warn_of_smaller_batch(size: int, combined: int, num_processes: int) -> None:
+    if size % (combined * num_processes):
+        logger.warning(
+            "The dataset has %d elements, which isn't a multiple of %d = %d per "
+            "call (the combined batch size) * %d processes. With drop_last=False "
+            "the last batch is smaller, and a model compiled for whole batches "
+            "doesn't take it.",
+            size,
+            combined * num_processes,
+            combined,
+            num_processes,
+        )
+
+
+def _partition(
+    options: Options, dataset: Any, combined: int | None, drop_last: bool, shuffle: bool
+) -> Partition:
+    """Return the part of a dataset that this process reads."""
+    require(
+        not shuffle or options.exists("random_seed"),
+        "To shuffle the data of several processes they need a common seed: "
+        "call options.randomSeed(seed) in each of them.",
+    )
+    if combined is None:
+        raise AssertionError(
+            "Data without batches (batch_size=None) can't be partitioned: pass "
+            "auto_distributed_partitioning=False."
+        )
+    return Partition(
+        dataset,
+        options.Distributed.processId,
+        options.Distributed.numProcesses,
+        combined,
+        drop_last=drop_last,
+        seed=options("random_seed") if shuffle else None,
+    )
 
 
 class Partition(Dataset[Any]):
