@@ -24,7 +24,7 @@ import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 import torch
@@ -169,6 +169,22 @@ def rule(
         return find
 
     return add
+
+
+def row(
+    name: str, functions: str | Iterable[str], find: Condition, **kinds: Any
+) -> None:
+    """Add the rule of a row that one expression finds.
+
+    Args:
+        name: The row's `rule` in the table.
+        functions: Names of torch's functions as for `rule`, a text with all of them or
+            a tuple.
+        find: As in `Rule`.
+        kinds: Keyword arguments of `rule`.
+    """
+    names = functions.split() if isinstance(functions, str) else functions
+    rule(name, *names, **kinds)(find)
 
 
 class Finding(NamedTuple):
