@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..operators import Call, rule
+from ..operators import Call, row, rule
 
 
 @rule("gelu-exact", "gelu")
-def _(call: Call) -> Any:
+def gelu_exact(call: Call) -> Any:
     if call.arguments.get("approximate", "none") != "none":
         return None
     return lambda input, approximate="none": functional.gelu(input, approximate="tanh")
 
 
 @rule("prelu-gradient", "prelu", "_prelu_kernel")
-def _(call: Call) -> Any:
+def prelu_gradient(call: Call) -> Any:
     if not call.trains:
         return None
     return lambda x, weight: functional.prelu(x.detach(), weight.detach())
 
 
 @rule("rrelu-zero", "rrelu", is_reported=False)
-def _(call: Call) -> Any:
+def rrelu_zero(call: Call) -> Any:
     def rrelu(input: Any, *args: Any, **kwargs: Any) -> Tensor:
         kwargs["inplace"] = False
         return torch.where(input == 0, input, functional.rrelu(input, *args, **kwargs))
@@ -36,7 +36,7 @@ def _(call: Call) -> Any:
 
 
 @rule("leaky-relu-negative-slope", "leaky_relu")
-def _(call: Call) -> Any:
+def leaky_relu_negative_slope(call: Call) -> Any:
     def leaky_relu(
         input: Any, negative_slope: float = 0.01, inplace: bool = False
     ) -> Tensor:
@@ -47,7 +47,7 @@ def _(call: Call) -> Any:
 
 
 @rule("elu-negative-alpha", "elu")
-def _(call: Call) -> Any:
+def elu_negative_alpha(call: Call) -> Any:
     def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
         negative: Any = alpha * torch.expm1(input)
         return input.clamp(min=0) + negative.clamp(max=0)
@@ -56,7 +56,7 @@ def _(call: Call) -> Any:
 
 
 @rule("celu-alpha", "celu")
-def _(call: Call) -> Any:
+def celu_alpha(call: Call) -> Any:
     def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
         return functional.elu(input, alpha)
 
@@ -67,13 +67,11 @@ def _alpha(call: Call) -> float:
     return float(call.arguments.get("alpha", 1.0))
 
 
-@rule("elu-large", "elu", "selu", "celu")
-def _(call: Call) -> Any:
-    return call.trains
+row("elu-large", "elu selu celu", lambda call: call.trains)
 
 
 @rule("mish", "mish", is_reported=False)
-def _(call: Call) -> Any:
+def mish_rule(call: Call) -> Any:
     def mish(input: Any, inplace: bool = False) -> Any:
         square = torch.sigmoid(-input) ** 2
         return input * (1 - square) / (1 + square)
@@ -82,7 +80,7 @@ def _(call: Call) -> Any:
 
 
 @rule("softplus-negative-beta", "softplus")
-def _(call: Call) -> Any:
+def softplus_negative_beta(call: Call) -> Any:
     def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
         torchs = functional.softplus(input, beta, threshold)
         size = input.detach().abs()
@@ -93,7 +91,7 @@ def _(call: Call) -> Any:
 
 
 @rule("hardshrink-negative", "hardshrink")
-def _(call: Call) -> Any:
+def hardshrink_negative(call: Call) -> Any:
     def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
         return functional.hardshrink(input, abs(lambd))
 
@@ -102,7 +100,7 @@ def _(call: Call) -> Any:
 
 @rule("log-sigmoid-small", "log_sigmoid", "logsigmoid")
 @rule("log-sigmoid-large", "log_sigmoid", "logsigmoid", is_reported=False)
-def _(call: Call) -> Any:
+def log_sigmoid_small(call: Call) -> Any:
     is_half = call.tensors()[0].dtype == torch.float16
 
     def log_sigmoid(input: Tensor) -> Tensor:
@@ -119,7 +117,7 @@ _SINGULAR = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "reciprocal"})
 @rule("clamp-gradient-nan", "clamp", "clip", "clamp_min")
 @rule("relu-gradient-nan", "relu")
 @rule("where-gradient-nan", "where", "masked_fill")
-def _(call: Call) -> Any:
+def clamp_gradient_nan(call: Call) -> Any:
     given = (*call.args, *call.kwargs.values())
     is_0 = any(isinstance(v, (int, float)) and v == 0 for v in given)
     is_passing = call.trains and not call.users.isdisjoint(_SINGULAR)
