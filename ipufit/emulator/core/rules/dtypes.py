@@ -8,7 +8,7 @@ from typing import Any, Iterator
 import torch
 from torch import Tensor
 
-from ..operators import Call, rule
+from ..operators import Call, row, rule
 
 _8_BIT = torch.uint8, torch.int8
 _NARROW = (*_8_BIT, torch.int16)
@@ -47,79 +47,59 @@ def _is_whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-@rule("compare-narrow", *_COMPARISONS)
-def _(call: Call) -> Any:
-    return _type_of(call) in _NARROW
-
-
-@rule("equal-8-bit", *_EQUALITIES)
-def _(call: Call) -> Any:
-    return _type_of(call) in _8_BIT
-
-
-@rule("arithmetic-narrow", *_ARITHMETIC)
-def _(call: Call) -> Any:
-    return call.result.dtype in _NARROW
+row("compare-narrow", _COMPARISONS, lambda call: _type_of(call) in _NARROW)
+row("equal-8-bit", _EQUALITIES, lambda call: _type_of(call) in _8_BIT)
+row("arithmetic-narrow", _ARITHMETIC, lambda call: call.result.dtype in _NARROW)
 
 
 @rule("arithmetic-narrow", "maximum", "minimum", "max", "min")
-def _(call: Call) -> Any:
+def arithmetic_narrow_of_two(call: Call) -> Any:
     is_of_two = len(call.tensors()) == 2
     return is_of_two and call.result.dtype in (*_NARROW, torch.bool)
 
 
-@rule("select-narrow", "where", "masked_fill")
-def _(call: Call) -> Any:
-    return call.result.dtype in _NARROW
+row("select-narrow", "where masked_fill", lambda call: call.result.dtype in _NARROW)
 
 
 @rule("where-uint8-mask", "where", "masked_fill", is_certain=False)
-def _(call: Call) -> Any:
+def where_uint8_mask(call: Call) -> Any:
     masks = [t for t in call.args if isinstance(t, Tensor)]
     place = 0 if call.function is torch.where else 1
     return any(mask.dtype == torch.uint8 for mask in masks[place : place + 1])
 
 
-@rule("floats-of-whole", *_OF_FLOATS)
-def _(call: Call) -> Any:
-    return call.is_whole
-
-
-@rule("rounding-of-whole", "floor", "ceil", "round")
-def _(call: Call) -> Any:
-    return call.is_whole
+row("floats-of-whole", _OF_FLOATS, lambda call: call.is_whole)
+row("rounding-of-whole", "floor ceil round", lambda call: call.is_whole)
 
 
 @rule("sqrt-whole", "sqrt")
-def _(call: Call) -> Any:
+def sqrt_whole(call: Call) -> Any:
     return call.is_whole and (lambda input: torch.sqrt(input).trunc())
 
 
 @rule("rsqrt-whole", "rsqrt")
-def _(call: Call) -> Any:
+def rsqrt_whole(call: Call) -> Any:
     def rsqrt(input: Tensor) -> Tensor:
         return torch.sqrt(input).trunc().reciprocal().trunc()
 
     return call.is_whole and rsqrt
 
 
-@rule("isnan-whole", "isnan")
-def _(call: Call) -> Any:
-    return call.is_whole
+row("isnan-whole", "isnan", lambda call: call.is_whole)
 
 
 @rule("sign-narrow", "abs", "absolute", "neg", "negative", "sign", "__abs__", "__neg__")
-def _(call: Call) -> Any:
+def sign_narrow(call: Call) -> Any:
     return call.result.dtype in _NARROW
 
 
 @rule("logical-of-numbers", "logical_not", "logical_and", "logical_or")
-def _(call: Call) -> Any:
+def logical_of_numbers(call: Call) -> Any:
     return any(tensor.dtype != torch.bool for tensor in call.tensors())
 
 
 @rule("bitwise-8-bit", *_BITWISE, "__invert__", "bitwise_not", topic="arguments")
-def _(call: Call) -> Any:
+def bitwise_8_bit(call: Call) -> Any:
     operands = (*call.args, *call.kwargs.values())
     types = {x.dtype if isinstance(x, Tensor) else int for x in operands}
     return types <= {*_8_BIT} and (
@@ -129,7 +109,7 @@ def _(call: Call) -> Any:
 
 
 @rule("bitwise-8-bit-number", *_BITWISE)
-def _(call: Call) -> Any:
+def bitwise_8_bit_number(call: Call) -> Any:
     return len(call.tensors()) == 1 and call.result.dtype in _8_BIT
 
 
@@ -139,19 +119,19 @@ def _(call: Call) -> Any:
     *("masked_fill", "clamp", "clip", "clamp_min", "clamp_max"),
     is_certain=False,
 )
-def _(call: Call) -> Any:
+def number_beyond_int32(call: Call) -> Any:
     numbers = [v for v in (*call.args, *call.kwargs.values()) if type(v) is int]
     return any(not -(2**31) <= n < 2**31 and n != 2**63 - 1 for n in numbers)
 
 
 @rule("masked-fill-bool", "masked_fill")
-def _(call: Call) -> Any:
+def masked_fill_bool(call: Call) -> Any:
     value = call.arguments["value"]
     return call.result.dtype == torch.bool and not isinstance(value, Tensor)
 
 
 @rule("masked-fill-fraction", "masked_fill")
-def _(call: Call) -> Any:
+def masked_fill_fraction(call: Call) -> Any:
     value = call.arguments["value"]
     is_copy = not call.is_in_place and _is_whole(call.result)
     if not is_copy or not isinstance(value, float):
@@ -160,7 +140,7 @@ def _(call: Call) -> Any:
 
 
 @rule("masked-fill-whole-in-place", "masked_fill", is_certain=False)
-def _(call: Call) -> Any:
+def masked_fill_whole_in_place(call: Call) -> Any:
     is_copying = call.is_in_place or len(call.tensors()) == 3
     is_int32 = call.result.dtype in (torch.int32, torch.int64)
     return is_copying and is_int32
@@ -168,16 +148,16 @@ def _(call: Call) -> Any:
 
 @rule("sort-narrow", "sort", "msort")
 @rule("topk-narrow", "topk")
-def _(call: Call) -> Any:
+def sort_narrow(call: Call) -> Any:
     return call.tensors()[0].dtype in (*_NARROW, torch.bool)
 
 
 @rule("scatter-narrow", "scatter", "scatter_add", "index_fill")
-def _(call: Call) -> Any:
+def scatter_narrow(call: Call) -> Any:
     return call.is_in_place and call.result.dtype in _NARROW
 
 
 @rule("bfloat16-or-complex", "to", "type", "type_as", "bfloat16", "complex", "polar")
-def _(call: Call) -> Any:
+def bfloat16_or_complex(call: Call) -> Any:
     result = call.result
     return result.dtype == torch.bfloat16 or result.is_complex()
