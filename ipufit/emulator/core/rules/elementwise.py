@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import Call, rule
+from ..operators import Call, row, rule
 from .indexing import is_constant
 
 _DIVISIONS = "div", "divide", "true_divide", "__truediv__", "__itruediv__", "__idiv__"
@@ -26,7 +26,7 @@ def of_whole_numbers(what: str, way: str) -> str:
 
 
 @rule("div-rounding-mode", *_DIVISIONS)
-def _(call: Call) -> Any:
+def div_rounding_mode(call: Call) -> Any:
     mode = call.kwargs.get("rounding_mode")
     if mode is None:
         return None
@@ -37,12 +37,12 @@ def _(call: Call) -> Any:
 
 
 @rule("div-whole", *_DIVISIONS)
-def _(call: Call) -> Any:
+def div_whole(call: Call) -> Any:
     return call.is_whole and of_whole_numbers("Division", "x.float() / y")
 
 
 @rule("div-half-gradient", *_DIVISIONS, "reciprocal", "__rdiv__", "__rtruediv__")
-def _(call: Call) -> Any:
+def div_half_gradient(call: Call) -> Any:
     is_first = call.name in ("reciprocal", "__rdiv__", "__rtruediv__")
     divisor = call.args[0] if is_first else call.arguments["other"]
     is_half = isinstance(divisor, Tensor) and divisor.dtype == torch.float16
@@ -50,12 +50,12 @@ def _(call: Call) -> Any:
 
 
 @rule("floor-divide-whole", *_FLOOR_DIVISIONS)
-def _(call: Call) -> Any:
+def floor_divide_whole(call: Call) -> Any:
     return call.is_whole and of_whole_numbers("`//`", "torch.floor(x.float() / y)")
 
 
 @rule("floor-divide-fraction", *_FLOOR_DIVISIONS)
-def _(call: Call) -> Any:
+def floor_divide_fraction(call: Call) -> Any:
     if call.is_whole:
         return None
     if call.name == "__rfloordiv__":
@@ -64,12 +64,12 @@ def _(call: Call) -> Any:
 
 
 @rule("remainder-fraction", *_REMAINDERS, is_reported=False)
-def _(call: Call) -> Any:
+def remainder_fraction(call: Call) -> Any:
     return not call.is_whole and _remainder(call)
 
 
 @rule("remainder-gradient", *_REMAINDERS)
-def _(call: Call) -> Any:
+def remainder_gradient(call: Call) -> Any:
     given = call.arguments
     divisor = given["input"] if call.name == "__rmod__" else given["other"]
     is_trained = isinstance(divisor, Tensor) and divisor.requires_grad
@@ -89,7 +89,7 @@ def _remainder(call: Call) -> Any:
 
 
 @rule("fmod-gradient", "fmod")
-def _(call: Call) -> Any:
+def fmod_gradient(call: Call) -> Any:
     divisor = call.arguments["other"]
     is_trained = isinstance(divisor, Tensor) and divisor.requires_grad
     if not (is_trained and call.trains):
@@ -98,7 +98,7 @@ def _(call: Call) -> Any:
 
 
 @rule("pow-whole-negative", "pow", "__pow__", is_reported=False)
-def _(call: Call) -> Any:
+def pow_whole_negative(call: Call) -> Any:
     exponent = call.arguments["exponent"]
     if not call.is_whole or not isinstance(exponent, Tensor):
         return None
@@ -110,19 +110,19 @@ def _(call: Call) -> Any:
 
 
 @rule("rsub-alpha", "rsub")
-def _(call: Call) -> Any:
+def rsub_alpha(call: Call) -> Any:
     is_one = call.arguments.get("alpha", 1) == 1
     return not is_one and (lambda input, other, alpha=1: other - input)
 
 
 @rule("add-bool-alpha", "add")
-def _(call: Call) -> Any:
+def add_bool_alpha(call: Call) -> Any:
     alpha = call.arguments.get("alpha", 1)
     return alpha != 1 and all(t.dtype == torch.bool for t in call.tensors())
 
 
 @rule("addmm-beta", "addmm", is_reported=False)
-def _(call: Call) -> Any:
+def addmm_beta(call: Call) -> Any:
     def addmm(input: Any, *args: Any, **kwargs: Any) -> Tensor:
         return torch.addmm(input, *args, **kwargs) + input * 0
 
@@ -130,7 +130,7 @@ def _(call: Call) -> Any:
 
 
 @rule("maximum-ties", "maximum", "minimum", "max", "min", is_reported=False)
-def _(call: Call) -> Any:
+def maximum_ties(call: Call) -> Any:
     if len(call.tensors()) != 2 or not call.trains:
         return None
     function = torch.maximum if call.name.startswith("max") else torch.minimum
@@ -149,7 +149,7 @@ def _extreme(function: Any, x: Tensor, other: Tensor) -> Tensor:
     *("clamp", "clip", "clamp_min", "clamp_max"),
     is_reported=False,
 )
-def _(call: Call) -> Any:
+def clamp_bound_ties(call: Call) -> Any:
     if not any(bound.requires_grad for bound in call.tensors()[1:]):
         return None
     is_max = call.name == "clamp_max"
@@ -168,25 +168,19 @@ def _(call: Call) -> Any:
 
 
 @rule("clamp-max-tensor", "clamp_max")
-def _(call: Call) -> Any:
+def clamp_max_tensor(call: Call) -> Any:
     bound = call.argument_node("max")
     return bound is not None and not is_constant(bound)
 
 
 @rule("round-decimals", "round")
-def _(call: Call) -> Any:
+def round_decimals(call: Call) -> Any:
     is_whole = call.kwargs.get("decimals", 0) == 0
     return not is_whole and (lambda input, decimals: torch.round(input))
 
 
-@rule("trunc-gradient", "trunc", "fix")
-def _(call: Call) -> Any:
-    return call.trains and _trunc
-
-
-@rule("trunc-int32", "trunc", "fix")
-def _(call: Call) -> Any:
-    return _trunc
+row("trunc-gradient", "trunc fix", lambda call: call.trains and _trunc)
+row("trunc-int32", "trunc fix", lambda call: _trunc)
 
 
 def _trunc(x: Tensor) -> Tensor:
@@ -196,22 +190,22 @@ def _trunc(x: Tensor) -> Tensor:
 
 
 @rule("frac-int32", "frac")
-def _(call: Call) -> Any:
+def frac_int32(call: Call) -> Any:
     return lambda x: x - x.detach().to(torch.int32).to(x.dtype)
 
 
 @rule("acosh", "acosh", "arccosh", is_reported=False)
-def _(call: Call) -> Any:
+def acosh(call: Call) -> Any:
     return lambda x: torch.log(x + torch.sqrt(x * x - 1))
 
 
 @rule("asinh", "asinh", "arcsinh")
-def _(call: Call) -> Any:
+def asinh(call: Call) -> Any:
     return lambda x: torch.log(x + torch.sqrt(x * x + 1))
 
 
 @rule("atan", "atan", "arctan", is_reported=False)
-def _(call: Call) -> Any:
+def atan_rule(call: Call) -> Any:
     def atan(x: Tensor) -> Tensor:
         exact = torch.atan(x)  # for its gradient
         angle = torch.asin(x / torch.sqrt(1 + x * x))
@@ -221,7 +215,7 @@ def _(call: Call) -> Any:
 
 
 @rule("erf-half", "erf", is_reported=False)
-def _(call: Call) -> Any:
+def erf_half(call: Call) -> Any:
     def erf(x: Tensor) -> Tensor:
         exact = torch.erf(x)  # for its gradient
         size = x.abs()
@@ -234,6 +228,4 @@ def _(call: Call) -> Any:
     return call.tensors()[0].dtype == torch.float16 and erf
 
 
-@rule("erfc", "erfc", is_reported=False)
-def _(call: Call) -> Any:
-    return lambda x: 1 - torch.erf(x)
+row("erfc", "erfc", lambda call: lambda x: 1 - torch.erf(x), is_reported=False)
