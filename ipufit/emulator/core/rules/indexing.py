@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from ..graph import function_name
-from ..operators import Call, rule
+from ..operators import Call, row, rule
 
 _SCATTERS = "scatter", "scatter_add", "scatter_reduce"
 
@@ -48,7 +48,7 @@ def _has_negative_constant(call: Call) -> bool:
 
 
 @rule("index-negative", "__getitem__")
-def _(call: Call) -> Any:
+def index_negative(call: Call) -> Any:
     return _has_negative_constant(call) and (
         "A list or constant tensor of indices with a negative number: the device "
         "doesn't wrap it. It reads the element before, or none at all "
@@ -242,14 +242,14 @@ _WITHOUT_PLACES = (
 
 
 @rule("index-put-accumulate", "index_put")
-def _(call: Call) -> Any:
+def index_put_accumulate(call: Call) -> Any:
     return call.arguments.get("accumulate") and (
         lambda input, indices, values, *_, **__: torch.index_put(input, indices, values)
     )
 
 
 @rule("assign-negative", "__setitem__")
-def _(call: Call) -> Any:
+def assign_negative(call: Call) -> Any:
     return _has_negative_constant(call) and (
         "An assignment to a list or constant tensor of indices with a negative number: "
         "the device doesn't wrap it. It ignores such a value, or assigns it to the "
@@ -259,7 +259,7 @@ def _(call: Call) -> Any:
 
 
 @rule("assign-order", "__setitem__", "index_put")
-def _(call: Call) -> Any:
+def assign_order(call: Call) -> Any:
     assigned = _assignment(call)
     if assigned is None or any(map(_is_mask, assigned.taken)) or assigned.is_by_vector:
         return None
@@ -275,7 +275,7 @@ def _(call: Call) -> Any:
 
 
 @rule("assign-mask-among", "__setitem__", "index_put")
-def _(call: Call) -> Any:
+def assign_mask_among(call: Call) -> Any:
     assigned = _assignment(call)
     if assigned is None or assigned.is_by_mask:
         return None
@@ -287,7 +287,7 @@ def _(call: Call) -> Any:
 
 
 @rule("assign-values-to-mask", "__setitem__", "index_put")
-def _(call: Call) -> Any:
+def assign_values_to_mask(call: Call) -> Any:
     assigned = _assignment(call)
     if assigned is None or not assigned.is_by_mask:
         return None
@@ -308,7 +308,7 @@ def _selected(assigned: _Assignment) -> Tensor:
 
 
 @rule("assign-one-to-many", "__setitem__", "index_put")
-def _(call: Call) -> Any:
+def assign_one_to_many(call: Call) -> Any:
     assigned = _assignment(call)
     if assigned is None or not assigned.is_by_vector:
         return None
@@ -318,7 +318,7 @@ def _(call: Call) -> Any:
 
 
 @rule("assign-narrow", "__setitem__", "index_put")
-def _(call: Call) -> Any:
+def assign_narrow(call: Call) -> Any:
     assigned = _assignment(call)
     if assigned is None or not assigned.is_by_vector:
         return None
@@ -332,7 +332,7 @@ def _(call: Call) -> Any:
 
 
 @rule("index-fill-negative", "index_fill")
-def _(call: Call) -> Any:
+def index_fill_negative(call: Call) -> Any:
     given = call.arguments
     if given["dim"] >= 0 or given["input"].dim() == 1:
         return None
@@ -369,7 +369,7 @@ def reads_a_number(call: Call) -> Any:
 
 
 @rule("gather-expanded", "gather")
-def _(call: Call) -> Any:
+def gather_expanded(call: Call) -> Any:
     given = call.arguments
     x, dim, index = given["input"], given["dim"] % given["input"].dim(), given["index"]
     maker = call.argument_node("index")
@@ -397,7 +397,7 @@ def _(call: Call) -> Any:
 
 
 @rule("scatter-partly-expanded", "scatter_add", "scatter_reduce")
-def _(call: Call) -> Any:
+def scatter_partly_expanded(call: Call) -> Any:
     given = call.arguments
     index = given["index"]
     is_used = (
@@ -407,7 +407,7 @@ def _(call: Call) -> Any:
 
 
 @rule("scatter-add-to-zeros", "scatter_add")
-def _(call: Call) -> Any:
+def scatter_add_to_zeros(call: Call) -> Any:
     given = call.arguments
     maker = call.argument_node("input")
     if maker is None or function_name(maker) not in (
@@ -426,7 +426,7 @@ def _is_narrower(index: Tensor, x: Tensor, dim: int) -> bool:
 
 
 @rule("scatter-gradient", *_SCATTERS)
-def _(call: Call) -> Any:
+def scatter_gradient(call: Call) -> Any:
     given = call.arguments
     if not call.trains or given["index"].dim() < 2:
         return None
@@ -442,7 +442,7 @@ def _reduction(call: Call) -> tuple[str, bool]:
 
 
 @rule("scatter-extreme-ties", "scatter_reduce", "index_reduce", is_reported=False)
-def _(call: Call) -> Any:
+def scatter_extreme_ties(call: Call) -> Any:
     given = call.arguments
     kind, includes_self = _reduction(call)
     if not call.trains or kind not in ("amax", "amin"):
@@ -475,19 +475,19 @@ def _(call: Call) -> Any:
 
 
 @rule("scatter-prod-gradient", *_GROUPED)
-def _(call: Call) -> Any:
+def scatter_prod_gradient(call: Call) -> Any:
     return call.trains and _reduction(call)[0] in ("prod", "multiply")
 
 
 @rule("scatter-mean-whole", "scatter_reduce", "index_reduce", is_certain=False)
-def _(call: Call) -> Any:
+def scatter_mean_whole(call: Call) -> Any:
     kind, includes_self = _reduction(call)
     is_whole = not call.result.is_floating_point()
     return is_whole and (kind == "mean" or not includes_self)
 
 
 @rule("bincount-beyond", "bincount", is_reported=False)
-def _(call: Call) -> Any:
+def bincount_beyond(call: Call) -> Any:
     length = call.arguments.get("minlength", 0)
 
     def bincount(input: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
@@ -502,23 +502,21 @@ def _(call: Call) -> Any:
 
 
 @rule("bucketize-number", "bucketize", is_certain=False)
-def _(call: Call) -> Any:
+def bucketize_number(call: Call) -> Any:
     return not isinstance(call.args[0], Tensor)
 
 
-@rule("random-one-bound", "random")
-def _(call: Call) -> Any:
-    return len(call.args) < 3
+row("random-one-bound", "random", lambda call: len(call.args) < 3)
 
 
 @rule("unfold-without-batch", "unfold")
-def _(call: Call) -> Any:
+def unfold_without_batch(call: Call) -> Any:
     is_columns = "padding" in call.kwargs  # as Tensor.unfold hasn't
     return is_columns and call.args[0].dim() == 3
 
 
 @rule("dynamic-slice-negative", "slice_tensor", "update_tensor", is_certain=False)
-def _(call: Call) -> Any:
+def dynamic_slice_negative(call: Call) -> Any:
     return call.arguments.get("dim", 0) < 0
 
 
@@ -526,24 +524,22 @@ def _(call: Call) -> Any:
 
 
 @rule("torch-scatter-size", "scatter_max", "scatter_min", "scatter_mul")
-def _(call: Call) -> Any:
+def torch_scatter_size(call: Call) -> Any:
     given = *call.args, *call.kwargs.values()  # src, index, dim, out, dim_size
     return all(value is None for value in given[3:])
 
 
-@rule("torch-scatter-mul-gradient", "scatter_mul")
-def _(call: Call) -> Any:
-    return call.trains
+row("torch-scatter-mul-gradient", "scatter_mul", lambda call: call.trains)
 
 
 @rule("spline-degree", "spline_basis")
-def _(call: Call) -> Any:
+def spline_degree(call: Call) -> Any:
     pseudo, *_, degree = *call.args, *call.kwargs.values()
     return not 0 <= degree <= 3 or pseudo.dim() != 2
 
 
 @rule("spline-gradient", "spline_basis", "spline_weighting")
-def _(call: Call) -> Any:
+def spline_gradient(call: Call) -> Any:
     if not call.trains:
         return None
     return lambda *args: call.function(
