@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import _reduction, functional
 
 from ..graph import as_list
-from ..operators import Call, rule
+from ..operators import Call, row, rule
 
 _FEW = 100
 """Values below which a deviation without bias visibly differs from one with bias."""
@@ -30,17 +30,15 @@ _NORMS = "batch_norm", "instance_norm", "group_norm", "layer_norm"
     *("bmm", "dot", "mm", "mv", "matmul", "__matmul__", "__rmatmul__", "linear"),
     is_certain=False,
 )
-def _(call: Call) -> Any:
+def matmul_whole(call: Call) -> Any:
     return call.is_whole
 
 
-@rule("conv-whole", "conv1d", "conv2d", "conv3d", is_certain=False)
-def _(call: Call) -> Any:
-    return call.is_whole
+row("conv-whole", "conv1d conv2d conv3d", lambda call: call.is_whole, is_certain=False)
 
 
 @rule("conv-transpose-dilation", *_TRANSPOSED, topic="arguments")
-def _(call: Call) -> Any:
+def conv_transpose_dilation(call: Call) -> Any:
     given = call.arguments
     dilation = given.get("dilation", 1)
     return any(step != 1 for step in as_list(dilation)) and (
@@ -50,7 +48,7 @@ def _(call: Call) -> Any:
 
 
 @rule("baddbmm-beta-0", "baddbmm", is_reported=False)
-def _(call: Call) -> Any:
+def baddbmm_beta_0(call: Call) -> Any:
     if call.kwargs.get("beta", 1) != 0:
         return None
 
@@ -62,13 +60,11 @@ def _(call: Call) -> Any:
     return baddbmm
 
 
-@rule("cumulative-0d", "cumsum", "cumprod")
-def _(call: Call) -> Any:
-    return bool(call.tensors()[0].dim() == 0)
+row("cumulative-0d", "cumsum cumprod", lambda call: bool(call.tensors()[0].dim() == 0))
 
 
 @rule("cumsum-float32", "cumsum", is_reported=False)
-def _(call: Call) -> Any:
+def cumsum_float32(call: Call) -> Any:
     dtype = call.result.dtype
     if dtype.is_floating_point:
         return None
@@ -76,7 +72,7 @@ def _(call: Call) -> Any:
 
 
 @rule("cumprod-dtype", "cumprod")
-def _(call: Call) -> Any:
+def cumprod_dtype(call: Call) -> Any:
     given = call.tensors()[0]
     if given.is_floating_point() == call.result.is_floating_point():
         return None
@@ -87,7 +83,7 @@ _RNNS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
 
 
 @rule("rnn-options", *_RNNS, topic="arguments")
-def _(call: Call) -> Any:
+def rnn_options(call: Call) -> Any:
     given = call.arguments
     kind = _RNNS[call.name]
     verb = "is " if kind == "RNN" else ""
@@ -110,7 +106,7 @@ def _(call: Call) -> Any:
 
 
 @rule("lstm-projection", "lstm")
-def _(call: Call) -> Any:
+def lstm_projection(call: Call) -> Any:
     hidden, cell = next(one for one in call.args if isinstance(one, (tuple, list)))
     return hidden.shape[-1] != cell.shape[-1]
 
@@ -119,27 +115,27 @@ def _(call: Call) -> Any:
 
 
 @rule("norm-one-affine", *_NORMS)
-def _(call: Call) -> Any:
+def norm_one_affine(call: Call) -> Any:
     given = call.arguments
     return (given.get("weight") is None) != (given.get("bias") is None)
 
 
 @rule("batch-norm-gradient", "batch_norm")
-def _(call: Call) -> Any:
+def batch_norm_gradient(call: Call) -> Any:
     given = call.arguments
     per_channel = given["input"].numel() // given["input"].shape[1]
     return bool(given.get("training")) and call.trains and per_channel < _FEW
 
 
 @rule("instance-norm-gradient", "instance_norm")
-def _(call: Call) -> Any:
+def instance_norm_gradient(call: Call) -> Any:
     given = call.arguments
     per_channel = given["input"][0, 0].numel()
     return given.get("use_input_stats", True) and call.trains and per_channel < _FEW
 
 
 @rule("instance-norm-statistics", "instance_norm")
-def _(call: Call) -> Any:
+def instance_norm_statistics(call: Call) -> Any:
     given = call.arguments
     is_updating = given.get("use_input_stats", True)
     if call.function is not functional.instance_norm or not is_updating:
@@ -155,14 +151,14 @@ def _(call: Call) -> Any:
 
 
 @rule("embedding-options", "embedding", "embedding_bag", topic="arguments")
-def _(call: Call) -> Any:
+def embedding_options(call: Call) -> Any:
     given = call.arguments
     reasons = [o for o in ("scale_grad_by_freq", "sparse") if given.get(o)]
     return reasons and f"Unsupported aten::{call.name} operation: {reasons[0]}."
 
 
 @rule("embedding-bag-padding", "embedding_bag", topic="arguments")
-def _(call: Call) -> Any:
+def embedding_bag_padding(call: Call) -> Any:
     return call.arguments.get("padding_idx") is not None and (
         "Unsupported aten::embedding_bag operation: padding_idx parameter is "
         "unsupported."
@@ -170,7 +166,7 @@ def _(call: Call) -> Any:
 
 
 @rule("embedding-bag-offsets", "embedding_bag", topic="arguments")
-def _(call: Call) -> Any:
+def embedding_bag_offsets(call: Call) -> Any:
     offsets = call.argument_node("offsets")
     return offsets not in (None, *call.constants) and (
         "Unsupported aten::embedding_bag operation: offsets tensor must be a "
@@ -179,17 +175,17 @@ def _(call: Call) -> Any:
 
 
 @rule("embedding-max-norm", "embedding")
-def _(call: Call) -> Any:
+def embedding_max_norm(call: Call) -> Any:
     return call.arguments.get("max_norm") is not None
 
 
 @rule("embedding-bag-frozen", "embedding_bag")
-def _(call: Call) -> Any:
+def embedding_bag_frozen(call: Call) -> Any:
     return not call.arguments["weight"].requires_grad
 
 
 @rule("embedding-bag-empty", "embedding_bag")
-def _(call: Call) -> Any:
+def embedding_bag_empty(call: Call) -> Any:
     given = call.arguments
     offsets = given.get("offsets")
     if offsets is None:
@@ -202,7 +198,7 @@ def _(call: Call) -> Any:
 
 
 @rule("repeat-interleave", "repeat_interleave")
-def _(call: Call) -> Any:
+def repeat_interleave(call: Call) -> Any:
     return call.kwargs.get("output_size") is None
 
 
@@ -227,7 +223,7 @@ def _reduced(
 
 
 @rule("class-weight", *_CLASS_LOSSES, topic="arguments")
-def _(call: Call) -> Any:
+def class_weight(call: Call) -> Any:
     is_entropy = call.name.startswith("cross")
     aten = "cross_entropy_loss" if is_entropy else "nll_loss_nd"
     return call.arguments.get("weight") is not None and (
@@ -237,7 +233,7 @@ def _(call: Call) -> Any:
 
 
 @rule("label-smoothing-mean", "cross_entropy", topic="arguments")
-def _(call: Call) -> Any:
+def label_smoothing_mean(call: Call) -> Any:
     given = call.arguments
     is_of_classes = given["input"].shape != given["target"].shape
     is_mean = given.get("reduction", "mean") == "mean"
@@ -251,14 +247,14 @@ def _(call: Call) -> Any:
 
 
 @rule("ctc-loss-none", "ctc_loss", topic="arguments")
-def _(call: Call) -> Any:
+def ctc_loss_none(call: Call) -> Any:
     return call.arguments.get("reduction") in ("none", 0) and (
         'CTCLoss with reduction="none" is currently not supported: use "sum" or "mean".'
     )
 
 
 @rule("ctc-loss-targets", "ctc_loss", topic="arguments")
-def _(call: Call) -> Any:
+def ctc_loss_targets(call: Call) -> Any:
     shape = list(call.arguments["targets"].shape)
     return len(shape) != 2 and (
         "CTCLoss needs 2-D targets, padded to one length: [batch, length]. "
@@ -267,14 +263,14 @@ def _(call: Call) -> Any:
 
 
 @rule("class-loss-1d", *_CLASS_LOSSES)
-def _(call: Call) -> Any:
+def class_loss_1d(call: Call) -> Any:
     given = call.arguments
     scores = given.get("input", given.get("self"))
     return scores.dim() == 1 and given["target"].dim() == 0
 
 
 @rule("class-loss-half-count", *_CLASS_LOSSES)
-def _(call: Call) -> Any:
+def class_loss_half_count(call: Call) -> Any:
     given = call.arguments
     scores = given.get("input", given.get("self"))
     is_mean = given.get("reduction", "mean") in ("mean", 1)
@@ -283,7 +279,7 @@ def _(call: Call) -> Any:
 
 
 @rule("binary-cross-entropy", "binary_cross_entropy")
-def _(call: Call) -> Any:
+def binary_cross_entropy_rule(call: Call) -> Any:
     if call.function is not functional.binary_cross_entropy:
         return None
 
@@ -297,7 +293,7 @@ def _(call: Call) -> Any:
 
 
 @rule("kl-div", "kl_div", is_reported=False)
-def _(call: Call) -> Any:
+def kl_div_rule(call: Call) -> Any:
     if call.function is not functional.kl_div:
         return None
 
@@ -314,17 +310,17 @@ def _(call: Call) -> Any:
 
 
 @rule("cosine-embedding-loss-1d", "cosine_embedding_loss")
-def _(call: Call) -> Any:
+def cosine_embedding_loss_1d(call: Call) -> Any:
     return bool(call.tensors()[0].dim() == 1)
 
 
 @rule("triplet-margin-loss-1d", "triplet_margin_loss")
-def _(call: Call) -> Any:
+def triplet_margin_loss_1d(call: Call) -> Any:
     return bool(call.tensors()[0].dim() == 1)
 
 
 @rule("triplet-margin-loss", "triplet_margin_loss")
-def _(call: Call) -> Any:
+def triplet_margin_loss_rule(call: Call) -> Any:
     is_flat = call.tensors()[0].dim() < 3
     if call.function is not functional.triplet_margin_loss or is_flat:
         return None
@@ -351,13 +347,11 @@ def _(call: Call) -> Any:
     return triplet_margin_loss
 
 
-@rule("gaussian-nll-loss", "gaussian_nll_loss")
-def _(call: Call) -> Any:
-    return True
+row("gaussian-nll-loss", "gaussian_nll_loss", lambda call: True)
 
 
 @rule("hinge-embedding-loss", "hinge_embedding_loss", is_reported=False)
-def _(call: Call) -> Any:
+def hinge_embedding_loss_rule(call: Call) -> Any:
     if call.function is not functional.hinge_embedding_loss:
         return None
 
@@ -372,7 +366,7 @@ def _(call: Call) -> Any:
 
 
 @rule("soft-margin-loss", "soft_margin_loss", is_reported=False)
-def _(call: Call) -> Any:
+def soft_margin_loss_rule(call: Call) -> Any:
     if call.function is not functional.soft_margin_loss:
         return None
 
