@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from ..graph import function_name
-from ..operators import ANY_IN_PLACE, Call, rule
+from ..operators import ANY_IN_PLACE, Call, row, rule
 
 _IN_PLACE = """
     abs add addcdiv addcmul ceil clamp clamp_max clamp_min clip div divide exp fill
@@ -31,26 +31,26 @@ _DROPOUTS = "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"
 
 
 @rule("cross-negative-dim", "cross", "linalg_cross")
-def _(call: Call) -> Any:
+def cross_negative_dim(call: Call) -> Any:
     default = -1 if call.name == "linalg_cross" else None
     dim = call.arguments.get("dim", default)
     return dim is not None and dim < 0
 
 
 @rule("cross-broadcast", "cross", "linalg_cross")
-def _(call: Call) -> Any:
+def cross_broadcast(call: Call) -> Any:
     x, other = call.tensors()
     return x.shape != other.shape
 
 
 @rule("take-along-negative-dim", "take_along_dim")
-def _(call: Call) -> Any:
+def take_along_negative_dim(call: Call) -> Any:
     dim = call.arguments.get("dim")
     return dim is not None and dim < 0
 
 
 @rule("index-select-0d", "index_select")
-def _(call: Call) -> Any:
+def index_select_0d(call: Call) -> Any:
     def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
         found = torch.index_select(input, dim, index)
         # `argmax()` over everything has the shape [1] on a device.
@@ -60,13 +60,13 @@ def _(call: Call) -> Any:
 
 
 @rule("copy-broadcast", "copy")
-def _(call: Call) -> Any:
+def copy_broadcast(call: Call) -> Any:
     to, source = call.tensors()
     return to.shape != source.shape
 
 
 @rule("triangle", "triu", topic="arguments")
-def _(call: Call) -> Any:
+def triangle(call: Call) -> Any:
     return (
         "torch.triu is only supported within constant expressions: multiply by the "
         "triangle of a constant, torch.triu(torch.ones(n, n))."
@@ -74,7 +74,7 @@ def _(call: Call) -> Any:
 
 
 @rule("in-place-step", ANY_IN_PLACE, topic="arguments")
-def _(call: Call) -> Any:
+def in_place_step(call: Call) -> Any:
     indices = [call.args[1]] if call.name == "__setitem__" else []
     base: Any = call.argument_node("input")
     while isinstance(base, Node) and function_name(base) == "__getitem__":
@@ -94,47 +94,43 @@ def _parts(index: Any) -> tuple[Any, ...]:
 
 
 @rule("in-place-view", *_IN_PLACE)
-def _(call: Call) -> Any:
+def in_place_view(call: Call) -> Any:
     # `y[0] += 1` assigns the result.
     is_lost = call.is_in_place and "__setitem__" not in call.users
     return is_lost and len(call.makers) > 1 and "input" not in call.makers
 
 
 @rule("in-place-strided-view", *_IN_PLACE, "copy")
-def _(call: Call) -> Any:
+def in_place_strided_view(call: Call) -> Any:
     is_lost = call.is_in_place and "__setitem__" not in call.users
     return is_lost and not _STRIDED.isdisjoint(call.makers[:-1])
 
 
-@rule("log-softmax-0d", "log_softmax")
-def _(call: Call) -> Any:
-    return call.tensors()[0].dim() == 0
+row("log-softmax-0d", "log_softmax", lambda call: call.tensors()[0].dim() == 0)
 
 
 @rule("l1-loss-0d", "l1_loss")
-def _(call: Call) -> Any:
+def l1_loss_0d(call: Call) -> Any:
     return all(tensor.dim() == 0 for tensor in call.tensors())
 
 
 @rule("pad-gradient", "pad")
-def _(call: Call) -> Any:
+def pad_gradient(call: Call) -> Any:
     mode = call.arguments.get("mode", "constant")
     return call.trains and mode in ("reflect", "replicate")
 
 
-@rule("argsort-stable", "argsort")
-def _(call: Call) -> Any:
-    return "stable" in call.kwargs
+row("argsort-stable", "argsort", lambda call: "stable" in call.kwargs)
 
 
 @rule("sort-ties", "sort", "argsort")
-def _(call: Call) -> Any:
+def sort_ties(call: Call) -> Any:
     is_whole = not call.tensors()[0].is_floating_point()
     return is_whole and not call.kwargs.get("stable")
 
 
 @rule("dropout-inference", *_DROPOUTS)
-def _(call: Call) -> Any:
+def dropout_inference(call: Call) -> Any:
     given = call.arguments
     is_split = call.name == "dropout" and given.get("inplace", False)
     if call.is_training or is_split or not _drops(call):
@@ -143,7 +139,7 @@ def _(call: Call) -> Any:
 
 
 @rule("dropout-all", *_DROPOUTS)
-def _(call: Call) -> Any:
+def dropout_all(call: Call) -> Any:
     return call.arguments.get("p", 0.5) == 1 and _drops(call)
 
 
@@ -155,7 +151,7 @@ def _drops(call: Call) -> bool:
 
 
 @rule("normal-gradient", "normal")
-def _(call: Call) -> Any:
+def normal_gradient(call: Call) -> Any:
     is_of_tensors = call.is_training and not call.is_in_place
     if not is_of_tensors or not any(t.requires_grad for t in call.tensors()):
         return None
