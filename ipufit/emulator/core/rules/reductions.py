@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..graph import as_list
-from ..operators import Call, rule
+from ..operators import Call, row, rule
 from .elementwise import of_whole_numbers
 
 _UNGIVEN = object()
@@ -37,17 +37,15 @@ def _rounded_to_half(x: Tensor) -> Tensor:
 
 
 @rule("mean-whole", "mean")
-def _(call: Call) -> Any:
+def mean_whole(call: Call) -> Any:
     return call.is_whole and of_whole_numbers("The mean", "x.float().mean()")
 
 
-@rule("sum-dim-none", "sum", "mean")
-def _(call: Call) -> Any:
-    return _reduced(call)[0] is None
+row("sum-dim-none", "sum mean", lambda call: _reduced(call)[0] is None)
 
 
 @rule("sum-all-keepdim", "sum", "mean", "logsumexp")
-def _(call: Call) -> Any:
+def sum_all_keepdim(call: Call) -> Any:
     dim, keepdim = _reduced(call)
     if not keepdim or dim not in ((), []):
         return None
@@ -56,7 +54,7 @@ def _(call: Call) -> Any:
 
 
 @rule("sum-whole-as-float", "sum", "prod")
-def _(call: Call) -> Any:
+def sum_whole_as_float(call: Call) -> Any:
     if not call.is_whole or not call.result.is_floating_point():
         return None
     if call.users != {"output"}:
@@ -66,7 +64,7 @@ def _(call: Call) -> Any:
 
 
 @rule("mean-half", "mean", is_reported=False)
-def _(call: Call) -> Any:
+def mean_half(call: Call) -> Any:
     if call.tensors()[0].dtype != torch.float16 or "dtype" in call.kwargs:
         return None
     dim, keepdim = _reduced(call)
@@ -80,7 +78,7 @@ def _(call: Call) -> Any:
 
 
 @rule("logsumexp-infinite", "logsumexp", is_reported=False)
-def _(call: Call) -> Any:
+def logsumexp_infinite(call: Call) -> Any:
     dim, keepdim = _reduced(call)
     if not call.tensors()[0].is_floating_point() or dim in ((), []):
         return None
@@ -101,7 +99,7 @@ def _squeezed(x: Tensor, places: tuple[int, ...]) -> Tensor:
 
 
 @rule("count-nonzero-type", "count_nonzero")
-def _(call: Call) -> Any:
+def count_nonzero_type(call: Call) -> Any:
     return not call.is_whole and call.users != {"output"}
 
 
@@ -111,29 +109,25 @@ _SPREADS = "std", "std_mean", "var", "var_mean"
 
 
 @rule("var-correction", *_SPREADS)
-def _(call: Call) -> Any:
+def var_correction(call: Call) -> Any:
     return call.kwargs.get("correction") not in (None, 0, 1) and _spread(call)
 
 
 @rule("var-correction-none", *_SPREADS)
-def _(call: Call) -> Any:
+def var_correction_none(call: Call) -> Any:
     return call.kwargs.get("correction", 1) is None
 
 
-@rule("topk-unsorted", "topk")
-def _(call: Call) -> Any:
-    return not call.arguments.get("sorted", True)
+row("topk-unsorted", "topk", lambda call: not call.arguments.get("sorted", True))
 
 
 @rule("var-mean-keepdim", "std_mean", "var_mean")
-def _(call: Call) -> Any:
+def var_mean_keepdim(call: Call) -> Any:
     given = call.arguments
     return bool(given.get("keepdim")) and _spread(call)
 
 
-@rule("std-gradient", "std", "std_mean")
-def _(call: Call) -> Any:
-    return call.trains and _spread(call)
+row("std-gradient", "std std_mean", lambda call: call.trains and _spread(call))
 
 
 def _spread(call: Call) -> Callable[..., Any]:
@@ -187,36 +181,36 @@ def _largest(call: Call) -> Callable[..., Tensor]:
 
 
 @rule("amax-of-all", "amax", "amin")
-def _(call: Call) -> Any:
+def amax_of_all(call: Call) -> Any:
     dim, keepdim = _reduced(call)
     return dim in (_UNGIVEN, (), []) and not keepdim and _largest(call)
 
 
 @rule("amax-of-all-keepdim", "amax", "amin")
-def _(call: Call) -> Any:
+def amax_of_all_keepdim(call: Call) -> Any:
     dim, keepdim = _reduced(call)
     is_of_all = dim in (_UNGIVEN, (), []) and keepdim
     return is_of_all and call.tensors()[0].dim() != 2 and _largest(call)
 
 
 @rule("amax-ties", "amax", "amin", is_reported=False)
-def _(call: Call) -> Any:
+def amax_ties(call: Call) -> Any:
     return call.trains and _largest(call)
 
 
 @rule("max-of-all-ties", "max", "min", is_reported=False)
-def _(call: Call) -> Any:
+def max_of_all_ties(call: Call) -> Any:
     is_of_all = len(call.args) + len(call.kwargs) == 1
     return is_of_all and call.trains and _largest(call)
 
 
 @rule("argmax-of-all", "argmax", "argmin")
-def _(call: Call) -> Any:
+def argmax_of_all(call: Call) -> Any:
     return not _reduced(call)[1] and _position(call)
 
 
 @rule("argmax-of-all-keepdim", "argmax", "argmin")
-def _(call: Call) -> Any:
+def argmax_of_all_keepdim(call: Call) -> Any:
     is_kept = _reduced(call)[1] and call.tensors()[0].dim() != 2
     return is_kept and _position(call)
 
@@ -232,13 +226,13 @@ def _position(call: Call) -> Any:
 
 
 @rule("argmax-of-number", "argmax", "argmin")
-def _(call: Call) -> Any:
+def argmax_of_number(call: Call) -> Any:
     has_dim = _reduced(call)[0] not in (None, _UNGIVEN)
     return has_dim and call.tensors()[0].dim() == 0
 
 
 @rule("median-of-all-ties", "median", is_reported=False)
-def _(call: Call) -> Any:
+def median_of_all_ties(call: Call) -> Any:
     is_of_all = len(call.args) + len(call.kwargs) == 1
     if not is_of_all or not call.trains:
         return None
@@ -298,32 +292,32 @@ def _norm(call: Call, power: float, places: tuple[int, ...], keepdim: bool) -> A
 
 
 @rule("norm-zero-gradient", *_NORMS)
-def _(call: Call) -> Any:
+def norm_zero_gradient(call: Call) -> Any:
     found = _vector_norm(call)
     return found and found[0] == 2 and call.trains and _norm(call, *found)
 
 
 @rule("norm-half", *_NORMS, is_reported=False)
-def _(call: Call) -> Any:
+def norm_half(call: Call) -> Any:
     found = _vector_norm(call)
     is_half = call.tensors()[0].dtype == torch.float16
     return found and found[0] == 2 and is_half and _norm(call, *found)
 
 
 @rule("norm-other-power", *_NORMS)
-def _(call: Call) -> Any:
+def norm_other_power(call: Call) -> Any:
     found = _vector_norm(call)
     return found and abs(found[0]) not in (0, 1, 2, float("inf")) and call.trains
 
 
 @rule("norm-power-0", *_NORMS)
-def _(call: Call) -> Any:
+def norm_power_0(call: Call) -> Any:
     found = _vector_norm(call)
     return found and found[0] == 0 and _norm(call, *found)
 
 
 @rule("norm-infinity-ties", *_NORMS, is_reported=False)
-def _(call: Call) -> Any:
+def norm_infinity_ties(call: Call) -> Any:
     found = _vector_norm(call)
     return (
         found and abs(found[0]) == float("inf") and call.trains and _norm(call, *found)
@@ -331,7 +325,7 @@ def _(call: Call) -> Any:
 
 
 @rule("pairwise-distance-zero", "pairwise_distance")
-def _(call: Call) -> Any:
+def pairwise_distance_zero(call: Call) -> Any:
     given = call.arguments
     if given.get("eps", 1e-6) != 0 or given.get("p", 2.0) != 2 or not call.trains:
         return None
@@ -373,7 +367,7 @@ def cdist_of_rows(call: Call) -> Any:
 
 
 @rule("cdist-power-0", "cdist")
-def _(call: Call) -> Any:
+def cdist_power_0(call: Call) -> Any:
     given = call.arguments
     if given.get("p", 2.0) != 0:
         return None
