@@ -21,18 +21,18 @@ _ADAPTIVE = tuple(f"adaptive_avg_pool{rank}d" for rank in (1, 2, 3))
 
 
 @rule("pool-stride", *_MAX_POOLS, *_AVG_POOLS, "lp_pool2d")
-def _(call: Call) -> Any:
+def pool_stride(call: Call) -> Any:
     return call.arguments.get("stride") in (None, [], ())
 
 
 @rule("padding-of-one", "max_pool2d", "max_pool3d", *_AVG_POOLS, "conv2d", "conv3d")
-def _(call: Call) -> Any:
+def padding_of_one(call: Call) -> Any:
     padding = call.arguments.get("padding")
     return isinstance(padding, (list, tuple)) and len(padding) == 1
 
 
 @rule("max-pool-indices", *_INDEXED_POOLS, topic="arguments")
-def _(call: Call) -> Any:
+def max_pool_indices(call: Call) -> Any:
     return (
         f"{call.name.replace('_with_indices', '')} with return_indices=True is not "
         "supported: only the values of max pooling can be had."
@@ -40,7 +40,7 @@ def _(call: Call) -> Any:
 
 
 @rule("max-pool-dilation", *_MAX_POOLS)
-def _(call: Call) -> Any:
+def max_pool_dilation(call: Call) -> Any:
     dilation = call.arguments.get("dilation", 1)
     return any(step != 1 for step in as_list(dilation))
 
@@ -100,7 +100,7 @@ def _windows(call: Call) -> list[_Window]:
 
 
 @rule("ceil-mode", *_MAX_POOLS)
-def _(call: Call) -> Any:
+def ceil_mode(call: Call) -> Any:
     if not call.arguments.get("ceil_mode"):
         return None
     windows = _windows(call)
@@ -119,7 +119,7 @@ def _(call: Call) -> Any:
 
 
 @rule("ceil-mode", *_AVG_POOLS)
-def _(call: Call) -> Any:
+def ceil_mode_of_averages(call: Call) -> Any:
     windows = _windows(call)
     is_ceil = call.arguments.get("ceil_mode")
     return is_ceil and any(w.positions != w.traced for w in windows)
@@ -132,7 +132,7 @@ def _average(call: Call) -> dict[str, Any]:
 
 
 @rule("divisor-override", *_AVG_POOLS)
-def _(call: Call) -> Any:
+def divisor_override(call: Call) -> Any:
     if call.arguments.get("divisor_override") is None:
         return None
     function = getattr(functional, call.name)
@@ -141,7 +141,7 @@ def _(call: Call) -> Any:
 
 
 @rule("pool-uneven-padding", *_AVG_POOLS)
-def _(call: Call) -> Any:
+def pool_uneven_padding(call: Call) -> Any:
     given = _average(call)
     padding = as_list(given.get("padding", 0))
     if len(set(padding)) == 1 or not given.get("count_include_pad", True):
@@ -154,14 +154,14 @@ def _(call: Call) -> Any:
 
 
 @rule("pool-padding-1d", "avg_pool1d")
-def _(call: Call) -> Any:
+def pool_padding_1d(call: Call) -> Any:
     given = call.arguments
     is_padded = any(as_list(given.get("padding", 0)))
     return is_padded and given.get("count_include_pad", True)
 
 
 @rule("adaptive-pool-sizes", *_ADAPTIVE, topic="arguments")
-def _(call: Call) -> Any:
+def adaptive_pool_sizes(call: Call) -> Any:
     given = call.arguments
     sizes = given["input"].shape[-int(call.name[-2]) :]
     wanted = as_list(given["output_size"])
@@ -176,7 +176,7 @@ def _(call: Call) -> Any:
 
 
 @rule("pool-without-batch", *_ADAPTIVE)
-def _(call: Call) -> Any:
+def pool_without_batch(call: Call) -> Any:
     return call.arguments["input"].dim() == int(call.name[-2]) + 1
 
 
@@ -187,7 +187,7 @@ _LINEAR = {
 
 
 @rule("linear-upsampling", "interpolate", topic="arguments")
-def _(call: Call) -> Any:
+def linear_upsampling(call: Call) -> Any:
     mode = call.arguments.get("mode")
     return mode in _LINEAR and (
         f"Unsupported upsample mode {_LINEAR[mode]}: currently only 'nearest' is "
@@ -196,7 +196,7 @@ def _(call: Call) -> Any:
 
 
 @rule("bicubic-aligned", "interpolate", topic="arguments")
-def _(call: Call) -> Any:
+def bicubic_aligned(call: Call) -> Any:
     given = call.arguments
     is_aligned = given.get("mode") == "bicubic" and given.get("align_corners")
     return is_aligned and "Only support align_corners=False. Mode: bicubic."
@@ -310,7 +310,7 @@ for _row in (
 
 
 @rule("bicubic-half", "interpolate", is_certain=False)
-def _(call: Call) -> Any:
+def bicubic_half(call: Call) -> Any:
     given = call.arguments
     return given.get("mode") == "bicubic" and given["input"].dtype == torch.float16
 
@@ -375,13 +375,13 @@ def _has_misfit_gradient(call: Call, found: _Bilinear) -> bool:
 
 
 @rule("bilinear-gradient", "interpolate")
-def _(call: Call) -> Any:
+def bilinear_gradient(call: Call) -> Any:
     found = _bilinear(call)
     return found and _has_misfit_gradient(call, found)
 
 
 @rule("bilinear-shrinks", "interpolate", is_certain=False)
-def _(call: Call) -> Any:
+def bilinear_shrinks(call: Call) -> Any:
     found = _bilinear(call)
     return (
         found
@@ -392,7 +392,7 @@ def _(call: Call) -> Any:
 
 
 @rule("bilinear-single", "interpolate")
-def _(call: Call) -> Any:
+def bilinear_single(call: Call) -> Any:
     given = call.arguments
     return (
         given.get("mode") == "bilinear"
