@@ -331,16 +331,25 @@ def refuse_ended_worker(error: BaseException) -> None:
     Raises:
         DataError: In place of the error.
     """
+    for cause in _causes(error):
+        if _is_of_ended_worker(cause):
+            raise DataError(
+                f"A process that loads samples has ended: {str(cause).rstrip('. ')}. "
+                "If it was killed, memory may be short, or shared memory; else it "
+                "ended itself. With num_workers=0 this process loads the samples, and "
+                "shows any error."
+            ) from cause
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then its cause and so on; errors may be causes of each other."""
+    seen: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and not _is_of_ended_worker(cause):
+    while cause is not None and all(cause is not other for other in seen):
+        seen.append(cause)
+        yield cause
         context = None if cause.__suppress_context__ else cause.__context__
         cause = cause.__cause__ or context
-    if cause is not None:
-        raise DataError(
-            f"A process that loads samples has ended: {str(cause).rstrip('. ')}. If it "
-            "was killed, memory may be short, or shared memory; else it ended itself. "
-            "With num_workers=0 this process loads the samples, and shows any error."
-        ) from cause
 
 
 def _is_of_ended_worker(error: BaseException) -> bool:
