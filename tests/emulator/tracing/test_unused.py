@@ -148,3 +148,17 @@ def test_a_gradient_that_nothing_uses_is_not_refused():
     assert torch.equal(poptorch.inferenceModel(unused)(X)[0], X * 2)
     with pytest.raises(poptorch.Error, match="gradient through indexing"):
         poptorch.inferenceModel(Function(lambda m, x: forward(m, x, True)))(X)
+
+
+def test_a_buffer_of_whole_numbers_is_a_constant_for_every_rule():
+    def taking(index):
+        return Function(lambda m, x: x[m.index], buffers={"index": torch.tensor(index)})
+
+    assert poptorch.inferenceModel(taking([0, 2]))(X).shape == (2, 6)
+    with pytest.raises(poptorch.Error, match="doesn't wrap it"):
+        poptorch.inferenceModel(taking([0, -1]))(X)
+    bound = torch.zeros(6, dtype=torch.int64)
+    clamped = Function(lambda m, x: x.clamp_max(m.bound), buffers={"bound": bound})
+    assert_same(poptorch.inferenceModel(clamped)(X), X.clamp_max(bound))
+    with pytest.raises(poptorch.Error, match="`clamp_max`"):
+        poptorch.inferenceModel(Function(lambda m, x: x.clamp_max(x)))(X)

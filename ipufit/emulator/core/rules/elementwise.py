@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..operators import Call, row, rule
-from .indexing import is_constant
 
 _DIVISIONS = "div", "divide", "true_divide", "__truediv__", "__itruediv__", "__idiv__"
 _FLOOR_DIVISIONS = "floor_divide", "__floordiv__", "__ifloordiv__", "__rfloordiv__"
@@ -170,7 +169,7 @@ def clamp_bound_ties(call: Call) -> Any:
 @rule("clamp-max-tensor", "clamp_max")
 def clamp_max_tensor(call: Call) -> Any:
     bound = call.argument_node("max")
-    return bound is not None and not is_constant(bound)
+    return bound is not None and bound not in call.constants
 
 
 @rule("round-decimals", "round")

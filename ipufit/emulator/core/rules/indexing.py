@@ -16,13 +16,6 @@ from ..operators import Call, row, rule
 _SCATTERS = "scatter", "scatter_add", "scatter_reduce"
 
 
-def is_constant(node: Node | None) -> bool:
-    """Return whether a node depends on no input and no weight."""
-    if node is None or node.op == "placeholder":
-        return False
-    return all(is_constant(one) for one in node.all_input_nodes)
-
-
 def _as_parts(index: Any) -> list[Any]:
     is_several = isinstance(index, list) and any(
         part is None or part is Ellipsis or isinstance(part, (Tensor, Node, slice))
@@ -40,7 +33,7 @@ def _has_negative_constant(call: Call) -> bool:
         return False
     nodes = _as_parts(call.node.args[1])
     return any(
-        (isinstance(part, list) or (isinstance(node, Node) and is_constant(node)))
+        (isinstance(part, list) or node in call.constants)
         and bool(torch.as_tensor(part).lt(0).any())
         for node, part in zip(nodes, _as_parts(call.args[1]))
         if _is_index(part)
