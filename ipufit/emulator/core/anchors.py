@@ -36,7 +36,10 @@ _OPERATORS = {
     "Conv": ("conv1d", "conv2d", "conv3d"),
     "Div": ("divide", "true_divide", "truediv"),
     "MatMul": ("bmm", "matmul", "mm"),
-    "MaxPool": ("max_pool1d", "max_pool2d", "max_pool3d"),
+    "MaxPool": (
+        *("max_pool1d", "max_pool2d", "max_pool3d"),
+        *("max_pool1d_with_indices", "max_pool2d_with_indices"),
+    ),
     "Mul": ("multiply",),
     "Sub": ("rsub", "subtract"),
 }

@@ -162,3 +162,16 @@ def test_a_buffer_of_whole_numbers_is_a_constant_for_every_rule():
     assert_same(poptorch.inferenceModel(clamped)(X), X.clamp_max(bound))
     with pytest.raises(poptorch.Error, match="`clamp_max`"):
         poptorch.inferenceModel(Function(lambda m, x: x.clamp_max(x)))(X)
+
+
+@pytest.mark.parametrize("settings", [{}, {"ceil_mode": True}, {"padding": 1}])
+def test_unused_indices_of_a_pooling_are_not_refused(settings):
+    """Used ones are (PopTorch, `PopartCanonicalization.cpp`)."""
+
+    def values(module, x):
+        pooled, _ = functional.max_pool2d(x, 3, 2, return_indices=True, **settings)
+        return pooled
+
+    options = poptorch.Options().deviceIterations(2)
+    pooled = poptorch.inferenceModel(Function(values), options)(IMAGES)
+    assert torch.equal(pooled, functional.max_pool2d(IMAGES, 3, 2, **settings))

@@ -14,8 +14,8 @@ from torch.nn import functional
 from ..graph import as_list
 from ..operators import Call, rule
 
-_MAX_POOLS = "max_pool1d", "max_pool2d", "max_pool3d"
-_INDEXED_POOLS = tuple(f"{name}_with_indices" for name in _MAX_POOLS)
+_INDEXED_POOLS = tuple(f"max_pool{rank}d_with_indices" for rank in (1, 2, 3))
+_MAX_POOLS = "max_pool1d", "max_pool2d", "max_pool3d", *_INDEXED_POOLS
 _AVG_POOLS = "avg_pool2d", "avg_pool3d"
 _ADAPTIVE = tuple(f"adaptive_avg_pool{rank}d" for rank in (1, 2, 3))
 
@@ -25,7 +25,11 @@ def pool_stride(call: Call) -> Any:
     return call.arguments.get("stride") in (None, [], ())
 
 
-@rule("padding-of-one", "max_pool2d", "max_pool3d", *_AVG_POOLS, "conv2d", "conv3d")
+@rule(
+    "padding-of-one",
+    *("max_pool2d", "max_pool3d", *_INDEXED_POOLS[1:]),
+    *(*_AVG_POOLS, "conv2d", "conv3d"),
+)
 def padding_of_one(call: Call) -> Any:
     padding = call.arguments.get("padding")
     return isinstance(padding, (list, tuple)) and len(padding) == 1
@@ -33,7 +37,10 @@ def padding_of_one(call: Call) -> Any:
 
 @rule("max-pool-indices", *_INDEXED_POOLS, topic="arguments")
 def max_pool_indices(call: Call) -> Any:
-    return (
+    users = call.node.users if call.node else ()
+    indices = [user for user in users if user.args[1:] == (1,)]
+    is_used = any(user.users for user in indices) or call.name.startswith("max_pool3d")
+    return is_used and (
         f"{call.name.replace('_with_indices', '')} with return_indices=True is not "
         "supported: only the values of max pooling can be had."
     )
@@ -77,7 +84,7 @@ class _Window(NamedTuple):
 
 def _windows(call: Call) -> list[_Window]:
     given = call.arguments
-    rank = int(call.name[-2])
+    rank = int(call.name.partition("pool")[2][0])
 
     def each(name: str, default: Any) -> list[int]:
         value = as_list(given.get(name, default))
