@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in for PopTorch's C++: tracing, compiling, and the device."""
+"""Stand-ins for PopTorch's C++: tracing, compiling, and the device."""

@@ -29,7 +29,7 @@ def used_ipus(nodes: Iterable[Node], constants: set[Node]) -> tuple[int, ...]:
 
     Args:
         nodes: Nodes of a program, and of the bodies of its loops and branches.
-        constants: Those that are computed while the program is compiled.
+        constants: Nodes that are computed while the program is compiled.
 
     Returns:
         Numbers of IPUs; 0 alone if there is no operator.
