@@ -422,7 +422,7 @@ class PoplarExecutor:
         self._read_rng_state()
         self.copyWeightsToHostIfNeeded()
         if self._optimizer is not None:
-            self._optimizer.read()
+            self._optimizer.read_state()
         self._release_device()
 
     def destroy(self) -> None:

@@ -932,7 +932,7 @@ class OptimizerSync:
         is_compiled, before = self._is_compiled(), self._poptorch
         if is_compiled and optimizer is not self.optimizer:
             if before is not None:
-                before.state_dict()
+                self.read_state()
                 before.state_dict = before.get_state_dict  # type: ignore[method-assign]
             if isinstance(optimizer, PoptorchOptimizer):
                 optimizer.ipu_state_is_dirty = True
@@ -1025,25 +1025,32 @@ class OptimizerSync:
 
     # State of PopTorch's optimizers ---------------------------------------------
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the executor's present optimizer."""
+        if self._poptorch is None:
+            raise AssertionError(
+                "This optimizer's executor now trains with an optimizer of torch."
+            )
+        self.read_state()
+        return self._poptorch.get_state_dict()
+
     def read(self) -> None:
         """Refresh the optimizer's state from the device that trained with it last."""
         if self._poptorch is not None:
             self._poptorch.state_dict()  # another executor's, if that was linked later
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, read from this device if that is newer.
+    def read_state(self) -> None:
+        """Copy this device's state to the optimizer if it is newer.
 
         Hyper-parameters that were loaded are read back, though the device has others:
         PopTorch keeps both in the host's memory (PopTorch, `poptorch.cpp`).
         """
         optimizer = self._poptorch
         if optimizer is None:
-            raise AssertionError(
-                "This optimizer's executor now trains with an optimizer of torch."
-            )
+            return
         if not optimizer.host_state_is_dirty:
             logger.debug("Using cached optimiser state dict")
-            return optimizer.get_state_dict()
+            return
         if not self._is_compiled():
             raise createPoptorchError(NOT_COMPILED)
         logger.info("Writing optimiser state tensors from IPU to host.")
@@ -1053,7 +1060,6 @@ class OptimizerSync:
         of_device = {"ipu_state": state["ipu_state"], "ipu_param": values}
         optimizer.set_state_dict({**optimizer.get_state_dict(), **of_device})
         optimizer.ipu_state_is_dirty = False
-        return optimizer.get_state_dict()
 
     def write_state(self) -> None:
         """Send a state that was loaded on the host to the device, if it is newer.

@@ -231,6 +231,14 @@ def test_two_executors_cannot_both_have_the_newest_state():
     assert executor.model is model
 
 
+def test_a_detached_executor_saves_its_state_though_another_has_the_optimizer():
+    model, optimizer, training = make(with_momentum)
+    move(training, model)
+    poptorch.trainingModel(Model(), optimizer=optimizer)  # and isn't compiled
+    training.detachFromDevice()
+    assert optimizer.state_dict()["ipu_state"]["Accl1___weight"].item() == 1.0
+
+
 def test_an_optimizer_keeps_its_executor():
     """So its IPUs stay taken while somebody holds the optimizer."""
     _, optimizer, executor = make(with_momentum)
