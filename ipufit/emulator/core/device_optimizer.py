@@ -31,7 +31,7 @@ from ..errors import Error, createPoptorchError
 from ..optim import Optimizer as PoptorchOptimizer
 from ..options import Options, Settings
 from .float16 import rounds_at_random, to_half
-from .layout import GroupedState, ReplicaGroups
+from .layout import ReplicaGroups, join_state, split_state
 from .optimizer_rules import (
     OptimizerReader,
     OptimizerSettings,
@@ -617,6 +617,7 @@ class DeviceOptimizer:
         group_index: Number of each weight's parameter group, by name. A weight with
             None, or without an entry, trains with the optimizer's defaults.
         options: The executor's options, for automatic loss scaling.
+        groups: Weights, by name, whose values differ between groups of replicas.
 
     Attributes:
         loss_scale_factor: Factor of the next loss, besides the loss scaling.
@@ -630,18 +631,22 @@ class DeviceOptimizer:
         weights: dict[str, Tensor],
         group_index: Mapping[str, int | None],
         options: Settings,
+        groups: Mapping[str, ReplicaGroups],
     ) -> None:
         self.settings = settings
         self._options = options
+        self._replica_groups = groups
         self._weights = weights
-        indices = {name: group_index.get(name) for name in weights}
+        indices = {name: group_index.get(name.partition("..")[0]) for name in weights}
         rules = {index: make_rule(settings, index) for index in indices.values()}
         self._rules = {name: rules[index] for name, index in indices.items()}
         self.loss_scale_factor = 1.0
         self._last_factor = 1.0
         self._num_updates = 0
         self.processes: Processes | None = None
+        self._sent_state: dict[str, State] | None = None  # all there is if synthetic
         self.reset_state()
+        self._keep_sent_state()
 
     def reset_state(self) -> None:
         """Reset momenta and counters to their values before the first update."""
@@ -777,17 +782,29 @@ class DeviceOptimizer:
         }
 
     def state_dict(self) -> dict[str, State]:
-        """Copy the state and the variable hyper-parameters.
+        """Copy the state and the variable hyper-parameters, as the host keeps them.
+
+        With synthetic data it is the state that was sent.
 
         Returns:
             `ipu_state`, state tensors such as `Accl1___<name>`, and `ipu_param`, the
             variable hyper-parameters, such as `learningRate___specific___<name>` and
             `lossScaling_FLOAT`.
         """
+        if self._sent_state is not None:
+            return self._sent_state
         state = {name: tensor.clone() for name, tensor in self._state().items()}
         if self._options.scales_loss:
             state[_UPDATE_FACTOR] = _as_tensor(self.loss_scale_factor)
-        return {"ipu_state": state, "ipu_param": self._values(with_constants=False)}
+        values = self._values(with_constants=False)
+        return join_state(
+            {"ipu_state": state, "ipu_param": values}, self._replica_groups
+        )
+
+    def _keep_sent_state(self) -> None:
+        if self._options.is_synthetic:
+            self._sent_state = None
+            self._sent_state = self.state_dict()
 
     def tensors(self) -> State:
         """Return all tensors of the device's optimizer, by PopART's names.
@@ -802,9 +819,7 @@ class DeviceOptimizer:
         return tensors
 
     @torch.no_grad()
-    def load_state(
-        self, ipu_state: Mapping[str, Tensor] | None, ipu_param: State | None
-    ) -> None:
+    def load_state(self, host_state: Mapping[str, State]) -> None:
         """Load a state that `state_dict` returned.
 
         A missing name is logged, and its tensor stays; an unknown name is ignored.
@@ -813,13 +828,14 @@ class DeviceOptimizer:
         in `updateOptimizerFromHost`).
 
         Args:
-            ipu_state: State tensors by name.
-            ipu_param: Hyper-parameters by name; only missing names matter.
+            host_state: `ipu_state` and `ipu_param`; of the latter only missing names
+                matter.
 
         Raises:
             Error: If a state tensor has another shape than the device's.
         """
-        state, values = ipu_state or {}, ipu_param or {}
+        loaded = split_state(host_state, self._replica_groups)
+        state, values = loaded["ipu_state"], loaded["ipu_param"]
         for key, tensor in self._state().items():
             if _is_missing("state", key, state):
                 continue
@@ -836,6 +852,7 @@ class DeviceOptimizer:
         scales_loss = self._options.scales_loss
         if scales_loss and not _is_missing("parameter", _UPDATE_FACTOR, state):
             self.loss_scale_factor = float(state[_UPDATE_FACTOR])
+        self._keep_sent_state()
 
 
 def _clip(groups: list[list[Tensor]], largest: float) -> list[list[Tensor]]:
@@ -907,9 +924,7 @@ class OptimizerSync:
         self.settings = self._reader.read(optimizer)
         self._device: DeviceOptimizer | None = None
         self._indices: dict[str, int | None] = {}
-        self._grouped = GroupedState({})
         self._kept_state: dict[str, State] | None = None  # while detached
-        self._sent_state: dict[str, State] | None = None  # all there is if synthetic
         self._written_values: State = {}
         self._use_running_mean_if_needed()
         self._take(optimizer)
@@ -987,8 +1002,10 @@ class OptimizerSync:
         self._indices = _group_indices(self.optimizer, weights)
         # On the device "meta", torch would import its compiler for zeros.
         empty = {name: torch.empty(0, dtype=weights[name].dtype) for name in trained}
-        made = DeviceOptimizer(self.settings, empty, self._indices, self._options)
-        return list(made.tensors())
+        device = DeviceOptimizer(
+            self.settings, empty, self._indices, self._options, groups={}
+        )
+        return list(device.tensors())
 
     def attach(
         self, trained: dict[str, Tensor], groups: Mapping[str, ReplicaGroups]
@@ -999,19 +1016,18 @@ class OptimizerSync:
             trained: The device's weights.
             groups: Weights, by name, whose values differ between groups of replicas.
         """
-        self._grouped = GroupedState(groups)
-        indices = self._grouped.group_index(self._indices)
-        self._device = DeviceOptimizer(self.settings, trained, indices, self._options)
+        self._device = DeviceOptimizer(
+            self.settings, trained, self._indices, self._options, groups
+        )
         self._log_settings()
         if self._kept_state is not None:
-            self._load(self._kept_state)
-        self._note_sent()
+            self._device.load_state(self._kept_state)
         return self._device
 
     def detach(self) -> None:
         """Drop the device's optimizer; keep the state of an optimizer of PopTorch's."""
         if self._poptorch is not None:
-            self._kept_state = self._joined_state()
+            self._kept_state = self._attached().state_dict()
         self._device = None
 
     def forget(self) -> None:
@@ -1054,7 +1070,7 @@ class OptimizerSync:
         if not self._is_compiled():
             raise createPoptorchError(NOT_COMPILED)
         logger.info("Writing optimiser state tensors from IPU to host.")
-        state = self._joined_state()
+        state = self._attached().state_dict()
         values = dict(state["ipu_param"])
         values.update({n: v for n, v in self._written_values.items() if n in values})
         of_device = {"ipu_state": state["ipu_state"], "ipu_param": values}
@@ -1079,7 +1095,7 @@ class OptimizerSync:
             self._download_weights()
             state = optimizer.state_dict()
             logger.info("Writing optimiser state tensors from host to IPU memory.")
-            self._load(state)
+            self._attached().load_state(state)
             self._written_values = dict(state["ipu_param"] or {})
         optimizer.ipu_state_is_dirty = False
 
@@ -1102,22 +1118,6 @@ class OptimizerSync:
         if optimizer is not None:
             self.write_state()
             optimizer.host_state_is_dirty = True
-
-    def _load(self, state: Mapping[str, State]) -> None:
-        state = self._grouped.split(state)
-        self._attached().load_state(state["ipu_state"], state["ipu_param"])
-        self._note_sent()
-
-    def _note_sent(self) -> None:
-        """Remember the state that was sent, for synthetic data."""
-        if self._options.is_synthetic:
-            self._sent_state = self._grouped.joined(self._attached().state_dict())
-
-    def _joined_state(self) -> dict[str, State]:
-        """Return the device's state; with synthetic data the state that was sent."""
-        if self._sent_state is not None:
-            return self._sent_state
-        return self._grouped.joined(self._attached().state_dict())
 
     def _attached(self) -> DeviceOptimizer:
         if self._device is None:

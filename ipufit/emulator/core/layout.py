@@ -413,7 +413,7 @@ def hold_one_element(module: torch.nn.Module, names: Iterable[str]) -> None:
             owner._parameters[key] = elements.get(id(value), value)
 
 
-# Optimisers ---------------------------------------------------------------------
+# Optimizers ---------------------------------------------------------------------
 
 
 def element_name(name: str, group: int) -> str:
@@ -426,76 +426,58 @@ def element_name(name: str, group: int) -> str:
     return f"{name}..{group}"  # no name of a weight has two dots in a row
 
 
-class GroupedState:
-    """Translates optimiser states between the device and the host.
+def join_state(
+    state: Mapping[str, Tensors], groups: Mapping[str, ReplicaGroups]
+) -> dict[str, Tensors]:
+    """Translate the state of a device's optimizer to the host's.
 
     The device has a state for each group's element of a parameter. The host has one
-    state for the whole parameter, with a leading dimension.
-
-    Args:
-        groups: Groups of each grouped parameter, by its name.
+    state for the whole parameter, with a leading dimension. Hyper-parameters get no
+    leading dimension: all groups share them.
 
     Example:
-        >>> state = GroupedState({"w": ReplicaGroups(members=(0, 1), returned=(0, 1))})
+        >>> groups = {"w": ReplicaGroups(members=(0, 1), returned=(0, 1))}
         >>> elements = {"Step___w..0": torch.ones(()), "Step___w..1": torch.ones(())}
-        >>> state.joined({"ipu_state": elements, "ipu_param": {}})
+        >>> join_state({"ipu_state": elements, "ipu_param": {}}, groups)
         {'ipu_state': {'Step___w': tensor([1., 1.])}, 'ipu_param': {}}
     """
+    joined: dict[str, Tensors] = {"ipu_state": {}, "ipu_param": {}}
+    for part, of_host in joined.items():
+        of_device = state[part]
+        for key, tensor in of_device.items():
+            name = key.partition("..")[0]
+            members = groups.get(_SLOT.sub("", name, 1))
+            if members is not None and part == "ipu_state":
+                keys = [element_name(name, group) for group in members.members]
+                tensor = torch.stack([of_device[keys[r]] for r in members.returned])
+            of_host[name] = tensor
+    return joined
 
-    def __init__(self, groups: Mapping[str, ReplicaGroups]) -> None:
-        self._groups = groups
 
-    def group_index(self, index: Mapping[str, int | None]) -> dict[str, int | None]:
-        """Map each element to the parameter group of its parameter."""
-        translated = dict(index)
-        for name, groups in self._groups.items():
-            for group in range(groups.count):
-                translated[element_name(name, group)] = index[name]
-        return translated
+def split_state(
+    state: Mapping[str, Tensors], groups: Mapping[str, ReplicaGroups]
+) -> dict[str, Tensors]:
+    """Translate the state of the host's optimizer to the device's.
 
-    def joined(self, state: Mapping[str, Tensors]) -> dict[str, Tensors]:
-        """Translate a state of the device to the host's.
-
-        Hyper-parameters get no leading dimension: all groups share them.
-        """
-        joined: dict[str, Tensors] = {"ipu_state": {}, "ipu_param": {}}
-        for part, of_host in joined.items():
-            of_device = state[part]
-            for key, tensor in of_device.items():
-                name = key.partition("..")[0]
-                groups = self._of(name)
-                if groups is not None and part == "ipu_state":
-                    keys = [element_name(name, group) for group in groups.members]
-                    tensor = torch.stack([of_device[keys[r]] for r in groups.returned])
-                of_host[name] = tensor
-        return joined
-
-    def split(self, state: Mapping[str, Tensors]) -> dict[str, Tensors]:
-        """Translate a state of the host to the device's.
-
-        Raises:
-            Error: A tensor has no value for each group.
-        """
-        split: dict[str, Tensors] = {"ipu_state": {}, "ipu_param": {}}
-        for part, of_device in split.items():
-            for key, tensor in state[part].items():
-                groups = self._of(key)
-                if groups is None:
-                    of_device[key] = tensor
-                    continue
-                rows, has_rows = len(groups.returned), part == "ipu_state"
-                if has_rows and (tensor.dim() == 0 or tensor.shape[0] != rows):
-                    raise Error(
-                        f"The optimizer state {key} is of shape {tuple(tensor.shape)}, "
-                        f"but its first dimension must be {rows}, that of the "
-                        "parameter.",
-                        type="poptorch_cpp_error",
-                    )
-                for group in range(groups.count):
-                    element = tensor[groups.row(group)] if has_rows else tensor
-                    of_device[element_name(key, group)] = element
-        return split
-
-    def _of(self, key: str) -> ReplicaGroups | None:
-        """Return the groups of the parameter whose state has this key, if any."""
-        return self._groups.get(_SLOT.sub("", key, 1))
+    Raises:
+        Error: A tensor has no value for each group.
+    """
+    split: dict[str, Tensors] = {"ipu_state": {}, "ipu_param": {}}
+    for part, of_device in split.items():
+        for key, tensor in state[part].items():
+            members = groups.get(_SLOT.sub("", key, 1))
+            if members is None:
+                of_device[key] = tensor
+                continue
+            rows, has_rows = len(members.returned), part == "ipu_state"
+            if has_rows and (tensor.dim() == 0 or tensor.shape[0] != rows):
+                raise Error(
+                    f"The optimizer state {key} is of shape {tuple(tensor.shape)}, "
+                    f"but its first dimension must be {rows}, that of the "
+                    "parameter.",
+                    type="poptorch_cpp_error",
+                )
+            for group in range(members.count):
+                element = tensor[members.row(group)] if has_rows else tensor
+                of_device[element_name(key, group)] = element
+    return split
