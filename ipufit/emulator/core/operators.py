@@ -116,7 +116,7 @@ class Call(Operation):
 Condition = Callable[[Call], Any]
 
 
-class Rule(NamedTuple):
+class OperatorRule(NamedTuple):
     """A row of the table, and the function that finds where it holds.
 
     Attributes:
@@ -140,7 +140,7 @@ class Rule(NamedTuple):
 ANY_IN_PLACE = "any function in place"
 """The name of a rule for all functions that change their first argument."""
 
-RULES: dict[str, list[Rule]] = {}
+RULES: dict[str, list[OperatorRule]] = {}
 """The rules of each function of torch, by the name under which it is recorded."""
 
 
@@ -157,14 +157,14 @@ def rule(
         row: The row's `rule` in the table.
         names: Names of torch's functions, as they are recorded. Those that change
             their first argument are included: `clamp_` with `clamp`.
-        is_reported: As in `Rule`.
-        is_certain: As in `Rule`.
-        topic: As in `Rule`.
+        is_reported: As in `OperatorRule`.
+        is_certain: As in `OperatorRule`.
+        topic: As in `OperatorRule`.
     """
 
     def add(find: Condition) -> Condition:
         for name in names:
-            found = Rule(row, find, is_reported, is_certain, topic)
+            found = OperatorRule(row, find, is_reported, is_certain, topic)
             RULES.setdefault(name, []).append(found)
         return find
 
@@ -180,7 +180,7 @@ def row(
         name: The row's `rule` in the table.
         functions: Names of torch's functions as for `rule`, a text with all of them or
             a tuple.
-        find: As in `Rule`.
+        find: As in `OperatorRule`.
         kinds: Keyword arguments of `rule`.
     """
     names = functions.split() if isinstance(functions, str) else functions
@@ -195,7 +195,7 @@ class Finding(NamedTuple):
         found: The value that the rule's `find` returned.
     """
 
-    rule: Rule
+    rule: OperatorRule
     found: Any
 
     @property
@@ -296,7 +296,7 @@ def grave_messages(
 
 
 @functools.lru_cache(maxsize=None)
-def _grave_rules() -> dict[str, list[Rule]]:
+def _grave_rules() -> dict[str, list[OperatorRule]]:
     grave = {
         name: [one for one in rules if table()[one.row]["warns"]]
         for name, rules in RULES.items()
