@@ -156,7 +156,7 @@ class Compilation:
         )
 
 
-class Stage(NamedTuple):
+class CompileStage(NamedTuple):
     """A stage of a compilation.
 
     Attributes:
@@ -352,18 +352,18 @@ def store_known_results(compilation: Compilation) -> None:
 
 
 STAGES = (
-    Stage("own backward", find_results),
-    Stage("buffer", refuse_exchanged_weights),
-    Stage("control flow", eliminate_dead),
-    Stage("arguments", find_constants, needs_end=False),
-    Stage("gradients", refuse_gradients, needs_end=False),
-    Stage("arguments", apply_rules, needs_end=False),
-    Stage("numbers", settle_device_shapes),
-    Stage("operator", refuse_unsupported_operators, needs_end=False),
-    Stage("blocks", find_ipus),
-    Stage("loss", find_loss),
-    Stage("arguments", refuse_frozen_norms),
-    Stage("arguments", store_known_results),
+    CompileStage("own backward", find_results),
+    CompileStage("buffer", refuse_exchanged_weights),
+    CompileStage("control flow", eliminate_dead),
+    CompileStage("arguments", find_constants, needs_end=False),
+    CompileStage("gradients", refuse_gradients, needs_end=False),
+    CompileStage("arguments", apply_rules, needs_end=False),
+    CompileStage("numbers", settle_device_shapes),
+    CompileStage("operator", refuse_unsupported_operators, needs_end=False),
+    CompileStage("blocks", find_ipus),
+    CompileStage("loss", find_loss),
+    CompileStage("arguments", refuse_frozen_norms),
+    CompileStage("arguments", store_known_results),
 )
 """All that happens to a recorded program until it is compiled, in this order."""
 
