@@ -310,12 +310,8 @@ def kl_div_rule(call: Call) -> Any:
 
 
 @rule("cosine-embedding-loss-1d", "cosine_embedding_loss")
-def cosine_embedding_loss_1d(call: Call) -> Any:
-    return bool(call.tensors()[0].dim() == 1)
-
-
 @rule("triplet-margin-loss-1d", "triplet_margin_loss")
-def triplet_margin_loss_1d(call: Call) -> Any:
+def is_of_vectors(call: Call) -> Any:
     return bool(call.tensors()[0].dim() == 1)
 
 

@@ -37,8 +37,9 @@ def cross_negative_dim(call: Call) -> Any:
     return dim is not None and dim < 0
 
 
+@rule("copy-broadcast", "copy")
 @rule("cross-broadcast", "cross", "linalg_cross")
-def cross_broadcast(call: Call) -> Any:
+def is_broadcast(call: Call) -> Any:
     x, other = call.tensors()
     return x.shape != other.shape
 
@@ -57,12 +58,6 @@ def index_select_0d(call: Call) -> Any:
         return found if index.dim() else found.squeeze(dim)
 
     return call.arguments["index"].dim() == 0 and index_select
-
-
-@rule("copy-broadcast", "copy")
-def copy_broadcast(call: Call) -> Any:
-    to, source = call.tensors()
-    return to.shape != source.shape
 
 
 @rule("triangle", "triu", topic="arguments")
