@@ -323,7 +323,7 @@ class PoplarExecutor:
 
     @working()
     def attachToDevice(self) -> None:
-        """Acquire IPUs and upload weights and optimiser state.
+        """Acquire IPUs and upload weights and optimizer state.
 
         Raises:
             Error: Not compiled, attached already, or there are not enough IPUs.
@@ -401,7 +401,7 @@ class PoplarExecutor:
 
     @working()
     def detachFromDevice(self) -> None:
-        """Save weights, optimiser and random state, and release the IPUs.
+        """Save weights, optimizer and random state, and release the IPUs.
 
         The next call attaches again.
 
@@ -655,7 +655,7 @@ class PoplarExecutor:
                     compiled[name] = now[name]
             yield
 
-    # Optimiser, random state --------------------------------------------------
+    # Optimizer, random state --------------------------------------------------
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Send the values of `optimizer`; its state stays on the device.
@@ -664,7 +664,7 @@ class PoplarExecutor:
         optimizer object without loaded state keeps the state that the device has.
 
         Args:
-            optimizer: An optimiser of the type that the model was compiled with.
+            optimizer: An optimizer of the type that the model was compiled with.
 
         Raises:
             Error: A constant, the type or the clip norm changed after compilation.
@@ -733,7 +733,7 @@ class PoplarExecutor:
 
         Weights have their own names, a gradient is `Gradient___fc.weight`, a weight
         that was updated `UpdatedVar___fc.weight`, and inputs are `input`, `input/1`.
-        The optimiser's tensors have PopART's names, such as `Accl1___fc.weight` and
+        The optimizer's tensors have PopART's names, such as `Accl1___fc.weight` and
         `lossScaling_FLOAT`. A result of the forward pass is named by the path of its
         module and PopART's operator, such as `encoder/fc/Relu:0`; where PopART
         computes a function of torch in several steps there is one, with torch's name:
@@ -990,7 +990,7 @@ class PoplarExecutor:
         Args:
             filename: Path of the file; its folders are created. If it is a folder that
                 exists, the file is `model.poptorch` in it.
-            export_model: Whether module, options and optimiser are pickled into the
+            export_model: Whether module, options and optimizer are pickled into the
                 file too; `poptorch.load` needs them.
             save_rng_state: Whether the random state of the device is saved.
 
@@ -1047,7 +1047,7 @@ class PoplarExecutor:
         Args:
             filename: As for `save`.
             *args: As for a call.
-            export_model: Whether module, options and optimiser are saved too.
+            export_model: Whether module, options and optimizer are saved too.
             **kwargs: As for a call.
 
         Raises:
@@ -1153,7 +1153,7 @@ class ParameterView:
         The parameter must have a leading dimension, one element for each group; the
         module is traced with `parameter[0]`. Each group sums its own gradients. A mean
         still divides by the number of all replicas, unless it is a running mean,
-        which divides by the size of the group. The state of PopTorch's optimisers has
+        which divides by the size of the group. The state of PopTorch's optimizers has
         the leading dimension too. `max_grad_norm` counts the gradients of all groups.
 
         Call it before the model is compiled.
@@ -1313,7 +1313,7 @@ def load(
     """Restore an executor that was saved with its model.
 
     It is compiled, and attached unless the options say `OnDemand`; an offline target
-    becomes a device. Weights, optimiser and random state are those of the file. An
+    becomes a device. Weights, optimizer and random state are those of the file. An
     executor from a file is linked to no other: an inference model doesn't follow a
     training model that was loaded beside it.
 
@@ -1519,7 +1519,7 @@ def _check_executable_cache(options: Options, folder: str | None) -> None:
 #
 # - `metadata.json`, which can be read without running anything.
 # - `arguments.pt`: the arguments of one micro-batch, by `torch.save`.
-# - `model.pt`, unless it was left out: options, module and optimiser, by `torch.save`.
+# - `model.pt`, unless it was left out: options, module and optimizer, by `torch.save`.
 #
 # The last two are pickles: reading them can run any code that whoever wrote the file
 # put there.

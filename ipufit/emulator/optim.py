@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopTorch's optimisers: `poptorch.optim`.
+"""PopTorch's optimizers: `poptorch.optim`.
 
-Each is torch's optimiser of the same name with additional arguments; torch has no LAMB,
+Each is torch's optimizer of the same name with additional arguments; torch has no LAMB,
 so LAMB has its own implementation on the host. A training executor reads the values of
-an optimiser and never calls `step`. On the host the optimisers step as torch's do, and
+an optimizer and never calls `step`. On the host the optimizers step as torch's do, and
 ignore the additional arguments. Arguments left None take the default *and* become
 constants of the compiled program: see `VariableAttributes`.
 
@@ -47,13 +47,13 @@ ATTRIBUTES: Mapping[str, Any] = MappingProxyType(
         "second_order_momentum_accum_type": torch.float32,
     }
 )
-"""Attributes that PopTorch's optimisers have besides torch's, and their defaults."""
+"""Attributes that PopTorch's optimizers have besides torch's, and their defaults."""
 
 _ACCUM_TYPES = (torch.float32, torch.float16)
 
 
 class VariableAttributes:
-    """Attributes of an optimiser that may change after the model is compiled.
+    """Attributes of an optimizer that may change after the model is compiled.
 
     An attribute given to the constructor, even with its default's value, is variable:
     the device streams it. The others are constants of the compiled program (PopTorch
@@ -83,13 +83,13 @@ class VariableAttributes:
         """Return whether an attribute is compiled in.
 
         Args:
-            attr: Any name; one that no optimiser knows counts as constant.
+            attr: Any name; one that no optimizer knows counts as constant.
 
         Returns:
             Whether changing the attribute after compilation is an error.
 
         Example:
-            >>> VariableAttributes(["lr"], ["lr"]).isConstant("colour")
+            >>> VariableAttributes(["lr"], ["lr"]).isConstant("color")
             True
         """
         return attr not in self._variable_attributes
@@ -139,11 +139,11 @@ class VariableAttributes:
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Base of PopTorch's optimisers, whose state lives on the device.
+    """Base of PopTorch's optimizers, whose state lives on the device.
 
-    `state_dict()` has two more entries than torch's: `ipu_state`, the optimiser's
+    `state_dict()` has two more entries than torch's: `ipu_state`, the optimizer's
     tensors on the device, and `ipu_param`, its variable hyper-parameters there. Both
-    are None until a model compiled with the optimiser has been attached.
+    are None until a model compiled with the optimizer has been attached.
 
     It is not meant to be constructed by itself.
 
@@ -159,7 +159,7 @@ class Optimizer(torch.optim.Optimizer):
 
     variable_attrs: VariableAttributes
     loss_scaling: float
-    # Each optimiser has those of these that its constructor takes.
+    # Each optimizer has those of these that its constructor takes.
     use_combined_accum: bool
     bias_correction: bool
     use_tf_variant: bool
@@ -183,7 +183,7 @@ class Optimizer(torch.optim.Optimizer):
         """Return whether a device state is stored, loaded or read back.
 
         Returns:
-            False for a new optimiser.
+            False for a new optimizer.
 
         Example:
             >>> from ipufit.emulator import optim
@@ -194,7 +194,7 @@ class Optimizer(torch.optim.Optimizer):
         return state.get("ipu_state") is not None and state.get("ipu_param") is not None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with values of their own, as torch's optimisers do.
+        """Add parameters with values of their own, as torch's optimizers do.
 
         Args:
             param_group: The parameters as `params`, and values by name.
@@ -214,7 +214,7 @@ class Optimizer(torch.optim.Optimizer):
         """Return torch's state and the device's, read back from the device if newer.
 
         A training executor replaces this method by its own, which reads the device
-        first. So a reference to the optimiser keeps the executor alive.
+        first. So a reference to the optimizer keeps the executor alive.
 
         Returns:
             Torch's `state` and `param_groups`, and `ipu_state` and `ipu_param`: names
@@ -241,7 +241,7 @@ class Optimizer(torch.optim.Optimizer):
         return {**self._device_state, **of_torch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state made by `state_dict` of a PopTorch optimiser.
+        """Restore a state made by `state_dict` of a PopTorch optimizer.
 
         The device gets it with the executor's next call or attach. Learning rates and
         the like stay as they are there, until `setOptimizer`.
@@ -251,9 +251,9 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: If it has no `ipu_state` and `ipu_param`, as one of a torch
-                optimiser. Torch's part has been loaded then.
+                optimizer. Torch's part has been loaded then.
             KeyError: If it has no `param_groups`.
-            ValueError: If its groups differ from this optimiser's.
+            ValueError: If its groups differ from this optimizer's.
 
         Example:
             >>> from ipufit.emulator import optim
@@ -309,7 +309,7 @@ class Optimizer(torch.optim.Optimizer):
         return kept
 
     def _keep(self, arguments: Mapping[str, Any]) -> None:
-        """Store the arguments that torch's optimiser lacks, and which may vary.
+        """Store the arguments that torch's optimizer lacks, and which may vary.
 
         Args:
             arguments: All arguments of the constructor by name, None for the default.
@@ -355,9 +355,9 @@ class SGD(Optimizer, torch.optim.SGD):
         dampening: Lessens what a gradient adds to the velocity, 0 by default.
         weight_decay: L2 penalty, 0 by default.
         nesterov: Whether to look ahead; off by default.
-        maximize: Honoured on the host only.
-        foreach: Honoured on the host only.
-        differentiable: Honoured on the host only.
+        maximize: Honored on the host only.
+        foreach: Honored on the host only.
+        differentiable: Honored on the host only.
         loss_scaling: Factor of the loss, taken out before the update; 1 by default.
         velocity_scaling: Factor of the stored velocity, 1 by default; only with
             `use_combined_accum`.
@@ -420,11 +420,11 @@ class Adam(Optimizer, torch.optim.Adam):
         eps: Added to the denominator, 1e-8 by default.
         weight_decay: L2 penalty, 0 by default.
         amsgrad: Refused by training executors.
-        foreach: Honoured on the host only.
-        maximize: Honoured on the host only.
-        capturable: Honoured on the host only.
-        differentiable: Honoured on the host only.
-        fused: Honoured on the host only.
+        foreach: Honored on the host only.
+        maximize: Honored on the host only.
+        capturable: Honored on the host only.
+        differentiable: Honored on the host only.
+        fused: Honored on the host only.
         loss_scaling: Factor of the loss, taken out before the update; 1 by default.
         accum_type: Type of the accumulated gradient, float32 by default.
         first_order_momentum_accum_type: Type of the mean, float32 by default.
@@ -474,11 +474,11 @@ class AdamW(Optimizer, torch.optim.AdamW):
         eps: Added to the denominator, 1e-8 by default.
         weight_decay: Decay of the weights, 1e-2 by default.
         amsgrad: Refused by training executors.
-        maximize: Honoured on the host only.
-        foreach: Honoured on the host only.
-        capturable: Honoured on the host only.
-        differentiable: Honoured on the host only.
-        fused: Honoured on the host only.
+        maximize: Honored on the host only.
+        foreach: Honored on the host only.
+        capturable: Honored on the host only.
+        differentiable: Honored on the host only.
+        fused: Honored on the host only.
         loss_scaling: Factor of the loss, taken out before the update; 1 by default.
         bias_correction: Has no effect: the device corrects the bias either way.
         accum_type: Type of the accumulated gradient, float32 by default.
@@ -530,9 +530,9 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         weight_decay: L2 penalty, 0 by default.
         momentum: Factor of the velocity, 0 by default.
         centered: Divide by the variance instead; off by default, equal in all groups.
-        foreach: Honoured on the host only.
-        maximize: Honoured on the host only.
-        differentiable: Honoured on the host only.
+        foreach: Honored on the host only.
+        maximize: Honored on the host only.
+        differentiable: Honored on the host only.
         loss_scaling: Factor of the loss, taken out before the update; 1 by default.
         accum_type: Type of the accumulated gradient, float32 by default.
         first_order_momentum_accum_type: Type of the first mean, float32 by default.

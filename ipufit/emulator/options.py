@@ -1113,7 +1113,7 @@ class _TensorLocationOptions(OptionsDict):
 
     setActivationLocation = _location_setter("activation", "activations")
     setWeightLocation = _location_setter("weight", "weights")
-    setOptimizerLocation = _location_setter("optimizer", "optimiser's state")
+    setOptimizerLocation = _location_setter("optimizer", "optimizer's state")
     setAccumulatorLocation = _location_setter("accumulator", "gradient accumulators")
 
 
@@ -1485,7 +1485,7 @@ class Options(OptionsDict):
         return self._store(random_seed=random_seed)
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
-        """Choose whether unused attributes of an optimiser are accepted silently.
+        """Choose whether unused attributes of an optimizer are accepted silently.
 
         Example:
             >>> from ipufit.emulator import Options

@@ -7,7 +7,7 @@ module, its operator and a number, `fc1/Relu:0`; an operator's second result is
 `fc1/Relu:0/1`.
 
 Anchored tensors of the forward pass become additional results of the program.
-Gradients, updated weights and the optimiser's tensors aren't in its graph: the device
+Gradients, updated weights and the optimizer's tensors aren't in its graph: the device
 collects them while the program runs.
 """
 
@@ -117,7 +117,7 @@ class Anchors(NamedTuple):
         results: Names of the anchored results of the program, in their order.
         gradients: Name of the weight, for each anchored gradient.
         after_updates: PopART's name, for each anchored tensor of an update: an updated
-            weight, or a tensor of the optimiser.
+            weight, or a tensor of the optimizer.
     """
 
     results: tuple[str, ...] = ()
