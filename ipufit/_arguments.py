@@ -8,7 +8,7 @@ import numbers
 import operator
 import os
 import sys
-from typing import Any, NoReturn, Sequence
+from typing import Any, Callable, Collection, NoReturn
 
 import numpy as np
 
@@ -120,13 +120,17 @@ def check_number(
     is_held = is_of_kind and abs(value) <= largest  # NaN isn't
     if is_held and not is_finite:
         is_held = abs(value) == math.inf or abs(value) <= sys.float_info.max
-    bounds = {
+    bounds: dict[str, tuple[Callable[[Any, Any], bool], float | None]] = {
         "of {} or more": (operator.ge, least),
         "above {}": (operator.gt, above),
         "below {}": (operator.lt, below),
         "up to {}": (operator.le, most),
     }
-    limits = [(*pair, words) for words, pair in bounds.items() if pair[1] is not None]
+    limits = [
+        (holds, bound, words)
+        for words, (holds, bound) in bounds.items()
+        if bound is not None
+    ]
     if is_held and all(holds(value, bound) for holds, bound, _ in limits):
         return
     words = " and ".join(words.format(f"{bound:g}") for _, bound, words in limits)
@@ -168,7 +172,7 @@ def check_flags(of: str = "", **flags: Any) -> None:
 
 
 def check_choice(
-    name: str, value: Any, choices: Sequence[Any], *, of: str = ""
+    name: str, value: Any, choices: Collection[Any], *, of: str = ""
 ) -> None:
     """Refuse a value that isn't one of some words, whole numbers or None.
 

@@ -604,7 +604,7 @@ class Optimizer:
         check_number("learning_rate", self.learning_rate, of=self._who, least=0)
         if self.per_batch_size is not None:
             check_whole("per_batch_size", self.per_batch_size, of=self._who, least=1)
-        bounds: dict[str, dict[str, float]] = {
+        bounds: dict[str, dict[str, Any]] = {
             "weight_decay": {"least": 0},
             "global_clipnorm": {"above": 0},
             "ema_momentum": {"least": 0, "below": 1},

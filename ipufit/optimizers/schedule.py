@@ -444,7 +444,7 @@ class Schedule:
                     f"{', '.join((*own, *_WARMUP))}; {name} belongs to "
                     f"{', '.join(owners)}."
                 )
-        numbers: dict[str, dict[str, float]] = {
+        numbers: dict[str, dict[str, Any]] = {
             "warmup_fraction": {"least": 0, "below": 1},
             "initial": {"least": 0, "most": 1},
             "final": {"least": 0},
