@@ -797,7 +797,7 @@ def _check_fields(config: IPUConfig) -> None:
         if one.name not in _RULES or (value is None and one.default is None):
             continue
         if one.name == "precision" and "bf" in shown(value).lower():
-            refuse(one.name, value, "'float16': IPUs have no bfloat16")
+            refuse(one.name, value, "'float16', as IPUs have no bfloat16")
         _RULES[one.name](one.name, value)
 
 

@@ -184,7 +184,7 @@ class Loss:
         return LossTerms(value, total.detach(), torch.sum(is_real))
 
     def _check_shape(self, outputs: Any, targets: Any) -> None:
-        if not isinstance(outputs, Tensor):
+        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
             return
         if isinstance(self.function, _MODULES_OF_ROWS) and targets.dim() < 2:
             _rows(outputs)

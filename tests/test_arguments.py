@@ -174,6 +174,7 @@ METHODS = {
     "load_weights": {"path": "weights.safetensors"},
     "swap_weights": {"is_average": False},
     "save": {"path": "saved"},
+    "checkpoint": {"copied": True},
     "load": {"path": "saved"},
     "export": {"path": "program.popef", "x": X},
     "compile": {"optimizer": "sgd", "loss": "mse"},

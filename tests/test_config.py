@@ -63,7 +63,7 @@ OWN = poptorch.Options()
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"replicas": True}, "replicas=True"),
         ({"device_iterations": 2.5}, r"device_iterations=2\.5"),
-        ({"precision": "bf16"}, "'bf16': use 'float16': IPUs have no bfloat16"),
+        ({"precision": "bf16"}, "'bf16': use 'float16', as IPUs have no bfloat16"),
         ({"pipeline": "layer1"}, r"pipeline=\('layer1', ...\)"),
         ({"pipeline": "Auto"}, "or 'auto' to have the model divided"),
         ({"pipeline": ["a", ()]}, r"stage \(\)"),
@@ -161,7 +161,7 @@ OWN = poptorch.Options()
             for word in ("32.16", 16)
         ),
         *(
-            ({"precision": word}, "use 'float16': IPUs have no bfloat16")
+            ({"precision": word}, "use 'float16', as IPUs have no bfloat16")
             for word in ("bf16-mixed", torch.bfloat16)
         ),
         *(

@@ -127,13 +127,13 @@ BAD_FITS = {
         ("`validation_data` has no targets", fit(X, Y, validation_data=X)),
         ("`validation_data` have different", fit(X, Y, validation_data=(X, Y[1:]))),
         ("`validation_data` is an? int", fit(X, Y, validation_data=3)),
+        (r"weights of shape \(32, 2\)", fit(X, Y, sample_weight=torch.ones(32, 2))),
         (
             "`validation_data` is a generator",
             fit(X, Y, epochs=2, validation_data=batches()),
         ),
     ],
     ConfigError: [
-        (r"weights of shape \(32, 2\)", fit(X, Y, sample_weight=torch.ones(32, 2))),
         ("steps_per_epoch=0", fit(X, Y, steps_per_epoch=0)),
         ("validation_steps=0", fit(X, Y, validation_data=PAIRS, validation_steps=0)),
         ("validation_freq=0", fit(X, Y, validation_freq=[0, 1])),

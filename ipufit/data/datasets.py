@@ -29,7 +29,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from ipufit._arguments import check_whole
+from ipufit._arguments import check_whole, shown
 from ipufit._tree import ConstantChangedError, Structure
 from ipufit.batching import BatchPlan
 from ipufit.distributed import Processes
@@ -335,8 +335,8 @@ def dense_tensor(value: Any, where: str) -> Tensor:
             raise _too_large(value, where)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise DataError(
-                f"{where} has {value}: an IPU has integers of 32 bits, from {_LEAST} "
-                f"to {_MOST}."
+                f"{where} has {shown(value)}: an IPU has integers of 32 bits, from "
+                f"{_LEAST} to {_MOST}."
             )
         value = torch.as_tensor(value)
     tensor: Tensor = value

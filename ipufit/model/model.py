@@ -1689,6 +1689,7 @@ class IPUModel:
         Raises:
             NotCompiledError: `compile` wasn't called.
         """
+        check_flags(copied=copied)
         if self._snapshot is not None:
             now = self._snapshot.take()
         else:

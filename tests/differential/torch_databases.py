@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import ipufit.emulator as poptorch
-from ipufit.emulator.core import operators as rules
+from ipufit.emulator.core import compile as stages
 from ipufit.emulator.core.dtypes import DispatchMode
 
 EQUAL, REFUSED, ROW, DIFFERENT = "equal", "refused", "row", "different"
@@ -91,8 +91,8 @@ def compare(run, expected, tolerance=1e-4):
             seen.append(finding)
             yield finding
 
-    original = rules.findings
-    rules.findings = findings
+    original = stages.findings
+    stages.findings = findings
     try:
         results = run()
     except poptorch.Error as error:
@@ -100,7 +100,7 @@ def compare(run, expected, tolerance=1e-4):
     except Exception as error:  # noqa: BLE001 - each is a fault
         return Outcome(DIFFERENT, f"{type(error).__name__}: {error}")
     finally:
-        rules.findings = original
+        stages.findings = original
     difference = differ(results, expected, tolerance)
     if difference is None or seen:
         return Outcome(ROW if difference else EQUAL, results)

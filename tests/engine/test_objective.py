@@ -267,7 +267,7 @@ BAD_COMPILES = {
         "one kind",
     ),
     "a weight of nobody": (ConfigError, BOTH, {"c": 1.0}, "'c'.*for 'b', 'a'"),
-    "a negative weight": (ConfigError, BOTH, {"a": -1.0}, r"-1\.0 for 'a'"),
+    "a negative weight": (ConfigError, BOTH, {"a": -1.0}, r"of 'a'=-1\.0"),
     "an infinite weight": (ConfigError, "mse", float("inf"), "inf"),
 }
 

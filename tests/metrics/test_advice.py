@@ -222,7 +222,7 @@ CASES = [  # what is refused, words, and what the words say, with its value
     ),
     (
         lambda: run(ipufit.metrics.Accuracy("mine")),
-        "The name of a metric is given by its keyword: name='accuracy'",
+        "the keyword name= for the name of a metric",
         [lambda: run(ipufit.metrics.Accuracy(name="accuracy"))],
         ACCURACY,
     ),
