@@ -13,6 +13,8 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 import numpy as np
 from torch import Tensor
 
+from ._arguments import shown
+
 Kind = Callable[[Any, str], Optional[str]]
 
 _LARGEST = 2**63
@@ -180,7 +182,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _wrong(value: Any, where: str, expected: str) -> str:
-    shown = repr(value) if not isinstance(value, Tensor) else "a tensor"
-    if len(shown) > 40 or (isinstance(value, float) and math.isnan(value)):
-        shown = f"a {type(value).__name__}"
-    return f"{where} is {shown}, where {expected} belongs"
+    words = shown(value) if not isinstance(value, Tensor) else "a tensor"
+    if len(words) > 40 or (isinstance(value, float) and math.isnan(value)):
+        words = f"a {type(value).__name__}"
+    return f"{where} is {words}, where {expected} belongs"

@@ -57,10 +57,25 @@ _LONGEST = 4000
 """Length of the longest message that is shown whole, in characters."""
 
 
+def printable(text: str) -> str:
+    r"""Escape characters that move a terminal's cursor, or turn text around.
+
+    Files and other processes may have written a part of the text.
+
+    Example:
+        >>> printable("was \x1b[31mred\x1b[0m,\nis blue")
+        'was \\x1b[31mred\\x1b[0m,\nis blue'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def _short(text: Any) -> Any:
     """Leave the numbers of tensors out of a message, and the middle of a huge one."""
     if not isinstance(text, str):
         return text
+    text = printable(text)
     text = _MORE_VALUES.sub(", ...", _VALUES.sub(r"\1(...)", text))
     if len(text) <= _LONGEST:
         return text
@@ -282,7 +297,7 @@ def warn(text: str, category: type[Warning]) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _package(frame) in _NO_PLACE:
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, category, stacklevel=level)
+    warnings.warn(printable(text), category, stacklevel=level)
 
 
 def _package(frame: FrameType) -> str:

@@ -69,6 +69,7 @@ from ipufit.errors import (
     ConfigError,
     DamagedCheckpointError,
     DataError,
+    IpufitError,
     OtherLayoutWarning,
     warn,
 )
@@ -430,8 +431,8 @@ class TrainedState:
             weight = weights.get(name.partition(".")[2])
             if weight is None:
                 continue
-            is_count = not slot.startswith("Accl")
-            if tensor.numel() != 1 if is_count else tensor.shape != weight.shape:
+            # A count of updates is 0-d (PopART, `adamdecompose.cpp`).
+            if tensor.shape != (weight.shape if slot.startswith("Accl") else ()):
                 raise damaged(
                     checkpoint,
                     f"{key} of optimizer has the shape {list(tensor.shape)}, and its "
@@ -469,16 +470,28 @@ class TrainedState:
             ConfigError: It is from another module, optimizer or schedule.
         """
         self.check(checkpoint)
+        self._put_back(checkpoint)
+
+    @contextlib.contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Restore the state that the model has now if the block raises an error."""
+        before = self.take().copied()
+        try:
+            yield
+        except BaseException:
+            self._put_back(before)
+            raise
+
+    def _put_back(self, checkpoint: files.Checkpoint) -> None:
         module, optimizer = self.executors.module, self.optimization.optimizer
         saved, tensors = checkpoint.state["optimizer"], checkpoint.tensors
         self.executors.drop_training()
-        with torch.no_grad():
-            for group, own in groups_of_module(module).items():
-                for name, tensor in own.items():
-                    tensor.copy_(tensors[group][name])
+        now = optimizer.state_dict()
+        parts: dict[str, Any] = dict.fromkeys(_OPTIMIZER_STATE)
         if tensors["optimizer"]:
             parts = {p: under(f"{p}/", tensors["optimizer"]) for p in _OPTIMIZER_STATE}
-            groups = optimizer.state_dict()["param_groups"]
+        if tensors["optimizer"] or now.get("ipu_state") is not None:
+            groups = now["param_groups"]
             optimizer.load_state_dict({**parts, "state": {}, "param_groups": groups})
         set_groups(optimizer, saved["groups"])
         if hasattr(optimizer, "loss_scaling"):
@@ -486,6 +499,11 @@ class TrainedState:
         self.optimization.load_state_dict(checkpoint.state["updates"])
         if self.average is not None:
             self.average.load_state_dict(_averages(checkpoint))
+        # Last, as nothing that was checked can prevent it.
+        with torch.no_grad():
+            for group, own in groups_of_module(module).items():
+                for name, tensor in own.items():
+                    tensor.copy_(tensors[group][name])
 
 
 def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]:
@@ -571,6 +589,26 @@ def check_form(checkpoint: files.Checkpoint, kind: Kind) -> None:
     fault = kind(checkpoint.state, "state")
     if fault is not None:
         raise damaged(checkpoint, fault)
+
+
+@contextlib.contextmanager
+def naming(checkpoint: files.Checkpoint) -> Iterator[None]:
+    """Let errors of a checkpoint name it.
+
+    Raises:
+        DamagedCheckpointError: In place of errors of Python, torch and PopTorch, by
+            which a value ends that no check has refused.
+    """
+    name = repr(str(checkpoint.path))
+    try:
+        yield
+    except IpufitError as error:
+        if checkpoint.path is not None and name not in str(error):
+            error.args = (f"Checkpoint {name}: {error}", *error.args[1:])
+        raise
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise damaged(checkpoint, f"it can't be restored ({fault})") from error
 
 
 def damaged(checkpoint: files.Checkpoint, fault: str) -> DamagedCheckpointError:

@@ -239,9 +239,12 @@ class CSVLogger(Callback):
 
     def _read_columns(self) -> list[str]:
         """Read the columns of the existing file."""
-        with open_regular(self.filename) as file:
-            lines = io.TextIOWrapper(file, "utf-8", newline="")
-            header = next(csv.reader(lines, delimiter=self.separator))
+        try:
+            with open_regular(self.filename) as file:
+                lines = io.TextIOWrapper(file, "utf-8", newline="")
+                header = next(csv.reader(lines, delimiter=self.separator), [])
+        except (UnicodeError, csv.Error):
+            header = []
         if header[:1] != ["epoch"]:
             raise ConfigError(
                 f"{self.filename!r} doesn't begin with the header of a CSVLogger with "

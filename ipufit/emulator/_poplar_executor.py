@@ -1531,18 +1531,20 @@ MODEL = "model.pt"
 _METADATA = "metadata.json"
 _FORMAT = {
     "format": "ipufit.emulator executable",
-    "format_version": 4,  # with each move of a class that is pickled
+    "format_version": 5,  # with each move of a class that is pickled
 }
-_KEYS = {
-    "poptorch_version",  # only this version of the emulator reads the file
-    "torch_version",
-    "is_training",
-    "has_model",  # whether there is a `model.pt`
-    "micro_batches",  # of one call
-    "arguments",  # shape and dtype of each tensor of one call
-    "weights",  # shape and dtype of each parameter and buffer, by name
-    "rng_state",  # None if it wasn't saved
+_KINDS: dict[str, Any] = {
+    "poptorch_version": str,  # only this version of the emulator reads the file
+    "torch_version": str,
+    "is_training": bool,
+    "has_model": bool,  # whether there is a `model.pt`
+    "micro_batches": int,  # of one call
+    "arguments": list,  # shape and dtype of each tensor of one call
+    "weights": dict,  # shape and dtype of each parameter and buffer, by name
+    "rng_state": (list, type(None)),  # None if it wasn't saved
 }
+_MOST_METADATA = 64 << 20
+"""Size of the largest metadata that are read, in bytes."""
 _DEFAULT_NAME = "model.poptorch"
 
 
@@ -1564,7 +1566,7 @@ def write_executable(
     Args:
         filename: An existing file is replaced at the end. Missing folders are made. If
             it is a folder, the file is `model.poptorch` in it.
-        metadata: Values of `_KEYS`; those of the versions and `has_model` are added.
+        metadata: Values of `_KINDS`; those of the versions and `has_model` are added.
         members: Objects to pickle, by the names of their members.
 
     Raises:
@@ -1594,7 +1596,7 @@ class ExecutableFile:
 
     Attributes:
         contents: The metadata, a JSON document.
-        metadata: The values of `_KEYS`.
+        metadata: The values of `_KINDS`.
 
     Raises:
         Error: The file is another one, or broken.
@@ -1606,7 +1608,7 @@ class ExecutableFile:
         self.contents = self._read(_METADATA)
         try:
             self.metadata = json.loads(self.contents)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.invalid(str(error)) from error
         versions = {}
         if isinstance(self.metadata, dict):
@@ -1615,12 +1617,14 @@ class ExecutableFile:
             raise self.invalid("it isn't a file of the emulator")
         if versions != _FORMAT:
             raise self.invalid(
-                f"its format has version {versions['format_version']}, and this is "
-                f"version {_FORMAT['format_version']}: compile the model anew"
+                f"its format has version {versions['format_version']!r:.80}, and this "
+                f"is version {_FORMAT['format_version']}: compile the model anew"
             )
-        if self.metadata.keys() != _KEYS:
-            names = sorted(self.metadata.keys() ^ _KEYS)
-            raise self.invalid(f"its metadata differ in {', '.join(names)}")
+        for name in sorted(self.metadata.keys() | _KINDS):
+            value = self.metadata.get(name, self)  # which is of no kind
+            is_shown = not isinstance(value, str) or value.isprintable()
+            if not (is_shown and isinstance(value, _KINDS.get(name, ()))):
+                raise self.invalid(f"its metadata differ in {name[:80]!r}")
 
     def invalid(self, reason: str) -> Error:
         """Return the error that says why the file can't be used."""
@@ -1651,11 +1655,12 @@ class ExecutableFile:
         saved = self.metadata["weights"]
         own = {name: describe(weight) for name, weight in weights.items()}
         for name in {**saved, **own}:
-            one, other = saved.get(name, "missing"), own.get(name, "missing")
+            one = repr(saved[name]) if name in saved else "missing"
+            other = repr(own[name]) if name in own else "missing"
             if one != other:
                 raise self.invalid(
                     "it was compiled for a module with other parameters or buffers: "
-                    f"{name} is {one} there and {other} here"
+                    f"{name!r} is {one} there and {other} here"
                 )
 
     def load(self, member: str) -> Any:
@@ -1672,6 +1677,11 @@ class ExecutableFile:
         with open_regular(self.path) as file:
             try:
                 with zipfile.ZipFile(file) as archive:
+                    member_info = archive.getinfo(member)
+                    if member_info.compress_type != zipfile.ZIP_STORED:
+                        raise ValueError(f"{member} is compressed")
+                    if member == _METADATA and member_info.file_size > _MOST_METADATA:
+                        raise ValueError(f"{member} has {member_info.file_size} bytes")
                     return archive.read(member)
             except Exception as error:
                 reason = f"it isn't a file of the emulator, or is broken ({error})"

@@ -145,6 +145,7 @@ from ipufit.resume import (
     find_checkpoint,
     groups_of_module,
     held_directories,
+    naming,
     numeric_settings,
     position_of,
 )
@@ -684,15 +685,19 @@ class IPUModel:
         )
         running = self._running(run, callbacks, verbose, history)
         others_out = held_directories(callbacks)
-        with others_out, running as (hooks, display), self._fitting(run):
+        resuming = contextlib.ExitStack()
+        with others_out, running as (hooks, display), self._fitting(run), resuming:
             self._last_source = source
             self._trained_rows = plan.micro_batch_size
             snapshot = Snapshot(training, batches, hooks, run, validated, in_words)
             if checkpoint is not None:
-                snapshot.check(checkpoint)
+                with naming(checkpoint):
+                    snapshot.check(checkpoint)
+                resuming.enter_context(snapshot.trained.kept_on_error())
             optimization.begin_fit(total, updates, len(to_come), plan.batch_size)
             if checkpoint is not None:
-                snapshot.trained.put_back(checkpoint)
+                with naming(checkpoint):
+                    snapshot.trained.put_back(checkpoint)
             try:
                 for line in optimization.news():
                     display.noted(line)
@@ -721,7 +726,9 @@ class IPUModel:
                         facts=optimization.numbers,
                     )
                     if checkpoint is not None:
-                        snapshot.put_back(checkpoint)
+                        with naming(checkpoint):
+                            snapshot.put_back(checkpoint)
+                        resuming.close()
                         if run.calls:
                             display.on_epoch_begin(run.epoch, {})
                         first_epoch = epochs if run.is_stopping else run.epoch
@@ -1739,7 +1746,9 @@ class IPUModel:
         """
         host_calls.check_shapes(self.module)
         with files.missing_allowed():
-            self._trained_state().put_back(files.load_checkpoint(path))
+            checkpoint = files.load_checkpoint(path)
+        with naming(checkpoint):
+            self._trained_state().put_back(checkpoint)
 
     def export(
         self,

@@ -111,8 +111,8 @@ class Recording:
 
 def _is_leaf(leaf: Any) -> bool:
     """Whether a value of a file is a leaf of an outcome."""
-    if "data" not in leaf:
-        return len(leaf) == 1
+    if not isinstance(leaf, dict) or "data" not in leaf:
+        return isinstance(leaf, dict) and len(leaf) == 1
     numbers = [float(number) for number in leaf["data"]]
     is_whole = math.prod(leaf["shape"]) == len(numbers)
     return is_whole and leaf["dtype"].isidentifier()

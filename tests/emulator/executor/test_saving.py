@@ -178,10 +178,10 @@ def test_executables_are_for_one_kind_of_model(path):
 @pytest.mark.parametrize(
     ("module", "difference"),
     [
-        (nn.Linear(3, 5), r"weight is .*\[2, 3\].* there and .*\[5, 3\]"),
+        (nn.Linear(3, 5), r"'weight' is .*\[2, 3\].* there and .*\[5, 3\]"),
         (nn.Linear(3, 2).half(), "float32.* there and .*float16"),
-        (nn.Linear(3, 2, bias=False), "bias is .* there and missing here"),
-        (nn.Sequential(nn.Linear(3, 2)), "weight is .* there and missing here"),
+        (nn.Linear(3, 2, bias=False), "'bias' is .* there and missing here"),
+        (nn.Sequential(nn.Linear(3, 2)), "'weight' is .* there and missing here"),
     ],
 )
 def test_executables_are_for_one_set_of_weights(path, module, difference):
@@ -309,11 +309,11 @@ def test_files_of_others_are_invalid(path, contents):
         ('{"format": "other"}', "it isn't a file of the emulator"),
         (
             '{"format": "ipufit.emulator executable", "format_version": 1}',
-            "its format has version 1, and this is version 4: compile the model anew",
+            "its format has version 1, and this is version 5: compile the model anew",
         ),
         (
-            '{"format": "ipufit.emulator executable", "format_version": 4}',
-            "its metadata differ in arguments",
+            '{"format": "ipufit.emulator executable", "format_version": 5}',
+            "its metadata differ in 'arguments'",
         ),
     ],
 )
