@@ -32,9 +32,10 @@ def read(folder):
 
     found = {}
     for name in sorted(os.listdir(folder)):
-        events = EventAccumulator(str(folder / name)).Reload()
-        for tag in events.Tags()["scalars"]:
-            for event in events.Scalars(tag):
+        # Files of one second are read by the last number in their names, 10 before 9.
+        events = EventAccumulator(str(folder / name), purge_orphaned_data=False)
+        for tag in events.Reload().Tags()["scalars"]:
+            for event in sorted(events.Scalars(tag), key=lambda event: event.wall_time):
                 found[name, tag, event.step] = event.value
     return found
 
