@@ -1747,8 +1747,8 @@ class IPUModel:
         host_calls.check_shapes(self.module)
         with files.missing_allowed():
             checkpoint = files.load_checkpoint(path)
-        with naming(checkpoint):
-            self._trained_state().put_back(checkpoint)
+            with naming(checkpoint):
+                self._trained_state().put_back(checkpoint)
 
     def export(
         self,
