@@ -21,7 +21,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    target, path = config.getoption("--record"), config.getoption("--recording")
+    # Where pytest is given a folder above, it reads this file too late for options.
+    target = config.getoption("--record", None)
+    path = config.getoption("--recording", None)
     if target is not None and target.exists():
         raise pytest.UsageError(
             f"{str(target)!r} exists, and recordings are never edited: name another."
