@@ -25,6 +25,7 @@ _ADVICE = {
     errno.EROFS: "Give a path on a file system that can be written.",
     errno.EEXIST: "A folder on the way is a file: give another path.",
     errno.ENOTDIR: "A folder on the way is a file: give another path.",
+    errno.ENAMETOOLONG: "Give a shorter name.",
     errno.EISDIR: "It is a folder: give the path of a file.",
     errno.ENXIO: "Give the path of a regular file.",
 }
@@ -200,12 +201,14 @@ def _free_to_delete(folder: int, name: str) -> Iterator[bool]:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     is_free = True
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a link, or a file system without locks
+        with contextlib.suppress(OSError):  # a link
             descriptor = os.open(name, flags, dir_fd=folder)
             stack.callback(os.close, descriptor)
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            lock = fcntl.LOCK_SH if is_file else fcntl.LOCK_EX
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+                fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
+            except OSError:  # another process has it, or nobody can know
                 is_free = False
         yield is_free
 
@@ -235,7 +238,7 @@ def draft(
             remove(folder, hidden, to_delete)
 
     delete_leftovers(folder, re.escape(name), "partial", delete)
-    descriptor = None
+    descriptor, hidden = None, hidden_name(name, "partial")
     try:
         while descriptor is None:
             hidden = hidden_name(name, "partial")
@@ -262,8 +265,10 @@ def _open_and_lock(folder: int, hidden: str, *, is_new: bool) -> int | None:
             raise
         return None
     is_free = True
+    # NFS locks for others what is open for reading, and for all what is for writing.
+    lock = fcntl.LOCK_EX if is_new else fcntl.LOCK_SH
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
     except OSError as error:  # or a file system without locks
         is_free = not isinstance(error, BlockingIOError)
     if is_free and os.fstat(descriptor).st_nlink:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import itertools
 import json
@@ -13,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ipufit import CSVLogger, IPUConfig, poptorch
+from ipufit import CSVLogger, FileError, IPUConfig, poptorch
 from ipufit.checkpoint import load_weights, save_weights
 from ipufit.planning.schedule import PipelineSchedule
 from tests.checkpoint.faults import at_step, full_disk, killed_at_step
@@ -162,3 +164,21 @@ def test_a_pipe_is_refused_at_once(tmp_path, use):
     os.mkfifo(path)
     with pytest.raises(OSError, match=r"regular file|No such device"):
         use(path)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_draft_that_may_be_another_process_s_stays(tmp_path, monkeypatch, has_locks):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if not has_locks:
+        monkeypatch.setattr(fcntl, "flock", none)
+    (tmp_path / ".a.safetensors.0123abcd.partial").write_bytes(b"half")
+    write_weights(tmp_path / "a.safetensors", 1)
+    assert read_weights(tmp_path / "a.safetensors") == 1
+    assert len(names(tmp_path)) == (1 if has_locks else 2)
+
+
+def test_a_name_that_is_too_long_is_refused_with_what_to_do(tmp_path):
+    with pytest.raises(FileError, match="Give a shorter name"):
+        write_weights(tmp_path / f"{'w' * 235}.safetensors", 1)
