@@ -9,6 +9,7 @@ others may raise, too.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 
 # The functions of `signal` make enums of all that they take and return, in 20 times as
@@ -65,7 +66,7 @@ class Uninterrupted(contextlib.ContextDecorator):
             self._restore()
             with contextlib.ExitStack() as stack:  # all, even if a handler raises
                 while self._waiting:
-                    stack.callback(raise_signal, self._waiting.pop())
+                    stack.callback(_handle, self._waiting.pop())
 
     def _restore(self) -> None:
         """Set the handlers again that there were, unless others were set meanwhile."""
@@ -84,6 +85,15 @@ class Uninterrupted(contextlib.ContextDecorator):
         if not self._depth:  # it came while handlers were set
             self._restore()
         handler(number, frame)
+
+
+def _handle(number: int) -> None:
+    """Call the handler of a signal, which an event loop has heard of already."""
+    handler = getsignal(number)
+    if callable(handler):
+        handler(number, sys._getframe())
+    else:
+        raise_signal(number)
 
 
 uninterrupted = Uninterrupted()

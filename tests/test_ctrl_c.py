@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import random
@@ -370,3 +371,29 @@ def test_a_call_of_a_training_model_is_whole():
         seen.add(same.index(True))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len(seen) > 1
+
+
+class Raising(torch.nn.Linear):
+    """Raises a signal where it is called, such as while it is compiled."""
+
+    num_raised = 0
+
+    def forward(self, x):
+        Raising.num_raised += 1
+        signal.raise_signal(signal.SIGUSR2)
+        return super().forward(x)
+
+
+def test_an_event_loop_hears_of_a_signal_once():
+    counts = []
+
+    async def predict():
+        heard = []
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, heard.append, 1)
+        raised = ipufit.IPUModel(Raising(2, 1)).predict(torch.zeros(4, 2), verbose=0)
+        await asyncio.sleep(0.05)
+        counts.append((len(raised), len(heard)))
+
+    asyncio.run(predict())
+    assert counts == [(4, Raising.num_raised)]
+    assert Raising.num_raised
