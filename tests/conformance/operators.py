@@ -397,7 +397,7 @@ def gradients_that_get_lost() -> Any:
 
 
 def normed(norm: nn.Module, x: Any, **settings_of: Any) -> Any:
-    """Return what one update makes of a normalisation and of a layer before it."""
+    """Return what one update makes of a normalization and of a layer before it."""
 
     def forward(self: Any, x: Any) -> Any:
         weights = torch.arange(4.0, device=x.device)
@@ -407,7 +407,7 @@ def normed(norm: nn.Module, x: Any, **settings_of: Any) -> Any:
     return train(Program(forward, layer=layer, norm=filled(norm)), x, **settings_of)
 
 
-@probe("normalisation in training")
+@probe("normalization in training")
 def statistics_of_norms() -> Any:
     """Running statistics of two micro-batches; those of instance norm stay."""
 
@@ -424,7 +424,7 @@ def statistics_of_norms() -> Any:
     return {name: one for name, one in after.items() if "running" in name}
 
 
-@probe("normalisation in training")
+@probe("normalization in training")
 def layer_and_group_norm() -> Any:
     """Gradients of layer norm and of group norm."""
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes of programs: results, losses, blocks, weights, optimisers, tracing."""
+"""Probes of programs: results, losses, blocks, weights, optimizers, tracing."""
 
 from __future__ import annotations
 
@@ -511,7 +511,7 @@ def updated(optimizer: Any, later: Any = None) -> Any:
     return {"results": results, **state}
 
 
-@probe("optimisers")
+@probe("optimizers")
 def sgd() -> Any:
     """Momentum and dampening by PopTorch's rule."""
     return updated(
@@ -519,7 +519,7 @@ def sgd() -> Any:
     )
 
 
-@probe("optimisers")
+@probe("optimizers")
 def nesterov() -> Any:
     """Momentum that looks ahead."""
     return updated(
@@ -527,13 +527,13 @@ def nesterov() -> Any:
     )
 
 
-@probe("optimisers")
+@probe("optimizers")
 def adam() -> Any:
     """Adam's rule, with decay in the gradient."""
     return updated(lambda groups: poptorch.optim.Adam(groups, lr=0.125))
 
 
-@probe("optimisers")
+@probe("optimizers")
 def adamw() -> Any:
     """AdamW's rule, which corrects the bias even if it is told not to."""
     return updated(
@@ -541,7 +541,7 @@ def adamw() -> Any:
     )
 
 
-@probe("optimisers")
+@probe("optimizers")
 def rmsprop() -> Any:
     """RMSprop's rule, with momentum."""
     return updated(
@@ -549,13 +549,13 @@ def rmsprop() -> Any:
     )
 
 
-@probe("optimisers")
+@probe("optimizers")
 def lamb() -> Any:
     """LAMB's rule."""
     return updated(lambda groups: poptorch.optim.LAMB(groups, lr=0.125))
 
 
-@probe("optimisers")
+@probe("optimizers")
 def state_after_set_optimizer() -> Any:
     """The state on the device stays when another optimiser is set."""
     return {
@@ -570,7 +570,7 @@ def state_after_set_optimizer() -> Any:
     }
 
 
-@probe("optimisers")
+@probe("optimizers")
 def weight_in_no_group() -> Any:
     """A weight that no group has trains by the defaults."""
     program = line()
@@ -578,7 +578,7 @@ def weight_in_no_group() -> Any:
     return train(program, ramp(2, 3), ramp(2, 2), optimizer=some)
 
 
-@probe("optimisers")
+@probe("optimizers")
 def clipped_and_scaled() -> Any:
     """The norm of all gradients is clipped; a loss scaling changes no update."""
     return {
@@ -591,7 +591,7 @@ def clipped_and_scaled() -> Any:
     }
 
 
-@probe("optimisers", tolerance=0.004)
+@probe("optimizers", tolerance=0.004)
 def weights_of_float16() -> Any:
     """Weights of float16 train, with accumulation in float16."""
     program = line().half()
@@ -625,7 +625,7 @@ def scaled_losses() -> Any:
     return train(line(), ramp(2, 3), ramp(2, 2), options=options)
 
 
-@probe("refused: optimisers")
+@probe("refused: optimizers")
 def optimizers_that_are_refused() -> Any:
     """Hyper-parameters that PopART takes for errors."""
     return apart(

@@ -358,7 +358,7 @@ def test_the_page_says_what_has_been_seen_where():
     device = recording.Recording(Path("file.json"), {"device": "IPU Bow"})
     device.probes = {"sgd": refused, "adam": refused, "replicas": not_run}
     lines = table([device]).splitlines()
-    assert "| optimisers | 10 | 2 | nowhere yet |" in lines
+    assert "| optimizers | 10 | 2 | nowhere yet |" in lines
     assert "| replicas | 3 | nowhere yet | nowhere yet |" in lines
 
 
