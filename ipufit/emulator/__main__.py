@@ -7,16 +7,11 @@ import argparse
 import os
 import runpy
 import sys
-from typing import NoReturn
+import uuid
+from typing import Mapping, NoReturn
 
-from . import __version__
+from . import __version__, _popdist
 from ._install import install
-from ._popdist import getNumTotalReplicas
-from ._popdist._environment import (
-    instance_variables,
-    launch_environment,
-    torchrun_command,
-)
 from ._switches import (
     REPLICAS_VARIABLE,
     STRICT_VARIABLE,
@@ -58,7 +53,7 @@ def main() -> None:
         mode = "; strict" if is_strict() else ""
         count = os.environ.get("WORLD_SIZE", "1")
         if count != "1":
-            replicas = getNumTotalReplicas()
+            replicas = _popdist.getNumTotalReplicas()
             mode = f" each; processes: {count}; replicas: {replicas}{mode}"
         if os.environ.get("RANK", "0") == "0":  # once for all processes
             _say(
@@ -94,14 +89,107 @@ def _start_processes(arguments: argparse.Namespace) -> NoReturn:
             f"RANK={os.environ['RANK']}: this is a process of torchrun's already. Let "
             "either torchrun or --processes start them."
         )
-    count, replicas = arguments.processes, arguments.replicas
-    environment = launch_environment(count, replicas, os.environ)
+    if _popdist.isPopdistEnvSet():
+        raise createPoptorchError(
+            f"{_popdist.TOTAL_REPLICAS} is set, as if PopRun had started this process "
+            "already: unset it, or leave --processes out."
+        )
+    count = arguments.processes
+    replicas = count if arguments.replicas is None else arguments.replicas
+    _local_replicas(replicas, count)
+    threads = max(1, (os.cpu_count() or 1) // count)
+    environment = {
+        "OMP_NUM_THREADS": str(threads),  # torchrun would warn, and take one
+        **os.environ,
+        REPLICAS_VARIABLE: str(replicas),
+    }
+    silent = ",".join(f"{index}:1" for index in range(1, count))
     flags = [f"--{name}" for name in ("force", "strict") if getattr(arguments, name)]
-    if arguments.is_module:
-        flags.append("-m")
-    command = torchrun_command(count, [*flags, arguments.script, *arguments.args])
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        # Not --standalone: up to torch 2.0 that takes one port of all, so that two
+        # runs on one machine would meet.
+        *("--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+        *("--rdzv-id", uuid.uuid4().hex, "--nproc-per-node", str(count)),
+        *("--monitor-interval", "0.1"),
+        *(("--redirects", silent) if silent else ()),
+        *("-m", "ipufit.emulator", *flags, *(("-m",) if arguments.is_module else ())),
+        *(arguments.script, *arguments.args),
+    ]
     sys.stdout.flush()
     os.execve(command[0], command, environment)
+
+
+def instance_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that PopRun would set in a process of torchrun's.
+
+    PopRun starts instances by Open MPI's `mpirun`, so Open MPI's variables are
+    included: `poptorch.Options` reads them.
+
+    Args:
+        environment: The environment of this process.
+
+    Returns:
+        Nothing if torchrun started one process alone and `IPUFIT_REPLICAS` isn't set,
+        or if PopRun's variables are there already.
+
+    Raises:
+        Error: A variable is missing or no number, or the replicas can't be shared
+            evenly.
+
+    Example:
+        >>> of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "IPUFIT_REPLICAS": "8"}
+        >>> instance_variables(of_torchrun)["POPDIST_REPLICA_INDEX_OFFSET"]
+        '4'
+    """
+    if _popdist.TOTAL_REPLICAS in environment:
+        return {}
+    for name, missing in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if environment.get(name) and not environment.get(missing):
+            raise createPoptorchError(
+                f"{name} is set but {missing} is not: torchrun sets both. Set "
+                f"{missing} too, or unset {name}."
+            )
+    index = _number(environment, "RANK", 0)
+    count = _number(environment, "WORLD_SIZE", 1)
+    if count == 1 and not environment.get(REPLICAS_VARIABLE):
+        return {}
+    total = _number(environment, REPLICAS_VARIABLE, count)
+    local = _local_replicas(total, count)
+    variables = {
+        _popdist.TOTAL_REPLICAS: total,
+        _popdist.LOCAL_REPLICAS: local,
+        _popdist.FIRST_REPLICA: index * local,
+        _popdist.IS_UNIFORM: 1,
+        _popdist.IPUS_PER_REPLICA: environment.get(_popdist.IPUS_PER_REPLICA, 1),
+        "OMPI_COMM_WORLD_RANK": index,
+        "OMPI_COMM_WORLD_SIZE": count,
+    }
+    if environment.get("LOCAL_RANK") and environment.get("LOCAL_WORLD_SIZE"):
+        local_index = _number(environment, "LOCAL_RANK", 0)
+        local_count = _number(environment, "LOCAL_WORLD_SIZE", 1)
+        variables[_popdist.LOCAL_INSTANCE] = local_index
+        variables["OMPI_COMM_WORLD_LOCAL_RANK"] = local_index
+        variables["OMPI_COMM_WORLD_LOCAL_SIZE"] = local_count
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    number = whole_number(text.strip())
+    if number is None:
+        raise createPoptorchError(f"{name}={text!r} is no whole number of 0 or more.")
+    return number
+
+
+def _local_replicas(total: int, processes: int) -> int:
+    if total < 1 or total % processes:
+        raise createPoptorchError(
+            f"{total} replicas (--replicas, or {REPLICAS_VARIABLE}: those of all "
+            f"processes) can't be shared by {processes} processes evenly: choose a "
+            f"multiple of {processes}."
+        )
+    return total // processes
 
 
 def _parser() -> argparse.ArgumentParser:

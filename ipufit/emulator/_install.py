@@ -43,10 +43,10 @@ _TARGETS = {
     "poptorch": _EMULATOR,
     **{f"poptorch.{name}": f"{_EMULATOR}.{name}" for name in _POPTORCH_MODULES},
     "popdist": f"{_EMULATOR}._popdist",
-    "popdist.popdist_core": f"{_EMULATOR}._popdist._environment",
-    "popdist.poptorch": f"{_EMULATOR}._popdist.poptorch",
+    "popdist.popdist_core": f"{_EMULATOR}._popdist",
+    "popdist.poptorch": f"{_EMULATOR}._popdist",
     "popart": f"{_EMULATOR}._popart",
-    "libpvti": f"{_EMULATOR}._libpvti",
+    "libpvti": f"{_EMULATOR}.profiling",
 }
 """Names that scripts import -> the emulator's modules."""
 

@@ -16,13 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.emulator import Error, _popdist
+from ipufit.emulator import Error, Options, _popdist
 from ipufit.emulator import __main__ as command
 from ipufit.emulator import _popdist as popdist
-from ipufit.emulator._popdist._environment import (
-    instance_variables,
-    launch_environment,
-)
+from ipufit.emulator.__main__ import instance_variables
 from tests.interpreters import run_python
 from tests.processes import printed_lines
 
@@ -53,7 +50,7 @@ def test_an_instance_sees_what_poprun_would_set(data, count, local):
         assert _popdist.getReplicaIndexOffset() == index * local
         assert _popdist.getDeviceId() == 0  # the only instance of its host
         assert _popdist.getNumIpusPerReplica() == 1
-        plain = _popdist.poptorch._PoptorchOptions()
+        plain = Options()
         options = _popdist.poptorch.Options()
     assert options.replication_factor == local
     assert options.Distributed.processId == index
@@ -101,11 +98,6 @@ def test_a_strange_environment_is_refused(environment, message):
         instance_variables(environment)
 
 
-def test_an_instance_of_poprun_starts_no_others():
-    with pytest.raises(Error, match="as if PopRun had started"):
-        launch_environment(2, 4, {"POPDIST_NUM_TOTAL_REPLICAS": "2"})
-
-
 # Whole command lines -----------------------------------------------------------------
 
 
@@ -133,13 +125,20 @@ def test_a_strange_command_line_is_refused(monkeypatch, capsys, arguments, messa
     assert message in capsys.readouterr().err
 
 
-def test_torchrun_and_processes_exclude_each_other(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "0")
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("RANK", "a process of torchrun's already"),
+        ("POPDIST_NUM_TOTAL_REPLICAS", "as if PopRun had started"),
+    ],
+)
+def test_processes_of_launchers_start_no_others(monkeypatch, capsys, variable, message):
+    monkeypatch.setenv(variable, "0")
     monkeypatch.setattr(sys, "argv", ["emulator", "--processes", "2", "script.py"])
     with pytest.raises(SystemExit) as end:
         command.main()
     assert end.value.code == 2
-    assert "a process of torchrun's already" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.thorough
