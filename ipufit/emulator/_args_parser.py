@@ -9,18 +9,14 @@ shapes and constants that the model was compiled for (PopTorch, `_args_parser.py
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import Any, Callable, Iterable
+import itertools
+from typing import Any, Callable, Iterable, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._logging import logger
-from ._utils import (
-    flattenTensorStructure,
-    reconstructTensorStructure,
-)
-from .core.dtypes import device_tensor
+from ._utils import flattenTensorStructure, reconstructTensorStructure
 from .core.refusals import refuse_empty, refuse_sparse
 from .errors import Error, createPoptorchError
 
@@ -34,8 +30,7 @@ _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _SUPPORTED_DTYPES = {*_INTEGERS, *_FLOATS, torch.bool}
 
 
-@dataclass(frozen=True)
-class CallArguments:
+class CallArguments(NamedTuple):
     """The arguments of one call, ordered as `forward` takes them."""
 
     args: tuple[Any, ...]
@@ -43,17 +38,12 @@ class CallArguments:
 
     def tensors(self, like: CallArguments | None = None) -> list[Tensor]:
         """List the tensors, in the order of `like`, its dict keys included."""
-        order = like or self
-        return list(
-            flattenTensorStructure((self.args, self.kwargs), (order.args, order.kwargs))
-        )
+        return list(flattenTensorStructure(self, like))
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> CallArguments:
         """Copy the arguments, with other tensors in place of the present ones."""
-        args, kwargs = reconstructTensorStructure(
-            (self.args, self.kwargs), iter(tensors)
-        )
-        return CallArguments(args, kwargs)
+        copied: CallArguments = reconstructTensorStructure(self, tensors)
+        return copied
 
 
 class ArgsParser:
@@ -68,16 +58,16 @@ class ArgsParser:
             signature = inspect.signature(forward)
         except (TypeError, ValueError):  # a callable that hides its signature
             signature = inspect.signature(lambda *args, **kwargs: None)
-        every = list(signature.parameters.values())
+        parameters = signature.parameters.values()
+        kinds = [parameter.kind for parameter in parameters]
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        positional, keyword = (
-            [at for at, parameter in enumerate(every) if parameter.kind is kind]
-            for kind in variadic
-        )
-        self._parameters = [p for p in every if p.kind not in variadic]
-        self._variadic_position = positional[0] if positional else None
-        self._variadic_name = every[positional[0]].name if positional else ""
-        self._has_var_keyword = bool(keyword)
+        self._parameters = [p for p in parameters if p.kind not in variadic]
+        self._has_rest, self._has_others = (kind in kinds for kind in variadic)
+        self._num_positional = len(self._parameters)
+        self._rest_name = ""
+        if self._has_rest:
+            self._num_positional = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+            self._rest_name = list(signature.parameters)[self._num_positional]
         self._has_warned_layout = False
 
     def parse(
@@ -89,39 +79,53 @@ class ArgsParser:
             AssertionError: Too many arguments, an unknown one, or one given twice.
             Error: A mandatory one is missing.
         """
-        self._check_names(args, kwargs)
-        remaining, given = dict(kwargs), list(args)
-        positional: list[Any] = []
-        keywords: dict[str, Any] = {}
+        names = [parameter.name for parameter in self._parameters]
+        count = len(args) + len(kwargs)
+        if not (self._has_rest or self._has_others) and count > len(names):
+            raise AssertionError(
+                f"Too many arguments provided: expected {names} ({len(names)}) but got "
+                f"{count}"
+            )
+        for name in kwargs:
+            if name not in names and not self._has_others:
+                raise AssertionError(
+                    f"{name} is not a valid parameter. Allowed values are {names}"
+                )
+        positional, keywords, others = list(args), {}, dict(kwargs)
         for position, parameter in enumerate(self._parameters):
-            variadic = self._variadic_position
-            is_after_variadic = variadic is not None and position >= variadic
-            if given and not is_after_variadic:
-                positional.append(given.pop(0))
-                if parameter.name in remaining:
+            is_positional = position < self._num_positional
+            if is_positional and position < len(args):
+                if parameter.name in others:
                     raise AssertionError(
                         f"Parameter {parameter.name} was passed more than once"
                     )
                 continue
-            value = remaining.pop(parameter.name, parameter.default)
+            value = others.pop(parameter.name, parameter.default)
             if value is inspect.Parameter.empty:
                 raise createPoptorchError(
                     f"Mandatory parameter {parameter.name} missing"
                 )
-            if is_after_variadic:
-                keywords[parameter.name] = value
-            else:
+            if is_positional:
                 positional.append(value)
-        positional.extend(given)
-        keywords.update(remaining)
+            else:  # after `*args`
+                keywords[parameter.name] = value
         if is_compiling and any(isinstance(a, dict) for a in (*args, *kwargs.values())):
             logger.warning(
                 "Dictionaries as arguments of a model have partial support: their keys "
                 "and values other than tensors are constants of the compiled model."
             )
-        return CallArguments(
-            tuple(self._contiguous(value) for value in positional),
-            {name: self._contiguous(value) for name, value in keywords.items()},
+        arguments = CallArguments(tuple(positional), {**keywords, **others})
+        tensors = arguments.tensors()
+        if all(t.layout != torch.strided or t.is_contiguous() for t in tensors):
+            return arguments
+        if not self._has_warned_layout:
+            logger.warning(
+                "At least one input tensor is not contiguous: it is copied into a "
+                "contiguous one at every call."
+            )
+            self._has_warned_layout = True
+        return arguments.with_tensors(
+            t.contiguous() if t.layout == torch.strided else t for t in tensors
         )
 
     def plain_tensors(
@@ -151,39 +155,6 @@ class ArgsParser:
                 return None
         return list(args)
 
-    def _check_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        names = [parameter.name for parameter in self._parameters]
-        num_given = len(args) + len(kwargs)
-        if self._has_var_keyword:
-            return
-        if self._variadic_position is None and num_given > len(names):
-            raise AssertionError(
-                f"Too many arguments provided: expected {names} ({len(names)}) but got "
-                f"{num_given}"
-            )
-        for name in kwargs:
-            if name not in names:
-                raise AssertionError(
-                    f"{name} is not a valid parameter. Allowed values are {names}"
-                )
-
-    def _contiguous(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if value.layout != torch.strided or value.is_contiguous():
-                return value
-            if not self._has_warned_layout:
-                logger.warning(
-                    "At least one input tensor is not contiguous: it is copied into a "
-                    "contiguous one at every call."
-                )
-                self._has_warned_layout = True
-            return value.contiguous()
-        if type(value) in (list, tuple):
-            return type(value)(self._contiguous(element) for element in value)
-        if type(value) is dict:
-            return {key: self._contiguous(element) for key, element in value.items()}
-        return value
-
     def validate(self, compiled: CallArguments, current: CallArguments) -> None:
         """Check `current` against the arguments that were compiled.
 
@@ -195,20 +166,18 @@ class ArgsParser:
                 "Number of positional arguments mismatch: expected "
                 f"{len(compiled.args)} arguments but got {len(current.args)}."
             )
-        for position, pair in enumerate(zip(compiled.args, current.args)):
-            limit = self._variadic_position
-            if limit is not None and position >= limit:
-                name = f"*{self._variadic_name}[{position - limit}]"
-            elif position < len(self._parameters):
-                name = self._parameters[position].name
-            else:
-                name = f"argument {position}"
+        names = [p.name for p in self._parameters[: self._num_positional]]
+        rest = (f"*{self._rest_name}[{index}]" for index in itertools.count())
+        pairs = zip(compiled.args, current.args)
+        for name, pair in zip(itertools.chain(names, rest), pairs):
             _compare(name, *pair)
-        _compare_dicts("named arguments", compiled.kwargs, current.kwargs, str)
+        _check_keys("named arguments", compiled.kwargs, current.kwargs)
+        for name, value in compiled.kwargs.items():
+            _compare(name, value, current.kwargs[name])
 
 
 def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArguments:
-    """Return the arguments of a call's first micro-batch, in types of an IPU.
+    """Return a copy of the arguments of a call's first micro-batch.
 
     Args:
         arguments: Arguments of the whole call.
@@ -234,7 +203,7 @@ def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArgu
                 "because backward pass via inputs is not supported."
             )
         rows = tensor.narrow(0, 0, size // factor) if tensor.dim() else tensor
-        return device_tensor(rows.detach(), copy=True)
+        return torch.clone(rows.detach())
 
     return arguments.with_tensors(map(first_rows, arguments.tensors()))
 
@@ -276,7 +245,9 @@ def _compare(name: str, expected: Any, got: Any) -> None:
         for index, pair in enumerate(zip(expected, got)):
             _compare(f"{name}[{index}]", *pair)
     elif isinstance(expected, dict):
-        _compare_dicts(name, expected, got, lambda key: f"{name}[{key}]")
+        _check_keys(name, expected, got)
+        for key, value in expected.items():
+            _compare(f"{name}[{key}]", value, got[key])
     else:
         tensors = tuple(flattenTensorStructure(expected))
         if tensors:
@@ -290,20 +261,13 @@ def _check_same(what: str, expected: Any, got: Any) -> None:
         raise _mismatch(f"{what}: expected {expected} but got {got}.")
 
 
-def _compare_dicts(
-    name: str,
-    expected: dict[Any, Any],
-    got: dict[Any, Any],
-    element_name: Callable[[Any], str],
-) -> None:
+def _check_keys(name: str, expected: dict[Any, Any], got: dict[Any, Any]) -> None:
+    text = f"Keys mismatch for {name}:"
+    for what, keys in (
+        ("Unexpected", got.keys() - expected.keys()),
+        ("Missing", expected.keys() - got.keys()),
+    ):
+        if keys:
+            text += f" {what} arguments: {', '.join(sorted(map(str, keys)))}."
     if expected.keys() != got.keys():
-        text = f"Keys mismatch for {name}:"
-        for what, keys in (
-            ("Unexpected", got.keys() - expected.keys()),
-            ("Missing", expected.keys() - got.keys()),
-        ):
-            if keys:
-                text += f" {what} arguments: {', '.join(sorted(map(str, keys)))}."
         raise _mismatch(text)
-    for key, value in expected.items():
-        _compare(element_name(key), value, got[key])

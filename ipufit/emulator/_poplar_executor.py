@@ -49,6 +49,7 @@ from .core.device import (
     check_rng_state,
 )
 from .core.device_optimizer import NOT_COMPILED, OptimizerSync
+from .core.dtypes import device_tensor
 from .core.fold import choose_runner
 from .core.layout import (
     Grouping,
@@ -1396,10 +1397,9 @@ def compile_model(
     check_inputs(arguments.tensors())
     layout = Layout(options)
     with torch.inference_mode(False):
-        example = micro_batch(arguments, layout.input_blocks, layout.describe())
-        pairs = zip(example.tensors(), arguments.tensors())
-        kept = example.with_tensors(  # in the types that were passed
-            row.to(given.dtype, copy=True) for row, given in pairs
+        first = micro_batch(arguments, layout.input_blocks, layout.describe())
+        example = first.with_tensors(
+            device_tensor(tensor, copy=True) for tensor in first.tensors()
         )
     refuse_lazy(model)
     with wrapping.unwrapped(model):
@@ -1444,7 +1444,7 @@ def compile_model(
         for tensor in arguments.tensors()
     )
     return Executable(
-        program, num_ipus, like, kept, weights, groups, names, anchors, runner
+        program, num_ipus, like, first, weights, groups, names, anchors, runner
     )
 
 
