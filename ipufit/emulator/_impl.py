@@ -15,12 +15,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-import itertools
 import weakref
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, MutableMapping
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .core.recording import is_tracing as isDispatchTracing
 from .core.refusals import refuse_lazy
@@ -28,8 +28,8 @@ from .errors import createPoptorchError
 
 _PLAIN = "_poptorch_plain_class"
 
-_remembered: dict[int, tuple[weakref.ReferenceType[Any], type[Any]]] = {}
-"""The id of a living object -> the object, and its wrapper class."""
+_remembered: MutableMapping[Any, type[Any]] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+"""Living object, by its identity -> its wrapper class."""
 
 
 def is_wrapped(item: object) -> bool:
@@ -57,24 +57,23 @@ def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
 
     The wrapper classes are remembered. Weights that are newer on a device are fetched.
     """
-    for item in [*_weights(model), model]:
+    for item in [*model.buffers(), *model.parameters(), model]:
         if is_wrapped(item):
             wrapper = item.__class__  # read as an attribute: that fetches the values
-            unwrap(item)
-            _remember(item, wrapper)
+            _remembered[unwrap(item)] = wrapper
 
 
 def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
     """Restore the remembered wrapper classes of a module and its weights."""
-    for item in [*_weights(model), model]:
+    for item in [*model.buffers(), *model.parameters(), model]:
         rewrap(item)
 
 
 def rewrap(item: Any) -> Any:
     """Restore the remembered wrapper class of `item`, if any, and return it."""
-    entry = _remembered.get(id(item))
-    if entry is not None:
-        item.__class__ = entry[1]
+    wrapper = _remembered.get(item)
+    if wrapper is not None:
+        item.__class__ = wrapper
     return item
 
 
@@ -96,26 +95,16 @@ def unwrapped(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seen_plain(weights: Iterable[torch.Tensor]) -> Iterator[None]:
+def seen_plain(items: Iterable[Any]) -> Iterator[None]:
     """Let weights be read and written inside a context without fetching them."""
-    wrappers = [(weight, type(weight)) for weight in weights if is_wrapped(weight)]
-    for weight, _ in wrappers:
-        unwrap(weight)
+    wrappers = [(item, type(item)) for item in items if is_wrapped(item)]
+    for item, _ in wrappers:
+        unwrap(item)
     try:
         yield
     finally:
-        for weight, wrapper in wrappers:
-            weight.__class__ = wrapper
-
-
-def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    return itertools.chain(model.buffers(), model.parameters())
-
-
-def _remember(item: Any, wrapper: type[Any]) -> None:
-    key = id(item)
-    reference = weakref.ref(item, lambda _: _remembered.pop(key, None))
-    _remembered[key] = (reference, wrapper)
+        for item, wrapper in wrappers:
+            item.__class__ = wrapper
 
 
 def _reduced(item: Any, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -124,13 +113,10 @@ def _reduced(item: Any, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, .
     A copied object is wrapped again, because its plain copy is remembered. An unpickled
     object isn't, and stays plain.
     """
-    wrapper = item.__class__
-    unwrap(item)
-    try:
+    wrapper = item.__class__  # read as an attribute: that fetches the values
+    with seen_plain([item]):
         twin = copy.copy(item)
-    finally:
-        item.__class__ = wrapper
-    _remember(twin, wrapper)
+    _remembered[twin] = wrapper
     return rewrap, (twin,)
 
 
