@@ -12,12 +12,7 @@ from typing import Mapping, NoReturn
 
 from . import __version__, _popdist
 from ._install import install
-from ._switches import (
-    REPLICAS_VARIABLE,
-    STRICT_VARIABLE,
-    is_strict,
-    whole_number,
-)
+from ._switches import REPLICAS_VARIABLE, STRICT_VARIABLE, is_strict, whole_number
 from .core.pod import NUM_IPUS_VARIABLE, count_ipus
 from .errors import Error, createPoptorchError
 

@@ -10,6 +10,11 @@ import io
 import json
 import os
 import zipfile
+
+# The functions of `signal` take 20 times as long: they make enums of all they return.
+from _signal import getsignal  # type: ignore[import-not-found,unused-ignore]
+from _signal import signal as set_handler
+from signal import SIGINT, default_int_handler, raise_signal
 from time import perf_counter
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
 
@@ -17,46 +22,19 @@ import torch
 from torch import Tensor
 
 from . import _impl as wrapping
-from ._args_parser import (
-    ArgsParser,
-    CallArguments,
-    check_inputs,
-    micro_batch,
-)
+from ._args_parser import ArgsParser, CallArguments, check_inputs, micro_batch
 from ._files import new_file, open_regular
 from ._logging import logger
 from ._options_keys import validate_popart_options
-from ._processes import (
-    Processes,
-    broadcast_weights,
-    check_agreement,
-    join_processes,
-)
-from ._signals import working
+from ._processes import Processes, broadcast_weights, check_agreement, join_processes
 from ._switches import __version__
-from .core.anchors import (
-    add_anchors,
-    named_nodes,
-    resolve_modes,
-    weight_tensor_names,
-)
+from .core.anchors import add_anchors, named_nodes, resolve_modes, weight_tensor_names
 from .core.compile import trace
-from .core.device import (
-    CallResults,
-    Device,
-    DeviceRng,
-    Executable,
-    check_rng_state,
-)
+from .core.device import CallResults, Device, DeviceRng, Executable, check_rng_state
 from .core.device_optimizer import NOT_COMPILED, OptimizerSync
 from .core.dtypes import device_tensor
 from .core.fold import choose_runner
-from .core.layout import (
-    Grouping,
-    Layout,
-    hold_one_element,
-    resolve_groupings,
-)
+from .core.layout import Grouping, Layout, hold_one_element, resolve_groupings
 from .core.pipelines import PROGRAM_CHECKS, check_updatable_buffers
 from .core.pod import lease, reserved_ipus
 from .core.program import check_operations
@@ -68,16 +46,9 @@ from .core.refusals import (
     refuse_tied_buffers,
     refuse_weights,
 )
-from .enums import (
-    CommGroupType,
-    ConnectionType,
-    OutputMode,
-    VariableRetrievalMode,
-)
+from .enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
 from .errors import Error, createPoptorchError, require
-from .ops import (
-    module_repr,
-)
+from .ops import module_repr
 from .optim import SGD
 from .options import Options, Settings, is_pipelined
 
@@ -85,6 +56,36 @@ PerfCounters = Dict[str, List[List[float]]]
 Latency = Tuple[float, float, float]
 
 _COUNTERS = ("input", "input_complete", "output", "output_complete")
+
+
+@contextlib.contextmanager
+def working() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of this context, so that the device's work is whole.
+
+    PopTorch works in C++, and Python hears of a signal later. A second one doesn't
+    wait. A handler other than Python's own is left alone.
+    """
+    is_interrupted = False
+
+    def wait(number: int, frame: Any) -> None:
+        nonlocal is_interrupted
+        if is_interrupted:
+            raise KeyboardInterrupt
+        is_interrupted = True
+
+    is_waiting = getsignal(SIGINT) is default_int_handler
+    try:
+        if is_waiting:
+            set_handler(SIGINT, wait)
+    except ValueError:  # another thread than the main one
+        is_waiting = False
+    try:
+        yield
+    finally:
+        if is_waiting:
+            set_handler(SIGINT, default_int_handler)
+        if is_interrupted:
+            raise_signal(SIGINT)
 
 
 class PoplarExecutor:
@@ -136,10 +137,10 @@ class PoplarExecutor:
         if self._options.exists("random_seed"):
             self._rng_state = [self._options.random_seed]
         self._is_rng_state_old = False  # the device has run since it was read
-        if training and optimizer is None:
-            optimizer = SGD(user_model.parameters(), lr=0.01)
         self._optimizer: OptimizerSync | None = None
-        if training and optimizer is not None:
+        if training:
+            if optimizer is None:
+                optimizer = SGD(user_model.parameters(), lr=0.01)
             self._optimizer = OptimizerSync(
                 optimizer,
                 self._options,
@@ -443,9 +444,7 @@ class PoplarExecutor:
         """
         if not self.isCompiled():
             return
-        self.copyWeightsToHostIfNeeded()
-        if self._optimizer is not None:
-            self._optimizer.read()
+        self._fetch_training()
         self._release_device()
         self._forget_program()
         if not self._training:
@@ -453,6 +452,12 @@ class PoplarExecutor:
         if not wrapping.is_wrapped(self._user_model):
             raise createPoptorchError("model was never wrapped")
         wrapping.unwrapModelIfNecessary(self._user_model)
+
+    def _fetch_training(self) -> None:
+        """Copy the newest weights and optimizer state to the host."""
+        self.copyWeightsToHostIfNeeded()
+        if self._optimizer is not None:
+            self._optimizer.read()
 
     def _release_device(self) -> None:
         if self._device is not None:
@@ -878,15 +883,14 @@ class PoplarExecutor:
         # Host and device share memory: a micro-batch is handed over when it is taken.
         # Its results are complete when they are collected, the last when all are.
         later = last.taken[1:]
-        collected, complete = [*later, last.ran], [*later, last.returned]
         times = [
             [last.started, *later],
             last.taken,
-            [collected[index] for index in sent],
-            [complete[index] for index in sent],
+            [[*later, last.ran][index] for index in sent],
+            [[*later, last.returned][index] for index in sent],
         ]
         if Settings(self._options).is_synthetic:  # nothing was transferred
-            times = [[] for _ in times]
+            times = [[], [], [], []]
         num_inputs = executable.program.num_inputs
         num_outputs = executable.program.num_results + executable.anchors.num_watched
         counts = (num_inputs, num_inputs, num_outputs, num_outputs)
@@ -1016,27 +1020,37 @@ class PoplarExecutor:
             raise createPoptorchError(
                 "Nothing to export: no part of this model runs on an IPU."
             )
+        path = os.fspath(filename)
+        if os.path.isdir(path):
+            inside = os.path.join(path, "model.poptorch")
+            logger.warning("%s is a folder: the model is saved to %s.", path, inside)
+            path = inside
         weights = named_weights(self._model).items()
         metadata = {
+            **_FORMAT,
+            "poptorch_version": __version__,
+            "torch_version": torch.__version__,
             "is_training": self._training,
+            "has_model": export_model,
             "micro_batches": Layout(self._options).input_blocks,
             "arguments": list(map(describe, executable.arguments.tensors())),
             "weights": {name: describe(weight) for name, weight in weights},
             "rng_state": self._read_rng_state() if save_rng_state else None,
         }
-        first = executable.first_micro_batch
-        members: dict[str, Any] = {ARGUMENTS: (first.args, first.kwargs)}
+        members: dict[str, Any] = {ARGUMENTS: tuple(executable.first_micro_batch)}
         if export_model:
-            self.copyWeightsToHostIfNeeded()
-            if self._optimizer is not None:
-                self._optimizer.read()
+            self._fetch_training()
             members[MODEL] = {
                 "options": self._options,
                 "model": self._user_model,
                 "optimizer": self._optimizer and self._optimizer.optimizer,
                 "groupings": self._groupings,
             }
-        write_executable(filename, metadata, members)
+        with new_file(path) as file, zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(_METADATA, json.dumps(metadata))
+            for member, value in members.items():
+                with archive.open(member, "w", force_zip64=True) as stream:
+                    torch.save(value, stream)
 
     def compileAndExport(
         self, filename: PathLike, *args: Any, export_model: bool = True, **kwargs: Any
@@ -1112,14 +1126,30 @@ class PoplarExecutor:
         Raises:
             Error: The file is of another version or model, or compiling fails.
         """
-        file.check(named_weights(self._model), is_training=self._training)
-        saved = CallArguments(*file.load(ARGUMENTS))
+        if file.other_version:
+            raise file.invalid(file.other_version)
+        is_training, kinds = file.metadata["is_training"], ("inference", "training")
+        if is_training != self._training:
+            raise file.invalid(
+                f"it was compiled for {kinds[is_training]}, and this model is for "
+                f"{kinds[self._training]}"
+            )
+        there = file.metadata["weights"]
+        here = {name: describe(w) for name, w in named_weights(self._model).items()}
+        for name in {**there, **here}:
+            saved, present = (known.get(name, "missing") for known in (there, here))
+            if saved != present:
+                raise file.invalid(
+                    "it was compiled for a module with other parameters or buffers: "
+                    f"{name!r} is {saved} there and {present} here"
+                )
+        first = CallArguments(*file.load(ARGUMENTS))
         # These options may take more micro-batches than those of the saved model.
         count = Layout(self._options).input_blocks
         self._compile(
-            saved.with_tensors(
+            first.with_tensors(
                 torch.cat([rows] * count) if count > 1 else rows  # 0-d if count is 1
-                for rows in saved.tensors()
+                for rows in first.tensors()
             )
         )
 
@@ -1343,13 +1373,12 @@ def load(
         (7, True)
     """
     file = ExecutableFile(filename)
-    metadata = file.metadata
     require(
         not file.other_version,
         f"Invalid file {file.path}: {file.other_version}.",
     )
     require(
-        metadata["has_model"],
+        file.metadata["has_model"],
         f"{file.path} was written with export_model=False. Wrap the module with "
         "trainingModel or inferenceModel, and call loadExecutable of that.",
     )
@@ -1361,14 +1390,14 @@ def load(
         options.connectionType(ConnectionType.Always)
     if edit_opts_fn is not None:
         edit_opts_fn(options)
-    if metadata["is_training"]:
+    if file.metadata["is_training"]:
         executor = trainingModel(saved["model"], options, saved["optimizer"])
     else:
         executor = inferenceModel(saved["model"], options)
     executor._groupings.update(saved["groupings"])
     executor._load(file)
-    if metadata["rng_state"] is not None:
-        executor.rng_state = metadata["rng_state"]
+    if file.metadata["rng_state"] is not None:
+        executor.rng_state = file.metadata["rng_state"]
     return executor
 
 
@@ -1534,6 +1563,8 @@ _FORMAT = {
     "format_version": 5,  # with each move of a class that is pickled
 }
 _KINDS: dict[str, Any] = {
+    "format": str,
+    "format_version": int,
     "poptorch_version": str,  # only this version of the emulator reads the file
     "torch_version": str,
     "is_training": bool,
@@ -1545,58 +1576,20 @@ _KINDS: dict[str, Any] = {
 }
 _MOST_METADATA = 64 << 20
 """Size of the largest metadata that are read, in bytes."""
-_DEFAULT_NAME = "model.poptorch"
 
 
 def describe(tensor: Tensor) -> dict[str, Any]:
-    """Describe a tensor for metadata.
-
-    Example:
-        >>> describe(torch.zeros(2, 3))
-        {'shape': [2, 3], 'dtype': 'torch.float32'}
-    """
+    """Describe a tensor for metadata."""
     return {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
 
 
-def write_executable(
-    filename: PathLike, metadata: Mapping[str, Any], members: Mapping[str, Any]
-) -> None:
-    """Write a file of a compiled model, whole or not at all.
-
-    Args:
-        filename: An existing file is replaced at the end. Missing folders are made. If
-            it is a folder, the file is `model.poptorch` in it.
-        metadata: Values of `_KINDS`; those of the versions and `has_model` are added.
-        members: Objects to pickle, by the names of their members.
-
-    Raises:
-        OSError: The file can't be written.
-    """
-    path = os.fspath(filename)
-    if os.path.isdir(path):
-        inside = os.path.join(path, _DEFAULT_NAME)
-        logger.warning("%s is a folder: the model is saved to %s.", path, inside)
-        path = inside
-    values = {
-        **_FORMAT,
-        "poptorch_version": __version__,
-        "torch_version": torch.__version__,
-        "has_model": MODEL in members,
-        **metadata,
-    }
-    with new_file(path) as file, zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(_METADATA, json.dumps(values))
-        for member, value in members.items():
-            with archive.open(member, "w", force_zip64=True) as stream:
-                torch.save(value, stream)
-
-
 class ExecutableFile:
-    """A file that `write_executable` wrote, with its metadata read.
+    """A file that `PoplarExecutor.save` wrote, with its metadata read.
 
     Attributes:
         contents: The metadata, a JSON document.
         metadata: The values of `_KINDS`.
+        other_version: Names another version of the emulator that wrote the file, or "".
 
     Raises:
         Error: The file is another one, or broken.
@@ -1610,58 +1603,30 @@ class ExecutableFile:
             self.metadata = json.loads(self.contents)
         except (ValueError, RecursionError) as error:
             raise self.invalid(str(error)) from error
-        versions = {}
-        if isinstance(self.metadata, dict):
-            versions = {key: self.metadata.pop(key, None) for key in _FORMAT}
-        if versions.get("format") != _FORMAT["format"]:
+        is_ours = isinstance(self.metadata, dict)
+        if not is_ours or self.metadata.get("format") != _FORMAT["format"]:
             raise self.invalid("it isn't a file of the emulator")
-        if versions != _FORMAT:
+        version, ours = self.metadata.get("format_version"), _FORMAT["format_version"]
+        if version != ours:
             raise self.invalid(
-                f"its format has version {versions['format_version']!r:.80}, and this "
-                f"is version {_FORMAT['format_version']}: compile the model anew"
+                f"its format has version {version!r:.80}, and this is version {ours}: "
+                "compile the model anew"
             )
         for name in sorted(self.metadata.keys() | _KINDS):
             value = self.metadata.get(name, self)  # which is of no kind
             is_shown = not isinstance(value, str) or value.isprintable()
             if not (is_shown and isinstance(value, _KINDS.get(name, ()))):
                 raise self.invalid(f"its metadata differ in {name[:80]!r}")
+        version, self.other_version = self.metadata["poptorch_version"], ""
+        if version != __version__:
+            self.other_version = (
+                f"it was written by version {version}, and this is version "
+                f"{__version__}"
+            )
 
     def invalid(self, reason: str) -> Error:
         """Return the error that says why the file can't be used."""
         return createPoptorchError(f"Invalid file {self.path}: {reason}.")
-
-    @property
-    def other_version(self) -> str:
-        """Name the other version of the emulator that wrote the file, or ""."""
-        version = self.metadata["poptorch_version"]
-        if version == __version__:
-            return ""
-        return f"it was written by version {version}, and this is version {__version__}"
-
-    def check(self, weights: Mapping[str, Tensor], *, is_training: bool) -> None:
-        """Refuse a file of another version, kind of model, or set of weights.
-
-        Raises:
-            Error: The file is one.
-        """
-        if self.other_version:
-            raise self.invalid(self.other_version)
-        if self.metadata["is_training"] != is_training:
-            kinds = "inference", "training"
-            raise self.invalid(
-                f"it was compiled for {kinds[not is_training]}, and this model is for "
-                f"{kinds[is_training]}"
-            )
-        saved = self.metadata["weights"]
-        own = {name: describe(weight) for name, weight in weights.items()}
-        for name in {**saved, **own}:
-            one = repr(saved[name]) if name in saved else "missing"
-            other = repr(own[name]) if name in own else "missing"
-            if one != other:
-                raise self.invalid(
-                    "it was compiled for a module with other parameters or buffers: "
-                    f"{name!r} is {one} there and {other} here"
-                )
 
     def load(self, member: str) -> Any:
         """Unpickle a member of the file; only for files that are trusted.

@@ -9,11 +9,7 @@ from typing import Any, Callable
 
 from torch import Tensor
 
-from .core.recording import (
-    current_trace,
-    is_tracing,
-    require_tensor,
-)
+from .core.recording import current_trace, is_tracing, require_tensor
 
 _FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
 _CUT = "..."

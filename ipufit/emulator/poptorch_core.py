@@ -6,9 +6,7 @@ from __future__ import annotations
 import enum
 from typing import NoReturn
 
-from ._options_keys import (
-    validate_popart_options as _validateOptions,
-)
+from ._options_keys import validate_popart_options as _validateOptions
 from .core.pod import isRunningOnIpu
 from .errors import Error, RecoverableError, UnrecoverableError
 
