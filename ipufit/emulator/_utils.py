@@ -123,9 +123,10 @@ def getCustomParser(value: object, *, exact: bool = False) -> ICustomArgParser |
     parser = _parsers.get(type(value))
     if parser is not None or exact:
         return parser
-    return next(
-        (found for base, found in _parsers.items() if isinstance(value, base)), None
-    )
+    for base, parser in _parsers.items():
+        if isinstance(value, base):
+            return parser
+    return None
 
 
 def pickled_parsers() -> list[bytes]:
@@ -179,14 +180,10 @@ def flattenTensorStructure(
             yield from flattenTensorStructure(tensors[key], child)
 
 
-def _is_tensor(leaf: object) -> bool:
-    return isinstance(leaf, Tensor)
-
-
 def reconstructTensorStructure(
     structure: Any,
     values: Iterable[Any],
-    filter_fn: Callable[[Any], bool] = _is_tensor,
+    filter_fn: Callable[[Any], bool] = lambda leaf: isinstance(leaf, Tensor),
 ) -> Any:
     """Rebuild a structure with other values in place of its tensors.
 
@@ -210,30 +207,30 @@ def reconstructTensorStructure(
         >>> reconstructTensorStructure(structure, [42])
         {'x': (42, 'kept')}
     """
-    return _rebuilt(structure, iter(values), filter_fn)
-
-
-def _rebuilt(part: Any, values: Iterator[Any], filter_fn: Callable[[Any], bool]) -> Any:
-    if filter_fn(part):
+    values = iter(values)  # the same iterator in each part
+    if filter_fn(structure):
         for value in values:
             return value
         raise createPoptorchError(
             "There are fewer values than tensors in the structure to rebuild."
         )
-    parser = None if isinstance(part, Tensor) else getCustomParser(part)
+    parser = None if isinstance(structure, Tensor) else getCustomParser(structure)
     if parser is not None:
-        tensors = parser.yieldTensors(part)
         leaves = [
-            _rebuilt(t, values, filter_fn) if filter_fn(t) else t for t in tensors
+            reconstructTensorStructure(leaf, values, filter_fn)
+            if filter_fn(leaf)
+            else leaf
+            for leaf in parser.yieldTensors(structure)
         ]
-        return parser.reconstruct(part, iter(leaves))
-    if isinstance(part, (dict, list, tuple)):
-        members = part.values() if isinstance(part, dict) else part
-        items = [_rebuilt(member, values, filter_fn) for member in members]
-        if isinstance(part, dict):
-            return type(part)(dict(zip(part, items)))
-        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
-    return part
+        return parser.reconstruct(structure, iter(leaves))
+    if not isinstance(structure, (dict, list, tuple)):
+        return structure
+    parts = structure.values() if isinstance(structure, dict) else structure
+    items = [reconstructTensorStructure(part, values, filter_fn) for part in parts]
+    if isinstance(structure, dict):
+        return type(structure)(dict(zip(structure, items)))
+    is_named = hasattr(structure, "_fields")
+    return type(structure)(*items) if is_named else type(structure)(items)
 
 
 def combine_batch_tensors_gen(tensors: Sequence[Sequence[Tensor]]) -> Iterator[Tensor]:
