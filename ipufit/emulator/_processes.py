@@ -42,6 +42,7 @@ class Processes:
         self.count = count
         self._group = group
         self._exchanged: tuple[Any, ...] = ()
+        self._names: list[str] | None = None  # of weights that have gradients
 
     def broadcast(self, tensor: Tensor) -> None:
         """Replace a tensor by the tensor of process 0."""
@@ -58,6 +59,42 @@ class Processes:
     def wait(self) -> None:
         """Wait until all processes call this."""
         self._wait("meet", dist.barrier)
+
+    def add_up(self, gradients: dict[str, Tensor | None], divisor: float = 1) -> None:
+        """Replace the gradients of an update by their sums over the processes.
+
+        Each process gets the gradients of all others, and adds them in the order of
+        the processes. The first update decides which weights have gradients: a program
+        always computes the same ones.
+
+        Args:
+            gradients: Gradients by the name of the weight; None stays None.
+            divisor: Divides the sums.
+
+        Raises:
+            Error: Other weights have gradients than in the first update, or another
+                process has ended.
+        """
+        present = {n: g for n, g in sorted(gradients.items()) if g is not None}
+        if self._names is None:
+            check_agreement(self, {"the weights that have gradients": list(present)})
+            self._names = list(present)
+        elif list(present) != self._names:
+            others = sorted(present.keys() ^ set(self._names))
+            raise createPoptorchError(
+                "Several processes train, and some weights had a gradient in one "
+                f"update but not in another: {', '.join(others)}. A stand-in for a "
+                "custom operation must give the same inputs a gradient each time."
+            )
+        for dtype in {gradient.dtype: None for gradient in present.values()}:
+            own = {n: g for n, g in present.items() if g.dtype is dtype}
+            message = torch.cat([gradient.reshape(-1) for gradient in own.values()])
+            total = functools.reduce(torch.add, self.gather(message))
+            if divisor != 1:
+                total.div_(float(divisor))
+            parts = torch.split(total, [gradient.numel() for gradient in own.values()])
+            for (name, gradient), part in zip(own.items(), parts):
+                gradients[name] = part.view(gradient.shape)
 
     def _wait(self, purpose: str, exchange: Callable[..., Any], *args: Any) -> None:
         started = time.monotonic()
@@ -194,15 +231,13 @@ def check_agreement(processes: Processes, facts: Mapping[str, object]) -> None:
     Raises:
         Error: A fact differs between this process and another; it is raised in all.
     """
-    digests = [
-        int.from_bytes(hashlib.sha256(repr(fact).encode()).digest()[:8], "big") >> 1
-        for fact in facts.values()
-    ]
-    everyone = torch.stack(processes.gather(torch.tensor(digests)))
-    differs = (everyone != everyone[0]).any(dim=0).tolist()
-    others = (everyone != everyone[0]).any(dim=1).nonzero().flatten().tolist()
+    texts = [repr(fact).encode() for fact in facts.values()]
+    digests = torch.tensor([list(hashlib.sha256(text).digest()) for text in texts])
+    everyone = torch.stack(processes.gather(digests))
+    differs = (everyone != everyone[0]).any(dim=2)  # [processes, facts]
+    others = [index for index, is_other in enumerate(differs.any(dim=1)) if is_other]
     if others:
-        names = [name for name, is_other in zip(facts, differs) if is_other]
+        names = [n for n, is_other in zip(facts, differs.any(dim=0)) if is_other]
         own = "; ".join(f"{name} {facts[name]}" for name in names)
         raise createPoptorchError(
             f"All processes must train the same program, but {' and '.join(names)} "
@@ -212,19 +247,16 @@ def check_agreement(processes: Processes, facts: Mapping[str, object]) -> None:
 
 
 @torch.no_grad()
-def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> list[str]:
+def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> None:
     """Copy the weights of process 0 to all processes, in one message.
 
     Args:
         processes: The processes of this run.
         weights: Weights by name, of equal shapes and types in all processes. Only those
             that differ are written to.
-
-    Returns:
-        The names of the weights that were different here.
     """
     if not weights:
-        return []
+        return
     own = {
         name: weight.detach().contiguous().view(-1).view(torch.uint8)
         for name, weight in weights.items()
@@ -249,7 +281,6 @@ def broadcast_weights(processes: Processes, weights: Mapping[str, Tensor]) -> li
             processes.index,
             ", ".join(different[:3]) + more,
         )
-    return different
 
 
 @contextlib.contextmanager
@@ -264,54 +295,3 @@ def common_random(processes: Processes) -> Iterator[None]:
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(int(seed))
         yield
-
-
-class GradientSums:
-    """Sums the gradients of an update over processes.
-
-    Each process gets the gradients of all others, and adds them in the order of the
-    processes.
-
-    The first update decides which weights have gradients: a program always computes the
-    same ones.
-
-    Args:
-        processes: The processes of this run.
-    """
-
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-        self._names: list[str] | None = None
-
-    def add_up(self, gradients: dict[str, Tensor | None], divisor: float = 1) -> None:
-        """Replace gradients by their sums over the processes.
-
-        Args:
-            gradients: Gradients by the name of the weight; None stays None.
-            divisor: Divides the sums.
-
-        Raises:
-            Error: Other weights have gradients than in the first update, or another
-                process has ended.
-        """
-        present = {n: g for n, g in sorted(gradients.items()) if g is not None}
-        if self._names is None:
-            facts = {"the weights that have gradients": list(present)}
-            check_agreement(self._processes, facts)
-            self._names = list(present)
-        elif list(present) != self._names:
-            others = sorted(present.keys() ^ set(self._names))
-            raise createPoptorchError(
-                "Several processes train, and some weights had a gradient in one "
-                f"update but not in another: {', '.join(others)}. A stand-in for a "
-                "custom operation must give the same inputs a gradient each time."
-            )
-        for dtype in {gradient.dtype: None for gradient in present.values()}:
-            own = {n: g for n, g in present.items() if g.dtype is dtype}
-            message = torch.cat([gradient.reshape(-1) for gradient in own.values()])
-            total = functools.reduce(torch.add, self._processes.gather(message))
-            if divisor != 1:
-                total.div_(float(divisor))
-            parts = torch.split(total, [gradient.numel() for gradient in own.values()])
-            for (name, gradient), part in zip(own.items(), parts):
-                gradients[name] = part.view(gradient.shape)

@@ -28,7 +28,7 @@ from torch._C import _set_grad_enabled
 
 from .._args_parser import CallArguments
 from .._logging import logger
-from .._processes import GradientSums, Processes
+from .._processes import Processes
 from ..enums import MeanReductionStrategy, OutputMode, ReductionType
 from ..options import Options, Settings
 from .anchors import UPDATED, Anchors, snapshot
@@ -169,7 +169,7 @@ class Gradients:
         layout: The factors G and R.
         weights: The device's weights.
         optimizer: Updates the weights.
-        sums: Adds up gradients over processes; None for a single process.
+        processes: Add up gradients over processes; None for a single process.
 
     Attributes:
         share: Divisor of each micro-batch's gradients, 1 without a running mean.
@@ -181,7 +181,7 @@ class Gradients:
         layout: Layout,
         weights: DeviceWeights,
         optimizer: DeviceOptimizer,
-        sums: GradientSums | None,
+        processes: Processes | None,
     ) -> None:
         self.optimizer = optimizer
         training = options.Training
@@ -197,7 +197,7 @@ class Gradients:
         self._trained = weights.trained
         self._halves = {n for n, t in self._trained.items() if t.dtype == torch.float16}
         self._is_checked = Settings(options).stops_at_exceptions
-        self._sums = sums
+        self._processes = processes
         self._scale = 1.0
         self._accum_type = torch.float32
         self._accumulated: dict[str, Tensor] = {}
@@ -264,13 +264,13 @@ class Gradients:
         if self._accumulated:
             gradients.update(self._accumulated)
             self._accumulated.clear()
-        if self._sums is not None:
-            self._sums.add_up(gradients, self._divisor)
+        if self._processes is not None:
+            self._processes.add_up(gradients, self._divisor)
         for name, factor in self._factors.items():
             gradient = gradients[name]
             if gradient is not None:
                 gradient.mul_(factor)
-        if self._divisor != 1 and self._sums is None:
+        if self._divisor != 1 and self._processes is None:
             present = [g for g in gradients.values() if g is not None]
             if present:
                 torch._foreach_div_(present, float(self._divisor))
@@ -591,9 +591,8 @@ class Device:
                     )
                     if settings.rounds_at_random:
                         updates.processes = processes
-                    sums = None if processes is None else GradientSums(processes)
                     self.gradients = Gradients(
-                        options, layout, self.weights, updates, sums
+                        options, layout, self.weights, updates, processes
                     )
         except Exception:
             lease()
