@@ -70,9 +70,7 @@ class ArgsParser:
             self._rest_name = list(signature.parameters)[self._num_positional]
         self._has_warned_layout = False
 
-    def parse(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_compiling: bool
-    ) -> CallArguments:
+    def parse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
         """Order the arguments of a call by the signature.
 
         Raises:
@@ -109,11 +107,6 @@ class ArgsParser:
                 positional.append(value)
             else:  # after `*args`
                 keywords[parameter.name] = value
-        if is_compiling and any(isinstance(a, dict) for a in (*args, *kwargs.values())):
-            logger.warning(
-                "Dictionaries as arguments of a model have partial support: their keys "
-                "and values other than tensors are constants of the compiled model."
-            )
         arguments = CallArguments(tuple(positional), {**keywords, **others})
         tensors = arguments.tensors()
         if all(t.layout != torch.strided or t.is_contiguous() for t in tensors):
@@ -128,39 +121,29 @@ class ArgsParser:
             t.contiguous() if t.layout == torch.strided else t for t in tensors
         )
 
-    def plain_tensors(
-        self, args: tuple[Any, ...], compiled: CallArguments
-    ) -> list[Tensor] | None:
-        """List the tensors of a call that obviously has the compiled arguments.
-
-        This is the fast path: most calls need neither `parse` nor `validate`.
-
-        Args:
-            args: Positional arguments of a call without keyword arguments.
-            compiled: Arguments that the model was compiled for.
-
-        Returns:
-            The tensors in order; None if the call needs `parse` and `validate`.
-        """
-        if compiled.kwargs or len(args) != len(compiled.args):
-            return None
-        for expected, tensor in zip(compiled.args, args):
-            if (
-                type(tensor) is not Tensor
-                or type(expected) is not Tensor
-                or tensor.dtype is not expected.dtype
-                or tensor.shape != expected.shape
-                or not tensor.is_contiguous()
-            ):
-                return None
-        return list(args)
-
-    def validate(self, compiled: CallArguments, current: CallArguments) -> None:
-        """Check `current` against the arguments that were compiled.
+    def tensors(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: CallArguments
+    ) -> list[Tensor]:
+        """Return the tensors of a call, in the order of the compiled arguments.
 
         Raises:
-            Error: They differ in number, type, keys, dtype, shape or a constant.
+            AssertionError: As from `parse`.
+            Error: As from `parse`, or the call differs from the compiled arguments in
+                number, type, keys, dtype, shape or a constant.
         """
+        is_plain = not (kwargs or compiled.kwargs) and len(args) == len(compiled.args)
+        for expected, tensor in zip(compiled.args, args):
+            is_plain = (
+                is_plain
+                and type(tensor) is Tensor
+                and type(expected) is Tensor
+                and tensor.dtype is expected.dtype
+                and tensor.shape == expected.shape
+                and tensor.is_contiguous()
+            )
+        if is_plain:  # most calls: they need no `parse`
+            return list(args)
+        current = self.parse(args, kwargs)
         if len(compiled.args) != len(current.args):
             raise _mismatch(
                 "Number of positional arguments mismatch: expected "
@@ -174,6 +157,7 @@ class ArgsParser:
         _check_keys("named arguments", compiled.kwargs, current.kwargs)
         for name, value in compiled.kwargs.items():
             _compare(name, value, current.kwargs[name])
+        return current.tensors(like=compiled)
 
 
 def micro_batch(arguments: CallArguments, factor: int, explain: str) -> CallArguments:

@@ -223,28 +223,20 @@ class PoplarExecutor:
                 "Trying to run a model on an offline device (ConnectionType.Never): "
                 "use model.compile(inputs) instead of model(inputs)"
             )
-        executable, arguments, tensors = self._executable, None, None
-        if executable is not None and not kwargs:
-            tensors = self._parser.plain_tensors(args, executable.arguments)
-        if executable is None or tensors is None:
-            is_compiling = executable is None
-            arguments = self._parser.parse(args, kwargs, is_compiling=is_compiling)
-            executable = executable or self._compile(arguments)
-        if self._device is None:
-            self.attachToDevice()
-        device = self._require_device("__call__")
+        executable = self._executable
+        if executable is None:
+            executable = self._compile(args, kwargs)
+        tensors = self._parser.tensors(args, kwargs, executable.arguments)
+        device = self._device or self._attach()
         if not self._training:
             self._follow_training()
-        if arguments is not None:
-            self._parser.validate(executable.arguments, arguments)
-            tensors = arguments.tensors(like=executable.arguments)
         # Before the run: a call that fails midway has made updates too.
         self._is_rng_state_old = True
         if self._optimizer is not None:
             self._optimizer.begin_call()
             self._dirty_host_weights = True
         with working():
-            self._last_call = device.run(tensors or [])
+            self._last_call = device.run(tensors)
         return executable.program.outputs(self._last_call.outputs)
 
     # Compile, attach, destroy -------------------------------------------------
@@ -292,18 +284,23 @@ class PoplarExecutor:
             >>> inference.isCompiled()
             True
         """
-        is_compiled = self.isCompiled()
-        arguments = self._parser.parse(args, kwargs, is_compiling=not is_compiled)
-        if is_compiled:
+        if self.isCompiled():
+            self._parser.parse(args, kwargs)
             logger.warning(
                 "Call to compile() ignored: the executable is already compiled"
             )
             return
-        self._compile(arguments)
+        self._compile(args, kwargs)
         if self._options.connection_type == ConnectionType.OnDemand:
             self.attachToDevice()
 
-    def _compile(self, arguments: CallArguments) -> Executable:
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Executable:
+        arguments = self._parser.parse(args, kwargs)
+        if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
+            logger.warning(
+                "Dictionaries as arguments of a model have partial support: their keys "
+                "and values other than tensors are constants of the compiled model."
+            )
         start = perf_counter()
         executable = self._executable = compile_model(
             self._model, self._options, arguments, self._groupings, self._optimizer
@@ -311,7 +308,7 @@ class PoplarExecutor:
         self._last_call = None
         try:
             if self._options.connection_type == ConnectionType.Always:
-                self.attachToDevice()
+                self._attach()
         except Exception:
             self._forget_program()
             raise
@@ -323,7 +320,6 @@ class PoplarExecutor:
             raise createPoptorchError(NOT_COMPILED)
         return self._executable
 
-    @working()
     def attachToDevice(self) -> None:
         """Acquire IPUs and upload weights and optimizer state.
 
@@ -340,8 +336,11 @@ class PoplarExecutor:
             >>> inference.isAttachedToDevice()
             True
         """
-        executable = self._require_compiled()
-        options = self._options
+        self._attach()
+
+    @working()
+    def _attach(self) -> Device:
+        executable, options = self._require_compiled(), self._options
         if options.connection_type == ConnectionType.Never:
             raise AssertionError(
                 "Trying to attach to an offline device (ConnectionType.Never)"
@@ -356,7 +355,7 @@ class PoplarExecutor:
             if self._rng_state is not None:
                 rng.restore(self._rng_state)
             first_ipu = options.ipu_id if options.exists("ipu_id") else None
-            self._device = Device(
+            device = self._device = Device(
                 executable,
                 options,
                 lease(self, executable.num_ipus, first_ipu),
@@ -370,6 +369,7 @@ class PoplarExecutor:
         except Exception:
             self._release_device()
             raise
+        return device
 
     def _join_processes(self, executable: Executable) -> Processes | None:
         """Return the processes that train this model; None if there is only this one.
@@ -1146,12 +1146,11 @@ class PoplarExecutor:
         first = CallArguments(*file.load(ARGUMENTS))
         # These options may take more micro-batches than those of the saved model.
         count = Layout(self._options).input_blocks
-        self._compile(
-            first.with_tensors(
-                torch.cat([rows] * count) if count > 1 else rows  # 0-d if count is 1
-                for rows in first.tensors()
-            )
+        whole = first.with_tensors(
+            torch.cat([rows] * count) if count > 1 else rows  # 0-d if count is 1
+            for rows in first.tensors()
         )
+        self._compile(*whole)
 
 
 class ParameterView:
