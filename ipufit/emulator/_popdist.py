@@ -20,22 +20,6 @@ from typing import Any, Callable, Collection, NoReturn
 from . import options as poptorch_options
 from ._processes import join_processes
 
-__all__ = [
-    "Options",
-    "execute_on_instances",
-    "getDeviceId",
-    "getInstanceIndex",
-    "getNumInstances",
-    "getNumIpusPerReplica",
-    "getNumLocalReplicas",
-    "getNumTotalReplicas",
-    "getReplicaIndexOffset",
-    "init",
-    "isPopdistEnvSet",
-    "popdist_core",
-    "poptorch",
-]
-
 __path__: list[str] = []
 """Makes the module a package for Python, which then asks `_install` for submodules."""
 
