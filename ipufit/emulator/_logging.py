@@ -7,8 +7,6 @@ import logging
 import os
 import sys
 
-LEVEL_VARIABLE = "POPTORCH_LOG_LEVEL"
-
 logger = logging.getLogger("poptorch::python")
 
 _OFF = logging.CRITICAL + 1
@@ -83,4 +81,4 @@ def start_logging() -> None:
         handler = _StandardError()
         handler.setFormatter(_Formatter())
         logger.addHandler(handler)
-        setLogLevel(os.environ.get(LEVEL_VARIABLE) or "WARN")
+        setLogLevel(os.environ.get("POPTORCH_LOG_LEVEL") or "WARN")

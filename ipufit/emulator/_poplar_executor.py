@@ -355,13 +355,9 @@ class PoplarExecutor:
             if self._rng_state is not None:
                 rng.restore(self._rng_state)
             first_ipu = options.ipu_id if options.exists("ipu_id") else None
+            ipus = lease(self, executable.num_ipus, first_ipu)
             device = self._device = Device(
-                executable,
-                options,
-                lease(self, executable.num_ipus, first_ipu),
-                rng,
-                self._optimizer,
-                processes,
+                executable, options, ipus, rng, self._optimizer, processes
             )
         try:
             if self._optimizer is not None:

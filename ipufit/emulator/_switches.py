@@ -16,11 +16,9 @@ __version__ = "3.4.0+emulator"
 STRICT_VARIABLE = "IPUFIT_EMULATOR_STRICT"
 FOLD_VARIABLE = "IPUFIT_EMULATOR_FOLD"
 FOLD_MIB_VARIABLE = "IPUFIT_EMULATOR_FOLD_MIB"
-_TRAINING_FOLD_MIB, _INFERENCE_FOLD_MIB = 16, 8  # larger folds leave the caches
 CHANNELS_LAST_VARIABLE = "IPUFIT_EMULATOR_CHANNELS_LAST"
 TIMEOUT_VARIABLE = "IPUFIT_PROCESS_TIMEOUT"
 REPLICAS_VARIABLE = "IPUFIT_REPLICAS"
-_TIMEOUT_SECONDS = 600.0
 
 
 def _read(variable: str, default: object, kind: Callable[[str], Any], what: str) -> Any:
@@ -69,11 +67,11 @@ def fold_bytes(*, is_training: bool) -> int:
         >>> fold_bytes(is_training=True) // 2**20
         16
     """
-    default = _TRAINING_FOLD_MIB if is_training else _INFERENCE_FOLD_MIB
 
     def to_bytes(mebibytes: str) -> int:
         return int(abs(float(mebibytes)) * 2**20)
 
+    default = 16 if is_training else 8  # larger folds leave the caches
     what = "number of mebibytes: set it to one"
     return _read(FOLD_MIB_VARIABLE, default, to_bytes, what)
 
@@ -120,4 +118,4 @@ def process_timeout() -> float:
         return float(text)
 
     what = "number of seconds above 0: set it to one"
-    return _read(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS, to_seconds, what)
+    return _read(TIMEOUT_VARIABLE, 600.0, to_seconds, what)
