@@ -35,7 +35,7 @@ from .core.device_optimizer import NOT_COMPILED, OptimizerSync
 from .core.dtypes import device_tensor
 from .core.fold import choose_runner
 from .core.layout import Grouping, Layout, hold_one_element, resolve_groupings
-from .core.pipelines import PROGRAM_CHECKS, check_updatable_buffers
+from .core.pipelines import LOWERING_CHECKS, SESSION_CHECKS, check_updatable_buffers
 from .core.pod import lease, reserved_ipus
 from .core.program import check_operations
 from .core.recording import Substitutions as _OverwriteContextManager  # noqa: F401 - PopTorch Geometric registers substitutions
@@ -128,7 +128,7 @@ class PoplarExecutor:
         self._host_weights_version: Any = 0  # counts the copies to the host
 
         self._parser = ArgsParser(model.forward)
-        self._groupings: dict[str, Grouping] = {}
+        self.per_replica_params: dict[str, Any] = {}  # arguments of replicaGrouping
         self._device: Device | None = None
         self._joined: Executable | None = None  # other processes have it, too
         self._last_call: CallResults | None = None
@@ -303,7 +303,11 @@ class PoplarExecutor:
             )
         start = perf_counter()
         executable = self._executable = compile_model(
-            self._model, self._options, arguments, self._groupings, self._optimizer
+            self._model,
+            self._options,
+            arguments,
+            self.per_replica_params,
+            self._optimizer,
         )
         self._last_call = None
         try:
@@ -1040,7 +1044,7 @@ class PoplarExecutor:
                 "options": self._options,
                 "model": self._user_model,
                 "optimizer": self._optimizer and self._optimizer.optimizer,
-                "groupings": self._groupings,
+                "groupings": self.per_replica_params,
             }
         with new_file(path) as file, zipfile.ZipFile(file, "w") as archive:
             archive.writestr(_METADATA, json.dumps(metadata))
@@ -1222,7 +1226,7 @@ class ParameterView:
             require(isinstance(value, kind), f"{name}={value!r}: use {kind.__name__}.")
         for name, weight in named_weights(self._executor.model).items():
             if weight is self._parameter:
-                self._executor._groupings[name] = grouping
+                self._executor.per_replica_params[name] = grouping
 
 
 def _own_options(options: Options | None, *, is_training: bool) -> Options:
@@ -1389,7 +1393,7 @@ def load(
         executor = trainingModel(saved["model"], options, saved["optimizer"])
     else:
         executor = inferenceModel(saved["model"], options)
-    executor._groupings.update(saved["groupings"])
+    executor.per_replica_params.update(saved["groupings"])
     executor._load(file)
     if file.metadata["rng_state"] is not None:
         executor.rng_state = file.metadata["rng_state"]
@@ -1403,13 +1407,14 @@ def compile_model(
     model: torch.nn.Module,
     options: Options,
     arguments: CallArguments,
-    groupings: Mapping[str, Grouping],
+    groupings: Mapping[str, Any],
     optimizer: OptimizerSync | None,
 ) -> Executable:
     """Trace a module for arguments like these, and check the traced program.
 
     Args:
-        groupings: Groups of replicas of each parameter that differs between them.
+        groupings: Arguments of `replicaGrouping` by the name of a parameter. Other
+            names are left out.
         optimizer: The executor's optimizer; None for inference.
 
     Raises:
@@ -1430,6 +1435,8 @@ def compile_model(
         refuse_scripted(model)
         refuse_tied_buffers(model)
         refuse_weights(model)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        groupings = {n: Grouping(*g) for n, g in groupings.items() if n in parameters}
         _check_groupings(groupings, options)
         groups = resolve_groupings(groupings, model, layout.replicas)
         with unchanged(model):
@@ -1442,9 +1449,11 @@ def compile_model(
                 names_modules=options._module_namescope_enabled,
             )
         validate_popart_options(options.toDict())
-        for check in PROGRAM_CHECKS:
+        for check in LOWERING_CHECKS:
             check(program, options, is_training)
         num_ipus = reserved_ipus(options, program.num_ipus * layout.replicas)
+        for check in SESSION_CHECKS:
+            check(program, options, is_training)
         check_updatable_buffers(model, options)
         weights = {
             # Integer weights are compiled in: changes neither arrive nor come back.

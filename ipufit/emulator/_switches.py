@@ -18,6 +18,7 @@ FOLD_VARIABLE = "IPUFIT_EMULATOR_FOLD"
 FOLD_MIB_VARIABLE = "IPUFIT_EMULATOR_FOLD_MIB"
 CHANNELS_LAST_VARIABLE = "IPUFIT_EMULATOR_CHANNELS_LAST"
 TIMEOUT_VARIABLE = "IPUFIT_PROCESS_TIMEOUT"
+_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 REPLICAS_VARIABLE = "IPUFIT_REPLICAS"
 
 
@@ -52,6 +53,16 @@ def is_on(variable: str, *, default: bool = False) -> bool:
         False
     """
     return bool(_read(variable, int(default), int, "integer: set it to 1 or 0"))
+
+
+def ipu_model_is_on() -> bool:
+    """Return whether the environment asks for the IPU Model, the full or the small one.
+
+    Example:
+        >>> ipu_model_is_on()
+        False
+    """
+    return any(is_on(variable) for variable in _MODEL_VARIABLES)
 
 
 def fold_bytes(*, is_training: bool) -> int:

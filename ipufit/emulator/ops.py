@@ -18,10 +18,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ._printing import ipu_print_tensor
 from ._searches import ctc_beam_search_decoder, fps, nearest
+from ._switches import ipu_model_is_on
 from .core.autograd_grad import refuse_gradient
 from .core.dtypes import GraphModule, host_tensor
 from .core.graph import as_list, erase_dead, map_tensors, original
-from .core.pod import ipu_model_is_on
 from .core.recording import (
     Recording,
     current_trace,

@@ -20,6 +20,7 @@ import torch
 
 from . import enums
 from ._logging import logger
+from ._switches import ipu_model_is_on
 from .enums import (
     AutoStage,
     CommGroupType,
@@ -1875,6 +1876,8 @@ class Settings:
     Attributes:
         cache_dir: Folder for compiled executables; None without a cache.
         counts_cycles: Whether `cycleCount` has a value (`Options.logCycleCount`).
+        is_ipu_model: Whether the device is the IPU Model, which neither rounds
+            stochastically nor stops at exceptions (PopART, `irlowering.cpp`).
         is_synthetic: Whether the device makes its own inputs, and transfers nothing.
         rounds_at_random: Whether float16 is rounded stochastically.
         stops_at_exceptions: Whether a floating-point exception stops a call.
@@ -1899,8 +1902,12 @@ class Settings:
         self.cache_dir = None if folder is None else str(folder)
         self.counts_cycles = bool(popart["instrumentWithHardwareCycleCounter"])
         self.is_synthetic = bool(popart.get("syntheticDataMode"))
-        self.rounds_at_random = bool(popart.get("enableStochasticRounding"))
-        self.stops_at_exceptions = bool(popart.get("enableFloatingPointChecks"))
+        is_chosen = options.exists("use_model")  # else the environment decides
+        self.is_ipu_model = bool(options.use_model) if is_chosen else ipu_model_is_on()
+        is_real = not self.is_ipu_model
+        self.rounds_at_random = is_real and bool(popart.get("enableStochasticRounding"))
+        checks = bool(popart.get("enableFloatingPointChecks"))
+        self.stops_at_exceptions = is_real and checks
         self.updatable_buffers: Sequence[str] = popart.get("updatableNamedBuffers", ())
         self.scales_loss = bool(popart.get(f"{_LOSS_SCALING}enabled"))
         self.loss_scaling_bin_edge: float = popart.get(

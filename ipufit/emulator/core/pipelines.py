@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Iterable
 
 import torch
-from torch.fx.graph import Graph
 from torch.fx.node import Node
 
 from ..enums import OutputMode
@@ -59,15 +58,17 @@ def used_ipus(nodes: Iterable[Node], constants: set[Node]) -> tuple[int, ...]:
     return tuple(ipus) or (0,)
 
 
-def _require_increasing_stages(graph: Graph) -> None:
+def _check_order(program: Program, options: Options, is_training: bool) -> None:
     """Refuse a program that can't be pipelined over its IPUs.
 
     Raises:
         Error: A stage needs results of a later one, or is on two IPUs.
     """
+    if not is_pipelined(options._execution_strategy) or len(program.ipus) < 2:
+        return
     stages: dict[Node, int] = {}
     ipus: dict[int, int] = {}
-    for node in graph.nodes:
+    for node in program.graph.graph.nodes:
         latest = max((stages[source] for source in node.all_input_nodes), default=0)
         block: BlockPlacement | None = node.meta.get("block")
         if block is None or not effects_of(node).is_operator:
@@ -229,8 +230,6 @@ def _check_placement(program: Program, options: Options, is_training: bool) -> N
                 f"IPUs and odd phases on odd IPUs: phase {block.phase}, block "
                 f"'{block.block_id}', is on IPU {block.ipu}."
             )
-    if is_pipelined(strategy) and len(program.ipus) > 1:
-        _require_increasing_stages(program.graph.graph)
 
 
 def _check_stages(program: Program, options: Options, is_training: bool) -> None:
@@ -278,14 +277,16 @@ def _check_period(program: Program, options: Options, is_training: bool) -> None
         )
 
 
-PROGRAM_CHECKS = (
-    _check_overlap,
-    _check_placement,
+LOWERING_CHECKS = (_check_broadcast, _check_overlap, _check_placement)
+"""Checks of a traced program against its options. Each raises an `Error` if it refuses
+the program."""
+
+SESSION_CHECKS = (
     _check_stages,
+    _check_order,
     _check_weights,
     _check_loss_scaling,
     _check_period,
-    _check_broadcast,
 )
-"""Checks of a traced program against its options. Each raises an `Error` if it refuses
-the program."""
+"""Checks that come after that of the number of IPUs (PopTorch, `Compiler.cpp`,
+`initSession`)."""

@@ -17,7 +17,7 @@ import weakref
 from typing import Any, Callable
 
 from .._logging import logger
-from .._switches import is_on, whole_number
+from .._switches import ipu_model_is_on, is_on, whole_number
 from ..enums import ConnectionType
 from ..errors import createPoptorchError
 from ..options import Options, Settings
@@ -25,10 +25,14 @@ from .recording import is_tracing
 
 MAX_IPUS_PER_PROCESS = 64
 NUM_IPUS_VARIABLE = "IPUFIT_EMULATOR_IPUS"
-MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 _WAIT_VARIABLE = "POPTORCH_WAIT_FOR_IPU"
 _VERSION_VARIABLE = "POPTORCH_IPU_MODEL_VERSION"
 _VERSIONS = ("ipu1", "ipu2", "ipu21")
+_HARDWARE_ONLY = {
+    "enableFloatingPointChecks": "Precision.enableFloatingPointExceptions",
+    "enableStochasticRounding": "Precision.enableStochasticRounding",
+}
+"""Keys of settings that PopART has for hardware only (`irlowering.cpp`) -> options."""
 _SECONDS_BETWEEN_TRIES = 15.0
 
 
@@ -118,16 +122,14 @@ def reserved_ipus(options: Options, num_ipus: int) -> int:
             f"Too many IPUs requested ({num_ipus}). Experiments that need more "
             f"than {MAX_IPUS_PER_PROCESS} IPUs require distributed execution."
         )
-    if options.exists("use_model"):  # else the environment decides
-        is_model = bool(options.use_model)
+    settings = Settings(options)
+    is_model = settings.is_ipu_model
+    if options.exists("use_model"):
         logger.info(
             "From the user configuration: Ipu model: %s",
             "Enabled" if is_model else "Disabled",
         )
-    else:
-        is_model = ipu_model_is_on()
     is_offline = options.connection_type == ConnectionType.Never.value
-    settings = Settings(options)
     if is_model:
         version = os.environ.get(_VERSION_VARIABLE, "ipu2")
         if version not in _VERSIONS:
@@ -143,6 +145,9 @@ def reserved_ipus(options: Options, num_ipus: int) -> int:
             )
         if settings.cache_dir is not None:
             logger.warning("Executables of the IPU Model are not cached.")
+        for key, what in _HARDWARE_ONLY.items():
+            if options._Popart.options.get(key):
+                logger.warning("%s: not on the IPU Model, which goes without.", what)
     elif is_offline and options.exists("ipu_id"):
         raise createPoptorchError(
             "An offline target (ConnectionType.Never) is no device, so it can't "
@@ -177,16 +182,6 @@ def reserved_ipus(options: Options, num_ipus: int) -> int:
         )
         num_ipus = power
     return num_ipus
-
-
-def ipu_model_is_on() -> bool:
-    """Return whether the environment asks for the IPU Model, the full or the small one.
-
-    Example:
-        >>> ipu_model_is_on()
-        False
-    """
-    return any(is_on(variable) for variable in MODEL_VARIABLES)
 
 
 def isRunningOnIpu() -> bool:

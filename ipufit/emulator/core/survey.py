@@ -34,7 +34,7 @@ from .graph import (
     tensors_in,
 )
 from .optimizer_rules import OptimizerReader, check_values
-from .pipelines import PROGRAM_CHECKS, check_updatable_buffers
+from .pipelines import LOWERING_CHECKS, SESSION_CHECKS, check_updatable_buffers
 from .places import (
     NOWHERE,
     PACKAGE,
@@ -185,7 +185,7 @@ def survey(
         compilation.run(is_whole=error is None)
         if error is None:
             program = compilation.program()
-            for check_program in PROGRAM_CHECKS:
+            for check_program in (*LOWERING_CHECKS, *SESSION_CHECKS):
                 notes.attempt("options", check_program, program, options, is_training)
             num_ipus = program.num_ipus * options.replication_factor
             notes.attempt("options", reserved_ipus, options, num_ipus)

@@ -340,3 +340,19 @@ def test_integers_are_compiled_in_and_can_not_differ():
     executor = grouped_inference(whole, CommGroupType.NoGrouping, 0)
     with pytest.raises(poptorch.Error, match=r"torch\.int32, which is compiled in"):
         executor(X)
+
+
+def test_the_groups_of_an_executor_can_be_read_and_set():
+    """PopTorch: `per_replica_params`, by the name of the attribute."""
+    model = Model(rows=4)
+    executor = wrap(model, CommGroupType.Consecutive, 1)
+    arguments = (CommGroupType.Consecutive, 1, ONE_PER_GROUP)
+    assert executor.per_replica_params == {"weight": arguments}
+    factors = _models.Function(
+        lambda self, x: self.factor * x,
+        factor=nn.Parameter(torch.arange(4.0).reshape(4, 1)),
+    )
+    other = poptorch.inferenceModel(factors, make_options(4))
+    other.per_replica_params["factor"] = arguments
+    other.per_replica_params["missing"] = arguments  # PopTorch ignores it
+    assert other(torch.ones(4)).tolist() == [0.0, 1.0, 2.0, 3.0]

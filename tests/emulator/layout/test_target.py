@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from ipufit.emulator import ConnectionType, Options
+from tests.emulator._models import Function
 
 MODEL, SMALL = "POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL"
 
@@ -90,6 +92,27 @@ def test_the_ipu_model_takes_no_ipus_of_the_pod(monkeypatch):
         compiled(Options().useIpuModel(False))
 
 
+@pytest.mark.parametrize("asks", ["option", "variable"])
+def test_the_ipu_model_neither_stops_at_exceptions_nor_rounds_at_random(
+    asks, monkeypatch, caplog
+):
+    """PopART warns and goes on (`irlowering.cpp`)."""
+    options = Options()
+    options.Precision.enableFloatingPointExceptions(True)
+    options.Precision.enableStochasticRounding(True)
+    if asks == "option":
+        options.useIpuModel(True)
+    else:
+        monkeypatch.setenv(MODEL, "1")
+    inverse = poptorch.inferenceModel(Function(lambda self, x: 1 / x), options)
+    assert inverse(torch.zeros(1)).tolist() == [math.inf]
+    for option in ("enableFloatingPointExceptions", "enableStochasticRounding"):
+        assert f"Precision.{option}: not on the IPU Model" in caplog.text
+    square = poptorch.inferenceModel(Function(lambda self, x: x * x), options)
+    x = torch.full((1000,), 1.001).half()
+    assert torch.equal(square(x), (x.float() * x.float()).half())
+
+
 # Offline ----------------------------------------------------------------------
 
 
@@ -126,6 +149,23 @@ def test_hardware_has_groups_of_powers_of_two(num_ipus, reserved, caplog):
     compiled(Options().replicationFactor(num_ipus).autoRoundNumIPUs(True))
     assert f"Reserving {reserved} IPUs" in caplog.text
     assert f"{reserved - num_ipus} are idle" in caplog.text
+
+
+def test_the_number_of_ipus_is_refused_before_the_stages():
+    """PopTorch asks for IPUs first (`Compiler.cpp`, `tests/pipelining_test.py`)."""
+
+    class Stages(torch.nn.Module):
+        def forward(self, x):
+            for ipu in range(3):
+                with poptorch.Block(f"stage {ipu}", ipu_id=ipu):
+                    x = x * 6
+            return x
+
+    with pytest.raises(poptorch.Error, match=r"use of 3 IPUs.*minimum of 4 in order"):
+        poptorch.inferenceModel(Stages())(torch.ones(4, 5))
+    rounded = Options().autoRoundNumIPUs(True)
+    with pytest.raises(poptorch.Error, match="number of pipeline stages"):
+        poptorch.inferenceModel(Stages(), rounded)(torch.ones(4, 5))
 
 
 def test_idle_ipus_are_held_all_the_same(monkeypatch):
