@@ -175,6 +175,28 @@ def test_an_autograd_function_runs_where_it_has_no_gradient():
     assert_device_equals_host(module, X)
 
 
+class Reversed(torch.autograd.Function):
+    """Reverses gradients: `forward` returns its argument itself."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+@pytest.mark.parametrize(
+    "hook", ["register_full_backward_hook", "register_full_backward_pre_hook"]
+)
+def test_a_backward_hook_and_the_like_run_in_inference(hook):
+    layer = nn.Linear(6, 6)
+    getattr(layer, hook)(lambda *_: pytest.fail("there is no backward pass"))
+    module = Function(lambda m, x: Reversed.apply(m.layer(x)) + 1, layer=layer)
+    assert_device_equals_host(module, X)
+
+
 def tied(persistent):
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
     module.register_buffer("mean", module[1].running_mean, persistent=persistent)
