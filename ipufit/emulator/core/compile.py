@@ -52,7 +52,13 @@ from .recording import (
     unchanged,
 )
 from .rules import Finding, findings, replace_function, settle_shapes
-from .strict import Unsupported, WatchingTracer, refuse_unsupported, unsupported_nodes
+from .strict import (
+    NEWER,
+    Unsupported,
+    WatchingTracer,
+    refuse_unsupported,
+    unsupported_nodes,
+)
 from .tracer import guarded
 
 
@@ -285,7 +291,11 @@ def settle_device_shapes(compilation: Compilation) -> None:
 
 def refuse_unsupported_operators(compilation: Compilation) -> None:
     """Refuse operators that PopTorch doesn't compile, or warn of them."""
-    unsupported = list(unsupported_nodes(_variables(compilation)))
+    nodes = dict.fromkeys(_variables(compilation))
+    # Python fails at these, whatever becomes of their results.
+    newer = (node for node in compilation.recording.results if NEWER in node.meta)
+    nodes.update(dict.fromkeys(newer))
+    unsupported = list(unsupported_nodes(nodes))
     if unsupported:
         compilation.report.refuse_unsupported(unsupported)
 

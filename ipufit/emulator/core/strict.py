@@ -30,7 +30,7 @@ from .graph import (
     original,
     tensors_in,
 )
-from .operators import handled_operators
+from .operators import handled_operators, newer_names
 from .places import place_of
 from .tracer import Tracer
 
@@ -66,6 +66,10 @@ _OF_PROCESSORS = """
 Some exist in newer torch only."""
 
 
+NEWER = "newer"
+"""Metadata of a call that a pod's torch doesn't have: the function, and its parts."""
+
+
 @functools.lru_cache(maxsize=None)
 def compiled_operators() -> frozenset[str]:
     """Return the names of all operators that PopTorch compiles.
@@ -93,15 +97,20 @@ _ALTERNATIVES = {
     "index_copy": "torch.scatter, or poptorch.dynamic_update",
     "isin": "(x[..., None] == values).any(-1)",
     "kthvalue": "torch.topk",
+    "l1_loss": "(weight * torch.abs(x - y)).mean()",
     "lerp": "start + weight * (end - start)",
     "logaddexp": "torch.logsumexp of torch.stack",
     "logical_xor": "x != y, of bools",
+    "mse_loss": "(weight * (x - y) ** 2).mean()",
     "nan_to_num": "torch.where(torch.isnan(x), value, x)",
     "quantile": "torch.sort",
+    "rms_norm": "x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight",
+    "scaled_dot_product_attention": "query * scale, or key.repeat_interleave",
     "searchsorted": "torch.bucketize",
     "take": "x.flatten()[index]",
     "trace": "(x * torch.eye(n)).sum()",
     "tril": "x * torch.ones(n, n).tril()",
+    "unravel_index": "torch.div and torch.remainder of the index",
     "xlogy": "x * torch.log(y)",
 }
 """Unsupported functions, and a replacement that PopTorch compiles."""
@@ -149,13 +158,23 @@ class WatchingTracer(Tracer):
 
     def compute(self, operation: Operation) -> Any:
         """Run an operation, and store its operators for its nodes."""
-        if base_name(operation.name) in _supported_operators():
-            self.recording.notes = {}
-            return super().compute(operation)
-        with OperatorWatch() as watch:
+        name, function = base_name(operation.name), original(operation.function)
+        notes: dict[str, Any] = {}
+        if name in _supported_operators():
             result = super().compute(operation)
-        function = original(operation.function)
-        self.recording.notes = {"operators": (function, watch.operators)}
+        else:
+            with OperatorWatch() as watch:
+                result = super().compute(operation)
+            notes["operators"] = function, watch.operators
+        passed = {
+            f"{name}({key})"
+            for key, value in operation.kwargs.items()
+            if value is not None and value is not False
+        }
+        newer = newer_names() & {name, *passed}
+        if newer:
+            notes[NEWER] = function, {f"{n}: not in torch 2.0.1" for n in newer}
+        self.recording.notes = notes
         return result
 
     def record_operator(
@@ -189,6 +208,10 @@ def unsupported_nodes(nodes: Iterable[Node]) -> Iterator[Unsupported]:
         nodes: Recorded by a `WatchingTracer`.
     """
     for node in nodes:
+        if NEWER in node.meta:
+            function, newer = node.meta[NEWER]
+            yield Unsupported(node, _written(function), frozenset(newer))
+            continue
         function, operators = node.meta.get("operators", (None, set()))
         module = getattr(function, "__module__", None) or ""
         name = base_name(getattr(function, "__name__", ""))
@@ -210,14 +233,15 @@ def refuse_unsupported(unsupported: list[Unsupported]) -> None:
         nodes.setdefault(function, node)
     ways = {name: _way(name) for name in sorted(nodes)}
     if not is_strict():
-        listed = "; ".join(
-            ", ".join(filter(None, (name, str(place_of(nodes[name])), way)))
-            for name, way in ways.items()
-        )
+        listed = []
+        for name, way in ways.items():
+            _, newer = nodes[name].meta.get(NEWER, (None, ()))
+            parts = (name, str(place_of(nodes[name])), *sorted(newer), way)
+            listed.append(", ".join(filter(None, parts)))
         logger.warning(
             "PopTorch doesn't compile functions of this model, so that a pod refuses "
             "it: %s. The emulator computes them; with %s=1 it refuses them.",
-            listed,
+            "; ".join(listed),
             STRICT_VARIABLE,
         )
         return

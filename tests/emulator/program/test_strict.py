@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 
 import pytest
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 
 import ipufit.emulator as poptorch
+from ipufit.emulator import Options
+from ipufit.emulator.core.operators import newer_names
+from ipufit.emulator.core.survey import survey
 from tests.emulator import _models
 from tests.emulator._models import Function, Marked
 
@@ -61,6 +65,59 @@ def test_an_unsupported_function_is_refused_by_its_names(
     assert "Unsupported ops found in compiled model: [" in caught.value.message
     assert operator in caught.value.message
     assert re.search(rf"They come from (\S+\.)?{written}", caught.value.message)
+
+
+def is_new(name):
+    """Whether the running torch has a function, or an argument as `f(argument)`."""
+    function, _, argument = name.rstrip(")").partition("(")
+    found = getattr(F, function, getattr(torch, function, None))
+    if not argument or found is None:
+        return found is not None
+    try:
+        return argument in inspect.signature(found).parameters
+    except ValueError:  # a builtin, which has signatures in its docstring
+        return re.search(rf"\b{argument}\b", found.__doc__) is not None
+
+
+def test_newer_functions_and_arguments_are_those_that_torch_2_0_does_not_have():
+    is_old = torch.__version__.startswith("2.0.")
+    names = newer_names()
+    assert len(names) > 10
+    assert [name for name in names if is_new(name)] == ([] if is_old else [*names])
+
+
+NEWER = {
+    "rms_norm": lambda x: F.rms_norm(x, (4,)),
+    "unravel_index": lambda x: x + torch.unravel_index(x.argmax(), (4, 4))[0],
+    "linear_cross_entropy": lambda x: F.linear_cross_entropy(x, x, x[0].long()),
+    "mse_loss(weight)": lambda x: F.mse_loss(x, x + 1, weight=x),
+    "scaled_dot_product_attention(scale)": lambda x: F.scaled_dot_product_attention(
+        x[None], x[None], x[None], scale=0.5
+    ),
+}
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.0."), reason="it has none of them")
+@pytest.mark.parametrize("name", NEWER)
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_functions_that_a_pods_torch_does_not_have_are_named(
+    name, is_dead, monkeypatch, caplog
+):
+    if name == "linear_cross_entropy" and not hasattr(F, name):
+        pytest.skip("this torch doesn't have it either")
+
+    def forward(x):
+        result = NEWER[name](x)
+        return x + 1 if is_dead else result
+
+    strictly(forward)
+    assert f"{name}: not in torch 2.0.1" in caplog.text
+    found = survey(Function(lambda m, x: forward(x)), [X], Options(), is_training=False)
+    [remark] = [remark for remark in found.remarks if remark.topic == "operator"]
+    assert f"({name}: not in torch 2.0.1)" in remark.message
+    monkeypatch.setenv("IPUFIT_EMULATOR_STRICT", "1")
+    with pytest.raises(poptorch.Error, match=r"not in torch 2\.0\.1"):
+        strictly(forward)
 
 
 @pytest.mark.usefixtures("_strict")
