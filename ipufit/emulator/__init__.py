@@ -19,61 +19,49 @@ import typing as _typing
 import torch  # noqa: F401 - PopTorch has it too: configuration files use it
 
 from . import _impl as _impl
-from . import enums, ops, optim, options, poptorch_core, profiling
-from ._install import install, uninstall
-from ._logging import logger, setLogLevel
+from . import enums as enums
+from . import ops as ops
+from . import optim as optim
+from . import options as options
+from . import poptorch_core as poptorch_core
+from . import profiling as profiling
+from ._install import install as install
+from ._install import uninstall as uninstall
+from ._logging import logger as logger
+from ._logging import setLogLevel as setLogLevel
 from ._logging import start_logging as _start_logging
 from ._processes import guard_forks as _guard_forks
-from ._switches import __version__
+from ._switches import __version__ as __version__
 from ._torch_ops import provide_operators as _provide_operators
+from ._utils import ICustomArgParser as ICustomArgParser
+from ._utils import flattenTensorStructure as flattenTensorStructure
+from ._utils import reconstructTensorStructure as reconstructTensorStructure
+from ._utils import registerCustomArgParser as registerCustomArgParser
 from ._utils import (
-    ICustomArgParser,
-    flattenTensorStructure,
-    reconstructTensorStructure,
-    registerCustomArgParser,
-    registerGeometricCustomArgParsers,
+    registerGeometricCustomArgParsers as registerGeometricCustomArgParsers,
 )
-from .core.pod import (
-    ipuHardwareIsAvailable,
-    ipuHardwareVersion,
-    isRunningOnIpu,
-)
-from .core.recording import (
-    getIpuTensorId,
-    registerPostCompileHook,
-    registerPreCompileHook,
-)
+from .core.pod import ipuHardwareIsAvailable as ipuHardwareIsAvailable
+from .core.pod import ipuHardwareVersion as ipuHardwareVersion
+from .core.pod import isRunningOnIpu as isRunningOnIpu
+from .core.recording import getIpuTensorId as getIpuTensorId
+from .core.recording import registerPostCompileHook as registerPostCompileHook
+from .core.recording import registerPreCompileHook as registerPreCompileHook
 from .enums import *
-from .errors import (
-    Error,
-    RecoverableError,
-    UnrecoverableError,
-    createPoptorchError,
-)
+from .errors import *
 from .ops import *
-from .ops import (
-    BeginBlock,
-    Block,
-    BlockFunction,
-    LegacyBeginBlockFn,
-    accessAttributes,
-    module_repr,
-    print,
-    register_custom_op,
-    removeBlocks,
-)
 from .options import *
-from .poptorch_core import poptorchAtExit
+from .poptorch_core import poptorchAtExit as poptorchAtExit
 
 if _typing.TYPE_CHECKING:
-    from ._dataloader import AsynchronousDataAccessor, DataLoader
+    from ._dataloader import AsynchronousDataAccessor as AsynchronousDataAccessor
+    from ._dataloader import DataLoader as DataLoader
+    from ._poplar_executor import PoplarExecutor as PoplarExecutor
     from ._poplar_executor import (
-        PoplarExecutor,
-        importPoptorchMetadataFromFile,
-        inferenceModel,
-        load,
-        trainingModel,
+        importPoptorchMetadataFromFile as importPoptorchMetadataFromFile,
     )
+    from ._poplar_executor import inferenceModel as inferenceModel
+    from ._poplar_executor import load as load
+    from ._poplar_executor import trainingModel as trainingModel
 else:
     _HOME_OF = {
         "AsynchronousDataAccessor": "_dataloader",
@@ -97,56 +85,10 @@ else:
         """List all names, also of classes and functions that aren't imported yet."""
         return sorted({*globals(), *_HOME_OF})
 
+    _hidden = {"annotations", "core", "enum", "errors", "torch"}
+    __all__ = [name for name in __dir__() if name[0] != "_" and name not in _hidden]
+    __all__ += ["__version__"]
 
 _start_logging()
 _provide_operators()
 _guard_forks()
-
-__all__ = [
-    "AsynchronousDataAccessor",
-    "BeginBlock",
-    "Block",
-    "BlockFunction",
-    "DataLoader",
-    "Error",
-    "ICustomArgParser",
-    "LegacyBeginBlockFn",
-    "PoplarExecutor",
-    "RecoverableError",
-    "UnrecoverableError",
-    "__version__",
-    "accessAttributes",
-    "createPoptorchError",
-    "enums",
-    "flattenTensorStructure",
-    "getIpuTensorId",
-    "importPoptorchMetadataFromFile",
-    "inferenceModel",
-    "install",
-    "ipuHardwareIsAvailable",
-    "ipuHardwareVersion",
-    "isRunningOnIpu",
-    "load",
-    "logger",
-    "module_repr",
-    "ops",
-    "optim",
-    "options",
-    "poptorchAtExit",
-    "poptorch_core",
-    "print",
-    "profiling",
-    "reconstructTensorStructure",
-    "registerCustomArgParser",
-    "registerGeometricCustomArgParsers",
-    "registerPostCompileHook",
-    "registerPreCompileHook",
-    "register_custom_op",
-    "removeBlocks",
-    "setLogLevel",
-    "trainingModel",
-    "uninstall",
-]
-__all__ += enums.__all__
-__all__ += ops.__all__
-__all__ += options.__all__

@@ -9,24 +9,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = [
-    "AutoStage",
-    "CommGroupType",
-    "ConnectionType",
-    "DataLoaderMode",
-    "HalfFloatCastingBehavior",
-    "Liveness",
-    "MatMulSerializationMode",
-    "MeanReductionStrategy",
-    "MultiConvPlanType",
-    "OutputMode",
-    "OverlapMode",
-    "ReductionType",
-    "SharingStrategy",
-    "SyncPattern",
-    "VariableRetrievalMode",
-]
-
 
 class MeanReductionStrategy(enum.IntEnum):
     """When the mean of accumulated gradients is divided by their number.

@@ -11,6 +11,8 @@ The tree::
 
 from __future__ import annotations
 
+__all__ = ["Error", "RecoverableError", "UnrecoverableError", "createPoptorchError"]
+
 _PYTHON_ERROR = "poptorch_py_error"
 _CPP_ERROR = "poptorch_cpp_error"
 
