@@ -106,7 +106,9 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
         path.relative_to(ROOT).as_posix() for path in (ROOT / "ipufit").rglob("*.py")
     }
     own = {name for name in names if not name.startswith(metadata)}
-    tables = {"ipufit/_hints.tsv", "ipufit/emulator/core/operators.tsv"}
+    tables = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "ipufit").rglob("*.tsv")
+    }
     assert own == {*sources, *tables, "ipufit/py.typed"}
     assert f"{metadata}/licenses/LICENSE" in names
 

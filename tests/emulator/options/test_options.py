@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ipufit.emulator import enums, poptorch_core
 from ipufit.emulator._options_keys import (
     ENUMERATIONS,
-    KNOWN_POPART_OPTIONS,
+    TYPES,
     validate_popart_options,
 )
 from ipufit.emulator.enums import (
@@ -602,9 +602,12 @@ def _options():
 
 @given(st.sampled_from(sorted(EXAMPLES)), st.sampled_from(sorted(EXAMPLES)))
 def test_a_known_key_takes_only_values_of_its_kind(kind, other):
-    for key in KNOWN_POPART_OPTIONS[kind]:
-        if kind == other:
-            validate_popart_options({key: EXAMPLES[other]})
+    level = {"patterns_level": 2}
+    for key in (key for key in TYPES if TYPES[key] == kind):
+        if kind == other and key != "available_memory_proportion":
+            validate_popart_options({key: EXAMPLES[other], **level})
+        elif kind == other:
+            validate_popart_options({key: {0: 0.5}})
         else:
             with pytest.raises(Error, match=f"Unknown {other} option {key}"):
                 validate_popart_options({key: EXAMPLES[other]})
@@ -627,7 +630,7 @@ def test_a_boolean_count_is_refused_although_its_setter_takes_it():
 @pytest.mark.parametrize("key", sorted(ENUMERATIONS))
 def test_numbers_of_enumerations_are_those_that_popart_knows(key):
     """PopTorch, `SessionOptions.cpp`: `ADD_POPART_ENUM_OPTION` and its like."""
-    is_list = key in KNOWN_POPART_OPTIONS["list"]
+    is_list = TYPES[key] == "list"
     known = {int(member) for member in ENUMERATIONS[key]}
     for number in range(-1, max(known) + 2):
         setting = {key: [number] if is_list else number}
