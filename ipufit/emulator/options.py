@@ -8,10 +8,8 @@ Options keep the type of each value. They can be frozen and copied. `Training` a
 from __future__ import annotations
 
 import copy
-import enum
 import json
 import os
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence, TypeVar
@@ -21,16 +19,6 @@ import torch
 from . import enums
 from ._logging import logger
 from ._switches import ipu_model_is_on
-from .enums import (
-    AutoStage,
-    CommGroupType,
-    ConnectionType,
-    Liveness,
-    MeanReductionStrategy,
-    OutputMode,
-    ReductionType,
-    SyncPattern,
-)
 from .errors import require, require_type
 
 BlockId = str
@@ -110,6 +98,9 @@ class Phase:
     Args:
         arg: Stages, or names of the blocks of a single stage.
 
+    Attributes:
+        stages: The stages of the phase.
+
     Raises:
         AssertionError: If stages and names are mixed, or one is neither.
 
@@ -126,16 +117,11 @@ class Phase:
             len(arg) in (len(stages), len(names)),
             f"A phase takes stages only or block ids only: {arg!r}.",
         )
-        self._stages = (Stage(*names),) if names else stages
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages of the phase."""
-        return self._stages
+        self.stages = (Stage(*names),) if names else stages
 
     def stage(self, idx: int) -> Stage:
         """Return the stage at index `idx`."""
-        return self._stages[idx]
+        return self.stages[idx]
 
     def ipus(self, *ipus: int) -> None:
         """Choose the IPU of each stage.
@@ -144,14 +130,14 @@ class Phase:
             AssertionError: If there are more or fewer IPUs than stages.
         """
         require(
-            len(ipus) == len(self._stages),
-            f"{len(ipus)} IPUs for {len(self._stages)} stages: give one each.",
+            len(ipus) == len(self.stages),
+            f"{len(ipus)} IPUs for {len(self.stages)} stages: give one each.",
         )
-        for stage, ipu in zip(self._stages, ipus):
+        for stage, ipu in zip(self.stages, ipus):
             stage.ipu(ipu)
 
 
-class ExecutionStrategy(ABC):
+class ExecutionStrategy:
     """Base of the strategies, which map each block to a stage.
 
     As in PopTorch it remembers automatic ids and stages from one trace to the next.
@@ -162,37 +148,38 @@ class ExecutionStrategy(ABC):
             such a block.
     """
 
+    _execution_mode: int
+
     def __init__(
-        self, stages: Iterable[Stage], auto_stage: AutoStage | None = None
+        self, stages: Iterable[Stage], auto_stage: enums.AutoStage | None = None
     ) -> None:
-        self._block_stages: dict[BlockId, Stage] = {}
+        self._stages: dict[BlockId, Stage] = {}
         for stage in stages:
             for block_id in stage.blocks:
                 require(
-                    block_id not in self._block_stages,
+                    block_id not in self._stages,
                     f"{block_id} associated with more than one stage.",
                 )
-                self._block_stages[block_id] = stage
-        self._auto_stage = None if self._block_stages else auto_stage
-        self._automatic_stages: dict[BlockId, Stage] = {}
+                self._stages[block_id] = stage
+        self._auto_stage = None if self._stages else auto_stage
         self._num_auto_ids = 0
 
     def stage(self, block_id: BlockId) -> Stage:
-        """Return the stage of a block that the strategy was given.
+        """Return the stage of a block that the strategy lists.
 
         Raises:
-            AssertionError: If the strategy wasn't given the block. An automatic
-                strategy is given no blocks.
+            AssertionError: If it doesn't list the block. An automatic strategy lists
+                the blocks of its model's traces.
         """
         require(
-            block_id in self._block_stages,
-            f"Unknown block {block_id}. Given: {', '.join(self._block_stages)}.",
+            block_id in self._stages,
+            f"Unknown block {block_id}. Given: {', '.join(self._stages)}.",
         )
-        return self._block_stages[block_id]
+        return self._stages[block_id]
 
-    @abstractmethod
     def backendOptions(self) -> dict[str, Any]:
         """Return the strategy's settings for the backend, by name."""
+        return {"execution_mode": self._execution_mode}
 
     def _next_auto_id(self) -> BlockId:
         self._num_auto_ids += 1
@@ -212,39 +199,37 @@ class ExecutionStrategy(ABC):
             RuntimeError: If its IPU isn't an int.
         """
         block_id = user_id or self._next_auto_id()
-        stage = self._find_stage(block_id, ipu_id)
-        ipu = stage._ipu
-        if ipu is None:
-            ipu = stage._stage_id if ipu_id is None else ipu_id
+        if self._auto_stage is not None:
+            require_type("user_id", block_id, str)
+            self._add_automatic_stage(block_id, ipu_id)
+        require(
+            block_id in self._stages,
+            f"Unknown Block '{block_id}'. The execution strategy lists: "
+            f"{', '.join(self._stages)}.",
+        )
+        stage = self._stages[block_id]
+        choices = (stage._ipu, ipu_id, stage._stage_id)
+        ipu = next(choice for choice in choices if choice is not None)
         if not isinstance(ipu, int):
             raise RuntimeError(
                 f"Block '{block_id}': expected an int as IPU, not {ipu!r}."
             )
         return BlockPlacement(block_id, stage._stage_id, ipu, stage._phase_id)
 
-    def _find_stage(self, block_id: BlockId, ipu_id: int | None) -> Stage:
-        if self._auto_stage is None:
-            require(
-                block_id in self._block_stages,
-                f"Unknown Block '{block_id}'. The execution strategy lists: "
-                f"{', '.join(self._block_stages)}.",
+    def _add_automatic_stage(self, block_id: BlockId, ipu_id: int | None) -> None:
+        if block_id in self._stages:
+            return
+        number = ipu_id
+        if self._auto_stage is enums.AutoStage.AutoIncrement:
+            number = len(self._stages) + 1  # stage 0 is before the first block
+        if number is None:
+            raise AssertionError(
+                "poptorch.AutoStage.SameAsIpu was selected but no IPU was given "
+                f"for block '{block_id}': pass `ipu_id`, or use "
+                "AutoStage.AutoIncrement."
             )
-            return self._block_stages[block_id]
-        require_type("user_id", block_id, str)
-        if block_id not in self._automatic_stages:
-            number = ipu_id
-            if self._auto_stage is AutoStage.AutoIncrement:
-                # Stage 0 is before the first block.
-                number = len(self._automatic_stages) + 1
-            if number is None:
-                raise AssertionError(
-                    "poptorch.AutoStage.SameAsIpu was selected but no IPU was given "
-                    f"for block '{block_id}': pass `ipu_id`, or use "
-                    "AutoStage.AutoIncrement."
-                )
-            stage = self._automatic_stages[block_id] = Stage(block_id)
-            stage._stage_id = number
-        return self._automatic_stages[block_id]
+        self._stages[block_id] = Stage(block_id)
+        self._stages[block_id]._stage_id = number
 
 
 class PipelinedExecution(ExecutionStrategy):
@@ -270,19 +255,17 @@ class PipelinedExecution(ExecutionStrategy):
 
     _execution_mode = 0
 
-    def __init__(self, *args: AutoStage | BlockId | Stage | Iterable[BlockId]) -> None:
-        auto_stage, stages = AutoStage.SameAsIpu, []
-        if len(args) == 1 and isinstance(args[0], AutoStage):
+    def __init__(
+        self, *args: enums.AutoStage | BlockId | Stage | Iterable[BlockId]
+    ) -> None:
+        auto_stage, stages = enums.AutoStage.SameAsIpu, []
+        if len(args) == 1 and isinstance(args[0], enums.AutoStage):
             auto_stage = args[0]
         else:
             stages = [_as_stage(arg) for arg in args]
         for number, stage in enumerate(stages):
             stage._stage_id, stage._phase_id = number, _UNSET
         super().__init__(stages, auto_stage)
-
-    def backendOptions(self) -> dict[str, Any]:
-        """Return the strategy's settings for the backend, by name."""
-        return {"execution_mode": self._execution_mode}
 
 
 class ShardedExecution(PipelinedExecution):
@@ -302,6 +285,7 @@ class ShardedExecution(PipelinedExecution):
 class _PhasedExecution(ExecutionStrategy):
     """Base of the strategies that keep most of the model off the chip."""
 
+    _execution_mode = 2
     _is_serial: bool
 
     def __init__(
@@ -309,7 +293,7 @@ class _PhasedExecution(ExecutionStrategy):
     ) -> None:
         require(phases, "Phases can't be found automatically: list them.")
         self._phases = [_as_phase(phase) for phase in phases]
-        self._tensors_liveness = Liveness.AlwaysLive
+        self._tensors_liveness = enums.Liveness.AlwaysLive
         self._separate_backward_phase = False
         for number, phase in enumerate(self._phases):
             for stage in phase.stages:
@@ -337,7 +321,7 @@ class _PhasedExecution(ExecutionStrategy):
     def backendOptions(self) -> dict[str, Any]:
         """Return the strategy's settings for the backend, by name."""
         return {
-            "execution_mode": 2,
+            **super().backendOptions(),
             "separate_backward_phase": self._separate_backward_phase,
             "tensors_liveness": self._tensors_liveness.value,
             "serial_phases_execution": self._is_serial,
@@ -364,9 +348,9 @@ class SerialPhasedExecution(_PhasedExecution):
 
     _is_serial = True
 
-    def setTensorsLiveness(self: _PhasedT, liveness: Liveness) -> _PhasedT:
+    def setTensorsLiveness(self: _PhasedT, liveness: enums.Liveness) -> _PhasedT:
         """Choose when tensors leave the chip."""
-        require_type("liveness", liveness, Liveness)
+        require_type("liveness", liveness, enums.Liveness)
         self._tensors_liveness = liveness
         return self
 
@@ -395,7 +379,7 @@ class ParallelPhasedExecution(_PhasedExecution):
         """Choose whether tensors leave the chip after the forward pass."""
         require_type("off_chip", off_chip, bool)
         self._tensors_liveness = (
-            Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
+            enums.Liveness.OffChipAfterFwd if off_chip else enums.Liveness.AlwaysLive
         )
         return self
 
@@ -407,9 +391,7 @@ def is_pipelined(strategy: ExecutionStrategy) -> bool:
         >>> is_pipelined(PipelinedExecution()), is_pipelined(ShardedExecution())
         (True, False)
     """
-    return isinstance(strategy, PipelinedExecution) and not isinstance(
-        strategy, ShardedExecution
-    )
+    return strategy._execution_mode == PipelinedExecution._execution_mode
 
 
 def _as_stage(arg: Any) -> Stage:
@@ -467,9 +449,7 @@ class Freezable:
 
     def __deepcopy__(self: _FreezableT, memo: dict[int, Any]) -> _FreezableT:
         duplicate = self.__class__.__new__(self.__class__)
-        for name, value in self.__dict__.items():
-            duplicate.__dict__[name] = copy.deepcopy(value, memo)
-        duplicate.__dict__["_is_frozen"] = False
+        duplicate.__dict__.update(copy.deepcopy(self.__dict__, memo), _is_frozen=False)
         return duplicate
 
 
@@ -704,9 +684,9 @@ class _TrainingOptions(OptionsDict):
 
     def __init__(self, popart_options: _PopartOptions) -> None:
         self.gradient_accumulation = 1
-        self.accumulation_and_replication_reduction_type = ReductionType.Mean
+        self.accumulation_and_replication_reduction_type = enums.ReductionType.Mean
         self.meanAccumulationAndReplicationReductionStrategy = (
-            MeanReductionStrategy.Post
+            enums.MeanReductionStrategy.Post
         )
         self._popart = popart_options
         super().__init__()
@@ -725,7 +705,7 @@ class _TrainingOptions(OptionsDict):
         return self._store(gradient_accumulation=gradient_accumulation)
 
     def accumulationAndReplicationReductionType(
-        self, reduction_type: ReductionType
+        self, reduction_type: enums.ReductionType
     ) -> _TrainingOptions:
         """Average or add the gradients of micro-batches and replicas.
 
@@ -742,8 +722,8 @@ class _TrainingOptions(OptionsDict):
             >>> training.accumulation_and_replication_reduction_type.name
             'Sum'
         """
-        if not isinstance(reduction_type, ReductionType) or (
-            reduction_type is ReductionType.NoReduction
+        if not isinstance(reduction_type, enums.ReductionType) or (
+            reduction_type is enums.ReductionType.NoReduction
         ):
             raise ValueError(
                 "Gradients are reduced by ReductionType.Mean or ReductionType.Sum, "
@@ -752,7 +732,7 @@ class _TrainingOptions(OptionsDict):
         return self._store(accumulation_and_replication_reduction_type=reduction_type)
 
     def setMeanAccumulationAndReplicationReductionStrategy(
-        self, mean_reduction_strategy: MeanReductionStrategy
+        self, mean_reduction_strategy: enums.MeanReductionStrategy
     ) -> _TrainingOptions:
         """Choose when a mean of gradients is divided.
 
@@ -874,9 +854,6 @@ class _PrecisionOptions(OptionsDict):
 
 class _JitOptions(OptionsDict):
     """`Options.Jit`: tracing with torch.jit, which PopTorch no longer does."""
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def traceModel(self, trace_model: bool) -> _JitOptions:
         """Warn that this setter has no effect any more.
@@ -1089,11 +1066,8 @@ class _TensorLocationOptions(OptionsDict):
     """`Options.TensorLocations`: settings for each kind of tensor."""
 
     def __init__(self) -> None:
-        self.location_activation: dict[str, int] = {}
-        self.location_weight: dict[str, int] = {}
-        self.location_optimizer: dict[str, int] = {}
-        self.location_accumulator: dict[str, int] = {}
-        super().__init__()
+        kinds = ("activation", "weight", "optimizer", "accumulator")
+        super().__init__(**{f"location_{kind}": {} for kind in kinds})
 
     def numIOTiles(self, num_tiles: int) -> _TensorLocationOptions:
         """Reserve tiles of each IPU for transfers.
@@ -1167,7 +1141,7 @@ class Options(OptionsDict):
     def __init__(self) -> None:
         self.replication_factor = 1
         self.input_group_size = 1
-        self.input_cgt = CommGroupType.Consecutive
+        self.input_cgt = enums.CommGroupType.Consecutive
         self.broadcast_buffers = True
         self.device_iterations = 1
         self.log_dir = "."
@@ -1175,10 +1149,10 @@ class Options(OptionsDict):
         self.auto_round_num_ipus = False
         self.anchored_tensors: dict[str, list[Any]] = {}
         # Plain integers, as PopTorch stores these.
-        self.output_mode = OutputMode.Default.value
+        self.output_mode = enums.OutputMode.Default.value
         self.output_return_period = 1
-        self.connection_type = ConnectionType.Always.value
-        self.sync_pattern = SyncPattern.Full.value
+        self.connection_type = enums.ConnectionType.Always.value
+        self.sync_pattern = enums.SyncPattern.Full.value
         self.available_memory_proportion: dict[int, float] = {}
 
         self._popart = _PopartOptions()
@@ -1193,7 +1167,6 @@ class Options(OptionsDict):
             "site-packages/torch",
             "site-packages/poptorch",
         ]
-        self._progress_bar = _log_compilation_progress
         self._relax_optimizer_checks = False
         self._show_compilation_progress_bar = True
         self._module_namescope_enabled = True
@@ -1285,7 +1258,7 @@ class Options(OptionsDict):
         return self._store(replication_factor=replication_factor)
 
     def inputReplicaGrouping(
-        self, input_group_size: int, input_group_type: CommGroupType
+        self, input_group_size: int, input_group_type: enums.CommGroupType
     ) -> Options:
         """Feed the same inputs to every replica of a group.
 
@@ -1309,9 +1282,9 @@ class Options(OptionsDict):
             >>> options.inputReplicaGrouping(2, CommGroupType.Orthogonal).input_cgt.name
             'Orthogonal'
         """
-        if input_group_type == CommGroupType.NoGrouping:
-            input_group_size, input_group_type = 1, CommGroupType.Consecutive
-        if input_group_type == CommGroupType.All:
+        if input_group_type == enums.CommGroupType.NoGrouping:
+            input_group_size, input_group_type = 1, enums.CommGroupType.Consecutive
+        if input_group_type == enums.CommGroupType.All:
             raise ValueError(
                 "CommGroupType.All isn't supported for inputs: group all "
                 f"{self.replication_factor} replicas with CommGroupType.Consecutive."
@@ -1395,9 +1368,7 @@ class Options(OptionsDict):
         return self._store(available_memory_proportion=proportions)
 
     def outputMode(
-        self,
-        output_mode: OutputMode,
-        output_return_period: int | None = None,
+        self, output_mode: enums.OutputMode, output_return_period: int | None = None
     ) -> Options:
         """Choose the micro-batches whose outputs a call returns.
 
@@ -1414,8 +1385,8 @@ class Options(OptionsDict):
             >>> Options().outputMode(OutputMode.EveryN, 4).output_return_period
             4
         """
-        require_type("output_mode", output_mode, OutputMode)
-        if output_mode is OutputMode.EveryN:
+        require_type("output_mode", output_mode, enums.OutputMode)
+        if output_mode is enums.OutputMode.EveryN:
             require(
                 output_return_period and output_return_period > 0,
                 "OutputMode.EveryN anchor must have a positive period, not "
@@ -1439,13 +1410,13 @@ class Options(OptionsDict):
             >>> Options().defaultOutputMode()
             True
         """
-        return self.output_mode == OutputMode.Default
+        return self.output_mode == enums.OutputMode.Default
 
     def anchorTensor(
         self,
         short_name: str,
         long_name: str,
-        output_mode: OutputMode | None = None,
+        output_mode: enums.OutputMode | None = None,
         output_return_period: int = 1,
     ) -> None:
         """Make calls return a tensor from inside the model too.
@@ -1467,7 +1438,7 @@ class Options(OptionsDict):
             >>> options.anchored_tensors["grad"][1:]
             [False, <OutputMode.All: 2>, 1]
         """
-        period = output_return_period if output_mode == OutputMode.EveryN else 1
+        period = output_return_period if output_mode == enums.OutputMode.EveryN else 1
         anchor = [long_name, output_mode is None, output_mode, period]
         self.anchored_tensors[short_name] = anchor
 
@@ -1515,7 +1486,7 @@ class Options(OptionsDict):
         """
         return self._set_popart("updatableNamedBuffers", buffers)
 
-    def connectionType(self, connection_type: ConnectionType) -> Options:
+    def connectionType(self, connection_type: enums.ConnectionType) -> Options:
         """Choose when models attach to the device.
 
         Example:
@@ -1523,10 +1494,10 @@ class Options(OptionsDict):
             >>> Options().connectionType(ConnectionType.OnDemand).connection_type
             1
         """
-        require_type("connection_type", connection_type, ConnectionType)
+        require_type("connection_type", connection_type, enums.ConnectionType)
         return self._store(connection_type=connection_type.value)
 
-    def syncPattern(self, sync_pattern: SyncPattern) -> Options:
+    def syncPattern(self, sync_pattern: enums.SyncPattern) -> Options:
         """Choose which IPUs wait for each other.
 
         Example:
@@ -1534,7 +1505,7 @@ class Options(OptionsDict):
             >>> Options().syncPattern(SyncPattern.SinglePipeline).sync_pattern
             1
         """
-        require_type("sync_pattern", sync_pattern, SyncPattern)
+        require_type("sync_pattern", sync_pattern, enums.SyncPattern)
         return self._store(sync_pattern=sync_pattern.value)
 
     def useIpuId(self, ipu_id: int) -> Options:
@@ -1579,7 +1550,7 @@ class Options(OptionsDict):
             >>> options.connection_type, options.ipu_version
             (2, 21)
         """
-        self.connectionType(ConnectionType.Never)
+        self.connectionType(enums.ConnectionType.Never)
         return self._store(ipu_version=ipu_version)
 
     def enableExecutableCaching(self, path: str | None) -> Options:
@@ -1763,8 +1734,12 @@ class Options(OptionsDict):
             3
         """
         for accessor, value in json.loads(string).items():
-            setter = attrgetter(accessor)(self)
-            setter(*value if isinstance(value, list) else [_as_enum_member(value)])
+            class_name, _, member_name = str(value).partition(".")
+            members = getattr(getattr(enums, class_name, None), "__members__", {})
+            arguments = (
+                value if isinstance(value, list) else [members.get(member_name, value)]
+            )
+            attrgetter(accessor)(self)(*arguments)
         return self
 
     def loadFromFile(self, filepath: str) -> Options:
@@ -1832,7 +1807,7 @@ class Options(OptionsDict):
         for part in (self, self._training, self._distributed, self._tensor_locations):
             part.update(merged)
         if self._show_compilation_progress_bar:
-            merged["compilation_progress_bar_fn"] = self._progress_bar
+            merged["compilation_progress_bar_fn"] = _log_compilation_progress
         return merged
 
     def clone(self) -> Options:
@@ -1852,16 +1827,6 @@ class Options(OptionsDict):
         kind = type(self)
         sections = (k for k in dir(kind) if isinstance(getattr(kind, k), property))
         return {**self._values, **{name: getattr(self, name) for name in sections}}
-
-
-def _as_enum_member(value: Any) -> Any:
-    if not isinstance(value, str) or value.count(".") != 1:
-        return value
-    class_name, member_name = value.split(".")
-    enumeration = getattr(enums, class_name, None)
-    if isinstance(enumeration, enum.EnumMeta):
-        return enumeration.__members__.get(member_name, value)
-    return value
 
 
 _LOSS_SCALING = "automaticLossScalingSettings."
@@ -1935,10 +1900,10 @@ class Attribute:
         self.attributes = attributes
 
     def __enter__(self) -> None:
-        pass
+        """Do nothing: only a device's compiler reads attributes."""
 
     def __exit__(self, *exception: object) -> None:
-        pass
+        """Do nothing, too."""
 
 
 __all__ = [

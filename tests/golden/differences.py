@@ -16,7 +16,6 @@ MISSING = {
 """Names that the emulator hasn't got, and why."""
 
 DIFFERENT = {
-    "Options.Jit.__init__": ("(self)", "only `Options` constructs it"),
     "Options.TensorLocations.__init__": ("(self)", "only `Options` constructs it"),
     "PoplarExecutor.__init__": (
         "(self, model, options, training, poptorch_version=None, optimizer=None, "
