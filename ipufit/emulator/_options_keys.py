@@ -24,10 +24,8 @@ ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
 }
 """Settings that are numbers -> the enumerations of PopART that these belong to."""
 
-_CPP_TYPES = {
-    **{bool: "bool", int: "uint", float: "float", str: "str", dict: "dict"},
-    **dict.fromkeys((list, tuple, set), "list"),
-}
+_CPP_TYPES = {kind: kind.__name__ for kind in (bool, float, str, dict, list)}
+_CPP_TYPES.update({int: "uint", tuple: "list", set: "list"})
 
 
 def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
