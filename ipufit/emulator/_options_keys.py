@@ -24,7 +24,9 @@ ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
 }
 """Settings that are numbers -> the enumerations of PopART that these belong to."""
 
-_CPP_TYPES = {kind: kind.__name__ for kind in (bool, float, str, dict, list)}
+_CPP_TYPES: dict[type, str] = {
+    kind: kind.__name__ for kind in (bool, float, str, dict, list)
+}
 _CPP_TYPES.update({int: "uint", tuple: "list", set: "list"})
 
 

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 __all__ = ["Error", "RecoverableError", "UnrecoverableError", "createPoptorchError"]
 
-_PYTHON_ERROR = "poptorch_py_error"
-_CPP_ERROR = "poptorch_cpp_error"
-
 
 class Error(Exception):
     """Base of the errors PopTorch raises (PopTorch user guide, "Error handling").
@@ -24,8 +21,8 @@ class Error(Exception):
 
     Args:
         message: The problem.
-        type: Layer that raised it: `poptorch_py_error`, `poptorch_cpp_error`,
-            `popart_exception`, ...
+        type: Layer that raised it: `poptorch_py_error`, the default,
+            `poptorch_cpp_error`, `popart_exception`, ...
         location: Stack of functions in that layer; empty if unknown.
 
     Example:
@@ -37,12 +34,14 @@ class Error(Exception):
         ('no loss found', 'poptorch_cpp_error', '')
     """
 
+    _layer = "poptorch_py_error"
+
     def __init__(
-        self, message: str = "", type: str = _PYTHON_ERROR, location: str = ""
+        self, message: str = "", type: str | None = None, location: str = ""
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.type = type
+        self.type = type or self._layer
         self.location = location
 
     def __str__(self) -> str:
@@ -54,7 +53,7 @@ class RecoverableError(Error):
 
     Args:
         message: The problem.
-        type: Layer that raised it.
+        type: Layer that raised it, by default `poptorch_cpp_error`.
         location: Stack of functions in that layer; empty if unknown.
         recovery_action: `IPU_RESET`, `LINK_RESET`, `PARTITION_RESET` or
             `FULL_RESET`.
@@ -65,10 +64,12 @@ class RecoverableError(Error):
         'LINK_RESET'
     """
 
+    _layer = "poptorch_cpp_error"
+
     def __init__(
         self,
         message: str = "",
-        type: str = _CPP_ERROR,
+        type: str | None = None,
         location: str = "",
         *,
         recovery_action: str = "IPU_RESET",
@@ -86,10 +87,7 @@ class UnrecoverableError(Error):
         True
     """
 
-    def __init__(
-        self, message: str = "", type: str = _CPP_ERROR, location: str = ""
-    ) -> None:
-        super().__init__(message, type, location)
+    _layer = "poptorch_cpp_error"
 
 
 def createPoptorchError(msg: str) -> Error:
@@ -100,7 +98,7 @@ def createPoptorchError(msg: str) -> Error:
         >>> str(createPoptorchError("too late"))
         "'poptorch_py_error': too late"
     """
-    return Error(msg, type=_PYTHON_ERROR)
+    return Error(msg)
 
 
 def require(condition: object, message: str) -> None:

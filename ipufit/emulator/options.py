@@ -410,7 +410,6 @@ def _as_phase(arg: Any) -> Phase:
     return Phase(*arg) if isinstance(arg, list) else Phase(arg)
 
 
-_FreezableT = TypeVar("_FreezableT", bound="Freezable")
 _OptionsT = TypeVar("_OptionsT", bound="OptionsDict")
 
 
@@ -447,7 +446,7 @@ class Freezable:
     def _unfreeze(self) -> None:
         self._freeze(False)
 
-    def __deepcopy__(self: _FreezableT, memo: dict[int, Any]) -> _FreezableT:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Freezable:
         duplicate = self.__class__.__new__(self.__class__)
         duplicate.__dict__.update(copy.deepcopy(self.__dict__, memo), _is_frozen=False)
         return duplicate
@@ -1897,10 +1896,10 @@ class Attribute:
     """
 
     def __init__(self, **attributes: dict[str, str]) -> None:
-        self.attributes = attributes
+        """Take attributes, and leave them to a device's compiler."""
 
     def __enter__(self) -> None:
-        """Do nothing: only a device's compiler reads attributes."""
+        """Do nothing."""
 
     def __exit__(self, *exception: object) -> None:
         """Do nothing, too."""
