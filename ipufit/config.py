@@ -166,9 +166,9 @@ class IPUConfig:
             `"auto"` lets PopART choose, `"off"` keeps all, and names or patterns of
             submodules (`"encoder.layer.*"`) keep only their outputs. By default
             pipelines recompute and other models don't.
-        available_memory_proportion: Share of each IPU's memory, 0 to 1, for the
-            temporary data of convolutions and matrix products: one number for all, or
-            one per IPU.
+        available_memory_proportion: Share of each IPU's memory, above 0 and up to 1,
+            for the temporary data of convolutions and matrix products: one number for
+            all, or one per IPU.
         num_io_tiles: Number of tiles of each IPU that only load and store: even, 32 to
             192.
         overlap_io: Load and store while computing, on these tiles: `"accumulation"`
@@ -958,7 +958,7 @@ def _memory_proportions(config: IPUConfig) -> dict[str, float]:
             "with one per IPU."
         )
     for share in shares:
-        check_number("available_memory_proportion", share, least=0, most=1)
+        check_number("available_memory_proportion", share, above=0, most=1)
     is_known = bool(config.stage_ipus)
     if len(shares) > num_ipus or (is_known and len(shares) < num_ipus) or not shares:
         ipus = f"{num_ipus} IPUs" if is_known else f"at most {num_ipus} IPUs"

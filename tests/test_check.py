@@ -500,6 +500,25 @@ class Tied(nn.Module):
         return self.last(self.first(x))
 
 
+@pytest.mark.parametrize(
+    ("customize", "words"),
+    [
+        (lambda options, _: options._Popart.setPatterns({"Foo": True}), "pattern Foo"),
+        (
+            lambda options, _: options._Popart.set("aliasZeroCopy", True),
+            "enableExplicit",
+        ),
+        (
+            lambda options, _: options.setAvailableMemoryProportion({"IPU0": 1.5}),
+            "IPU0 is 1.5",
+        ),
+    ],
+)
+def test_settings_that_popart_refuses_are_found(customize, words):
+    config = IPUConfig(micro_batch_size=4, customize=customize)
+    assert [words in one.what for one in refused(Net(), config=config)] == [True]
+
+
 def test_a_weight_on_two_ipus_of_a_pipeline():
     config = IPUConfig(pipeline=["first", "last"], micro_batch_size=2)
     [one] = [f for f in found(Tied(), config=config) if f.severity == "refused"]

@@ -101,6 +101,7 @@ OWN = poptorch.Options()
             "has 2 numbers, and a replica has 3 IPUs",
         ),
         ({"available_memory_proportion": 2}, r"available_memory_proportion=2: use"),
+        ({"available_memory_proportion": 0}, "above 0 and up to 1"),
         ({"available_memory_proportion": "0.5"}, "'0.5'"),
         ({"available_memory_proportion": {"IPU0": 0.5}}, "one per IPU"),
         ({"available_memory_proportion": (0.1, 0.2), "pipeline": ("a",)}, "has 2 num"),

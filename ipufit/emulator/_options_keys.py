@@ -1,26 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that PopTorch's backend takes, and their check.
+"""Settings that PopTorch's backend takes, and their checks.
 
 `popart_options.tsv` has their names, the types of their values in C++, and the
-enumerations of PopART that values belong to (PopTorch, `SessionOptions.cpp`).
+enumerations of PopART that values belong to (PopTorch, `SessionOptions.cpp`); the
+names inside locations of tensors; and PopART's patterns (`patterns/*.cpp`).
 """
 
 from __future__ import annotations
 
+import ctypes
+import difflib
 from pathlib import Path
-from typing import Any, Collection, Mapping
+from typing import Any, Collection, Iterator, Mapping
 
 from . import _popart
 from ._logging import logger
+from .enums import OutputMode
 from .errors import Error
 
 _TABLE = Path(__file__).with_name("popart_options.tsv").read_text("utf-8")
-_ROWS = [line.split("\t") for line in _TABLE.splitlines()[1:]]
-TYPES: Mapping[str, str] = {name: type_name for name, type_name, _ in _ROWS}
+_ROWS: dict[str, dict[str, str]] = {}
+for _line in _TABLE.splitlines()[1:]:
+    _name, _type_name, _values = _line.split("\t")
+    _ROWS.setdefault(_type_name, {})[_name] = _values
+PATTERNS = _ROWS.pop("pattern")
+"""Graph patterns of PopART -> `mandatory`, or nothing."""
+
+_LOCATION = _ROWS.pop("location")
+TYPES = {name: type_name for type_name, names in _ROWS.items() for name in names}
 """Settings that the backend accepts -> the types of their values."""
 
 ENUMERATIONS: Mapping[str, type[_popart.PopartEnum]] = {
-    name: getattr(_popart, values) for name, _, values in _ROWS if values
+    name: getattr(_popart, values)
+    for names in _ROWS.values()
+    for name, values in names.items()
+    if values
 }
 """Settings that are numbers -> the enumerations of PopART that these belong to."""
 
@@ -67,9 +81,18 @@ def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
             else:
                 _check_elements(key, value.values())
                 _check_known("dict", key, value)
-            if key == "patterns" and "patterns_level" not in options_dict:
+            if key == "patterns":
+                if "patterns_level" not in options_dict:
+                    raise _backend_error(
+                        "Option patterns needs patterns_level: use "
+                        "`_Popart.setPatterns`."
+                    )
+                _check_range("patterns_level", options_dict["patterns_level"])
+                _check_patterns(value)
+            if key.startswith("location_") and not value.keys() <= _LOCATION.keys():
                 raise _backend_error(
-                    "Option patterns needs patterns_level: use `_Popart.setPatterns`."
+                    f"Unknown option for tensor location {key}: {list(value)}, and "
+                    f"there are {list(_LOCATION)}."
                 )
             for name, item in value.items():
                 logger.debug(
@@ -97,8 +120,17 @@ def validate_popart_options(options_dict: Mapping[str, Any]) -> None:
             logger.debug("poptorch.Options set %s to value %s", key, _text(value))
 
 
+_EXPLICIT = ("useHostCopyOps", "enableExplicitMainLoops", "explicitRecomputation")
+_SCALING = "automaticLossScalingSettings."
+
+
 def _backend_error(message: str) -> Error:
     return Error(message, type="poptorch_cpp_error")
+
+
+def popart_error(message: str) -> Error:
+    """Return an error of PopART's."""
+    return Error(message, type="popart_exception")
 
 
 def _text(value: Any) -> str:
@@ -145,3 +177,100 @@ def _check_proportions(proportions: Mapping[int, Any]) -> None:
                 f"Unknown value type {type(proportion).__name__} for the memory "
                 f"proportion of IPU{ipu}: use a float."
             )
+
+
+def _check_patterns(patterns: Mapping[str, Any]) -> None:
+    for name, is_enabled in patterns.items():
+        if name not in PATTERNS:
+            similar = difflib.get_close_matches(str(name), PATTERNS) or PATTERNS
+            raise popart_error(f"Unknown pattern {name}: PopART has {list(similar)}.")
+        if PATTERNS[name] and not is_enabled:
+            raise popart_error(f"Pattern '{name}' is mandatory: it can't be disabled.")
+
+
+def refused_settings(
+    settings: Mapping[str, Any], ipus: Collection[int], *, is_training: bool
+) -> Iterator[str]:
+    """List what PopART refuses of known settings in a program.
+
+    Args:
+        settings: Settings by name, from `Options.toDict`.
+        ipus: The IPUs of one replica that run operators.
+        is_training: Whether the program is differentiated.
+
+    Yields:
+        Problems in words, each with the file of PopART that refuses it.
+    """
+    mode, is_split = settings["execution_mode"], len(ipus) > 1
+    micro_batches = settings["gradient_accumulation"]
+    replicas = settings["replication_factor"]
+    session = {
+        # PopTorch's choices of what options leave open (PopTorch, `Compiler.cpp`).
+        "enableGradientAccumulation": micro_batches > 1,
+        "enablePipelining": mode == 0 and is_split,
+        "enableReplicatedGraphs": replicas > 1,
+        "executionPhaseSettings.phases": 2 if mode == 2 else 0,
+        "virtualGraphMode": 3 if mode == 2 else 1 if is_split else 2,
+        **dict.fromkeys(_EXPLICIT, settings.get("enableExplicitIR", False)),
+        **settings,
+    }
+    get = session.get
+    copies, loops, recomputes = map(get, _EXPLICIT)
+    pipelines, graphs = session["enablePipelining"], session["virtualGraphMode"]
+    phases = session["executionPhaseSettings.phases"]
+    accumulates = session["enableGradientAccumulation"]
+    is_explicit = pipelines and copies and loops
+    needs_pipeline = get("autoRecomputation") == 3 and phases < 2 and not is_explicit
+
+    for ipu, proportion in settings["available_memory_proportion"].items():
+        stored = ctypes.c_float(proportion).value
+        if ipu in ipus and (stored > 1 or stored <= 0):
+            yield (
+                f"The available memory proportion of IPU{ipu} is {proportion}: it must "
+                "be above 0, and 1 at most (`builder.cpp`)."
+            )
+    if graphs == 0 and is_split:
+        yield f"virtualGraphMode 0 is for 1 IPU, and there are {len(ipus)} (`ir.cpp`)."
+    if pipelines and not is_explicit and not is_split:
+        yield "enablePipelining is for models on several IPUs (`ir.cpp`)."
+    if phases > 1 and graphs != 3:
+        yield f"{phases} execution phases need virtualGraphMode 3 (`ir.cpp`)."
+    if needs_pipeline and (recomputes or not pipelines):
+        yield "autoRecomputation 3 is for pipelines, 1 and 4 aren't (`recompute.cpp`)."
+    if get("aliasZeroCopy") and not (recomputes and (is_explicit or not pipelines)):
+        yield "aliasZeroCopy needs enableExplicitIR (`ir.cpp`)."
+    if loops and not copies:
+        yield "enableExplicitMainLoops needs useHostCopyOps (`ir.cpp`)."
+    if is_explicit and not recomputes:
+        yield "Explicit pipelines need explicitRecomputation (`pipeline.cpp`)."
+    if loops and settings["output_mode"] == OutputMode.EveryN:
+        yield "enableExplicitMainLoops doesn't go with EveryN (`mainloops.cpp`)."
+    if accumulates != (micro_batches > 1) and not (accumulates and is_training):
+        yield (
+            f"enableGradientAccumulation is {accumulates}, and gradients of "
+            f"{micro_batches} micro-batches are added (`sessionoptions.cpp`, `ir.cpp`)."
+        )
+    if replicas > 1 and not get("enableReplicatedGraphs"):
+        yield f"{replicas} replicas need enableReplicatedGraphs (`irlowering.cpp`)."
+    depth = get("defaultPrefetchBufferingDepth", get("defaultBufferingDepth", 1))
+    if depth < 1 and not get("syntheticDataMode"):
+        yield f"The buffering depth is {depth}, below 1 (`sessionoptions.cpp`)."
+    tiles = get("numIOTiles", 0)
+    if tiles and graphs and (tiles % 2 or not 32 <= tiles < 1472):
+        yield f"numIOTiles is {tiles}: take an even number from 32 (`irlowering.cpp`)."
+    unknown = {*get("gclOptions", ())} - {"useSynclessCollectives", "maxBytesPerTile"}
+    if unknown:
+        yield f"Unknown gclOptions: {', '.join(sorted(unknown))} (`irlowering.cpp`)."
+    if not get(f"{_SCALING}enabled"):
+        return
+    if not is_training:
+        yield "setAutomaticLossScaling is for training (`automaticlossscaling.cpp`)."
+    if get(f"{_SCALING}gradientTensorTrackingMethod") == 2:
+        yield (
+            "gradientTensorTrackingMethod 2 needs names of tensors, which PopTorch "
+            "doesn't pass: use 0 or 1 (`automaticlossscaling.cpp`)."
+        )
+    for name in ("binEdgeLocation", "thresholdUpperCountProportion"):
+        share = get(f"{_SCALING}{name}", 0)
+        if not 0 <= share <= 1:
+            yield f"{_SCALING}{name} is {share}, and must be from 0 to 1."

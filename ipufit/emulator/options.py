@@ -1346,8 +1346,9 @@ class Options(OptionsDict):
         """Limit the memory for temporary data of convolutions and matrix products.
 
         Args:
-            available_memory_proportion: Proportion of each IPU's memory, from 0 to
-                1: `{"IPU0": 0.5}`. It replaces earlier proportions.
+            available_memory_proportion: Proportion of each IPU's memory, above 0 and
+                up to 1, `{"IPU0": 0.5}`; compiling refuses others. It replaces earlier
+                proportions.
 
         Raises:
             AssertionError: If a key doesn't start with "IPU".
@@ -1880,7 +1881,8 @@ class Settings:
         self.loss_scaling_proportion: float = popart.get(
             f"{_LOSS_SCALING}thresholdUpperCountProportion", 1e-7
         )
-        self.loss_scaling_period: int = popart.get(f"{_LOSS_SCALING}updatePeriod", 1)
+        period: int = popart.get(f"{_LOSS_SCALING}updatePeriod", 1)
+        self.loss_scaling_period = max(1, period)  # PopART takes 0 for 1
 
 
 class Attribute:

@@ -372,7 +372,7 @@ def test_a_program_with_such_options_runs(popart):
     for key, value in (
         ("accumulateOuterFragmentSettings.schedule", schedules.OverlapMemoryOptimized),
         ("subgraphCopyingStrategy", popart.SubgraphCopyingStrategy.JustInTime),
-        ("autoRecomputation", popart.RecomputationType.Pipeline),
+        ("autoRecomputation", popart.RecomputationType.Standard),
         ("virtualGraphMode", popart.VirtualGraphMode.Manual),
         ("batchSerializationSettings.batchSchedule", batches.Isomorphic),
     ):

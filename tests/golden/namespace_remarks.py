@@ -67,7 +67,7 @@ REMARKS = {
     "Options.maxRepeatLogs": (NO_EFFECT, ""),
     "Options.modelName": (NO_EFFECT, ""),
     "Options.randomSeed": (APPROXIMATED, "seeds torch's generator"),
-    "Options.setAvailableMemoryProportion": (NO_EFFECT, ""),
+    "Options.setAvailableMemoryProportion": (NO_EFFECT, "the range is checked"),
     "Options.showCompilationProgressBar": (
         NO_EFFECT,
         "there is no bar to show, but `compilationTime` asks for it",
@@ -104,7 +104,7 @@ REMARKS = {
     "Options.TensorLocations.numIOTiles": (NO_EFFECT, "overlapped I/O asks for it"),
     "Options.TensorLocations.set?*Location": (NO_EFFECT, ""),
     "Options.Training.setConvolutionDithering": (NO_EFFECT, ""),
-    "Options._Popart.set*": (NO_EFFECT, "names and types are checked"),
+    "Options._Popart.set*": (NO_EFFECT, "what PopART refuses is refused"),
     "TensorLocationSettings.*": (NO_EFFECT, ""),
     "TensorLocationSettings.[!mu]*": (EXACT, ""),
     "TensorLocationSettings.update": (EXACT, ""),

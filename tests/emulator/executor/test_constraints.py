@@ -149,7 +149,8 @@ def test_automatic_loss_scaling_needs_gradients_in_half_precision():
     with pytest.raises(poptorch.Error, match="type fp16 were found"):
         compile_training(Blocks([]), options)
     compile_training(Blocks([]).half(), options)
-    compile_inference(Blocks([]), options)
+    with pytest.raises(poptorch.Error, match="setAutomaticLossScaling is for training"):
+        compile_inference(Blocks([]), options)
 
 
 class Normalised(nn.Module):

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ipufit.emulator as poptorch
 from ipufit.emulator import enums, poptorch_core
 from ipufit.emulator._options_keys import (
     ENUMERATIONS,
@@ -178,8 +179,8 @@ STORED = [
     ("_Popart.set('whatever', object)", {"whatever": object}),
     ("_Popart.setEngineOptions({'a': 'b'})", {"engineOptions": {"a": "b"}}),
     (
-        "_Popart.setPatterns({'P': True}, 1)",
-        {"patterns": {"P": True}, "patterns_level": 1},
+        "_Popart.setPatterns({'PadSum': True}, 1)",
+        {"patterns": {"PadSum": True}, "patterns_level": 1},
     ),
 ]
 
@@ -586,6 +587,7 @@ def test_json_calls_setters():
 
 # What is refused when a model is compiled: settings the backend doesn't know --------
 
+LOCATIONS = ("activation", "weight", "optimizer", "accumulator")
 EXAMPLES = {
     "bool": True,
     "uint": 1,
@@ -602,12 +604,17 @@ def _options():
 
 @given(st.sampled_from(sorted(EXAMPLES)), st.sampled_from(sorted(EXAMPLES)))
 def test_a_known_key_takes_only_values_of_its_kind(kind, other):
-    level = {"patterns_level": 2}
-    for key in (key for key in TYPES if TYPES[key] == kind):
-        if kind == other and key != "available_memory_proportion":
-            validate_popart_options({key: EXAMPLES[other], **level})
-        elif kind == other:
-            validate_popart_options({key: {0: 0.5}})
+    values = {
+        "available_memory_proportion": {0: 0.5},
+        "patterns": {"PadSum": False},
+        **{f"location_{kind}": {"onChip": 0} for kind in LOCATIONS},
+    }
+    for key in TYPES.keys() - {"patterns_level"}:
+        if TYPES[key] != kind:
+            continue
+        if kind == other:
+            value = values.get(key, EXAMPLES[other])
+            validate_popart_options({key: value, "patterns_level": 2})
         else:
             with pytest.raises(Error, match=f"Unknown {other} option {key}"):
                 validate_popart_options({key: EXAMPLES[other]})
@@ -633,7 +640,8 @@ def test_numbers_of_enumerations_are_those_that_popart_knows(key):
     is_list = TYPES[key] == "list"
     known = {int(member) for member in ENUMERATIONS[key]}
     for number in range(-1, max(known) + 2):
-        setting = {key: [number] if is_list else number}
+        setting = {"patterns": {}, "patterns_level": 2}
+        setting[key] = [number] if is_list else number
         if number in known:
             validate_popart_options(setting)
         else:
@@ -643,11 +651,140 @@ def test_numbers_of_enumerations_are_those_that_popart_knows(key):
 
 def test_patterns_need_their_level():
     with pytest.raises(Error, match="patterns_level"):
-        validate_popart_options({"patterns": {"Foo": True}})
-    validate_popart_options({"patterns": {"Foo": True}, "patterns_level": 2})
+        validate_popart_options({"patterns": {"PadSum": True}})
+    validate_popart_options({"patterns": {"PadSum": True}, "patterns_level": 2})
 
 
 def test_a_memory_proportion_that_is_no_number_is_refused():
     options = _options().setAvailableMemoryProportion({"IPU3": "much"})
     with pytest.raises(Error, match="IPU3"):
         validate_popart_options(options.toDict())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "level", "message"),
+    [
+        ({"Inplace": True}, 2, "Unknown pattern Inplace: PopART has .*'InPlace'"),
+        ({"PadSum": True, "MatMulOp": False}, 2, "'MatMulOp' is mandatory"),
+        ({"PadSum": True}, 4, r"patterns_level = 4, and PopART knows 0 \(NoPatterns\)"),
+    ],
+)
+def test_patterns_are_those_of_popart(patterns, level, message):
+    """`Patterns::enablePattern`, and PopTorch's `SessionOptions::setPatternsLevel`."""
+    options = _options()
+    options._Popart.setPatterns(patterns, level)
+    with pytest.raises(Error, match=message):
+        validate_popart_options(options.toDict())
+
+
+def test_names_inside_a_location_are_known():
+    options = _options()
+    options.TensorLocations.setWeightLocation(TensorLocationSettings(offChip=1))
+    with pytest.raises(Error, match=r"location_weight: \['offChip'\], and there are"):
+        validate_popart_options(options.toDict())
+
+
+# What is refused together with a model ------------------------------------------------
+
+
+class Chain(torch.nn.Module):
+    """Multiplies by a weight on each of its IPUs."""
+
+    def __init__(self, num_ipus):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(
+            [torch.nn.Parameter(torch.ones(2).half()) for _ in range(num_ipus)]
+        )
+
+    def forward(self, x):
+        for ipu, weight in enumerate(self.weights):
+            poptorch.Block.start(f"block {ipu}", ipu_id=ipu)
+            x = x * weight
+        return poptorch.identity_loss(x.float(), reduction="sum"), x.float()
+
+
+def compiled(calls, num_ipus=1, *, trains=False, accumulation=1):
+    """Compile a chain with options for which these setters are called."""
+    options = Options().deviceIterations(4)
+    for call in calls.split("; "):
+        run(call, options)
+    if trains:
+        options.Training.gradientAccumulation(accumulation)
+    make = poptorch.trainingModel if trains else poptorch.inferenceModel
+    executor = make(Chain(num_ipus), options)
+    rows = 4 * accumulation * options.replication_factor
+    executor.compile(torch.ones(rows, 2).half())
+
+
+SCALES = "Training.setAutomaticLossScaling(True); _Popart.set('automaticLossScaling"
+EXPLICIT = "_Popart.set('enableExplicitIR', True)"
+TRAINED = {"trains": True}
+FACTOR = {"trains": True, "accumulation": 2}
+CHAINED = {"num_ipus": 2}
+SHARDS = "setExecutionStrategy(SHARDED); "
+REFUSED = [
+    (
+        "setAvailableMemoryProportion({'IPU0': 1.5})",
+        {},
+        "IPU0 is 1.5: it must",
+    ),
+    ("setAvailableMemoryProportion({'IPU0': 0})", {}, "above 0, and 1 at most"),
+    ("setAvailableMemoryProportion({'IPU0': 1, 'IPU1': -1})", CHAINED, "IPU1 is -1"),
+    ("_Popart.set('virtualGraphMode', 0)", CHAINED, "is for 1 IPU, and there are 2"),
+    ("_Popart.set('enablePipelining', True)", {}, "models on several IPUs"),
+    ("_Popart.set('executionPhaseSettings.phases', 2)", {}, "2 execution phases"),
+    ("_Popart.set('autoRecomputation', 3)", {}, "autoRecomputation 3 is for pipelines"),
+    (SHARDS + "_Popart.set('autoRecomputation', 3)", CHAINED, "autoRecomputation 3"),
+    ("_Popart.set('aliasZeroCopy', True)", {}, "needs enableExplicitIR"),
+    ("_Popart.set('aliasZeroCopy', True)", CHAINED, "needs enableExplicitIR"),
+    ("_Popart.set('enableExplicitMainLoops', True)", {}, "needs useHostCopyOps"),
+    (
+        EXPLICIT + "; _Popart.set('explicitRecomputation', False)",
+        CHAINED,
+        "need explicitRecomputation",
+    ),
+    (EXPLICIT + "; outputMode(OutputMode.EveryN, 2)", {}, "doesn't go with EveryN"),
+    ("_Popart.set('enableGradientAccumulation', True)", {}, "gradients of 1 micro"),
+    (
+        "_Popart.set('enableGradientAccumulation', False)",
+        FACTOR,
+        "gradients of 2 micro",
+    ),
+    (
+        "replicationFactor(2); _Popart.set('enableReplicatedGraphs', False)",
+        {},
+        "2 replicas need",
+    ),
+    ("_Popart.set('defaultBufferingDepth', 0)", {}, "depth is 0"),
+    ("_Popart.set('defaultPrefetchBufferingDepth', 0)", {}, "depth is 0"),
+    ("_Popart.set('numIOTiles', 33)", {}, "numIOTiles is 33"),
+    ("_Popart.set('gclOptions', {'fast': 'true'})", {}, "Unknown gclOptions: fast"),
+    ("Training.setAutomaticLossScaling(True)", {}, "is for training"),
+    (SCALES + "Settings.binEdgeLocation', 1.5)", TRAINED, "binEdgeLocation is 1.5"),
+    (SCALES + "Settings.thresholdUpperCountProportion', -0.1)", TRAINED, "is -0.1"),
+    (SCALES + "Settings.gradientTensorTrackingMethod', 2)", TRAINED, "Method 2 needs"),
+]
+
+
+@pytest.mark.parametrize(("calls", "program", "message"), REFUSED)
+def test_popart_refuses_some_settings_of_a_program(calls, program, message):
+    with pytest.raises(Error, match=message) as info:
+        compiled(calls, **program)
+    assert info.value.type == "popart_exception"
+
+
+@pytest.mark.parametrize(
+    ("calls", "program"),
+    [
+        ("setAvailableMemoryProportion({'IPU0': 1 + 1e-9, 'IPU1': 2.0})", {}),
+        ("_Popart.set('autoRecomputation', 3)", CHAINED),
+        (EXPLICIT, CHAINED),
+        (EXPLICIT + "; _Popart.set('aliasZeroCopy', True)", CHAINED),
+        ("_Popart.set('enableGradientAccumulation', True)", TRAINED),
+        ("_Popart.set('automaticLossScalingSettings.binEdgeLocation', 1.5)", TRAINED),
+        (SCALES + "Settings.updatePeriod', 0)", TRAINED),
+        ("enableSyntheticData(True); _Popart.set('defaultBufferingDepth', 0)", {}),
+    ],
+)
+def test_popart_takes_the_same_settings_in_other_programs(calls, program):
+    compiled(calls, **program)
