@@ -293,8 +293,11 @@ class _PhasedExecution(ExecutionStrategy):
     ) -> None:
         require(phases, "Phases can't be found automatically: list them.")
         self._phases = [_as_phase(phase) for phase in phases]
-        self._tensors_liveness = enums.Liveness.AlwaysLive
-        self._separate_backward_phase = False
+        self._settings = {
+            "separate_backward_phase": False,
+            "tensors_liveness": enums.Liveness.AlwaysLive.value,
+            "serial_phases_execution": self._is_serial,
+        }
         for number, phase in enumerate(self._phases):
             for stage in phase.stages:
                 stage._stage_id, stage._phase_id = _UNSET, number
@@ -315,17 +318,12 @@ class _PhasedExecution(ExecutionStrategy):
     def useSeparateBackwardPhase(self: _PhasedT, use: bool = True) -> _PhasedT:
         """Choose whether the last phase's backward pass is a phase of its own."""
         require_type("use", use, bool)
-        self._separate_backward_phase = use
+        self._settings["separate_backward_phase"] = use
         return self
 
     def backendOptions(self) -> dict[str, Any]:
         """Return the strategy's settings for the backend, by name."""
-        return {
-            **super().backendOptions(),
-            "separate_backward_phase": self._separate_backward_phase,
-            "tensors_liveness": self._tensors_liveness.value,
-            "serial_phases_execution": self._is_serial,
-        }
+        return {**super().backendOptions(), **self._settings}
 
 
 class SerialPhasedExecution(_PhasedExecution):
@@ -351,7 +349,7 @@ class SerialPhasedExecution(_PhasedExecution):
     def setTensorsLiveness(self: _PhasedT, liveness: enums.Liveness) -> _PhasedT:
         """Choose when tensors leave the chip."""
         require_type("liveness", liveness, enums.Liveness)
-        self._tensors_liveness = liveness
+        self._settings["tensors_liveness"] = liveness.value
         return self
 
 
@@ -378,9 +376,9 @@ class ParallelPhasedExecution(_PhasedExecution):
     def sendTensorsOffChipAfterFwd(self: _PhasedT, off_chip: bool = True) -> _PhasedT:
         """Choose whether tensors leave the chip after the forward pass."""
         require_type("off_chip", off_chip, bool)
-        self._tensors_liveness = (
-            enums.Liveness.OffChipAfterFwd if off_chip else enums.Liveness.AlwaysLive
-        )
+        liveness = enums.Liveness
+        chosen = liveness.OffChipAfterFwd if off_chip else liveness.AlwaysLive
+        self._settings["tensors_liveness"] = chosen.value
         return self
 
 
