@@ -26,6 +26,7 @@ for _line in _TABLE.splitlines()[1:]:
 PATTERNS = _ROWS.pop("pattern")
 """Graph patterns of PopART -> `mandatory`, or nothing."""
 
+_MANDATORY = {name for name, kind in PATTERNS.items() if kind}
 _LOCATION = _ROWS.pop("location")
 TYPES = {name: type_name for type_name, names in _ROWS.items() for name in names}
 """Settings that the backend accepts -> the types of their values."""
@@ -184,7 +185,7 @@ def _check_patterns(patterns: Mapping[str, Any]) -> None:
         if name not in PATTERNS:
             similar = difflib.get_close_matches(str(name), PATTERNS) or PATTERNS
             raise popart_error(f"Unknown pattern {name}: PopART has {list(similar)}.")
-        if PATTERNS[name] and not is_enabled:
+        if name in _MANDATORY and not is_enabled:
             raise popart_error(f"Pattern '{name}' is mandatory: it can't be disabled.")
 
 
@@ -230,13 +231,13 @@ def refused_settings(
                 "be above 0, and 1 at most (`builder.cpp`)."
             )
     if graphs == 0 and is_split:
-        yield f"virtualGraphMode 0 is for 1 IPU, and there are {len(ipus)} (`ir.cpp`)."
+        yield f"virtualGraphMode Off is for 1 IPU, not for {len(ipus)} (`ir.cpp`)."
     if pipelines and not is_explicit and not is_split:
         yield "enablePipelining is for models on several IPUs (`ir.cpp`)."
     if phases > 1 and graphs != 3:
-        yield f"{phases} execution phases need virtualGraphMode 3 (`ir.cpp`)."
+        yield f"{phases} phases need virtualGraphMode ExecutionPhases (`ir.cpp`)."
     if needs_pipeline and (recomputes or not pipelines):
-        yield "autoRecomputation 3 is for pipelines, 1 and 4 aren't (`recompute.cpp`)."
+        yield "autoRecomputation Pipeline needs a pipeline: use 1 (`recompute.cpp`)."
     if get("aliasZeroCopy") and not (recomputes and (is_explicit or not pipelines)):
         yield "aliasZeroCopy needs enableExplicitIR (`ir.cpp`)."
     if loops and not copies:
@@ -261,6 +262,9 @@ def refused_settings(
     unknown = {*get("gclOptions", ())} - {"useSynclessCollectives", "maxBytesPerTile"}
     if unknown:
         yield f"Unknown gclOptions: {', '.join(sorted(unknown))} (`irlowering.cpp`)."
+    has_all = _MANDATORY.issubset(get("patterns", _MANDATORY))
+    if is_training and get("patterns_level") == 0 and not has_all:
+        yield "patterns_level 0 lacks mandatory patterns: use 1 (`patterns.cpp`)."
     if not get(f"{_SCALING}enabled"):
         return
     if not is_training:

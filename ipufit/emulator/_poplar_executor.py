@@ -25,7 +25,6 @@ from . import _impl as wrapping
 from ._args_parser import ArgsParser, CallArguments, check_inputs, micro_batch
 from ._files import new_file, open_regular
 from ._logging import logger
-from ._options_keys import validate_popart_options
 from ._processes import Processes, broadcast_weights, check_agreement, join_processes
 from ._switches import __version__
 from .core.anchors import add_anchors, named_nodes, resolve_modes, weight_tensor_names
@@ -1448,7 +1447,6 @@ def compile_model(
                 is_training=is_training,
                 names_modules=options._module_namescope_enabled,
             )
-        validate_popart_options(options.toDict())
         for check in LOWERING_CHECKS:
             check(program, options, is_training)
         num_ipus = reserved_ipus(options, program.num_ipus * layout.replicas)

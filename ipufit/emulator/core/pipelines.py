@@ -8,7 +8,7 @@ from typing import Iterable
 import torch
 from torch.fx.node import Node
 
-from .._options_keys import popart_error, refused_settings
+from .._options_keys import popart_error, refused_settings, validate_popart_options
 from ..enums import OutputMode
 from ..errors import createPoptorchError
 from ..ops import overlapped_input, overlapped_output
@@ -279,16 +279,21 @@ def _check_period(program: Program, options: Options, is_training: bool) -> None
 
 
 def _check_settings(program: Program, options: Options, is_training: bool) -> None:
-    problems = [
-        *refused_settings(options.toDict(), program.ipus, is_training=is_training)
-    ]
+    settings = options.toDict()
+    validate_popart_options(settings)
+    problems = [*refused_settings(settings, program.ipus, is_training=is_training)]
     if problems:
         raise popart_error(
             f"{' '.join(problems)} Change these settings, or leave them out."
         )
 
 
-LOWERING_CHECKS = (_check_broadcast, _check_overlap, _check_placement)
+LOWERING_CHECKS = (
+    _check_settings,
+    _check_broadcast,
+    _check_overlap,
+    _check_placement,
+)
 """Checks of a traced program against its options. Each raises an `Error` if it refuses
 the program."""
 
@@ -298,7 +303,6 @@ SESSION_CHECKS = (
     _check_weights,
     _check_loss_scaling,
     _check_period,
-    _check_settings,
 )
 """Checks that come after that of the number of IPUs (PopTorch, `Compiler.cpp`,
 `initSession`)."""

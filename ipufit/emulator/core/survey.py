@@ -20,7 +20,6 @@ from torch.fx.node import Node
 
 from .._args_parser import check_inputs
 from .._logging import logger
-from .._options_keys import validate_popart_options
 from .._utils import flattenTensorStructure
 from ..enums import OutputMode
 from ..errors import Error
@@ -148,7 +147,6 @@ def survey(
     options = options.clone()
     if options.defaultOutputMode():
         options.outputMode(OutputMode.Final if is_training else OutputMode.All)
-    notes.attempt("options", validate_popart_options, options.toDict())
     for check in (refuse_scripted, refuse_tied_buffers, refuse_weights):
         notes.attempt("module", check, module)
     notes.attempt("dtype", check_inputs, list(tensors))
