@@ -49,6 +49,8 @@ from .core.recording import registerPreCompileHook as registerPreCompileHook
 from .enums import *
 from .errors import *
 from .ops import *
+from .ops import module_repr as module_repr
+from .ops import print as print
 from .options import *
 from .poptorch_core import poptorchAtExit as poptorchAtExit
 
