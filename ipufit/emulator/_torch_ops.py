@@ -19,11 +19,9 @@ from torch import Tensor
 from torch._ops import _OpNamespace
 
 from . import ops
-from . import ops as markers
 from .core.recording import current_trace
 from .enums import OverlapMode
 from .errors import Error, createPoptorchError
-from .ops import attributes_at
 from .options import BlockPlacement
 
 _REDUCTIONS = ("sum", "mean", "none")
@@ -45,6 +43,16 @@ _TYPES = {
 # Blocks and scopes --------------------------------------------------------------
 
 
+def push_name_scope(name: str) -> None:
+    """Open a name scope, as `with NameScope` does."""
+    ops.NameScope(name).__enter__()
+
+
+def pop_name_scope() -> None:
+    """Close the innermost name scope."""
+    ops.NameScope("").__exit__()
+
+
 def begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
     """Begin a block that the execution strategy has placed, as `Block.start` does."""
     trace = current_trace()
@@ -55,9 +63,7 @@ def begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
 
 def end_ipu_block() -> None:
     """End the current block, as leaving a `with Block` does."""
-    trace = current_trace()
-    if trace is not None:
-        trace.block = None
+    ops.Block().__exit__()
 
 
 def set_attribute(attribute: str, key: str, value: str) -> None:
@@ -132,22 +138,19 @@ def custom_operation(
     attributes: str,
 ) -> list[Tensor]:
     """Call `poptorch.custom_op`; `attributes` holds the address of their dict."""
-    found = attributes_at(attributes)
-    return ops.custom_op(inputs, name, domain, domain_version, outputs, found)
+    named = ops.accessAttributes(attributes)
+    return ops.custom_op(inputs, name, domain, domain_version, outputs, named)
 
 
 # All operators ------------------------------------------------------------------
 
 _WHOLE = {
-    "start_for_loop": "poptorch.for_loop",
-    "end_for_loop": "poptorch.for_loop",
-    "start_if_block": "poptorch.cond",
-    "start_else_block": "poptorch.cond",
-    "end_if_block": "poptorch.cond",
-    "begin_multi_conv": "poptorch.MultiConv",
-    "end_multi_conv": "poptorch.MultiConv",
-    "call_cpu_op": "poptorch.CPU",
-    "end_cpu_op": "poptorch.CPU",
+    **dict.fromkeys(("start_for_loop", "end_for_loop"), "poptorch.for_loop"),
+    **dict.fromkeys(
+        ("start_if_block", "start_else_block", "end_if_block"), "poptorch.cond"
+    ),
+    **dict.fromkeys(("begin_multi_conv", "end_multi_conv"), "poptorch.MultiConv"),
+    **dict.fromkeys(("call_cpu_op", "end_cpu_op"), "poptorch.CPU"),
     "optimizer_group": "the parameter groups of poptorch.optim",
 }
 """Parts of functions, refused in a trace -> the functions."""
@@ -167,27 +170,25 @@ def _part(name: str) -> Callable[..., Any]:
     return part
 
 
+_SAME_AS_IN_OPS = """
+    ctc_beam_search_decoder dynamic_slice dynamic_update fps nearest nop
+    set_available_memory
+""".split()  # noqa: SIM905 - one per line would be longer
 _OPERATORS: dict[str, Callable[..., Any]] = {
     **{name: _part(name) for name in _WHOLE},
+    **{name: getattr(ops, name) for name in _SAME_AS_IN_OPS},
     "begin_ipu_block": begin_ipu_block,
     "clear_attribute": clear_attribute,
-    "ctc_beam_search_decoder": ops.ctc_beam_search_decoder,
     "custom_operation": custom_operation,
-    "dynamic_slice": ops.dynamic_slice,
-    "dynamic_update": ops.dynamic_update,
     "end_ipu_block": end_ipu_block,
-    "fps": ops.fps,
     "identity_loss": identity_loss,
     "internal_cast": internal_cast,
     "ipu_print_tensor": ipu_print_tensor,
-    "nearest": ops.nearest,
     "nearest_batch_list": ops.nearest,
-    "nop": ops.nop,
-    "pop_name_scope": markers.pop_name_scope,
-    "push_name_scope": markers.push_name_scope,
+    "pop_name_scope": pop_name_scope,
+    "push_name_scope": push_name_scope,
     "recomputation_checkpoint": ops.recomputationCheckpoint,
     "set_attribute": set_attribute,
-    "set_available_memory": ops.set_available_memory,
     "set_matmul_serialization": set_matmul_serialization,
     "set_overlap_for_input": set_overlap_for_input,
     "set_overlap_for_output": set_overlap_for_output,

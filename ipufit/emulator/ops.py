@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx.graph import Graph
 from torch.nn.functional import embedding, interpolate, softplus
+from torch.nn.modules.module import _addindent
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ._printing import ipu_print_tensor
@@ -21,7 +22,7 @@ from ._searches import ctc_beam_search_decoder, fps, nearest
 from ._switches import ipu_model_is_on
 from .core.autograd_grad import refuse_gradient
 from .core.dtypes import GraphModule, host_tensor
-from .core.graph import as_list, erase_dead, map_tensors, original
+from .core.graph import as_list, erase_dead, function_name, map_tensors
 from .core.recording import (
     Recording,
     current_trace,
@@ -64,16 +65,14 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     if has_torch_function((x,)):
         # Let a trace see the mark itself, not only the sum or mean below.
         return handle_torch_function(identity_loss, (x,), x, reduction=reduction)
-    if reduction == "none" or (reduction in ("sum", "mean") and x.dim() == 0):
-        return torch.clone(x)
-    if reduction == "sum":
-        return torch.sum(x)
-    if reduction == "mean":
-        return torch.mean(x)
-    raise AssertionError(
+    reductions: dict[str, Callable[..., Tensor]]
+    reductions = {"sum": torch.sum, "mean": torch.mean, "none": torch.clone}
+    require(
+        reduction in reductions,
         f"Unsupported reduction type! Got {reduction!r}, expected 'sum', 'mean' or "
-        "'none'."
+        "'none'.",
     )
+    return torch.clone(x) if x.dim() == 0 else reductions[reduction](x)
 
 
 def nop(tensor: Tensor) -> Tensor:
@@ -109,8 +108,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         [tensor([1.]), tensor([2.])]
     """
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
-        container = tensors[0]
-        return type(container)(recomputationCheckpoint(*container))
+        return type(tensors[0])(recomputationCheckpoint(*tensors[0]))
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise ValueError(
@@ -218,27 +216,14 @@ class NameScope:
         self.name = name
 
     def __enter__(self) -> None:
-        push_name_scope(self.name)
+        trace = current_trace()
+        if trace is not None:
+            trace.scopes.append(self.name)
 
     def __exit__(self, *exception: object) -> None:
-        pop_name_scope()
-
-
-def push_name_scope(name: str) -> None:
-    """Open a name scope in the current trace, if any."""
-    trace = current_trace()
-    if trace is not None:
-        trace.scopes.append(name)
-
-
-def pop_name_scope() -> None:
-    """Close the innermost name scope of the current trace, if any."""
-    trace = current_trace()
-    if trace is not None:
-        trace.pop_scope()
-
-
-_PARTIALS = (torch.float, torch.half)
+        trace = current_trace()
+        if trace is not None:
+            trace.pop_scope()
 
 
 class MultiConv:
@@ -289,7 +274,7 @@ class MultiConv:
         Example:
             >>> _ = MultiConv().partialsTypes(torch.half)
         """
-        if any(partials not in _PARTIALS for partials in as_list(value)):
+        if not {*as_list(value)} <= {torch.float, torch.half}:
             raise ValueError(
                 "Invalid partials types. Expecting torch.float or torch.half. "
                 f"Got {value!r}."
@@ -377,8 +362,7 @@ class MultiConv:
         if trace is None:
             return
         trace.constructs.remove("MultiConv")
-        inside = [original(n.target) for n in trace.graph.nodes][self._first_node :]
-        names = [str(getattr(function, "__name__", "")) for function in inside]
+        names = list(map(function_name, trace.graph.nodes))[self._first_node :]
         if exc_type is None and not any(name.startswith("conv") for name in names):
             raise createPoptorchError(
                 "Unexpected end_multi_conv: there is no convolution inside this "
@@ -545,12 +529,11 @@ class LegacyBeginBlockFn(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._layer_to_call = layer_to_call
-        self._user_id = user_id
-        self._ipu_id = ipu_id
+        self._begin_block = _BeginBlockHook(user_id, ipu_id)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Begin the block, and call the function with these arguments."""
-        Block.start(self._user_id, self._ipu_id)
+        self._begin_block(self, args)
         return self._layer_to_call(*args, **kwargs)
 
 
@@ -690,14 +673,10 @@ def module_repr(m: torch.nn.Module) -> str:
     name = " ".join([*hooks, type(m).__name__])
     extra = m.extra_repr()
     children = [f"({key}): {module_repr(child)}" for key, child in m.named_children()]
-    if extra and not children and "\n" not in extra:
+    if not children and "\n" not in extra:
         return f"{name}({extra})"
-    parts = [*([extra] if extra else []), *children]
-    lines = [line for part in parts for line in part.split("\n")]
-    if not lines:
-        return f"{name}()"
-    body = "".join(f"\n  {line}" for line in lines)
-    return f"{name}({body}\n)"
+    lines = "\n".join(filter(None, [extra, *children]))
+    return name + _addindent(f"(\n{lines}", 2) + "\n)"
 
 
 def print(m: Any, *args: Any, **kwargs: Any) -> None:
@@ -749,33 +728,30 @@ def _refused(why: str) -> Error:
     return Error(f"FastGatherLastDim: {why}.", type="popart_exception")
 
 
-def _torch_softplus(x: Tensor, /, **attributes: Any) -> Tensor:
-    """Emulate `TorchSoftplus.cpp`: linear above a threshold, by default 1."""
-    beta = attributes.get("beta", 1.0)
-    threshold = attributes.get("threshold", 1.0)
-    return softplus(x, beta=beta, threshold=threshold)
-
-
-def _embedding(weight: Tensor, indices: Tensor, /, **attributes: Any) -> Tensor:
+def _embedding(
+    weight: Tensor, indices: Tensor, /, padding_idx: Any = None, **others: Any
+) -> Tensor:
     """Emulate `Embedding.cpp`: the row of `padding_idx` gets no gradient."""
-    return embedding(indices, weight, padding_idx=attributes.get("padding_idx"))
+    return embedding(indices, weight, padding_idx)
 
 
-def _upsample_bilinear_2d(x: Tensor, /, **attributes: Any) -> Tensor:
-    """Emulate `UpsampleBilinear2d.cpp`: by `scaling_factor`, by default 2."""
-    return interpolate(
-        x,
-        scale_factor=attributes.get("scaling_factor", 2.0),
-        mode="bilinear",
-        align_corners=bool(attributes.get("align_corners", 0)),
-    )
+def _softplus(x: Tensor, /, beta: Any = 1, threshold: Any = 1, **others: Any) -> Tensor:
+    """Emulate `TorchSoftplus.cpp`: linear above a threshold."""
+    return softplus(x, beta, threshold)
 
 
-SHIPPED_OPERATIONS: Mapping[str, Callable[..., Tensor]] = {
+def _upsample(
+    x: Tensor, /, scaling_factor: Any = 2, align_corners: Any = 0, **others: Any
+) -> Tensor:
+    """Emulate `UpsampleBilinear2d.cpp`."""
+    return interpolate(x, None, scaling_factor, "bilinear", bool(align_corners))
+
+
+_SHIPPED_OPERATIONS: Mapping[str, Callable[..., Tensor]] = {
     "Embedding": _embedding,
     "FastGatherLastDim": _fast_gather_last_dim,
-    "TorchSoftplus": _torch_softplus,
-    "UpsampleBilinear2d": _upsample_bilinear_2d,
+    "TorchSoftplus": _softplus,
+    "UpsampleBilinear2d": _upsample,
 }
 """Name to the same computation with functions of torch."""
 
@@ -896,12 +872,12 @@ def custom_op(
     if (domain, name) in _registered:
         function = functools.partial(_registered[domain, name], **attributes)
         outputs = trace.record(run_custom_op, function, inputs)
-    elif domain == DOMAIN and name in SHIPPED_OPERATIONS:
-        outputs = [SHIPPED_OPERATIONS[name](*inputs, **attributes)]
+    elif domain == DOMAIN and name in _SHIPPED_OPERATIONS:
+        outputs = [_SHIPPED_OPERATIONS[name](*inputs, **attributes)]
     elif domain == DOMAIN:
         raise createPoptorchError(
             f"PopTorch has no custom operation {full_name} for models. There are "
-            f"{', '.join(SHIPPED_OPERATIONS)}; parts of a model run on the host with "
+            f"{', '.join(_SHIPPED_OPERATIONS)}; parts of a model run on the host with "
             "poptorch.CPU."
         )
     else:
@@ -939,21 +915,6 @@ def _kinds(values: Sequence[Any]) -> list[str]:
     ]
 
 
-def attributes_at(address: str) -> dict[str, Any] | None:
-    """Find attributes by the address that `torch.ops.poptorch` passes.
-
-    Args:
-        address: `ATTR_PREFIX` and the hexadecimal address of one of
-            `attributes_lists`, or of `None`.
-
-    Example:
-        >>> attributes_at(f"{ATTR_PREFIX}{hex(id(None))}") is None
-        True
-    """
-    by_address = {f"{ATTR_PREFIX}{hex(id(kept))}": kept for kept in attributes_lists}
-    return by_address.get(address)
-
-
 def _check_attribute(key: Any, value: Any) -> None:
     if not isinstance(key, str):
         raise ValueError(f"All attribute keys must be strings. Got {key!r}.")
@@ -978,7 +939,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
 
     Args:
         attribute_id_str: JSON, or `attr:` and the address of a dictionary that
-            `custom_op` has kept, in hexadecimal.
+            `custom_op` has kept, in hexadecimal. That of `None` stands for none.
 
     Raises:
         ValueError: `attribute_id_str` is neither.
@@ -997,12 +958,14 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
             f"nor with {ATTR_PREFIX!r}."
         )
     address = int(attribute_id_str[len(ATTR_PREFIX) :], 16)
-    kept = attributes_at(f"{ATTR_PREFIX}{address:#x}")
-    if kept is None:
-        raise ValueError(
-            f"Invalid attribute_id_str: no custom_op has attributes at {address:#x}."
-        )
-    return kept
+    if address == id(None):
+        return {}
+    for attributes in attributes_lists:
+        if id(attributes) == address:
+            return attributes
+    raise ValueError(
+        f"Invalid attribute_id_str: no custom_op has attributes at {address:#x}."
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -1010,18 +973,32 @@ class Body:
     """The traced body of a loop or a branch.
 
     Attributes:
-        program: Takes the inputs, then the captured tensors.
-        captured: Tensors from outside the body that it uses, as they are in the trace.
+        root: The module that holds the graph's constants.
+        graph: Takes the inputs, then tensors from outside the body.
         example: Tensors that the body returned while it was traced.
     """
 
-    program: GraphModule
-    captured: list[Tensor]
+    root: torch.nn.Module
+    graph: Graph
     example: list[Tensor]
+
+    @functools.cached_property
+    def _program(self) -> Callable[..., list[Tensor]]:
+        return GraphModule(self.root, self.graph).forward
+
+    def run(
+        self, inputs: list[Tensor], captured: list[Tensor], count: int = 1
+    ) -> list[Tensor]:
+        """Run the body `count` times on the device, each time on its last results."""
+        if is_tracing():
+            return _copies(self.example)
+        for _ in range(count):
+            inputs = self._program(*_copies(inputs), *captured)
+        return _copies(inputs)
 
 
 _Branch = Tuple[Body, List[Tensor], List[Tensor]]
-"""A body, its inputs, and the tensors from around it."""
+"""A body, its inputs, and the tensors from outside that it uses."""
 
 
 def for_loop(
@@ -1140,19 +1117,13 @@ def run_loop(
     count: int, body: Body, inputs: list[Tensor], captured: list[Tensor]
 ) -> list[Tensor]:
     """Run `for_loop` on the device."""
-    if is_tracing():
-        return _copies(body.example)
-    for _ in range(count):
-        inputs = body.program.forward(*_copies(inputs), *captured)
-    return _copies(inputs)
+    return body.run(inputs, captured, count)
 
 
 def run_branch(condition: Tensor, then: _Branch, other: _Branch) -> list[Tensor]:
     """Run `cond` on the device."""
-    if is_tracing():
-        return _copies(then[0].example)
-    body, inputs, captured = then if bool(condition) else other
-    return _copies(body.program.forward(*_copies(inputs), *captured))
+    body, inputs, captured = then if is_tracing() or bool(condition) else other
+    return body.run(inputs, captured)
 
 
 def _record_body(
@@ -1195,24 +1166,21 @@ def _record_body(
     starts = [before[id(copy)] for copy in copies]
     results = [trace.nodes[id(output)] for output in outputs]
     used = [source for node in cut for source in node.all_input_nodes] + results
-    inside = {*cut, *starts}
-    captured = list(dict.fromkeys(node for node in used if node not in inside))
+    captured = list(dict.fromkeys(n for n in used if n not in {*cut, *starts}))
     graph = Graph()
-    copy_of = {
+    moved = {
         node: graph.placeholder(f"argument_{index}")
         for index, node in enumerate([*starts, *captured])
     }
     for node in cut:
-        copy_of[node] = graph.node_copy(node, copy_of.__getitem__)
-    erase_dead(graph, [copy_of[node] for node in results])
-    graph.output([copy_of[node] for node in results])
+        moved[node] = graph.node_copy(node, moved.__getitem__)
+    erase_dead(graph, [moved[node] for node in results])
+    graph.output([moved[node] for node in results])
     for node in reversed(cut):
         trace.graph.erase_node(node)
     trace.nodes = before
-    tensor_of = {before[id(t)]: t for t in reversed(trace.tensors()) if id(t) in before}
-    around = [tensor_of[node] for node in captured]
-    body = Body(GraphModule(trace.root, graph), around, outputs)
-    return body, copies, around
+    body = Body(trace.root, graph, outputs)
+    return body, copies, [trace.results[node] for node in captured]
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:

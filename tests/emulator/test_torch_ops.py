@@ -249,9 +249,11 @@ def test_a_custom_operation_is_told_the_address_of_its_attributes():
     address = f"{poptorch.ops.ATTR_PREFIX}{hex(id(attributes))}"
     (result,) = OPERATORS.custom_operation([X], "Op", "test", 1, 1, [X], address)
     assert torch.equal(result, torch.zeros_like(X))
+    nothing = f"{poptorch.ops.ATTR_PREFIX}{hex(id(None))}"
     with pytest.raises(poptorch.Error, match="test::Op"):
         program_of(
-            lambda x: OPERATORS.custom_operation([x], "Op", "test", 1, 1, [x], ""), X
+            lambda x: OPERATORS.custom_operation([x], "Op", "test", 1, 1, [x], nothing),
+            X,
         )
 
 

@@ -31,20 +31,17 @@ from .program import Program
 GRADIENT = "Gradient___"
 UPDATED = "UpdatedVar___"
 
-_OPERATORS = {
-    "AveragePool": ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
-    "Conv": ("conv1d", "conv2d", "conv3d"),
-    "Div": ("divide", "true_divide", "truediv"),
-    "MatMul": ("bmm", "matmul", "mm"),
-    "MaxPool": (
-        *("max_pool1d", "max_pool2d", "max_pool3d"),
-        *("max_pool1d_with_indices", "max_pool2d_with_indices"),
-    ),
-    "Mul": ("multiply",),
-    "Sub": ("rsub", "subtract"),
+_POPART_NAMES = {
+    **{f"avg_pool{n}d": "AveragePool" for n in (1, 2, 3)},
+    **{f"conv{n}d": "Conv" for n in (1, 2, 3)},
+    **{f"max_pool{n}d": "MaxPool" for n in (1, 2, 3)},
+    **{f"max_pool{n}d_with_indices": "MaxPool" for n in (1, 2)},
+    **dict.fromkeys(("divide", "true_divide", "truediv"), "Div"),
+    **dict.fromkeys(("bmm", "matmul", "mm"), "MatMul"),
+    **dict.fromkeys(("rsub", "subtract"), "Sub"),
+    "multiply": "Mul",
 }
-"""PopART's names that aren't torch's in camel case, with torch's."""
-_POPART_NAMES = {name: popart for popart, names in _OPERATORS.items() for name in names}
+"""PopART's names that aren't torch's in camel case, by torch's."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul")
 
 
@@ -58,8 +55,7 @@ def operator_name(name: str) -> str:
         ['Relu', 'LogSoftmax', 'Add', 'Conv']
     """
     base = name.strip("_")
-    is_special = name.startswith("__") and base[1:] in _ARITHMETIC
-    if is_special and base[:1] in ("i", "r"):
+    if name.startswith("__") and base[:1] in "ir" and base[1:] in _ARITHMETIC:
         base = base[1:]
     camel = "".join(part[:1].upper() + part[1:] for part in base.split("_"))
     return _POPART_NAMES.get(base, camel)

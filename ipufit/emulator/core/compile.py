@@ -232,7 +232,7 @@ def _with_bodies(graph: Graph, root: torch.nn.Module) -> list[Graph]:
     for node in graph.nodes:
         part = getattr(root, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(part, Body):
-            graphs += _with_bodies(part.program.graph, root)
+            graphs += _with_bodies(part.graph, root)
     return graphs
 
 

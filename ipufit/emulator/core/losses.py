@@ -42,11 +42,12 @@ _LOSSES = """
     margin_ranking_loss mse_loss nll_loss nll_loss_nd poisson_nll_loss smooth_l1_loss
     soft_margin_loss triplet_margin_loss
 """.split()  # noqa: SIM905 - one per line would be longer
-_BUILT_IN = {getattr(home, n, None) for home in (F, torch, _nn) for n in _LOSSES}
 _REDUCED_BEFORE = {F.l1_loss, _nn.l1_loss}  # type: ignore[attr-defined,unused-ignore]
 """Losses whose marker is put on what is reduced already (PopTorch, `l1lossHandler`)."""
 
 _CROSS_ENTROPY = {F.cross_entropy, _nn.cross_entropy_loss}  # type: ignore[attr-defined,unused-ignore]
+_BUILT_IN = {getattr(home, n, None) for home in (F, torch, _nn) for n in _LOSSES}
+_MARKED = {identity_loss} | _CROSS_ENTROPY | _BUILT_IN - {None}
 
 
 def add_final_loss(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Any]:
@@ -111,25 +112,23 @@ def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
     markers: dict[Node, Node] = {}
     for node in list(graph.nodes):
         function = original(node.target)
-        is_entropy = function in _CROSS_ENTROPY
-        given = node_arguments(node) if is_entropy or function is F.kl_div else {}
-        changed: dict[str, Any] = {}
-        if is_entropy:
-            scores, target = (results[given[name]] for name in ("input", "target"))
+        if function not in _MARKED:
+            continue
+        arguments, changes = node_arguments(node), {}
+        if function in _CROSS_ENTROPY:
+            scores, target = (results[arguments[name]] for name in ("input", "target"))
             if scores.shape == target.shape:  # which torch takes for probabilities
                 continue
-            if given.get("label_smoothing"):
-                changed = {"label_smoothing": 0.0}
-        elif function is F.kl_div and given.get("reduction") == "batchmean":
-            changed = {"reduction": "sum"}
-        elif function is not identity_loss and function not in _BUILT_IN:
-            continue
+            if arguments.get("label_smoothing"):
+                changes = {"label_smoothing": 0.0}
+        elif function is F.kl_div and arguments.get("reduction") == "batchmean":
+            changes = {"reduction": "sum"}
         marker = node
-        if changed:
-            given.update(changed)
-            args = given.pop("input"), given.pop("target")
+        if changes:
+            arguments.update(changes)
+            args = arguments.pop("input"), arguments.pop("target")
             with graph.inserting_before(node):
-                marker = graph.call_function(node.target, args, given)
+                marker = graph.call_function(node.target, args, arguments)
             marker.meta.update(node.meta)
         markers[marker] = node
     return markers
@@ -159,11 +158,8 @@ def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
 
 def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
     """Return whether PopTorch reduces a marker's operand when it removes the marker."""
-    function = original(marker.target)
-    reduction = marker.kwargs.get("reduction")
-    if function is identity_loss and len(marker.args) > 1:
-        reduction = marker.args[1]
-    is_kept = reduction in ("none", 0) or function in _REDUCED_BEFORE
+    is_kept = node_arguments(marker).get("reduction") in ("none", 0)
+    is_kept = is_kept or original(marker.target) in _REDUCED_BEFORE
     result = results.get(marker)
     return not is_kept and (result is None or result.dim() == 0)
 
@@ -190,18 +186,17 @@ def _reduce_to_one_element(
         with graph.inserting_after(node):
             row = graph.call_method("reshape", (node, (1,)))
         node.replace_all_uses_with(row, lambda user: user is not row)
-        row.meta["block"] = node.meta.get("block")
-        row.meta["effects"] = effects_of(node)
+        row.meta.update(block=node.meta.get("block"), effects=effects_of(node))
         values[row] = torch.zeros_like(results[node]).reshape(1)
 
+    def zeros(node: Node) -> Any:
+        return map_tensors(values.get(node, results.get(node)), torch.zeros_like)
+
     def call(node: Node) -> Any:
-        given: Any = (node.args, node.kwargs)
-        given = map_arg(given, lambda n: values.get(n, results.get(n)))
-        args, kwargs = map_tensors(given, torch.zeros_like)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        args, kwargs = map_arg((node.args, node.kwargs), zeros)
         target: Any = node.target
-        return target(*args, **kwargs)
+        function = getattr(Tensor, target) if node.op == "call_method" else target
+        return function(*args, **kwargs)
 
     with torch.no_grad():
         for node in list(graph.nodes)[:-1]:

@@ -137,27 +137,21 @@ def _check_overlap(program: Program, options: Options, is_training: bool) -> Non
     inputs = [n for n in nodes if str(n.target).startswith("input_")]
     marks = [n for n in nodes if n.target in (overlapped_input, overlapped_output)]
     for mark in marks:
-        marked = mark.args[0]
-        if mark.target is overlapped_input and marked not in inputs:
+        marked, is_input = mark.args[0], mark.target is overlapped_input
+        kind = "input" if is_input else "output"
+        if marked not in inputs if is_input else mark not in returned:
             raise createPoptorchError(
-                "poptorch.set_overlap_for_input applied on a node which is not a "
-                f"tensor input to the model: {marked}."
+                f"poptorch.set_overlap_for_{kind} applied on a node which is not a "
+                f"tensor {kind} to the model: {marked}."
             )
-        if mark.target is overlapped_input and len(marked.users) > 1:
+        if is_input and len(marked.users) > 1:
             raise createPoptorchError(
                 "poptorch.set_overlap_for_input must be the only op applied to an "
                 "input. This is not the case for input "
                 f"{inputs.index(marked)} to the model. Compute with the tensor that it "
                 "returns."
             )
-        if mark.target is overlapped_output and mark not in returned:
-            raise createPoptorchError(
-                "poptorch.set_overlap_for_output applied on a node which is not a "
-                f"tensor output to the model: {marked}."
-            )
-        if mark.target is overlapped_output and (
-            returned.count(mark) > 1 or marked in returned
-        ):
+        if not is_input and (returned.count(mark) > 1 or marked in returned):
             raise createPoptorchError(
                 "poptorch.set_overlap_for_output cannot be used with a tensor that is "
                 "returned twice. Please check all returned tensors including those "
