@@ -14,12 +14,7 @@ from typing import Dict, List, Tuple, Union
 import torch
 from torch import Tensor
 
-from .core.recording import (
-    Recording,
-    current_trace,
-    is_tracing,
-    require_tensor,
-)
+from .core.recording import Recording, current_trace, is_tracing, require_tensor
 from .errors import createPoptorchError
 
 _NEVER = -math.inf
@@ -63,10 +58,9 @@ def ctc_beam_search_decoder(
         >>> inferenceModel(Decoder())(probs, torch.tensor([2]))[2]
         tensor([[[1, 2]]], dtype=torch.int32)
     """
-    require_tensor(probs, "ctc_beam_search_decoder must take a torch.tensor of probs.")
-    require_tensor(
-        lengths, "ctc_beam_search_decoder must take a torch.tensor of lengths."
-    )
+    for name, tensor in (("probs", probs), ("lengths", lengths)):
+        what = f"ctc_beam_search_decoder must take a torch.tensor of {name}."
+        require_tensor(tensor, what)
     if probs.dim() != 3:
         raise createPoptorchError(
             "Incorrect shape for first input to CTC beam search decoder. "
@@ -75,11 +69,8 @@ def ctc_beam_search_decoder(
     trace = current_trace()
     if trace is None:
         steps, batch, _ = probs.shape
-        return (
-            torch.zeros(batch, top_paths),
-            torch.zeros(batch, top_paths),
-            torch.zeros(batch, top_paths, steps),
-        )
+        scores = torch.zeros(batch, top_paths)
+        return scores, scores.clone(), torch.zeros(batch, top_paths, steps)
     return trace.record(decode_batch, probs, lengths, blank, beam_width, top_paths)
 
 
@@ -243,9 +234,8 @@ def nearest(
         >>> inferenceModel(Nearest())(x, y).tolist()
         [1, 0]
     """
-    for points in (x, y):
+    for points, batch in ((x, batch_x), (y, batch_y)):
         require_tensor(points, "nearest takes torch.tensors of points.")
-    for batch in (batch_x, batch_y):
         if batch is not None and not isinstance(batch, (list, Tensor)):
             raise createPoptorchError(
                 "A batch of nearest must be a list or a tensor. "
@@ -271,11 +261,10 @@ def nearest(
             raise createPoptorchError(f"A batch of nearest must be sorted: {batch}.")
     # The values of tensors aren't known while tracing.
     if not isinstance(batch_x, Tensor) and not isinstance(batch_y, Tensor):
-        one, other = set(batch_x or [0]), set(batch_y or [0])
-        if one != other:
+        ids_x, ids_y = sorted(set(batch_x or [0])), sorted(set(batch_y or [0]))
+        if ids_x != ids_y:
             raise createPoptorchError(
-                f"Both batches of nearest must have the same ids: {sorted(one)} and "
-                f"{sorted(other)}."
+                f"Both batches of nearest must have the same ids: {ids_x} and {ids_y}."
             )
     return trace.record(find_nearest, x, y, batch_x, batch_y)
 

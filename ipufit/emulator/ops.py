@@ -676,7 +676,8 @@ def module_repr(m: torch.nn.Module) -> str:
     if not children and "\n" not in extra:
         return f"{name}({extra})"
     lines = "\n".join(filter(None, [extra, *children]))
-    return name + _addindent(f"(\n{lines}", 2) + "\n)"
+    indented = _addindent(f"(\n{lines}", 2)  # type: ignore[no-untyped-call,unused-ignore]
+    return f"{name}{indented}\n)"
 
 
 def print(m: Any, *args: Any, **kwargs: Any) -> None:
@@ -1051,11 +1052,11 @@ def for_loop(
             "poptorch::end_for_loop)."
         )
     count = operator.index(count)
-    recorded, *given = _record_body(trace, "for_loop", body, inputs)
+    recorded, *tensors = _record_body(trace, "for_loop", body, inputs)
     _check_same(
         "the body of poptorch.for_loop takes and returns", recorded.example, inputs
     )
-    return trace.record(run_loop, count, recorded, *given)
+    return trace.record(run_loop, count, recorded, *tensors)
 
 
 def cond(
@@ -1187,13 +1188,13 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.clone(tensor) for tensor in tensors]
 
 
-def _check_same(what: str, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
-    """Refuse tensors that differ in shape or type: a device allots memory for one."""
-    kinds = [[(tuple(t.shape), t.dtype) for t in tensors] for tensors in (one, other)]
-    if kinds[0] != kinds[1]:
+def _check_same(what: str, *lists: Sequence[Tensor]) -> None:
+    """Refuse tensors that differ in shape or type: a device allots memory once."""
+    first, second = ([(tuple(t.shape), t.dtype) for t in tensors] for tensors in lists)
+    if first != second:
         raise createPoptorchError(
             f"What {what} must be tensors of the same number, shapes and types. Got "
-            f"{kinds[0]} and {kinds[1]}."
+            f"{first} and {second}."
         )
 
 
@@ -1341,8 +1342,10 @@ __all__ = [
     "fps",
     "identity_loss",
     "ipu_print_tensor",
+    "module_repr",
     "nearest",
     "nop",
+    "print",
     "recomputationCheckpoint",
     "register_custom_op",
     "removeBlocks",

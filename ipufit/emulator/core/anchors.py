@@ -88,8 +88,7 @@ def named_nodes(program: Program) -> dict[str, Node]:
 def _tensors(node: Node) -> list[Node]:
     """Return the nodes of a result's tensors: the node itself, or one per element."""
     elements = [user for user in node.users if user.target is operator.getitem]
-    found = [tensor for element in elements for tensor in _tensors(element)]
-    return found or [node]
+    return [tensor for element in elements for tensor in _tensors(element)] or [node]
 
 
 def weight_tensor_names(trained: Iterable[str]) -> list[str]:

@@ -114,7 +114,8 @@ def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
         function = original(node.target)
         if function not in _MARKED:
             continue
-        arguments, changes = node_arguments(node), {}
+        arguments = node_arguments(node)
+        changes: dict[str, Any] = {}
         if function in _CROSS_ENTROPY:
             scores, target = (results[arguments[name]] for name in ("input", "target"))
             if scores.shape == target.shape:  # which torch takes for probabilities
