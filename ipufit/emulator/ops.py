@@ -1175,6 +1175,8 @@ def _record_body(
     }
     for node in cut:
         moved[node] = graph.node_copy(node, moved.__getitem__)
+    values = {moved[node]: trace.results[node] for node in moved.keys() & trace.results}
+    trace.results.update(values)  # by which rules of operators judge the body
     erase_dead(graph, [moved[node] for node in results])
     graph.output([moved[node] for node in results])
     for node in reversed(cut):

@@ -112,6 +112,22 @@ def test_a_body_must_not_change_what_is_around_it():
         run(forward, X)
 
 
+def test_rules_of_operators_hold_in_bodies():
+    def pooled(x):
+        return x + nn.functional.adaptive_avg_pool1d(x, 4).mean()
+
+    for forward in (looping(2, pooled), lambda _, x: branched(x, pooled)):
+        with pytest.raises(poptorch.Error, match="is not divisible"):
+            run(forward, X[:, None])
+    x = torch.full((4,), 40000.0, dtype=torch.float16)
+    summed = run(looping(1, lambda y: y * 0 + y.mean()), x)
+    assert_same(summed[0], run(lambda _, y: y * 0 + y.mean(), x))
+
+
+def branched(x, body):
+    return poptorch.cond(x.sum() > 0, body, [x], lambda y: y, [x])
+
+
 # cond -------------------------------------------------------------------------
 
 
