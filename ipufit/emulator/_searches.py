@@ -47,7 +47,8 @@ def ctc_beam_search_decoder(
         `blank`.
 
     Raises:
-        Error: `probs` or `lengths` isn't a tensor, or `probs` isn't 3-D.
+        Error: `probs` or `lengths` isn't a tensor, or `probs` isn't 3-D. In a trace:
+            they have another type or shape, or `top_paths` is above `beam_width`.
 
     Example:
         >>> from ipufit.emulator import inferenceModel
@@ -71,6 +72,17 @@ def ctc_beam_search_decoder(
         steps, batch, _ = probs.shape
         scores = torch.zeros(batch, top_paths)
         return scores, scores.clone(), torch.zeros(batch, top_paths, steps)
+    if not probs.is_floating_point() or lengths.shape != probs.shape[1:2]:
+        raise createPoptorchError(
+            "ctc_beam_search_decoder takes floating-point probabilities [T, B, C] and "
+            f"lengths [B] (PopART, `ctcbeamsearch.cpp`). Got {probs.dtype} of shape "
+            f"{list(probs.shape)} and {list(lengths.shape)}."
+        )
+    if top_paths > beam_width:
+        raise createPoptorchError(
+            f"ctc_beam_search_decoder returns at most beam_width ({beam_width}) paths, "
+            f"not {top_paths} (Poplibs, `CTCInference.cpp`)."
+        )
     return trace.record(decode_batch, probs, lengths, blank, beam_width, top_paths)
 
 

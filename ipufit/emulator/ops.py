@@ -13,6 +13,7 @@ from typing import Any, Callable, List, Mapping, Sequence, Tuple, TypeVar
 import torch
 from torch import Tensor
 from torch.fx.graph import Graph
+from torch.fx.node import Node
 from torch.nn.functional import embedding, interpolate, softplus
 from torch.nn.modules.module import _addindent
 from torch.overrides import handle_torch_function, has_torch_function
@@ -22,7 +23,13 @@ from ._searches import ctc_beam_search_decoder, fps, nearest
 from ._switches import ipu_model_is_on
 from .core.autograd_grad import refuse_gradient
 from .core.dtypes import GraphModule, host_tensor
-from .core.graph import as_list, erase_dead, function_name, map_tensors
+from .core.graph import (
+    as_list,
+    erase_dead,
+    error_about,
+    function_name,
+    map_tensors,
+)
 from .core.recording import (
     Recording,
     current_trace,
@@ -149,7 +156,9 @@ def serializedMatMul(
         lhs: Left operand.
         rhs: Right operand.
         mode: The dimension to cut.
-        factor: Number of parts; it must divide that dimension.
+        factor: Number of parts; it must divide that dimension. Only
+            `MatMulSerializationMode.Disabled` takes the default. If `rhs` is a matrix,
+            all rows of `lhs` count as one dimension.
         keep_precision: Add the parts of half-precision products in float32.
 
     Returns:
@@ -157,6 +166,7 @@ def serializedMatMul(
 
     Raises:
         AssertionError: One of the last three arguments has another type.
+        Error: In a compilation, if `factor` doesn't divide the dimension.
 
     Example:
         >>> mode = MatMulSerializationMode.ReducingDim
@@ -170,7 +180,25 @@ def serializedMatMul(
         isinstance(mode, MatMulSerializationMode),
         f"mode must be a poptorch.MatMulSerializationMode. Got {mode!r}.",
     )
-    return torch.matmul(lhs, rhs)
+    product = torch.matmul(lhs, rhs)
+    trace = current_trace()
+    if trace is not None and mode is not MatMulSerializationMode.Disabled:
+        # PopTorch merges batches into rows where `rhs` is a matrix (`BlasOps.cpp`).
+        rows = lhs.shape[:-1] if rhs.dim() == 2 else lhs.shape[-2:-1]
+        size = {
+            MatMulSerializationMode.InputChannels: rows.numel(),
+            MatMulSerializationMode.ReducingDim: lhs.shape[-1],
+            MatMulSerializationMode.OutputChannels: rhs.shape[-1],
+        }[mode]
+        if factor < 1 or size % factor:
+            trace.refuse_live(
+                product,
+                f"poptorch.serializedMatMul: invalid serialisation factor {factor} for "
+                f"{mode.value} of size {size} (PopART, `matmul.cpp`). It must be a "
+                "positive number that divides the size; an ordinary product is "
+                "torch.matmul.",
+            )
+    return product
 
 
 def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
@@ -178,19 +206,38 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
 
     Args:
         tensor: Result of a convolution, a matrix product or a look-up.
-        available_memory_proportion: Between 0 and 1; a device takes 0.6 by default.
+        available_memory_proportion: Above 0, and at most 1; a device takes 0.6 by
+            default.
 
     Returns:
         The same tensor.
 
     Raises:
-        Error: `tensor` isn't a tensor.
+        Error: `tensor` isn't a tensor. In a compilation, if it is an input or a weight,
+            or the proportion is out of range.
 
     Example:
         >>> set_available_memory(torch.tensor([1.0]), 0.3)
         tensor([1.])
     """
     require_tensor(tensor, "You may only set available memory for torch.tensor values.")
+    trace = current_trace()
+    if trace is None or not trace.is_on_device(tensor):
+        return tensor
+    if not 0 < available_memory_proportion <= 1:
+        trace.refuse_live(
+            tensor,
+            f"poptorch.set_available_memory({available_memory_proportion}): "
+            "availableMemoryProportion must be in (0,1] (PopART, `builder.cpp`). The "
+            "default is 0.6.",
+        )
+    if trace.nodes[id(tensor)].op == "placeholder":
+        trace.refuse_live(
+            tensor,
+            "poptorch.set_available_memory of an input or a weight: PopART doesn't "
+            "find a node with that output (`builder_impl.cpp`). Set it for the result "
+            "of a convolution, a matrix product or a look-up.",
+        )
     return tensor
 
 
@@ -229,8 +276,9 @@ class NameScope:
 class MultiConv:
     """Lets the device compute the convolutions inside together.
 
-    Other operations may be inside, another `MultiConv` may not. Results don't change.
-    The settings below are checked, but not used.
+    Other operations may be inside, another `MultiConv` may not, nor a convolution of
+    another one's result. Results don't change. The settings below are checked, some
+    only when a model is compiled, but not used.
 
     Example:
         >>> convolution = torch.nn.Conv2d(1, 1, 3)
@@ -240,6 +288,7 @@ class MultiConv:
     """
 
     def __init__(self) -> None:
+        self._settings: dict[str, list[Any]] = {}
         self._trace: Recording | None = None
         self._first_node = 0
 
@@ -247,7 +296,7 @@ class MultiConv:
         """Limit the memory for temporary data.
 
         Args:
-            value: A float, one for each convolution, or None.
+            value: A float above 0 and at most 1, one for each convolution, or None.
 
         Raises:
             AssertionError: `value` is something else.
@@ -260,6 +309,7 @@ class MultiConv:
             "Invalid available memory proportion! Use a float, or a list or tuple of "
             f"them. Got {value!r}.",
         )
+        self._settings["availableMemoryProportions"] = as_list(value or [])
         return self
 
     def partialsTypes(self, value: Any) -> MultiConv:
@@ -279,6 +329,7 @@ class MultiConv:
                 "Invalid partials types. Expecting torch.float or torch.half. "
                 f"Got {value!r}."
             )
+        self._settings["partialsTypes"] = as_list(value)
         return self
 
     def enableConvDithering(self, value: Any) -> MultiConv:
@@ -334,7 +385,7 @@ class MultiConv:
         """Trade speed of the largest convolution for tiles of the others.
 
         Args:
-            value: A proportion.
+            value: A proportion above 0.
 
         Raises:
             AssertionError: `value` isn't a float.
@@ -343,6 +394,7 @@ class MultiConv:
             >>> _ = MultiConv().cycleBackOff(0.3)
         """
         require(isinstance(value, float), f"cycleBackOff: {value!r} is no float.")
+        self._settings["cycleBackOff"] = [value]
         return self
 
     def __enter__(self) -> None:
@@ -362,12 +414,51 @@ class MultiConv:
         if trace is None:
             return
         trace.constructs.remove("MultiConv")
-        names = list(map(function_name, trace.graph.nodes))[self._first_node :]
-        if exc_type is None and not any(name.startswith("conv") for name in names):
+        if exc_type is None:
+            self._check(list(trace.graph.nodes)[self._first_node :])
+
+    def _check(self, nodes: list[Node]) -> None:
+        """Refuse settings and operations inside that a device can't have."""
+        count = 0
+        following: set[Node] = set()
+        for node in nodes:
+            name = function_name(node)
+            is_convolution = name.startswith("conv") and "transpose" not in name
+            follows = not following.isdisjoint(node.all_input_nodes)
+            if is_convolution and follows:
+                raise error_about(
+                    "A convolution in this poptorch.MultiConv needs the result of "
+                    "another one in it. PopTorch's compiler never ends then "
+                    "(`PopartLateCanonicalization.cpp`). Move one of them out.",
+                    node,
+                )
+            if is_convolution or follows:
+                following.add(node)
+            count += is_convolution
+        if not count:
             raise createPoptorchError(
                 "Unexpected end_multi_conv: there is no convolution inside this "
                 "poptorch.MultiConv."
             )
+        for name, values in self._settings.items():
+            if len(values) > 1 and len(values) != count:
+                raise createPoptorchError(
+                    f"poptorch.MultiConv().{name}({values}): the number of parameters "
+                    f"({len(values)}) doesn't match the number of convolutions inside, "
+                    f"{count} (PopART, `builder.cpp`). Give one for all, or {count}."
+                )
+        for value in self._settings.get("availableMemoryProportions", ()):
+            if not 0 < value <= 1:
+                raise createPoptorchError(
+                    f"poptorch.MultiConv().availableMemoryProportions: {value} must be "
+                    "in (0,1] (PopART, `convbase.cpp`)."
+                )
+        for value in self._settings.get("cycleBackOff", ()):
+            if value <= 0:
+                raise createPoptorchError(
+                    f"poptorch.MultiConv().cycleBackOff({value}): the value must be "
+                    "greater than 0 (Poplibs, `OptionParsing.hpp`)."
+                )
 
 
 def _all_are(value: Any, kind: type) -> bool:
@@ -844,9 +935,9 @@ def custom_op(
 
     Raises:
         ValueError: An attribute is none of these, or isn't ASCII.
-        Error: In a trace: an attribute doesn't fit into 32 bits, an input is the
-            host's, no function is registered for the operation, or it returns
-            something else than `example_outputs`.
+        Error: In a trace: an attribute doesn't fit into 32 bits or is an empty list, an
+            input is the host's, no function is registered for the operation, or it
+            returns something else than `example_outputs`.
 
     Example:
         >>> x = torch.tensor([1.0])
@@ -860,7 +951,12 @@ def custom_op(
     trace = current_trace()
     if trace is None:
         return [torch.zeros_like(example) for example in example_outputs]
-    for value in attributes.values():
+    for key, value in attributes.items():
+        if not as_list(value):
+            raise createPoptorchError(
+                f"Attribute {key!r} is empty: PopTorch reads the type of a list from "
+                "its first element (`LowerToPopart.cpp`). Leave it out."
+            )
         for element in as_list(value):
             if isinstance(element, float) and abs(element) > _LARGEST_FLOAT:
                 side = "high" if element > 0 else "low"
@@ -1085,7 +1181,7 @@ def cond(
     Raises:
         ValueError: `then_inps` or `else_inps` isn't a list.
         Error: In a trace: the model is for training, or the bodies return different
-            shapes or types.
+            shapes or types, or tensors without dimensions.
 
     Example:
         >>> x = torch.tensor([3.0])
@@ -1111,6 +1207,12 @@ def cond(
     then = _record_body(trace, "cond", then_body, then_inps)
     other = _record_body(trace, "cond", else_body, else_inps)
     _check_same("the bodies of poptorch.cond return", then[0].example, other[0].example)
+    if any(output.dim() == 0 for output in other[0].example):
+        raise createPoptorchError(
+            "`else` branch output has an empty shape: bodies of poptorch.cond can't "
+            "return tensors without dimensions (PopTorch, "
+            "`AddSubgraphConnectionNodes.cpp`). Return `y.reshape(1)` in both."
+        )
     return trace.record(run_branch, condition, then, other)
 
 

@@ -43,6 +43,7 @@ from .pipelines import used_ipus
 from .places import NOWHERE, Place, add_place, place_of
 from .program import KNOWN, Program
 from .recording import (
+    REFUSAL,
     Recording,
     call_pre_compile_hooks,
     named_weights,
@@ -260,13 +261,13 @@ def apply_rules(compilation: Compilation) -> None:
                     compilation.resized[node] = message
 
 
-def refuse_gradients(compilation: Compilation) -> None:
-    """Refuse operators of a backward pass that the tracer found not to compile."""
+def refuse_marked(compilation: Compilation) -> None:
+    """Refuse operators of a backward pass and hints that are found while tracing."""
     for graph in compilation.graphs:
         for node in graph.nodes:
-            if "refusal" in node.meta and not node.meta.get(REFUSED):
-                error = error_about(node.meta["refusal"], node)
-                compilation.report.refuse("gradients", error)
+            if REFUSAL in node.meta and not node.meta.get(REFUSED):
+                topic, message = node.meta[REFUSAL]
+                compilation.report.refuse(topic, error_about(message, node))
 
 
 REFUSED = "refused"
@@ -366,7 +367,7 @@ STAGES = (
     CompileStage("buffer", refuse_exchanged_weights),
     CompileStage("control flow", eliminate_dead),
     CompileStage("arguments", find_constants, needs_end=False),
-    CompileStage("gradients", refuse_gradients, needs_end=False),
+    CompileStage("gradients", refuse_marked, needs_end=False),
     CompileStage("arguments", apply_rules, needs_end=False),
     CompileStage("numbers", settle_device_shapes),
     CompileStage("operator", refuse_unsupported_operators, needs_end=False),

@@ -60,6 +60,10 @@ _BATCH_NORMS = (
 )
 
 
+REFUSAL = "refusal"
+"""Metadata of a node: the topic of a refusal if the node is live, and its message."""
+
+
 def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a module, then its buffers, without repetition."""
     weights: dict[str, Tensor] = dict(module.named_parameters())
@@ -273,6 +277,13 @@ class Recording:
         for tensor in tensors:
             if not self.is_on_device(tensor):
                 raise host_tensor_among(what, tensor)
+
+    def refuse_live(self, tensor: Tensor, message: str) -> None:
+        """Refuse the arguments of a hint, unless the hinted tensor is dead."""
+        node = self.nodes.get(id(tensor))
+        if node is not None:
+            node.meta.setdefault(REFUSAL, ("arguments", message))
+            node.meta.setdefault("place", self.here())
 
     def refuse_training(self, what: str) -> None:
         """Refuse `what` in a training model: it has no backward pass on a device."""

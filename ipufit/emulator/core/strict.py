@@ -32,6 +32,7 @@ from .graph import (
 )
 from .operators import handled_operators, newer_names
 from .places import place_of
+from .recording import REFUSAL
 from .tracer import Tracer
 
 _INTERCEPTED = """
@@ -183,7 +184,7 @@ class WatchingTracer(Tracer):
         """Record an operator of a backward pass, and why it doesn't compile."""
         name = base_name(operator._schema.name.partition("::")[2])
         refusal = refusal_of_operator(name, args, compiled_operators())
-        self.recording.notes = {"refusal": refusal} if refusal else {}
+        self.recording.notes = {REFUSAL: ("gradients", refusal)} if refusal else {}
         return super().record_operator(operator, args, kwargs)
 
 

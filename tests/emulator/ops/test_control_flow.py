@@ -195,6 +195,16 @@ def test_both_bodies_return_the_same_kinds(other):
         run(forward, TRUE, X)
 
 
+def test_branches_return_no_tensors_without_dimensions():
+    total = torch.sum
+
+    def forward(_, condition, x):
+        return poptorch.cond(condition, total, [x], total, [x])[0]
+
+    with pytest.raises(poptorch.Error, match="`else` branch output has an empty shape"):
+        run(forward, TRUE, X)
+
+
 @pytest.mark.parametrize("condition", [lambda x: x > 0, lambda x: True])
 def test_the_condition_is_one_element_on_the_device(condition):
     def forward(_, x):

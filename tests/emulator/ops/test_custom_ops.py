@@ -47,6 +47,7 @@ def test_other_attributes_are_refused(attributes, fragment):
     [
         ({"a": sys.float_info.max}, r"1.79769e\+308 is too high for a Popart float"),
         ({"a": [1.0, -1e300]}, r"-1e\+300 is too low for a Popart float"),
+        ({"a": []}, "Attribute 'a' is empty"),
         ({"a": 1.0}, "ops.test::Op .* can't be emulated"),
         (None, "ops.test::Op .* can't be emulated"),
     ],

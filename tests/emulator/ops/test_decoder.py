@@ -44,7 +44,8 @@ def decode(probs, lengths, **settings):
 def best_paths(rows, blank, beam_width):
     """The label sequences of one sample with their log-probabilities."""
     probs = torch.tensor(rows).reshape(-1, 1, C)
-    chosen = {"blank": blank, "beam_width": beam_width, "top_paths": 40}
+    top_paths = min(40, beam_width)
+    chosen = {"blank": blank, "beam_width": beam_width, "top_paths": top_paths}
     scores, sizes, labels = decode(probs, torch.tensor([len(rows)]), **chosen)
     found = zip(scores[0].tolist(), sizes[0].tolist(), labels[0].tolist())
     return [(tuple(ls[:n]), score) for score, n, ls in found if score > -math.inf]
@@ -105,6 +106,19 @@ def test_the_host_gives_zeros():
 def test_arguments_are_checked(arguments, fragment):
     with pytest.raises(poptorch.Error, match=fragment):
         poptorch.ctc_beam_search_decoder(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("probs", "lengths", "fragment"),
+    [
+        (torch.zeros(4, 2, 3, dtype=torch.int32), [4, 4], "takes floating-point"),
+        (torch.zeros(4, 2, 3), [[4, 4]], r"Got torch.float32 .* and \[1, 2\]"),
+        (torch.zeros(4, 2, 3), [4, 4], r"at most beam_width \(2\) paths, not 3"),
+    ],
+)
+def test_the_device_refuses_other_arguments(probs, lengths, fragment):
+    with pytest.raises(poptorch.Error, match=fragment):
+        decode(probs, torch.tensor(lengths), beam_width=2, top_paths=3)
 
 
 def test_what_is_impossible_is_not_found():

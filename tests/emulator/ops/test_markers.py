@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 import ipufit.emulator as poptorch
+from ipufit.emulator.core.survey import survey
 from tests.emulator import _models
 from tests.emulator._models import Function, Linear, X, assert_device_equals_host
 
@@ -54,6 +57,51 @@ def test_a_serialized_product_is_the_product(mode):
     assert torch.equal(result, X @ X.T)
 
 
+MATRIX = torch.ones(4, 6)
+HINTS = {
+    r"set_available_memory\(1.5\): .* must be in \(0,1\]": lambda x: (
+        poptorch.set_available_memory(x @ x.T, 1.5)
+    ),
+    r"set_available_memory\(0\): ": lambda x: poptorch.set_available_memory(x * 2, 0),
+    "of an input or a weight": lambda x: poptorch.set_available_memory(x, 0.3) + 1,
+    "factor 0 for reducing_dim of size 6": lambda x: poptorch.serializedMatMul(
+        x, x.T, MODE.ReducingDim
+    ),
+    "factor 3 for output_channels of size 4": lambda x: poptorch.serializedMatMul(
+        x, x.T, MODE.OutputChannels, 3
+    ),
+    "factor 3 for input_channels of size 8": lambda x: poptorch.serializedMatMul(
+        torch.stack([x, x]), x.T, MODE.InputChannels, 3
+    ),
+}
+
+
+@pytest.mark.parametrize("fragment", HINTS)
+def test_hints_that_a_device_refuses(fragment):
+    """PopART, `builder.cpp:1782` and `matmul.cpp:240`; dead ones are eliminated."""
+    hinted = HINTS[fragment]
+    hinted(MATRIX)  # the host takes everything
+    with pytest.raises(poptorch.Error, match=fragment):
+        _models.run(hinted, MATRIX)
+    if "input or" not in fragment:
+        assert_device_equals_host(Function(lambda _, x: (hinted(x), x + 1)[1]), MATRIX)
+    module = Function(lambda _, x: hinted(x))
+    remarks = survey(module, [MATRIX], poptorch.Options(), is_training=False).remarks
+    ((topic, message, place, is_refused),) = remarks
+    assert (topic, is_refused) == ("arguments", True)
+    assert re.search(fragment, message)
+    assert place.file == __file__
+
+
+def test_batches_of_rows_are_cut_together():
+    """PopTorch makes one matrix of them (`BlasOps.cpp:53`)."""
+    x = torch.ones(2, 3, 6)
+    product = _models.run(
+        lambda x: poptorch.serializedMatMul(x, x[0].T, MODE.InputChannels, 6), x
+    )
+    assert torch.equal(product, x @ x[0].T)
+
+
 def test_scopes_change_nothing():
     def forward(_, x):
         with poptorch.NameScope("outer"), poptorch.Attribute(__outline={"a": "b"}):
@@ -70,8 +118,53 @@ def test_convolutions_inside_are_as_outside():
 
     torch.manual_seed(0)
     module = Function(forward, layer=torch.nn.Conv1d(2, 3, 3))
-    images = torch.linspace(-1, 1, 32).reshape(1, 2, 16)
-    assert_device_equals_host(module, images)
+    assert_device_equals_host(module, IMAGES)
+
+
+IMAGES = torch.linspace(-1, 1, 32).reshape(1, 2, 16)
+SETTINGS = {
+    r"Memory.*\(\[0.5, 0.5, 0.5\]\): .* \(3\) doesn't match .* 2 ": (
+        lambda multi: multi.availableMemoryProportions([0.5, 0.5, 0.5])
+    ),
+    r"partialsTypes\(.* \(3\) doesn't match": (
+        lambda multi: multi.partialsTypes([torch.half] * 3)
+    ),
+    r"Proportions: 1.5 must be in \(0,1\]": (
+        lambda multi: multi.availableMemoryProportions(1.5)
+    ),
+    r"cycleBackOff\(0.0\): .* greater than 0": lambda multi: multi.cycleBackOff(0.0),
+}
+
+
+@pytest.mark.parametrize("fragment", SETTINGS)
+def test_settings_of_convolutions_that_a_device_refuses(fragment):
+    def forward(self, x):
+        with SETTINGS[fragment](poptorch.MultiConv()):
+            return self.layer(x) + self.layer(x.abs())
+
+    module = Function(forward, layer=torch.nn.Conv1d(2, 3, 3))
+    module(IMAGES)
+    with pytest.raises(poptorch.Error, match=fragment):
+        poptorch.inferenceModel(module)(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("forward", "fragment"),
+    [
+        (lambda self, x: self.layer(self.layer(x).relu()), "the result of another one"),
+        (lambda self, x: self.back(x), "Unexpected end_multi_conv"),
+    ],
+)
+def test_other_convolutions_are_refused_inside(forward, fragment):
+    layers = torch.nn.Conv1d(2, 2, 3), torch.nn.ConvTranspose1d(2, 2, 3)
+
+    def inside(self, x):
+        with poptorch.MultiConv():
+            return forward(self, x)
+
+    module = Function(inside, layer=layers[0], back=layers[1])
+    with pytest.raises(poptorch.Error, match=fragment):
+        poptorch.inferenceModel(module)(IMAGES)
 
 
 # Losses on the host; `test_losses.py` has them on the device -------------------------
