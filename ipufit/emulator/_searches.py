@@ -72,16 +72,13 @@ def ctc_beam_search_decoder(
         steps, batch, _ = probs.shape
         scores = torch.zeros(batch, top_paths)
         return scores, scores.clone(), torch.zeros(batch, top_paths, steps)
-    if not probs.is_floating_point() or lengths.shape != probs.shape[1:2]:
+    is_like_probs = probs.is_floating_point() and lengths.shape == probs.shape[1:2]
+    if not is_like_probs or top_paths > beam_width:
         raise createPoptorchError(
             "ctc_beam_search_decoder takes floating-point probabilities [T, B, C] and "
-            f"lengths [B] (PopART, `ctcbeamsearch.cpp`). Got {probs.dtype} of shape "
-            f"{list(probs.shape)} and {list(lengths.shape)}."
-        )
-    if top_paths > beam_width:
-        raise createPoptorchError(
-            f"ctc_beam_search_decoder returns at most beam_width ({beam_width}) paths, "
-            f"not {top_paths} (Poplibs, `CTCInference.cpp`)."
+            "lengths [B] (PopART, `ctcbeamsearch.cpp`), and returns at most beam_width "
+            f"({beam_width}) paths (Poplibs, `CTCInference.cpp`), not {top_paths}. Got "
+            f"{probs.dtype} of shape {list(probs.shape)} and {list(lengths.shape)}."
         )
     return trace.record(decode_batch, probs, lengths, blank, beam_width, top_paths)
 
@@ -126,8 +123,7 @@ def best_paths(
     for row in log_probs:
         longer = _extend(beams, row, blank).items()
         beams = dict(sorted(longer, key=lambda item: -_log_add(*item[1]))[:beam_width])
-    ranked = [(prefix, _log_add(*ends)) for prefix, ends in beams.items()]
-    return sorted(ranked, key=lambda item: -item[1])
+    return [(prefix, _log_add(*ends)) for prefix, ends in beams.items()]
 
 
 def _extend(beams: _Beams, row: list[float], blank: int) -> _Beams:

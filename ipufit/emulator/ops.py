@@ -26,7 +26,6 @@ from .core.dtypes import GraphModule, host_tensor
 from .core.graph import (
     as_list,
     erase_dead,
-    error_about,
     function_name,
     map_tensors,
 )
@@ -185,18 +184,14 @@ def serializedMatMul(
     if trace is not None and mode is not MatMulSerializationMode.Disabled:
         # PopTorch merges batches into rows where `rhs` is a matrix (`BlasOps.cpp`).
         rows = lhs.shape[:-1] if rhs.dim() == 2 else lhs.shape[-2:-1]
-        size = {
-            MatMulSerializationMode.InputChannels: rows.numel(),
-            MatMulSerializationMode.ReducingDim: lhs.shape[-1],
-            MatMulSerializationMode.OutputChannels: rhs.shape[-1],
-        }[mode]
+        sizes = rows.numel(), lhs.shape[-1], rhs.shape[-1]
+        size = dict(zip(MatMulSerializationMode, sizes))[mode]
         if factor < 1 or size % factor:
             trace.refuse_live(
                 product,
                 f"poptorch.serializedMatMul: invalid serialisation factor {factor} for "
-                f"{mode.value} of size {size} (PopART, `matmul.cpp`). It must be a "
-                "positive number that divides the size; an ordinary product is "
-                "torch.matmul.",
+                f"{mode.value} of size {size} (PopART, `matmul.cpp`). It must divide "
+                "the size; an ordinary product is torch.matmul.",
             )
     return product
 
@@ -224,19 +219,14 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
     trace = current_trace()
     if trace is None or not trace.is_on_device(tensor):
         return tensor
-    if not 0 < available_memory_proportion <= 1:
+    is_operation = trace.nodes[id(tensor)].op != "placeholder"
+    if not (is_operation and 0 < available_memory_proportion <= 1):
+        what = "the result of an operation" if is_operation else "an input or a weight"
         trace.refuse_live(
             tensor,
-            f"poptorch.set_available_memory({available_memory_proportion}): "
-            "availableMemoryProportion must be in (0,1] (PopART, `builder.cpp`). The "
-            "default is 0.6.",
-        )
-    if trace.nodes[id(tensor)].op == "placeholder":
-        trace.refuse_live(
-            tensor,
-            "poptorch.set_available_memory of an input or a weight: PopART doesn't "
-            "find a node with that output (`builder_impl.cpp`). Set it for the result "
-            "of a convolution, a matrix product or a look-up.",
+            f"poptorch.set_available_memory of {what}, {available_memory_proportion}: "
+            "the proportion must be in (0,1], and the tensor the result of a "
+            "convolution, a matrix product or a look-up (PopART, `builder.cpp`).",
         )
     return tensor
 
@@ -426,11 +416,10 @@ class MultiConv:
             is_convolution = name.startswith("conv") and "transpose" not in name
             follows = not following.isdisjoint(node.all_input_nodes)
             if is_convolution and follows:
-                raise error_about(
+                raise createPoptorchError(
                     "A convolution in this poptorch.MultiConv needs the result of "
-                    "another one in it. PopTorch's compiler never ends then "
-                    "(`PopartLateCanonicalization.cpp`). Move one of them out.",
-                    node,
+                    "another one in it, so that PopTorch's compiler never ends "
+                    "(`PopartLateCanonicalization.cpp`). Move one of them out."
                 )
             if is_convolution or follows:
                 following.add(node)
@@ -441,23 +430,14 @@ class MultiConv:
                 "poptorch.MultiConv."
             )
         for name, values in self._settings.items():
-            if len(values) > 1 and len(values) != count:
+            is_memory = name == "availableMemoryProportions"
+            numbers = [value for value in values if isinstance(value, float)]
+            fits = all(0 < value <= (1 if is_memory else value) for value in numbers)
+            if len(values) not in (0, 1, count) or not fits:
                 raise createPoptorchError(
-                    f"poptorch.MultiConv().{name}({values}): the number of parameters "
-                    f"({len(values)}) doesn't match the number of convolutions inside, "
-                    f"{count} (PopART, `builder.cpp`). Give one for all, or {count}."
-                )
-        for value in self._settings.get("availableMemoryProportions", ()):
-            if not 0 < value <= 1:
-                raise createPoptorchError(
-                    f"poptorch.MultiConv().availableMemoryProportions: {value} must be "
-                    "in (0,1] (PopART, `convbase.cpp`)."
-                )
-        for value in self._settings.get("cycleBackOff", ()):
-            if value <= 0:
-                raise createPoptorchError(
-                    f"poptorch.MultiConv().cycleBackOff({value}): the value must be "
-                    "greater than 0 (Poplibs, `OptionParsing.hpp`)."
+                    f"poptorch.MultiConv().{name}({values}): PopART takes one value or "
+                    f"one for each of the {count} convolutions inside; numbers must be "
+                    "above 0, and proportions of memory at most 1 (`builder.cpp`)."
                 )
 
 

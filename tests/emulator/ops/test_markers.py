@@ -59,11 +59,11 @@ def test_a_serialized_product_is_the_product(mode):
 
 MATRIX = torch.ones(4, 6)
 HINTS = {
-    r"set_available_memory\(1.5\): .* must be in \(0,1\]": lambda x: (
+    r"an operation, 1.5: the proportion must be in \(0,1\]": lambda x: (
         poptorch.set_available_memory(x @ x.T, 1.5)
     ),
-    r"set_available_memory\(0\): ": lambda x: poptorch.set_available_memory(x * 2, 0),
-    "of an input or a weight": lambda x: poptorch.set_available_memory(x, 0.3) + 1,
+    "an operation, 0: ": lambda x: poptorch.set_available_memory(x * 2, 0),
+    "of an input or a weight, 0.3": lambda x: poptorch.set_available_memory(x, 0.3) + 1,
     "factor 0 for reducing_dim of size 6": lambda x: poptorch.serializedMatMul(
         x, x.T, MODE.ReducingDim
     ),
@@ -123,16 +123,16 @@ def test_convolutions_inside_are_as_outside():
 
 IMAGES = torch.linspace(-1, 1, 32).reshape(1, 2, 16)
 SETTINGS = {
-    r"Memory.*\(\[0.5, 0.5, 0.5\]\): .* \(3\) doesn't match .* 2 ": (
+    r"Memory.*\(\[0.5, 0.5, 0.5\]\): .* each of the 2 convolutions": (
         lambda multi: multi.availableMemoryProportions([0.5, 0.5, 0.5])
     ),
-    r"partialsTypes\(.* \(3\) doesn't match": (
+    r"partialsTypes\(\[torch.float16, .* each of the 2 convolutions": (
         lambda multi: multi.partialsTypes([torch.half] * 3)
     ),
-    r"Proportions: 1.5 must be in \(0,1\]": (
+    r"Proportions\(\[1.5\]\): .* at most 1": (
         lambda multi: multi.availableMemoryProportions(1.5)
     ),
-    r"cycleBackOff\(0.0\): .* greater than 0": lambda multi: multi.cycleBackOff(0.0),
+    r"cycleBackOff\(\[0.0\]\): .* above 0": lambda multi: multi.cycleBackOff(0.0),
 }
 
 
