@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .core.recording import current_trace, is_tracing, require_tensor
 
-_FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
+FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
 _CUT = "..."
 _SMALLEST_FIXED = 1e-4
 
@@ -137,9 +137,9 @@ def ipu_print_tensor(
         tensor([1.])
     """
     require_tensor(tensor, "ipu print tensor must take a torch.tensor argument.")
-    if float_format not in _FLOAT_FORMATS:
+    if float_format not in FLOAT_FORMATS:
         raise KeyError(
-            f"float_format {float_format!r}: use one of {', '.join(_FLOAT_FORMATS)}."
+            f"float_format {float_format!r}: use one of {', '.join(FLOAT_FORMATS)}."
         )
     trace = current_trace()
     if trace is None:

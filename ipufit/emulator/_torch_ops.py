@@ -19,13 +19,13 @@ from torch import Tensor
 from torch._ops import _OpNamespace
 
 from . import ops
+from ._printing import FLOAT_FORMATS
 from .core.recording import current_trace
 from .enums import OverlapMode
 from .errors import Error, createPoptorchError
 from .options import BlockPlacement
 
 _REDUCTIONS = ("sum", "mean", "none")
-_FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
 _TYPES = {
     "BOOL": torch.bool,
     "DOUBLE": torch.float32,
@@ -104,9 +104,9 @@ def internal_cast(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def ipu_print_tensor(tensor: Tensor, *args: Any) -> Any:
-    """Call `poptorch.ipu_print_tensor`; a format is an index of `_FLOAT_FORMATS`."""
+    """Call `poptorch.ipu_print_tensor`; a format is an index of `FLOAT_FORMATS`."""
     title, print_gradient, *sizes, float_format, separator, opening, closing = args
-    texts = _FLOAT_FORMATS[float_format], separator, opening, closing
+    texts = FLOAT_FORMATS[float_format], separator, opening, closing
     printer: Any = ops.ipu_print_tensor
     return printer(tensor, title, bool(print_gradient), *sizes, *texts)
 

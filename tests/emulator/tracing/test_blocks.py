@@ -191,6 +191,12 @@ def test_hooks_remember_their_first_automatic_id():
     assert _names(_trace(PipelinedExecution(), network, X)) == ["0", "1"]
 
 
+def test_functions_remember_their_first_automatic_id():
+    double = BeginBlock(lambda x: x * 2)
+    first, second = _traces(2, PipelinedExecution(AutoStage.AutoIncrement), double, X)
+    assert _names(first) == _names(second) == ["0"]
+
+
 # What a module keeps
 
 
