@@ -448,9 +448,9 @@ def _all_are(value: Any, kind: type) -> bool:
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Fetch inputs ahead of the computation that needs them.
 
-    Compiling refuses it if anything else is done to the input, if the strategy is
-    pipelined, without IO tiles, or with an output mode other than `OutputMode.All` and
-    `Sum`.
+    Compiling refuses it if anything else is done to the input, and, unless the mode is
+    `NoOverlap`, if the strategy is pipelined, without IO tiles, or with an output mode
+    other than `OutputMode.All` and `Sum`.
 
     Args:
         input_tensors: Inputs of the model: a tensor, or tuples, lists and dicts of
@@ -490,21 +490,21 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     return _mark(overlapped_output, output_tensors, mode)
 
 
-def overlapped_input(tensor: Tensor) -> Tensor:
+def overlapped_input(tensor: Tensor, mode: str) -> Tensor:
     """Mark an input, for `set_overlap_for_input`."""
     return tensor.view_as(tensor)
 
 
-def overlapped_output(tensor: Tensor) -> Tensor:
+def overlapped_output(tensor: Tensor, mode: str) -> Tensor:
     """Mark an output, for `set_overlap_for_output`."""
     return tensor.view_as(tensor)
 
 
 def _mark(mark: Any, tensors: Any, mode: OverlapMode) -> Any:
-    trace = current_trace()
-    if mode.value == OverlapMode.NoOverlap.value or trace is None:
+    trace, name = current_trace(), mode.value
+    if trace is None:
         return tensors
-    return map_tensors(tensors, lambda tensor: trace.record(mark, tensor))
+    return map_tensors(tensors, lambda tensor: trace.record(mark, tensor, name))
 
 
 # Blocks -------------------------------------------------------------------------

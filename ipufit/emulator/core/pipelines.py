@@ -9,7 +9,7 @@ import torch
 from torch.fx.node import Node
 
 from .._options_keys import popart_error, refused_settings, validate_popart_options
-from ..enums import OutputMode
+from ..enums import OutputMode, OverlapMode
 from ..errors import createPoptorchError
 from ..ops import overlapped_input, overlapped_output
 from ..options import (
@@ -157,7 +157,7 @@ def _check_overlap(program: Program, options: Options, is_training: bool) -> Non
                 "returned twice. Please check all returned tensors including those "
                 "nested in tuples/lists."
             )
-    if not marks:
+    if all(mark.args[1] == OverlapMode.NoOverlap.value for mark in marks):
         return
     if is_pipelined(options._execution_strategy):
         raise createPoptorchError(

@@ -299,6 +299,14 @@ def test_a_mark_in_the_wrong_place_is_refused(forward, fragment):
 def test_options_without_an_overlap_are_refused(opts, message):
     with pytest.raises(poptorch.Error, match=message):
         run(lambda x: mark_in(x), opts)
+    run(lambda x: mark_in(x, poptorch.OverlapMode.NoOverlap), opts)
+
+
+@pytest.mark.parametrize("mark", [mark_in, mark_out])
+def test_a_mark_without_an_overlap_has_its_place_too(mark):
+    """PopTorch, `OverlappedIO.cpp:166`."""
+    with pytest.raises(poptorch.Error, match=r"not a tensor \w+put to the model"):
+        run(lambda x: mark(x * 2, poptorch.OverlapMode.NoOverlap) + 1)
 
 
 def test_the_loss_may_be_a_marked_output():
