@@ -600,11 +600,12 @@ class LegacyBeginBlockFn(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._layer_to_call = layer_to_call
-        self._begin_block = _BeginBlockHook(user_id, ipu_id)
+        self._user_id = user_id
+        self._ipu_id = ipu_id
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Begin the block, and call the function with these arguments."""
-        self._begin_block(self, args)
+        _begin_block_of(self)
         return self._layer_to_call(*args, **kwargs)
 
 
@@ -619,14 +620,18 @@ class _BeginBlockHook:
         self._ipu_id = ipu_id
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        trace = enclosing_trace()
-        if trace is not None:
-            # As in PopTorch, the hook keeps its first automatic id for later traces.
-            self._user_id = self._user_id or trace.strategy._next_auto_id()
-            Block.start(self._user_id, self._ipu_id)
+        _begin_block_of(self)
 
     def __repr__(self) -> str:
         return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
+
+
+def _begin_block_of(owner: LegacyBeginBlockFn | _BeginBlockHook) -> None:
+    """Begin a block whose first automatic id stays for later traces, as in PopTorch."""
+    trace = enclosing_trace()
+    if trace is not None:
+        owner._user_id = owner._user_id or trace.strategy._next_auto_id()
+        Block.start(owner._user_id, owner._ipu_id)
 
 
 def BeginBlock(

@@ -192,7 +192,8 @@ def test_hooks_remember_their_first_automatic_id():
 
 
 def test_functions_remember_their_first_automatic_id():
-    double = BeginBlock(lambda x: x * 2)
+    double = BeginBlock(lambda x: x * 2, ipu_id=3)
+    assert (double._user_id, double._ipu_id) == (None, 3)  # as PopTorch's tests read
     first, second = _traces(2, PipelinedExecution(AutoStage.AutoIncrement), double, X)
     assert _names(first) == _names(second) == ["0"]
 
