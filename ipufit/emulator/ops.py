@@ -37,11 +37,7 @@ from .core.recording import (
     require_tensor,
 )
 from .core.slices import dynamic_slice, dynamic_update
-from .enums import (
-    MatMulSerializationMode,
-    MultiConvPlanType,
-    OverlapMode,
-)
+from .enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from .errors import Error, createPoptorchError, require
 
 _ResultT = TypeVar("_ResultT")
@@ -839,7 +835,6 @@ ATTR_PREFIX = "attr:"
 attributes_lists: list[dict[str, Any]] = []
 """The attributes of all calls of `custom_op`, kept for good."""
 
-_ATTRIBUTE_TYPES = (float, int, str)
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 
@@ -930,24 +925,11 @@ def custom_op(
         [tensor([0.])]
     """
     attributes = attributes or {}
-    for key, value in attributes.items():
-        _check_attribute(key, value)
-    attributes_lists.append(attributes)
     trace = current_trace()
+    _check_attributes(attributes, is_compiled=trace is not None)
+    attributes_lists.append(attributes)
     if trace is None:
         return [torch.zeros_like(example) for example in example_outputs]
-    for key, value in attributes.items():
-        if not as_list(value):
-            raise createPoptorchError(
-                f"Attribute {key!r} is empty: PopTorch reads the type of a list from "
-                "its first element (`LowerToPopart.cpp`). Leave it out."
-            )
-        for element in as_list(value):
-            if isinstance(element, float) and abs(element) > _LARGEST_FLOAT:
-                side = "high" if element > 0 else "low"
-                raise createPoptorchError(
-                    f"{element:g} is too {side} for a Popart float attribute."
-                )
     outputs: list[Any]
     inputs, full_name = list(inputs), f"{domain}::{name}"
     trace.require_device(full_name, inputs)
@@ -997,23 +979,36 @@ def _kinds(values: Sequence[Any]) -> list[str]:
     ]
 
 
-def _check_attribute(key: Any, value: Any) -> None:
-    if not isinstance(key, str):
-        raise ValueError(f"All attribute keys must be strings. Got {key!r}.")
-    elements = as_list(value)
-    if not all(isinstance(element, _ATTRIBUTE_TYPES) for element in elements):
-        raise ValueError(
-            "Attribute values must be floats, ints, strings or a list/tuple of "
-            f"float, ints of strings. {key!r} is {value!r}."
-        )
-    if not all(isinstance(element, type(elements[0])) for element in elements):
-        raise ValueError(
-            "The types in a list/tuple attribute must all be the same. "
-            f"{key!r} is {value!r}."
-        )
-    for text in (key, *elements):
-        if isinstance(text, str) and not text.isascii():
-            raise ValueError(f"{text} contains non-ASCII characters.")
+def _check_attributes(attributes: dict[str, Any], *, is_compiled: bool) -> None:
+    """Refuse attributes that PopTorch refuses at the call, or when it compiles it."""
+    for key, value in attributes.items():
+        if not isinstance(key, str):
+            raise ValueError(f"All attribute keys must be strings. Got {key!r}.")
+        elements = as_list(value)
+        if not all(isinstance(element, (float, int, str)) for element in elements):
+            raise ValueError(
+                "Attribute values must be floats, ints, strings or a list/tuple of "
+                f"float, ints of strings. {key!r} is {value!r}."
+            )
+        if not all(isinstance(element, type(elements[0])) for element in elements):
+            raise ValueError(
+                "The types in a list/tuple attribute must all be the same. "
+                f"{key!r} is {value!r}."
+            )
+        for text in (key, *elements):
+            if isinstance(text, str) and not text.isascii():
+                raise ValueError(f"{text} contains non-ASCII characters.")
+        if is_compiled and not elements:
+            raise createPoptorchError(
+                f"Attribute {key!r} is empty: PopTorch reads the type of a list from "
+                "its first element (`LowerToPopart.cpp`). Leave it out."
+            )
+        for element in elements if is_compiled else ():
+            if isinstance(element, float) and abs(element) > _LARGEST_FLOAT:
+                side = "high" if element > 0 else "low"
+                raise createPoptorchError(
+                    f"{element:g} is too {side} for a Popart float attribute."
+                )
 
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:

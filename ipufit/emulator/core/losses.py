@@ -28,13 +28,7 @@ from torch.fx.node import Node, map_arg
 
 from ..errors import createPoptorchError
 from ..ops import identity_loss
-from .graph import (
-    effects_of,
-    error_about,
-    map_tensors,
-    node_arguments,
-    original,
-)
+from .graph import effects_of, error_about, map_tensors, node_arguments, original
 
 _LOSSES = """
     binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
