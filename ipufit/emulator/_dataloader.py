@@ -8,7 +8,6 @@ only counts the free slots.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import math
@@ -20,9 +19,11 @@ import signal
 import sys
 import tempfile
 import weakref
+from dataclasses import dataclass, field
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import Any, Iterator, NamedTuple, Sequence, Tuple, Union
+from multiprocessing.util import Finalize
+from typing import IO, Any, Iterator, NamedTuple, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ._logging import logger
 from ._utils import (
+    combine_batch_tensors_gen,
     flattenTensorStructure,
     getCustomParser,
     pickled_parsers,
@@ -107,8 +109,6 @@ class AsynchronousDataAccessor:
         >>> accessor.terminate()
     """
 
-    _process: Any = None  # also if the accessor was refused
-
     def __init__(
         self,
         dataset: Any,
@@ -145,44 +145,37 @@ class AsynchronousDataAccessor:
         self._generation = -1  # 0 from the first `iter` on, one more at each restart
         self._must_restart = True  # whether `iter` has to ask for the beginning
         self._is_at_end = False
-        self._num_held = 0
-        self._owner = os.getpid()
+        self._holds_slot = False
         context: Any = multiprocessing.get_context(_START_METHODS[sharing_strategy])
-        worker = _Worker(
-            buffer_size,
-            rebatched_size,
-            load_indefinitely=load_indefinitely,
-            early_preload=early_preload,
-        )
         if sharing_strategy == SharingStrategy.FileSystem:
             # By value: multiprocessing would move its tensors to shared memory.
             dataset = pickle.dumps(dataset, protocol=4)
         self._connection, theirs = context.Pipe()
         is_fork = sharing_strategy == SharingStrategy.Fork
-        inherited = self._connection if is_fork else None
-        process = context.Process(
-            target=worker.serve, args=(theirs, inherited, dataset)
+        worker = _Worker(
+            dataset,
+            theirs,
+            self._connection if is_fork else None,
+            buffer_size,
+            rebatched_size,
+            load_indefinitely,
+            is_held=not early_preload,
+        )
+        self._process = context.Process(target=worker.serve)
+        self._process.start()
+        theirs.close()
+        # At exit it runs before multiprocessing waits for the process, and it does
+        # nothing in a forked copy of this process.
+        self._end = Finalize(
+            self, _end, (self._process, self._connection), exitpriority=0
         )
         try:
-            process.start()
+            self._slots = self._receive_slots()
         except BaseException:
-            self._connection.close()
-            raise
-        finally:
-            theirs.close()
-        self._process = process
-        # The handler runs before multiprocessing's own, which would wait for ever,
-        # because it is registered after that.
-        atexit.unregister(_terminate_all)
-        atexit.register(_terminate_all)
-        _accessors.add(self)
-        try:
-            self._receive_start()
-        except BaseException:
-            self.terminate()
+            self._end()
             raise
 
-    def _receive_start(self) -> None:
+    def _receive_slots(self) -> list[list[Tensor]]:
         """Wait for the first reply of the process, and map its shared memory."""
         start = self._receive()
         if start is None:
@@ -194,11 +187,8 @@ class AsynchronousDataAccessor:
                 "from there unless they are forked."
             )
         self._like, specs = start
-        file_descriptor = reduction.recv_handle(self._connection)
-        try:
-            self._slots = slots_of(file_descriptor, specs, self._num_slots)
-        finally:
-            os.close(file_descriptor)
+        with os.fdopen(reduction.recv_handle(self._connection), "r+b") as file:
+            return slots_of(file, specs, self._num_slots)
 
     def terminate(self) -> None:
         """End the background process; does nothing the second time.
@@ -212,22 +202,8 @@ class AsynchronousDataAccessor:
             >>> accessor = AsynchronousDataAccessor([torch.ones(1)])
             >>> accessor.terminate()
         """
-        # A forked copy of this process must not end the worker.
-        if self._process is None or self._owner != os.getpid():
-            return
-        process, self._process = self._process, None
+        self._end()
         self._slots = []  # the memory stays for as long as there are elements
-        self._send(_STOP)
-        self._connection.close()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            process.join(_PATIENCE_SECONDS)
-            if process.is_alive():
-                os.kill(process.pid, number)
-        process.join()
-        process.close()
-
-    def __del__(self) -> None:
-        self.terminate()
 
     def _send(self, request: Request) -> None:
         with contextlib.suppress(ConnectionError):  # if it is gone, `_receive` tells
@@ -254,10 +230,10 @@ class AsynchronousDataAccessor:
             f"{self._process.exitcode})."
         )
 
-    def _release(self, count: int) -> None:
-        for _ in range(count):
+    def _release(self) -> None:
+        if self._holds_slot:
             self._send(_RELEASE)
-        self._num_held = 0
+            self._holds_slot = False
 
     # Iteration ----------------------------------------------------------------
 
@@ -282,25 +258,24 @@ class AsynchronousDataAccessor:
             iter(self)
         if self._is_at_end:
             raise StopIteration
-        if self._num_slots == 1:  # nothing can be read ahead while it's held
-            self._release(self._num_held)
         while True:
+            if self._num_slots == 1:  # nothing can be read ahead while it's held
+                self._release()
             reply = self._receive()
             if reply is None:
                 raise AssertionError(
                     "An error occurred in the data fetcher, the process that reads the "
                     f"dataset. {self._failure()}"
                 )
-            if reply.generation == self._generation:
+            if reply.slot is not None:
+                self._release()
+                self._holds_slot = True
+            if reply.generation == self._generation:  # not from before a restart
                 break
-            if reply.slot is not None:  # from before a restart
-                self._release(self._num_held + 1)
         self._must_restart = reply.slot is not None or reply.is_idle
         if reply.slot is None:
             self._is_at_end = True
             raise StopIteration
-        self._release(self._num_held)
-        self._num_held = 1
         # A view of its own for each turn: the caller may resize or retype it.
         tensors = [tensor.view(tensor.shape) for tensor in self._slots[reply.slot]]
         if reply.num_rows is not None:
@@ -309,17 +284,22 @@ class AsynchronousDataAccessor:
 
     def _require_process(self) -> None:
         require(
-            self._process is not None,
+            self._slots,
             "This AsynchronousDataAccessor was terminated: make a new one.",
         )
 
 
-_accessors: weakref.WeakSet[AsynchronousDataAccessor] = weakref.WeakSet()
-
-
-def _terminate_all() -> None:
-    for accessor in list(_accessors):
-        accessor.terminate()
+def _end(process: Any, connection: Connection) -> None:
+    """End the background process of an accessor."""
+    with contextlib.suppress(ConnectionError):
+        connection.send(_STOP)
+    connection.close()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        process.join(_PATIENCE_SECONDS)
+        if process.is_alive():
+            os.kill(process.pid, number)
+    process.join()
+    process.close()
 
 
 # What is sent ---------------------------------------------------------------------
@@ -365,18 +345,19 @@ def _skeleton(element: Any) -> Any:
         Error: The element is of a type that has no registered parser, or contains
             something else than tensors.
     """
-    is_custom = getCustomParser(element, exact=True) is not None
-    if isinstance(element, (dict, list, tuple)) and not is_custom:
-        members = element.values() if isinstance(element, dict) else element
-        if all(isinstance(member, Tensor) for member in members):
-            is_custom = True
-            element = dict(element) if isinstance(element, dict) else list(element)
-    if not (is_custom or isinstance(element, Tensor)):
+    like, members = element, [element]
+    if getCustomParser(element, exact=True) is not None:
+        members = []  # its parser knows where the tensors are
+    elif isinstance(element, dict):
+        like, members = dict(element), [*element.values()]
+    elif isinstance(element, (list, tuple)):
+        like = members = [*element]
+    if not all(isinstance(member, Tensor) for member in members):
         raise createPoptorchError(
             "An element must be a tensor, a flat list, tuple or dict of tensors, "
             f"or of a type with a registered parser; got {_describe(element)}."
         )
-    return reconstructTensorStructure(element, itertools.repeat(torch.empty(0)))
+    return reconstructTensorStructure(like, itertools.repeat(torch.empty(0)))
 
 
 def _tensors_of(element: Any, like: Any) -> list[Tensor]:
@@ -409,58 +390,41 @@ def _describe(element: Any) -> str:
 # Shared memory ------------------------------------------------------------------
 
 
-def _num_bytes(spec: Spec) -> int:
-    shape, dtype = spec
-    return math.prod(shape) * torch.empty((), dtype=dtype).element_size()
-
-
-def _starts(specs: Sequence[Spec]) -> list[int]:
-    """Return where each tensor of a slot begins, and at the end the size of a slot."""
-    sizes = (-(-_num_bytes(spec) // 64) * 64 for spec in specs)  # whole cache lines
-    return [0, *itertools.accumulate(sizes)]
-
-
-def shared_file(specs: Sequence[Spec], num_slots: int) -> int:
-    """Create a shared file for a ring of slots, and return its descriptor.
-
-    The caller closes the descriptor. The file has no name: it is deleted when no
-    process and no tensor uses it any more.
-    """
+def shared_file() -> IO[bytes]:
+    """Open a new file in memory. It lives until no process and no tensor uses it."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("poptorch_ring_buffer")
-    else:  # not Linux
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    # An empty file can't be mapped.
-    os.truncate(descriptor, num_slots * _starts(specs)[-1] or 1)
-    return descriptor
+        return os.fdopen(os.memfd_create("poptorch_ring_buffer"), "r+b")
+    return tempfile.TemporaryFile()  # not Linux
 
 
 def slots_of(
-    file_descriptor: int, specs: Sequence[Spec], num_slots: int
+    file: IO[bytes], specs: Sequence[Spec], num_slots: int
 ) -> list[list[Tensor]]:
     """Map a shared file, and return the tensors of each slot.
 
     Example:
         >>> specs = [((2,), torch.float32)]
-        >>> descriptor = shared_file(specs, num_slots=3)
-        >>> writer, reader = (slots_of(descriptor, specs, 3) for _ in range(2))
-        >>> os.close(descriptor)
+        >>> with shared_file() as file:
+        ...     writer, reader = (slots_of(file, specs, 3) for _ in range(2))
         >>> _ = writer[1][0].fill_(7.0)
         >>> reader[1]
         [tensor([7., 7.])]
     """
-    memory: Any = mmap.mmap(file_descriptor, 0)  # the tensors keep it alive
-    flat = torch.frombuffer(memory, dtype=torch.uint8)
-    *starts, size = _starts(specs)
+    sizes = [
+        math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+        for shape, dtype in specs
+    ]
+    widths = [-(-size // 64) * 64 for size in sizes]  # whole cache lines
+    num_bytes = num_slots * sum(widths)
+    file.truncate(num_bytes or 1)  # an empty file can't be mapped
+    memory: Any = mmap.mmap(file.fileno(), 0)  # the tensors keep it alive
+    flat = torch.frombuffer(memory, dtype=torch.uint8).narrow(0, 0, num_bytes)
     return [
         [
-            flat.narrow(0, slot * size + start, _num_bytes(spec))
-            .view(spec[1])
-            .view(spec[0])
-            for start, spec in zip(starts, specs)
+            part.narrow(0, 0, size).view(dtype).view(shape)
+            for part, size, (shape, dtype) in zip(slot.split(widths), sizes, specs)
         ]
-        for slot in range(num_slots)
+        for slot in flat.view(num_slots, sum(widths))
     ]
 
 
@@ -475,155 +439,139 @@ class _Restarted(Exception):
     """Raised when the consumer asks for the dataset from its beginning."""
 
 
+@dataclass
 class _Worker:
     """Reads the dataset, epoch after epoch, into the free slots of the ring.
 
-    Args:
+    Attributes:
+        dataset: The dataset, or its pickle.
+        connection: The process's end of the pipe.
+        inherited: The consumer's end of the pipe if forking has copied it. It is
+            closed, or the process wouldn't notice that the consumer has ended.
         num_slots: Number of slots of the ring.
         rebatched_size: Rows to collect in each slot; None leaves elements as they are.
         load_indefinitely: Whether to read the next epoch as soon as one ends.
-        early_preload: Whether to fill the ring before the consumer starts.
+        is_held: Whether to wait for the consumer's first `iter` with the second slot.
     """
 
-    def __init__(
-        self,
-        num_slots: int,
-        rebatched_size: int | None,
-        *,
-        load_indefinitely: bool,
-        early_preload: bool,
-    ) -> None:
-        self._num_slots = self._num_free = num_slots
-        self._rebatched_size = rebatched_size
-        self._load_indefinitely = load_indefinitely
-        self._is_held = not early_preload
-        self._rng_state = torch.get_rng_state().numpy()
-        self._parsers = pickled_parsers()
-        self._slot = 0
-        self._generation = 0
-        self._has_delivered = False
+    dataset: Any
+    connection: Connection
+    inherited: Connection | None
+    num_slots: int
+    rebatched_size: int | None
+    load_indefinitely: bool
+    is_held: bool
+    rng_state: Any = field(default_factory=lambda: torch.get_rng_state().numpy())
+    parsers: list[bytes] = field(default_factory=pickled_parsers)
+    generation: int = 0
+    num_delivered: int = 0
+    num_released: int = 0
 
-    def serve(
-        self,
-        connection: Connection,
-        inherited: Connection | None,
-        dataset: Any,
-    ) -> None:
-        """Serve one accessor until it stops; the target of the process.
-
-        Args:
-            connection: The process's end of the pipe.
-            inherited: The consumer's end of the pipe if forking has copied it. It is
-                closed, or the process wouldn't notice that the consumer has ended.
-            dataset: The dataset, or its pickle.
-        """
-        if inherited is not None:
-            inherited.close()
+    def serve(self) -> None:
+        """Serve one accessor until it stops; the target of the process."""
+        if self.inherited is not None:
+            self.inherited.close()
         torch.set_num_threads(1)  # as torch's workers: OpenMP doesn't survive a fork
         if sys.platform == "linux":
             # The dataset's own workers: to fork this process, which has one thread,
             # spares each of them seconds of imports. A loader's
             # `multiprocessing_context` wins.
             multiprocessing.set_start_method("fork", force=True)
-        self._connection = connection
         # An interrupt, or a consumer that is gone, is no failure of the dataset.
-        with contextlib.closing(connection), contextlib.suppress(
+        with contextlib.closing(self.connection), contextlib.suppress(
             _Stopped, KeyboardInterrupt
         ):
             try:
-                self._run(dataset)
+                self._run()
             except _Stopped:
                 raise
             except Exception:
                 self._send(None)
                 raise  # multiprocessing prints it to this process's stderr
 
-    def _run(self, dataset: Any) -> None:
+    def _run(self) -> None:
         """Read until `_Stopped`, or an exception of the dataset."""
-        for parser in self._parsers:
+        for parser in self.parsers:
             registerCustomArgParser(*pickle.loads(parser))
-        torch.set_rng_state(torch.from_numpy(self._rng_state))
-        if isinstance(dataset, bytes):
-            dataset = pickle.loads(dataset)
-        elements = self._begin(iter(dataset))
+        torch.set_rng_state(torch.from_numpy(self.rng_state))
+        if isinstance(self.dataset, bytes):
+            self.dataset = pickle.loads(self.dataset)
+        elements = self._begin(iter(self.dataset))
         while True:
             with contextlib.suppress(_Restarted):
-                self._run_epoch(dataset, elements)
+                self._run_epoch(elements)
             # The iterator's own processes end before the dataset starts others.
             elements = iter(())
-            elements = iter(dataset)
+            elements = iter(self.dataset)
 
     def _begin(self, elements: Iterator[Any]) -> Iterator[Any]:
         """Read the first element, and make slots of its shapes and types."""
-        first = next(elements, self)
-        if first is self:
+        for first in elements:
+            break
+        else:
             raise createPoptorchError("The dataset is empty.")
         self._like = _skeleton(first)
         tensors = _tensors_of(first, self._like)
         specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        size = self._rebatched_size
+        size = self.rebatched_size
         if size is not None:
             _common_rows(tensors, size)
             specs = [((size, *shape[1:]), dtype) for shape, dtype in specs]
-        file_descriptor = shared_file(specs, self._num_slots)
-        try:
-            self._slots = slots_of(file_descriptor, specs, self._num_slots)
+        with shared_file() as file:
+            self._slots = slots_of(file, specs, self.num_slots)
             self._send((self._like, specs))
-            reduction.send_handle(self._connection, file_descriptor, os.getppid())
-        finally:
-            os.close(file_descriptor)
+            reduction.send_handle(self.connection, file.fileno(), os.getppid())
         return itertools.chain([first], elements)
 
-    def _run_epoch(self, dataset: Any, elements: Iterator[Any]) -> None:
+    def _run_epoch(self, elements: Iterator[Any]) -> None:
         """Fill slots with one element each, or with `rebatched_size` rows each."""
-        size, num_filled = self._rebatched_size, 0
-        self._has_delivered = False
-        self._wait_for_slot()
+        size, num_filled, num_before = self.rebatched_size, 0, self.num_delivered
+        slot = self._next_slot()
         for element in elements:
             sources = _tensors_of(element, self._like)
             if size is None:
-                for target, source in zip(self._slots[self._slot], sources):
+                for target, source in zip(slot, sources):
                     target.copy_(source)
-                self._deliver(None)
-                self._wait_for_slot()
+                self._deliver()
+                slot = self._next_slot()
                 continue
             num_rows, num_taken = _common_rows(sources, size), 0
             while num_taken < num_rows:
                 count = min(num_rows - num_taken, size - num_filled)
-                for target, source in zip(self._slots[self._slot], sources):
+                for target, source in zip(slot, sources):
                     rows = source.narrow(0, num_taken, count)
                     target.narrow(0, num_filled, count).copy_(rows)
                 num_taken += count
                 num_filled += count
                 if num_filled == size:
-                    self._deliver(None)
-                    self._wait_for_slot()
-                    num_filled = 0
-        if num_filled and not getattr(dataset, "rebatched_drop_last", True):
+                    self._deliver()
+                    slot, num_filled = self._next_slot(), 0
+        if num_filled and not getattr(self.dataset, "rebatched_drop_last", True):
             self._deliver(num_filled)
         # An epoch without data isn't repeated unasked: that would never pause.
-        is_idle = not (self._load_indefinitely and self._has_delivered)
-        self._send(Reply(self._generation, is_idle=is_idle))
+        is_idle = not self.load_indefinitely or self.num_delivered == num_before
+        self._send(Reply(self.generation, is_idle=is_idle))
         while is_idle:
             self._receive(wait=True)
 
-    def _deliver(self, num_rows: int | None) -> None:
-        self._send(Reply(self._generation, self._slot, num_rows))
-        self._has_delivered = True
-        self._num_free -= 1
-        self._slot = (self._slot + 1) % self._num_slots
-        while self._is_held:
+    def _deliver(self, num_rows: int | None = None) -> None:
+        slot = self.num_delivered % self.num_slots
+        self._send(Reply(self.generation, slot, num_rows))
+        self.num_delivered += 1
+        while self.is_held:
             self._receive(wait=True)
 
-    def _wait_for_slot(self) -> None:
+    def _next_slot(self) -> list[Tensor]:
         """Handle pending requests, and wait until a slot is free."""
-        while self._receive(wait=self._num_free == 0):
-            pass
+        num_filled = self.num_delivered - self.num_released
+        while self._receive(wait=num_filled == self.num_slots):
+            num_filled = self.num_delivered - self.num_released
+        return self._slots[self.num_delivered % self.num_slots]
 
     def _send(self, reply: Any) -> None:
         """Send a reply, or None if this process fails."""
         try:
-            self._connection.send(reply)
+            self.connection.send(reply)
         except ConnectionError as error:
             raise _Stopped from error
 
@@ -635,19 +583,19 @@ class _Worker:
             _Stopped: The consumer asks for the end, or has ended.
         """
         try:
-            if not wait and not self._connection.poll(0):
+            if not wait and not self.connection.poll(0):
                 return False
-            request: Request = self._connection.recv()
+            request: Request = self.connection.recv()
         except (EOFError, ConnectionError) as error:
             raise _Stopped from error
         if request == _STOP:
             raise _Stopped
         if request == _RELEASE:
-            self._num_free += 1
+            self.num_released += 1
             return True
-        self._is_held = False
-        if request != self._generation:
-            self._generation = int(request)
+        self.is_held = False
+        if request != self.generation:
+            self.generation = int(request)
             raise _Restarted
         return True
 
