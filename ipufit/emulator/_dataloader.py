@@ -506,9 +506,8 @@ class _Worker:
 
     def _begin(self, elements: Iterator[Any]) -> Iterator[Any]:
         """Read the first element, and make slots of its shapes and types."""
-        for first in elements:
-            break
-        else:
+        first: Any = next(elements, self)
+        if first is self:
             raise createPoptorchError("The dataset is empty.")
         self._like = _skeleton(first)
         tensors = _tensors_of(first, self._like)
@@ -701,26 +700,32 @@ class DataLoader(TorchDataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         if batch_sampler is not None:
-            _check_batch_sampler(
-                options,
-                is_alone=batch_size == 1 and not shuffle,
-                is_partitioned=auto_distributed_partitioning,
-            )
+            if batch_size != 1 or shuffle:
+                raise createPoptorchError(
+                    "A batch_sampler decides on batches and their order: it excludes "
+                    "batch_size and shuffle."
+                )
+            if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
+                raise createPoptorchError(
+                    "Data with a batch_sampler can't be partitioned for several "
+                    "processes: pass auto_distributed_partitioning=False and a sampler "
+                    "that does it."
+                )
             batch_size = getattr(batch_sampler, "batch_size", 1)
         require(
             isinstance(options, Options),
             f"options must be poptorch.Options, not {type(options).__name__}.",
         )
         options._freeze()
-        self._num_combined = Layout(options).input_blocks
-        self._combined_batch_size: int | None = None
+        num_combined = Layout(options).input_blocks
+        combined = None
         if batch_size is not None:
             # As in PopTorch, there are no `options` without a batch size.
             self._options = options
-            self._combined_batch_size = batch_size * self._num_combined
-        combined = self._combined_batch_size
+            combined = batch_size * num_combined
+        self._combined_batch_size = combined
+        self._num_joined = 1 if batch_sampler is None else num_combined
         self._user_drop_last = drop_last
-        self._has_batch_sampler = batch_sampler is not None
 
         num_processes = options.Distributed.numProcesses
         is_partitioned = num_processes > 1 and auto_distributed_partitioning
@@ -731,21 +736,28 @@ class DataLoader(TorchDataLoader[Any]):
                 "auto_distributed_partitioning=False and let the dataset do it.",
             )
             if num_workers > 1 and "worker_init_fn" not in kwargs:
-                _warn_of_repeated_data(num_workers)
+                logger.warning(
+                    "Each of the %d workers will go through the whole iterable "
+                    "dataset, so each element comes %d times. Pass a worker_init_fn "
+                    "that gives each worker a part.",
+                    num_workers,
+                    num_workers,
+                )
         elif batch_sampler is not None and combined is not None:
-            _warn_of_incomplete_group(batch_sampler, self._num_combined, drop_last)
+            _warn_of_incomplete_group(batch_sampler, num_combined, drop_last)
         elif combined and not drop_last:
             _warn_of_smaller_batch(len(dataset), combined, num_processes)
-        self._shuffled_partition: Partition | None = None
         if is_partitioned:
-            dataset = _partition(options, dataset, combined, drop_last, bool(shuffle))
-            self._shuffled_partition = dataset if shuffle else None
+            dataset = Partition(
+                dataset, options, combined, drop_last=drop_last, is_shuffled=shuffle
+            )
             shuffle = False
 
-        is_rebatched = mode == DataLoaderMode.AsyncRebatched
-        if mode == DataLoaderMode.Async:
-            # The accessor's slots have no place for a smaller batch at the end.
-            is_rebatched = not drop_last and (combined or 1) > 1
+        # The accessor's slots have no place for a smaller batch at the end.
+        has_smaller_batch = not drop_last and combined not in (None, 1)
+        is_rebatched = mode == DataLoaderMode.AsyncRebatched or (
+            mode == DataLoaderMode.Async and has_smaller_batch
+        )
         loaded_size = combined
         if is_rebatched and combined is not None:
             if rebatched_worker_size is not None:
@@ -755,37 +767,31 @@ class DataLoader(TorchDataLoader[Any]):
                     f"the combined batch size, {combined}.",
                 )
                 loaded_size = rebatched_worker_size
-            self.rebatched_drop_last = None if self._has_batch_sampler else drop_last
+            self.rebatched_drop_last = drop_last if batch_sampler is None else None
         if batch_sampler is None:
             kwargs.update(batch_size=loaded_size, shuffle=bool(shuffle))
             kwargs.update(drop_last=drop_last and not is_rebatched)
-        else:
-            kwargs.update(batch_sampler=batch_sampler)
         if persistent_workers is None:
             persistent_workers = num_workers > 0
         super().__init__(
             dataset,
             num_workers=num_workers,
+            batch_sampler=batch_sampler,
             persistent_workers=persistent_workers,
             **kwargs,
         )
         if mode in (DataLoaderMode.Async, DataLoaderMode.AsyncRebatched):
-            self._load_ahead(combined if is_rebatched else None, async_options or {})
-
-    def _load_ahead(
-        self, rebatched_size: int | None, async_options: dict[str, Any]
-    ) -> None:
-        """Start the background process."""
-        require(
-            "rebatched_size" not in async_options,
-            "The DataLoader decides on rebatched_size: remove it from "
-            "async_options and choose a mode instead.",
-        )
-        self._accessor = AsynchronousDataAccessor(
-            self, rebatched_size=rebatched_size, **async_options
-        )
-        # Not a cycle: the process ends as soon as the loader isn't used any more.
-        self._accessor._dataset = weakref.proxy(self)
+            async_options = async_options or {}
+            require(
+                "rebatched_size" not in async_options,
+                "The DataLoader decides on rebatched_size: remove it from "
+                "async_options and choose a mode instead.",
+            )
+            self._accessor = AsynchronousDataAccessor(
+                self, rebatched_size=combined if is_rebatched else None, **async_options
+            )
+            # Not a cycle: the process ends as soon as the loader isn't used any more.
+            self._accessor._dataset = weakref.proxy(self)
 
     @property
     def combinedBatchSize(self) -> int | None:
@@ -826,9 +832,6 @@ class DataLoader(TorchDataLoader[Any]):
         if self._accessor is not None:
             self._accessor.terminate()
 
-    def __del__(self) -> None:
-        self.terminate()
-
     def __len__(self) -> int:
         """Return the number of batches.
 
@@ -847,53 +850,23 @@ class DataLoader(TorchDataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._accessor is not None:  # its process has a copy that shuffles
             return iter(self._accessor)
-        if self._shuffled_partition is not None:
-            self._shuffled_partition.shuffle()
+        if isinstance(self.dataset, Partition):
+            self.dataset.shuffle()
         batches: Iterator[Any] = super().__iter__()
-        if self._has_batch_sampler and self._num_combined != 1:
-            return self._combine(batches)
-        return batches
+        return batches if self._num_joined == 1 else self._join(batches)
 
-    def _combine(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _join(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Concatenate the micro-batches of each call along dimension 0.
 
         Leaves that aren't tensors are taken from the first micro-batch.
         """
         while True:
-            group = list(itertools.islice(batches, self._num_combined))
-            if len(group) < self._num_combined and (self._user_drop_last or not group):
+            group = list(itertools.islice(batches, self._num_joined))
+            if len(group) < self._num_joined and (self._user_drop_last or not group):
                 return
             leaves = [list(flattenTensorStructure(batch, group[0])) for batch in group]
-            yield reconstructTensorStructure(
-                group[0], [torch.cat(tensors) for tensors in zip(*leaves)]
-            )
-
-
-def _check_batch_sampler(
-    options: Options, *, is_alone: bool, is_partitioned: bool
-) -> None:
-    """Refuse what a batch sampler excludes: `batch_size`, `shuffle`, partitions."""
-    if not is_alone:
-        raise createPoptorchError(
-            "A batch_sampler decides on batches and their order: it excludes "
-            "batch_size and shuffle."
-        )
-    if options.Distributed.numProcesses > 1 and is_partitioned:
-        raise createPoptorchError(
-            "Data with a batch_sampler can't be partitioned for several "
-            "processes: pass auto_distributed_partitioning=False and a sampler "
-            "that does it."
-        )
-
-
-def _warn_of_repeated_data(num_workers: int) -> None:
-    logger.warning(
-        "Each of the %d workers will go through the whole iterable "
-        "dataset, so each element comes %d times. Pass a worker_init_fn "
-        "that gives each worker a part.",
-        num_workers,
-        num_workers,
-    )
+            joined = combine_batch_tensors_gen(leaves)
+            yield reconstructTensorStructure(group[0], joined)
 
 
 def _warn_of_incomplete_group(
@@ -928,30 +901,6 @@ def _warn_of_smaller_batch(size: int, combined: int, num_processes: int) -> None
         )
 
 
-def _partition(
-    options: Options, dataset: Any, combined: int | None, drop_last: bool, shuffle: bool
-) -> Partition:
-    """Return the part of a dataset that this process reads."""
-    require(
-        not shuffle or options.exists("random_seed"),
-        "To shuffle the data of several processes they need a common seed: "
-        "call options.randomSeed(seed) in each of them.",
-    )
-    if combined is None:
-        raise AssertionError(
-            "Data without batches (batch_size=None) can't be partitioned: pass "
-            "auto_distributed_partitioning=False."
-        )
-    return Partition(
-        dataset,
-        options.Distributed.processId,
-        options.Distributed.numProcesses,
-        combined,
-        drop_last=drop_last,
-        seed=options("random_seed") if shuffle else None,
-    )
-
-
 class Partition(Dataset[Any]):
     """The block of a dataset that one of several processes reads.
 
@@ -969,17 +918,21 @@ class Partition(Dataset[Any]):
 
     Args:
         dataset: The whole dataset; needs a length.
-        process_index: Number of this process, from 0 on.
-        num_processes: Number of processes that share the dataset.
-        combined_batch_size: Elements that one process takes per call.
+        options: The options of this process, with its index and the common seed.
+        combined: Elements that one process takes per call; None is refused.
         drop_last: Whether all processes get the same number of full batches.
-        seed: Seed common to all processes; None if the data is never shuffled.
+        is_shuffled: Whether `shuffle` permutes the dataset.
 
     Raises:
+        AssertionError: If there are no batches, or the shuffle has no seed.
         ZeroDivisionError: If `drop_last` leaves nothing to any process.
 
     Example:
-        >>> block = Partition("abcdefghij", 1, 2, 2, drop_last=True, seed=None)
+        >>> options = Options()
+        >>> _ = options.Distributed.configureProcessId(1, 2)
+        >>> block = Partition(
+        ...     "abcdefghij", options, 2, drop_last=True, is_shuffled=False
+        ... )
         >>> [block[index] for index in range(len(block))]
         ['e', 'f', 'g', 'h']
     """
@@ -987,46 +940,55 @@ class Partition(Dataset[Any]):
     def __init__(
         self,
         dataset: Any,
-        process_index: int,
-        num_processes: int,
-        combined_batch_size: int,
+        options: Options,
+        combined: int | None,
         *,
         drop_last: bool,
-        seed: int | None,
+        is_shuffled: bool | None,
     ) -> None:
-        self._dataset = dataset
-        self._seed = seed
-        size = len(dataset)
+        require(
+            not is_shuffled or options.exists("random_seed"),
+            "To shuffle the data of several processes they need a common seed: "
+            "call options.randomSeed(seed) in each of them.",
+        )
+        if combined is None:
+            raise AssertionError(
+                "Data without batches (batch_size=None) can't be partitioned: pass "
+                "auto_distributed_partitioning=False."
+            )
+        size, index = len(dataset), options.Distributed.processId
+        num_processes = options.Distributed.numProcesses
+        length, num_longer = divmod(size, num_processes)
+        leftovers = 0
         if drop_last:
-            per_call = combined_batch_size * num_processes
-            self._length = combined_batch_size * (size // per_call)
-            if self._length == 0:
+            per_call = combined * num_processes
+            length, num_longer = combined * (size // per_call), 0
+            if length == 0:
                 raise ZeroDivisionError(
                     f"The dataset has {size} elements, but one call takes {per_call} "
-                    f"= {combined_batch_size} per process * {num_processes} processes. "
+                    f"= {combined} per process * {num_processes} processes. "
                     "Pass more data, a smaller batch, or drop_last=False."
                 )
-            self._base_offset = process_index * self._length
-            self._leftovers = size % self._length
-        else:
-            share, remainder = divmod(size, num_processes)
-            self._length = share + (process_index < remainder)
-            self._base_offset = process_index * share + min(process_index, remainder)
-            self._leftovers = 0
-        self._offset = self._base_offset
+            leftovers = size % length
+        start = index * length + min(index, num_longer)
+        self._dataset = dataset
+        self._indices: Any = range(start, start + length + (index < num_longer))
+        self._offsets = start + leftovers, start  # of this epoch, and of the next
         self._permutation: torch.Tensor | None = None
         self._generator_state: torch.Tensor | None = None
+        if is_shuffled:
+            generator = torch.Generator().manual_seed(options("random_seed"))
+            self._generator_state = generator.get_state()
         # torch asks for it by name, to fetch several elements at once.
         if getattr(dataset, "__getitems__", None):
             self.__getitems__ = self._getitems
 
     def shuffle(self) -> None:
-        """Draw the permutation of the next epoch and move the block."""
+        """Draw the permutation of the next epoch, if there is one, and move the block."""
+        if self._generator_state is None:
+            return
         generator = torch.Generator()
-        if self._generator_state is not None:
-            generator.set_state(self._generator_state)
-        elif self._seed is not None:
-            generator.manual_seed(self._seed)
+        generator.set_state(self._generator_state)
         permutation = torch.randperm(len(self._dataset), generator=generator)
         self._generator_state = generator.get_state()
         if self._permutation is None:
@@ -1034,11 +996,12 @@ class Partition(Dataset[Any]):
             self._permutation = permutation
         else:  # in place: persistent workers see it
             self._permutation.copy_(permutation)
-        is_at_base = self._offset == self._base_offset
-        self._offset = self._base_offset + (self._leftovers if is_at_base else 0)
+        offset, other = self._offsets
+        self._offsets = other, offset
+        self._indices = self._permutation.narrow(0, offset, len(self))
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._indices)
 
     def __getitem__(self, index: Any) -> Any:
         return self._dataset[self._source_index(index)]
@@ -1047,10 +1010,8 @@ class Partition(Dataset[Any]):
         return self._dataset.__getitems__([self._source_index(i) for i in indices])
 
     def _source_index(self, index: Any) -> Any:
-        if not 0 <= index < self._length:
+        if not 0 <= index < len(self):
             raise IndexError(
-                f"Index {int(index)} is outside this process's {self._length} elements."
+                f"Index {int(index)} is outside this process's {len(self)} elements."
             )
-        if self._permutation is None:
-            return self._offset + index
-        return self._permutation[self._offset + index]
+        return self._indices[index]
