@@ -159,7 +159,7 @@ class AsynchronousDataAccessor:
             buffer_size,
             rebatched_size,
             load_indefinitely,
-            is_held=not early_preload,
+            num_usable=buffer_size if early_preload else 1,
         )
         self._process = context.Process(target=worker.serve)
         self._process.start()
@@ -451,7 +451,7 @@ class _Worker:
         num_slots: Number of slots of the ring.
         rebatched_size: Rows to collect in each slot; None leaves elements as they are.
         load_indefinitely: Whether to read the next epoch as soon as one ends.
-        is_held: Whether to wait for the consumer's first `iter` with the second slot.
+        num_usable: Slots that may be filled before the consumer's first `iter`.
     """
 
     dataset: Any
@@ -460,12 +460,12 @@ class _Worker:
     num_slots: int
     rebatched_size: int | None
     load_indefinitely: bool
-    is_held: bool
+    num_usable: int
     rng_state: Any = field(default_factory=lambda: torch.get_rng_state().numpy())
     parsers: list[bytes] = field(default_factory=pickled_parsers)
     generation: int = 0
     num_delivered: int = 0
-    num_released: int = 0
+    num_filled: int = 0
 
     def serve(self) -> None:
         """Serve one accessor until it stops; the target of the process."""
@@ -524,7 +524,7 @@ class _Worker:
 
     def _run_epoch(self, elements: Iterator[Any]) -> None:
         """Fill slots with one element each, or with `rebatched_size` rows each."""
-        size, num_filled, num_before = self.rebatched_size, 0, self.num_delivered
+        size, num_rows, num_before = self.rebatched_size, 0, self.num_delivered
         slot = self._next_slot()
         for element in elements:
             sources = _tensors_of(element, self._like)
@@ -534,19 +534,19 @@ class _Worker:
                 self._deliver()
                 slot = self._next_slot()
                 continue
-            num_rows, num_taken = _common_rows(sources, size), 0
-            while num_taken < num_rows:
-                count = min(num_rows - num_taken, size - num_filled)
+            length, num_taken = _common_rows(sources, size), 0
+            while num_taken < length:
+                count = min(length - num_taken, size - num_rows)
                 for target, source in zip(slot, sources):
                     rows = source.narrow(0, num_taken, count)
-                    target.narrow(0, num_filled, count).copy_(rows)
+                    target.narrow(0, num_rows, count).copy_(rows)
                 num_taken += count
-                num_filled += count
-                if num_filled == size:
+                num_rows += count
+                if num_rows == size:
                     self._deliver()
-                    slot, num_filled = self._next_slot(), 0
-        if num_filled and not getattr(self.dataset, "rebatched_drop_last", True):
-            self._deliver(num_filled)
+                    slot, num_rows = self._next_slot(), 0
+        if num_rows and not getattr(self.dataset, "rebatched_drop_last", True):
+            self._deliver(num_rows)
         # An epoch without data isn't repeated unasked: that would never pause.
         is_idle = not self.load_indefinitely or self.num_delivered == num_before
         self._send(Reply(self.generation, is_idle=is_idle))
@@ -557,14 +557,12 @@ class _Worker:
         slot = self.num_delivered % self.num_slots
         self._send(Reply(self.generation, slot, num_rows))
         self.num_delivered += 1
-        while self.is_held:
-            self._receive(wait=True)
+        self.num_filled += 1
 
     def _next_slot(self) -> list[Tensor]:
         """Handle pending requests, and wait until a slot is free."""
-        num_filled = self.num_delivered - self.num_released
-        while self._receive(wait=num_filled == self.num_slots):
-            num_filled = self.num_delivered - self.num_released
+        while self._receive(wait=self.num_filled >= self.num_usable):
+            pass
         return self._slots[self.num_delivered % self.num_slots]
 
     def _send(self, reply: Any) -> None:
@@ -590,9 +588,9 @@ class _Worker:
         if request == _STOP:
             raise _Stopped
         if request == _RELEASE:
-            self.num_released += 1
+            self.num_filled -= 1
             return True
-        self.is_held = False
+        self.num_usable = self.num_slots
         if request != self.generation:
             self.generation = int(request)
             raise _Restarted
@@ -984,7 +982,7 @@ class Partition(Dataset[Any]):
             self.__getitems__ = self._getitems
 
     def shuffle(self) -> None:
-        """Draw the permutation of the next epoch, if there is one, and move the block."""
+        """Draw the permutation of the next epoch, if any, and move the block."""
         if self._generator_state is None:
             return
         generator = torch.Generator()

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulator under PopTorch's name: `import poptorch` finds `ipufit.emulator`.
 
-In this process a finder on `sys.meta_path` makes `poptorch`, `popdist`, `popart` and
-`libpvti` other names of the emulator's own modules, so that each class exists once.
-Processes that this one starts have no such finder: they find the folder `_shim`, whose
-packages call `install` there. `multiprocessing` passes `sys.path` to processes that it
-spawns, and `PYTHONPATH` reaches interpreters started in any other way.
+In this process a finder on `sys.meta_path` makes `poptorch`, `popdist` and `popart`
+other names of the emulator's own modules, so that each class exists once. Processes
+that this one starts have no such finder: they find the folder `_shim`, whose modules
+of these names call `install` there. `multiprocessing` passes `sys.path` to processes
+that it spawns, and `PYTHONPATH` reaches interpreters started in any other way. The
+folder has the emulator's `libpvti` too, for all of them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ _TARGETS = {
 }
 """Names that scripts import -> the emulator's modules."""
 
-_REAL_PACKAGES = ("poptorch", "popdist", "popart")
-_PACKAGES = (*_REAL_PACKAGES, "libpvti")
+_PACKAGES = ("poptorch", "popdist", "popart")
 _POPART_PREFIXES = ("popart.", f"{_EMULATOR}._popart.")
 _SHIM_FOLDER = str(Path(__file__).with_name("_shim"))
 _ROOT = Path(__file__).parents[2]  # the folder that `ipufit` is in
@@ -100,11 +100,11 @@ class _AliasFinder(MetaPathFinder):
                 "none: leave it out here.",
                 name=fullname,
             )
-        if fullname.partition(".")[0] not in _PACKAGES:
-            return None
-        if fullname not in _TARGETS or find_spec(_TARGETS[fullname]) is None:
+        if fullname in _TARGETS:
+            return ModuleSpec(fullname, _AliasLoader(fullname))
+        if fullname.partition(".")[0] in _PACKAGES:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        return ModuleSpec(fullname, _AliasLoader(fullname))
+        return None
 
 
 class _Installation:
@@ -114,8 +114,10 @@ class _Installation:
         self._finder = _AliasFinder()
         self._hidden = _take_imported()
         self._new_folders = [_SHIM_FOLDER]
+        before = os.environ.get(_PYTHON_PATH)
         self._variables = {
-            name: os.environ.get(name) for name in (_PYTHON_PATH, STRICT_VARIABLE)
+            _PYTHON_PATH: before,
+            STRICT_VARIABLE: os.environ.get(STRICT_VARIABLE),
         }
 
         sys.meta_path.insert(0, self._finder)
@@ -124,7 +126,10 @@ class _Installation:
             # It was found in a folder that has left the path since.
             self._new_folders.append(str(_ROOT))
             sys.path.append(str(_ROOT))
-        os.environ[_PYTHON_PATH] = os.pathsep.join(_python_path())
+        folders = [_SHIM_FOLDER, *(before.split(os.pathsep) if before else [])]
+        if _ROOT.name not in _SITE_FOLDERS:  # those are searched anyway
+            folders.append(str(_ROOT))
+        os.environ[_PYTHON_PATH] = os.pathsep.join(dict.fromkeys(folders))
 
     def undo(self) -> None:
         """Restore modules, `sys.path` and the environment."""
@@ -197,7 +202,7 @@ def uninstall() -> None:
 
 
 def _refuse_to_hide_a_real_one() -> None:
-    for name in _REAL_PACKAGES:
+    for name in _PACKAGES:
         if name in sys.modules:
             module = sys.modules[name]  # `None` forbids an import
             is_ours = module is None or module.__name__.startswith(_EMULATOR)
@@ -216,15 +221,7 @@ def _refuse_to_hide_a_real_one() -> None:
 
 
 def _take_imported() -> dict[str, ModuleType]:
-    """Remove the modules of `_PACKAGES` from `sys.modules`, and return them."""
-    names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
+    """Remove what `install` replaces from `sys.modules`, and return it."""
+    packages = (*_PACKAGES, "libpvti")
+    names = [name for name in sys.modules if name.partition(".")[0] in packages]
     return {name: sys.modules.pop(name) for name in names}
-
-
-def _python_path() -> list[str]:
-    """List the folders of PYTHONPATH, between the shim's and the emulator's."""
-    before = os.environ.get(_PYTHON_PATH)
-    folders = [_SHIM_FOLDER, *(before.split(os.pathsep) if before else [])]
-    if _ROOT.name not in _SITE_FOLDERS:  # those are searched anyway
-        folders.append(str(_ROOT))
-    return list(dict.fromkeys(folders))
