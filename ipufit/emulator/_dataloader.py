@@ -970,7 +970,8 @@ class Partition(Dataset[Any]):
             leftovers = size % length
         start = index * length + min(index, num_longer)
         self._dataset = dataset
-        self._indices: Any = range(start, start + length + (index < num_longer))
+        self._length = length + (index < num_longer)
+        self._indices: Any = range(start, start + self._length)
         self._offsets = start + leftovers, start  # of this epoch, and of the next
         self._permutation: torch.Tensor | None = None
         self._generator_state: torch.Tensor | None = None
@@ -996,10 +997,10 @@ class Partition(Dataset[Any]):
             self._permutation.copy_(permutation)
         offset, other = self._offsets
         self._offsets = other, offset
-        self._indices = self._permutation.narrow(0, offset, len(self))
+        self._indices = self._permutation.narrow(0, offset, self._length)
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return self._length
 
     def __getitem__(self, index: Any) -> Any:
         return self._dataset[self._source_index(index)]
@@ -1008,8 +1009,8 @@ class Partition(Dataset[Any]):
         return self._dataset.__getitems__([self._source_index(i) for i in indices])
 
     def _source_index(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
+        if not 0 <= index < self._length:
             raise IndexError(
-                f"Index {int(index)} is outside this process's {len(self)} elements."
+                f"Index {int(index)} is outside this process's {self._length} elements."
             )
         return self._indices[index]
