@@ -43,12 +43,13 @@ def rows(name: str) -> Iterator[tuple[str, str]]:
     if (PACKAGE / f"{name}.py").exists():
         yield f"{name}.py", subject(PACKAGE / f"{name}.py")
         return
-    yield f"{name}/", subject(PACKAGE / name / "__init__.py")
+    if (PACKAGE / name / "__init__.py").exists():
+        yield f"{name}/", subject(PACKAGE / name / "__init__.py")
     for path in sorted((PACKAGE / name).glob("*.py")):
         if path.name != "__init__.py":
             yield f"{name}/{path.name}", subject(path)
-    for init in sorted((PACKAGE / name).glob("*/__init__.py")):
-        yield from rows(f"{name}/{init.parent.name}")
+    for folder in sorted({path.parent for path in (PACKAGE / name).glob("*/*.py")}):
+        yield from rows(f"{name}/{folder.name}")
 
 
 def sections() -> dict[str, list[tuple[str, str]]]:
