@@ -221,7 +221,10 @@ def _fits(value: Any, kind: str) -> bool:
 @functools.lru_cache(maxsize=None)
 def _signature(function: Callable[..., Any]) -> list[Overload]:
     """Return the signature of a function in Python; nothing if it doesn't tell."""
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # of a function in C that one in Python wraps: `x ** 2`
+        return []
     if "args" in parameters:
         return []
     places = ["input" if name == "self" else name for name in parameters]
