@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -92,3 +94,49 @@ def test_square_roots_of_whole_numbers_are_truncated():
     assert infer(torch.sqrt, whole).tolist() == [1, 1, 2, 3]
     assert infer(torch.rsqrt, whole).tolist() == [1, 1, 0, 0]
     assert "sqrt(10) is 3" in reports(torch.sqrt, whole)[0]
+
+
+# Operands beside float16 ------------------------------------------------------------
+
+HALVES = torch.tensor([3.0, 0.0]).half()
+BESIDE_HALF = [
+    (lambda x: x * 0.1, [0.2998, 0.0]),
+    (lambda x: x.clone().mul_(0.1), [0.2998, 0.0]),
+    (lambda x: x * torch.tensor(0.1), [0.2998, 0.0]),
+    (lambda x: x.clone().mul_(torch.full((2,), 0.1)), [0.2998, 0.0]),
+    (lambda x: x * torch.full((2,), 0.1), [0.3, 0.0]),  # float32
+    (lambda x: x.sum() * 0.1, 0.3),  # without dimensions
+    (lambda x: x * 1e-8 * 1e8, [math.nan, math.nan]),
+    (lambda x: x / 1e5, [0.0, 0.0]),
+    (lambda x: (1 - x / 3) * -1e9, [math.nan, -math.inf]),
+    (lambda x: x + torch.tensor([70_000, 2049]).to(x.device), [math.inf, 2048.0]),
+    (lambda x: x / 30 == 0.1, [1.0, 0.0]),
+    (lambda x: 2.3**x, [12.1797, 1.0]),
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), BESIDE_HALF)
+def test_what_meets_float16_is_rounded_to_it(function, expected):
+    device = infer(lambda x: function(x).float(), HALVES)
+    torch.testing.assert_close(
+        device, torch.tensor(expected), rtol=3e-4, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "is_reported"),
+    [
+        (lambda x: (1 - x) * -1e9, True),
+        (lambda x: x / 1e5, True),
+        (lambda x: x.float() * 1e-8, False),
+        (lambda x: x * 0.1 + 1e-8 - math.inf * x, False),
+        (lambda x: x + x.new_ones(2) * 1e9, False),  # a constant
+    ],
+)
+def test_numbers_that_float16_does_not_have_are_reported(function, is_reported):
+    said = reports(function, HALVES)
+    assert [is_reported] == ["infinite or 0" in text for text in said or [""]]
+
+
+def test_a_whole_power_of_float16():
+    assert infer(lambda x: x**2, HALVES).tolist() == [9.0, 0.0]

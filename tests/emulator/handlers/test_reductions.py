@@ -159,6 +159,29 @@ def test_sums_in_half_precision(function, values, expected):
     )
 
 
+@pytest.mark.parametrize(
+    ("square", "is_reported"),
+    [
+        (lambda x: x.pow(2), True),
+        (lambda x: x**2, True),
+        (lambda x: x * x, True),
+        (torch.square, True),
+        (lambda x: x.float().square(), False),
+        (lambda x: x * 2, False),
+    ],
+)
+def test_a_root_mean_square_in_half_precision_is_reported(square, is_reported):
+    def normalize(x):
+        return x * torch.rsqrt(square(x).mean(-1, keepdim=True) + 1e-6)
+
+    x = torch.full((2, 768), 10.0).half()
+    assert [is_reported] == [
+        "RMSNorm" in text for text in reports(normalize, x) or [""]
+    ]
+    if is_reported:
+        assert infer(normalize, x).count_nonzero() == 0
+
+
 GRADIENTS = [
     (lambda w: w.amax(1).sum(), [[1, 0, 1, 0], [0, 1, 1, 0]]),
     (lambda w: w.amin((0, 1), keepdim=True), [[0, 0, 0, 0], [0, 0, 0, 1]]),

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Iterator
 
 import torch
 from torch import Tensor
 
+from ..float16 import to_half
 from ..operators import Call, row, rule
+from .elementwise import DIVISIONS, FLOOR_DIVISIONS, REMAINDERS
 
 _8_BIT = torch.uint8, torch.int8
 _NARROW = (*_8_BIT, torch.int16)
@@ -161,3 +164,65 @@ def scatter_narrow(call: Call) -> Any:
 def bfloat16_or_complex(call: Call) -> Any:
     result = call.result
     return result.dtype == torch.bfloat16 or result.is_complex()
+
+
+# Operands beside float16: these rules replace what those of `elementwise` have made
+
+_PRODUCTS = (*_forms("mul"), *DIVISIONS, "multiply", "__rdiv__", "__rtruediv__")
+_OF_HALF = (
+    *(*_PRODUCTS, *FLOOR_DIVISIONS, *REMAINDERS, *_COMPARISONS, *_EQUALITIES),
+    *(*_forms("add", "sub", "pow"), "subtract", "rsub", "fmod", "atan2"),
+    *("hinge_embedding_loss", "softshrink", "threshold"),
+)
+
+
+def _narrowed(call: Call) -> dict[int | str, float | None]:
+    """Return the operands that PopTorch casts to float16, by their place or name.
+
+    A number comes as it is in float16 if that is another number; a tensor as None. To
+    PopTorch a number is a tensor without dimensions of float32 or int32.
+    """
+    given: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
+    operands = {
+        key: torch.as_tensor(
+            value, dtype=torch.float32 if type(value) is float else None
+        )
+        for key, value in given.items()
+        if isinstance(value, Tensor) or type(value) in (int, float)
+    }
+    x, other = [*operands.values(), *operands.values()][:2]
+    promoted = x.dtype if call.is_in_place else torch.result_type(x, other)
+    if promoted != torch.float16:
+        return {}
+    return {
+        key: None if isinstance(given[key], Tensor) else tensor.half().item()
+        for key, tensor in operands.items()
+        if tensor.dtype not in (torch.float16, torch.bool)
+        and (isinstance(given[key], Tensor) or tensor.half() != tensor)
+    }
+
+
+@rule("half-operand", *_OF_HALF, is_reported=False)
+def half_operand(call: Call) -> Any:
+    narrowed = _narrowed(call)
+    if not narrowed or call.node is None:
+        return None
+    function: Any = getattr(call.node.target, "_computes_in_float32", call.node.target)
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        for key, number in narrowed.items():
+            is_tensor = number is None
+            given[key] = to_half(given[key].float()).float() if is_tensor else number
+        return function(
+            *map(given.get, range(len(args))), **{k: given[k] for k in kwargs}
+        )
+
+    return compute
+
+
+@rule("half-number-lost", *_PRODUCTS)
+def half_number_lost(call: Call) -> Any:
+    return any(
+        number in (0.0, math.inf, -math.inf) for number in _narrowed(call).values()
+    )

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..operators import Call, row, rule
 
-_DIVISIONS = "div", "divide", "true_divide", "__truediv__", "__itruediv__", "__idiv__"
-_FLOOR_DIVISIONS = "floor_divide", "__floordiv__", "__ifloordiv__", "__rfloordiv__"
-_REMAINDERS = "remainder", "__mod__", "__imod__", "__rmod__"
+DIVISIONS = "div", "divide", "true_divide", "__truediv__", "__itruediv__", "__idiv__"
+FLOOR_DIVISIONS = "floor_divide", "__floordiv__", "__ifloordiv__", "__rfloordiv__"
+REMAINDERS = "remainder", "__mod__", "__imod__", "__rmod__"
 
 
 def of_whole_numbers(what: str, way: str) -> str:
@@ -24,7 +24,7 @@ def of_whole_numbers(what: str, way: str) -> str:
     )
 
 
-@rule("div-rounding-mode", *_DIVISIONS)
+@rule("div-rounding-mode", *DIVISIONS)
 def div_rounding_mode(call: Call) -> Any:
     mode = call.kwargs.get("rounding_mode")
     if mode is None:
@@ -35,12 +35,12 @@ def div_rounding_mode(call: Call) -> Any:
     )
 
 
-@rule("div-whole", *_DIVISIONS)
+@rule("div-whole", *DIVISIONS)
 def div_whole(call: Call) -> Any:
     return call.is_whole and of_whole_numbers("Division", "x.float() / y")
 
 
-@rule("div-half-gradient", *_DIVISIONS, "reciprocal", "__rdiv__", "__rtruediv__")
+@rule("div-half-gradient", *DIVISIONS, "reciprocal", "__rdiv__", "__rtruediv__")
 def div_half_gradient(call: Call) -> Any:
     is_first = call.name in ("reciprocal", "__rdiv__", "__rtruediv__")
     divisor = call.args[0] if is_first else call.arguments["other"]
@@ -48,12 +48,12 @@ def div_half_gradient(call: Call) -> Any:
     return call.trains and is_half and divisor.requires_grad
 
 
-@rule("floor-divide-whole", *_FLOOR_DIVISIONS)
+@rule("floor-divide-whole", *FLOOR_DIVISIONS)
 def floor_divide_whole(call: Call) -> Any:
     return call.is_whole and of_whole_numbers("`//`", "torch.floor(x.float() / y)")
 
 
-@rule("floor-divide-fraction", *_FLOOR_DIVISIONS)
+@rule("floor-divide-fraction", *FLOOR_DIVISIONS)
 def floor_divide_fraction(call: Call) -> Any:
     if call.is_whole:
         return None
@@ -62,12 +62,12 @@ def floor_divide_fraction(call: Call) -> Any:
     return lambda input, other: torch.floor(input / other)
 
 
-@rule("remainder-fraction", *_REMAINDERS, is_reported=False)
+@rule("remainder-fraction", *REMAINDERS, is_reported=False)
 def remainder_fraction(call: Call) -> Any:
     return not call.is_whole and _remainder(call)
 
 
-@rule("remainder-gradient", *_REMAINDERS)
+@rule("remainder-gradient", *REMAINDERS)
 def remainder_gradient(call: Call) -> Any:
     given = call.arguments
     divisor = given["input"] if call.name == "__rmod__" else given["other"]

@@ -8,7 +8,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from ..graph import as_list
+from ..graph import as_list, base_name, function_name
 from ..operators import Call, row, rule
 from .elementwise import of_whole_numbers
 
@@ -31,6 +31,16 @@ def _places(call: Call, dim: Any) -> tuple[int, ...]:
 def _rounded_to_half(x: Tensor) -> Tensor:
     """Round a sum as the device stores it, with the gradient of the sum."""
     return x + (x.detach().half().to(x.dtype) - x.detach())
+
+
+def _half_mean(x: Tensor, places: tuple[int, ...], keepdim: bool) -> Tensor:
+    """Return a mean of float16 as the device computes it: it stores the sum first."""
+    total = _rounded_to_half(x.sum(places, keepdim))
+    return total / (x.numel() / total.numel())
+
+
+def _is_half(call: Call) -> bool:
+    return call.tensors()[0].dtype == torch.float16
 
 
 # Sums and means ---------------------------------------------------------------------
@@ -65,16 +75,22 @@ def sum_whole_as_float(call: Call) -> Any:
 
 @rule("mean-half", "mean", is_reported=False)
 def mean_half(call: Call) -> Any:
-    if call.tensors()[0].dtype != torch.float16 or "dtype" in call.kwargs:
+    if not _is_half(call) or "dtype" in call.kwargs:
         return None
     dim, keepdim = _reduced(call)
     places = _places(call, dim)
+    return lambda input, *_, **__: _half_mean(input, places, keepdim)
 
-    def mean(input: Tensor, *_: Any, **__: Any) -> Tensor:
-        total = _rounded_to_half(input.sum(places, keepdim))
-        return total / (input.numel() / total.numel())
 
-    return mean
+@rule("mean-half-squares", "mean")
+def mean_half_squares(call: Call) -> Any:
+    squares = call.argument_node("input")
+    if not mean_half(call) or squares is None:
+        return None
+    name, factors = base_name(function_name(squares)), [*squares.args, None][:2]
+    is_power = name in ("pow", "__pow__") and factors[1] == 2
+    is_product = name in ("mul", "__mul__", "multiply") and factors[0] is factors[1]
+    return name == "square" or is_power or is_product
 
 
 @rule("logsumexp-infinite", "logsumexp", is_reported=False)
@@ -130,19 +146,36 @@ def var_mean_keepdim(call: Call) -> Any:
 row("std-gradient", "std std_mean", lambda call: call.trains and _spread(call))
 
 
+@rule("var-half", *_SPREADS, is_reported=False)
+def var_half(call: Call) -> Any:
+    return _is_half(call) and _spread(call)
+
+
 def _spread(call: Call) -> Callable[..., Any]:
     """Return the handler of `std`, `var`, `std_mean` and `var_mean`."""
-    dim = call.arguments.get("dim")
+    dim, keepdim = _reduced(call)
+    places = _places(call, dim)
+    is_biased = 0 in (call.kwargs.get("correction"), call.arguments.get("unbiased"))
+
+    def half_variance(input: Tensor, *_: Any, **__: Any) -> Tensor:
+        mean = _rounded_to_half(_half_mean(input, places, keepdim=True))
+        variance = _half_mean((input - mean).square(), places, keepdim)
+        count = input.numel() // variance.numel()
+        bessel = torch.tensor(count) / (count - (not is_biased))
+        return variance * bessel.half()
+
+    variance, mean = (
+        (half_variance, _half_mean) if _is_half(call) else (torch.var, torch.mean)
+    )
 
     def spread(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("correction") not in (None, 0, 1):
             kwargs["correction"] = 1
-        spread = torch.var(input, *args, **kwargs)
+        spread = variance(input, *args, **kwargs)
         spread = torch.sqrt(spread) if call.name.startswith("std") else spread
         if not call.name.endswith("_mean"):
             return spread
-        is_whole = dim is None or isinstance(dim, bool)
-        return spread, input.mean() if is_whole else input.mean(dim)
+        return spread, mean(input, places, keepdim=False)
 
     return spread
 
@@ -271,7 +304,7 @@ def _vector_norm(call: Call) -> tuple[float, tuple[int, ...], bool] | None:
 
 def _norm(call: Call, power: float, places: tuple[int, ...], keepdim: bool) -> Any:
     """Return the handler of a norm."""
-    is_half = call.tensors()[0].dtype == torch.float16
+    is_half = _is_half(call)
 
     def norm(x: Tensor) -> Tensor:
         if keepdim and all(x.shape[place] == 1 for place in places):
@@ -300,8 +333,7 @@ def norm_zero_gradient(call: Call) -> Any:
 @rule("norm-half", *_NORMS, is_reported=False)
 def norm_half(call: Call) -> Any:
     found = _vector_norm(call)
-    is_half = call.tensors()[0].dtype == torch.float16
-    return found and found[0] == 2 and is_half and _norm(call, *found)
+    return found and found[0] == 2 and _is_half(call) and _norm(call, *found)
 
 
 @rule("norm-other-power", *_NORMS)
