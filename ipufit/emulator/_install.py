@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulator under PopTorch's name: `import poptorch` finds `ipufit.emulator`.
 
-In this process a finder on `sys.meta_path` makes `poptorch`, `popdist` and `popart`
-other names of the emulator's own modules, so that each class exists once. Processes
-that this one starts have no such finder: they find the folder `_shim`, whose modules
-of these names call `install` there. `multiprocessing` passes `sys.path` to processes
-that it spawns, and `PYTHONPATH` reaches interpreters started in any other way. The
-folder has the emulator's `libpvti` too, for all of them.
+In this process a finder on `sys.meta_path` makes `poptorch`, `popdist`, `popart` and
+`libpvti` other names of the emulator's own modules, so that each class exists once.
+Processes that this one starts have no such finder: they find the folder `_shim`, whose
+modules of these names call `install` there. `multiprocessing` passes `sys.path` to
+processes that it spawns, and `PYTHONPATH` reaches interpreters started in any other
+way.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ _TARGETS = {
 }
 """Names that scripts import -> the emulator's modules."""
 
-_PACKAGES = ("poptorch", "popdist", "popart")
+_REAL_PACKAGES = ("poptorch", "popdist", "popart")
+_PACKAGES = (*_REAL_PACKAGES, "libpvti")
 _POPART_PREFIXES = ("popart.", f"{_EMULATOR}._popart.")
 _SHIM_FOLDER = str(Path(__file__).with_name("_shim"))
 _ROOT = Path(__file__).parents[2]  # the folder that `ipufit` is in
@@ -202,7 +203,7 @@ def uninstall() -> None:
 
 
 def _refuse_to_hide_a_real_one() -> None:
-    for name in _PACKAGES:
+    for name in _REAL_PACKAGES:
         if name in sys.modules:
             module = sys.modules[name]  # `None` forbids an import
             is_ours = module is None or module.__name__.startswith(_EMULATOR)
@@ -222,6 +223,5 @@ def _refuse_to_hide_a_real_one() -> None:
 
 def _take_imported() -> dict[str, ModuleType]:
     """Remove what `install` replaces from `sys.modules`, and return it."""
-    packages = (*_PACKAGES, "libpvti")
-    names = [name for name in sys.modules if name.partition(".")[0] in packages]
+    names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
     return {name: sys.modules.pop(name) for name in names}
