@@ -20,7 +20,7 @@ from ._utils import (
     flattenTensorStructure,
     reconstructTensorStructure,
 )
-from .core.dtypes import device_tensor
+from .core.float16 import device_tensor
 from .core.refusals import refuse_empty, refuse_sparse
 from .errors import Error, createPoptorchError
 

@@ -58,7 +58,6 @@ from .core.layout import (
 )
 from .core.pipelines import PROGRAM_CHECKS, check_updatable_buffers
 from .core.pod import lease, reserved_ipus
-from .core.program import check_operations
 from .core.recording import Substitutions as _OverwriteContextManager  # noqa: F401 - PopTorch Geometric registers substitutions
 from .core.recording import is_learned, named_weights, unchanged
 from .core.refusals import (
@@ -1437,7 +1436,7 @@ def compile_model(
             names += optimizer.compile(weights, trained)
         anchors = add_anchors(program, options, names)
         if settings.stops_at_exceptions:
-            check_operations(program.graph)
+            program.stops_at_exceptions = True
         runner = choose_runner(program, layout, settings, groups)
     like = arguments.with_tensors(  # shapes and types, but no data
         tensor.detach().to("meta").as_subclass(type(tensor))

@@ -19,8 +19,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 from ._printing import ipu_print_tensor
 from ._searches import ctc_beam_search_decoder, fps, nearest
 from .core.autograd_grad import refuse_gradient
-from .core.dtypes import GraphModule, host_tensor
-from .core.graph import as_list, erase_dead, map_tensors, original
+from .core.float16 import host_tensor
+from .core.graph import GraphModule, as_list, erase_dead, map_tensors
 from .core.pod import ipu_model_is_on
 from .core.recording import (
     Recording,
@@ -377,7 +377,7 @@ class MultiConv:
         if trace is None:
             return
         trace.constructs.remove("MultiConv")
-        inside = [original(n.target) for n in trace.graph.nodes][self._first_node :]
+        inside = [n.target for n in trace.graph.nodes][self._first_node :]
         names = [str(getattr(function, "__name__", "")) for function in inside]
         if exc_type is None and not any(name.startswith("conv") for name in names):
             raise createPoptorchError(

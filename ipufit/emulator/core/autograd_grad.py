@@ -18,13 +18,7 @@ from torch import Tensor
 from torch._C import _nn, _VariableFunctions
 
 from ..errors import Error, createPoptorchError
-from .graph import (
-    Operation,
-    original,
-    storage_of,
-    tensors_in,
-)
-from .places import Place
+from .graph import Operation, Place, storage_of, tensors_in
 
 BINDINGS = (_VariableFunctions, _nn, Tensor.__base__)
 """Where torch has functions of Python for its operators."""
@@ -111,9 +105,8 @@ def note_maker(result: Any, operation: Operation, place: Place) -> None:
 
 def _why_unseen(operation: Operation) -> str:
     """Return why a function has no gradient whatever its backward pass calls, or ""."""
-    function, name = original(operation.function), operation.name
-    module = getattr(function, "__module__", None) or ""
-    if module.startswith("ipufit.emulator") and name not in _INDEXING:
+    name, module = operation.name, getattr(operation.function, "__module__", "")
+    if (module or "").startswith("ipufit.emulator") and name not in _INDEXING:
         return UNKNOWN
     is_alone = len(operation.args) + len(operation.kwargs) == 1
     if name in ("cumprod", "prod") or (is_alone and name in ("max", "median", "min")):

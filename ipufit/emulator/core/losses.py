@@ -28,12 +28,12 @@ from torch.fx.node import Node, map_arg
 
 from ..errors import createPoptorchError
 from ..ops import identity_loss
+from .float16 import device_function
 from .graph import (
     effects_of,
     error_about,
     map_tensors,
     node_arguments,
-    original,
 )
 
 _LOSSES = """
@@ -110,7 +110,7 @@ def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
     """
     markers: dict[Node, Node] = {}
     for node in list(graph.nodes):
-        function = original(node.target)
+        function: Any = node.target
         is_entropy = function in _CROSS_ENTROPY
         given = node_arguments(node) if is_entropy or function is F.kl_div else {}
         changed: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
 
 def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
     """Return whether PopTorch reduces a marker's operand when it removes the marker."""
-    function = original(marker.target)
+    function: Any = marker.target
     reduction = marker.kwargs.get("reduction")
     if function is identity_loss and len(marker.args) > 1:
         reduction = marker.args[1]
@@ -198,15 +198,12 @@ def _reduce_to_one_element(
         given: Any = (node.args, node.kwargs)
         given = map_arg(given, lambda n: values.get(n, results.get(n)))
         args, kwargs = map_tensors(given, torch.zeros_like)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        target: Any = node.target
-        return target(*args, **kwargs)
+        return device_function(node)(*args, **kwargs)
 
     with torch.no_grad():
         for node in list(graph.nodes)[:-1]:
             changed = [n for n in node.all_input_nodes if n in values]
-            function = original(node.target)
+            function: Any = node.target
             module = getattr(function, "__module__", None) or ""
             is_own = module.startswith("ipufit.emulator") and function != identity_loss
             if changed and not is_own:  # the result of an own one keeps its shape

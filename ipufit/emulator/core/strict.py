@@ -15,24 +15,13 @@ import functools
 import warnings
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
-from torch import Tensor
 from torch.fx.node import Node
 from torch.overrides import resolve_name
 
 from .._logging import logger
 from .._switches import STRICT_VARIABLE, is_strict
-from .autograd_grad import refusal_of_operator
-from .dtypes import DispatchMode
-from .graph import (
-    Operation,
-    base_name,
-    error_about,
-    original,
-    tensors_in,
-)
+from .graph import base_name, error_about, place_of, tensors_in
 from .operators import handled_operators
-from .places import place_of
-from .tracer import Tracer
 
 _INTERCEPTED = """
     _weight_norm_interface alias empty empty_strided
@@ -79,7 +68,7 @@ def compiled_operators() -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=None)
-def _supported_operators() -> frozenset[str]:
+def supported_operators() -> frozenset[str]:
     """Return the names of all operators that compile in strict mode."""
     return compiled_operators().union(_OF_PROCESSORS.split())
 
@@ -107,65 +96,25 @@ _ALTERNATIVES = {
 """Unsupported functions, and a replacement that PopTorch compiles."""
 
 
-class OperatorWatch(DispatchMode):
-    """Collects names of the ATen operators that torch runs for one operation.
+def operators_of(parts: Iterable[tuple[Any, Any, Any]]) -> set[str]:
+    """Return names of the ATen operators that torch has run for one operation.
 
     Operators on constants that were made during the operation don't count.
 
-    Attributes:
-        operators: Names without overloads.
+    Args:
+        parts: Each operator, its arguments, and its result.
     """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self.operators: set[str] = set()
-        self._constants: dict[int, Tensor] = {}  # by id; kept alive: ids are reused
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run an operator and record its name."""
-        touched = [id(tensor) for tensor in tensors_in((args, kwargs or {}))]
-        result = func(*args, **(kwargs or {}))
-        results = {id(tensor): tensor for tensor in tensors_in(result)}
-        if all(tensor in self._constants for tensor in touched):
-            self._constants.update(results)
-            return result
-        for changed in self._constants.keys() & results.keys():
-            del self._constants[changed]
-        library, _, name = func._schema.name.partition("::")
-        self.operators.add(
-            base_name(name) if library == "aten" else f"{library}::{name}"
-        )
-        return result
-
-
-class WatchingTracer(Tracer):
-    """Tracer that records the ATen operators of functions that may not compile."""
-
-    def compute(self, operation: Operation) -> Any:
-        """Run an operation, and store its operators for its nodes."""
-        if base_name(operation.name) in _supported_operators():
-            self.recording.notes = {}
-            return super().compute(operation)
-        with OperatorWatch() as watch:
-            result = super().compute(operation)
-        function = original(operation.function)
-        self.recording.notes = {"operators": (function, watch.operators)}
-        return result
-
-    def record_operator(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Record an operator of a backward pass, and why it doesn't compile."""
-        name = base_name(operator._schema.name.partition("::")[2])
-        refusal = refusal_of_operator(name, args, compiled_operators())
-        self.recording.notes = {"refusal": refusal} if refusal else {}
-        return super().record_operator(operator, args, kwargs)
+    operators: set[str] = set()
+    constants: set[int] = set()
+    for operator, arguments, result in parts:
+        results = set(map(id, tensors_in(result)))
+        if constants.issuperset(map(id, tensors_in(arguments))):
+            constants |= results
+            continue
+        constants -= results
+        library, _, name = operator._schema.name.partition("::")
+        operators.add(base_name(name) if library == "aten" else f"{library}::{name}")
+    return operators
 
 
 class Unsupported(NamedTuple):
@@ -186,15 +135,15 @@ def unsupported_nodes(nodes: Iterable[Node]) -> Iterator[Unsupported]:
     """Yield the operations with operators that PopTorch doesn't compile.
 
     Args:
-        nodes: Recorded by a `WatchingTracer`.
+        nodes: Recorded by a `Tracer`.
     """
     for node in nodes:
         function, operators = node.meta.get("operators", (None, set()))
         module = getattr(function, "__module__", None) or ""
         name = base_name(getattr(function, "__name__", ""))
-        unsupported = operators - _supported_operators()
+        unsupported = operators - supported_operators()
         is_own = module.startswith("ipufit.emulator")
-        if unsupported and not (is_own or name in _supported_operators()):
+        if unsupported and not (is_own or name in supported_operators()):
             names = (n if "::" in n else f"aten::{n}" for n in unsupported)
             yield Unsupported(node, _written(function), frozenset(names))
 
