@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._C import _nn, _VariableFunctions
 
-from ..errors import Error, createPoptorchError
+from ..errors import createPoptorchError
 from .graph import Operation, Place, storage_of, tensors_in
 
 BINDINGS = (_VariableFunctions, _nn, Tensor.__base__)
@@ -143,15 +143,6 @@ def _without_gradient(name: str, place: Place | None, why: str) -> str:
     return (
         f"torch.autograd.grad() needs a gradient through {_WRITTEN.get(name, name)}"
         f"{where}, and PopTorch has none: {why}.{f' Instead: {way}.' if way else ''}"
-    )
-
-
-def changed_since(operator: Any) -> Error:
-    """Return the error about what autograd keeps, if the program can't have it."""
-    return createPoptorchError(
-        "torch.autograd.grad() needs what a function of torch has computed inside, and "
-        f"the emulator can't record that ({operator}): it was changed in place since. "
-        "Compose the function of simpler ones."
     )
 
 

@@ -160,18 +160,12 @@ class Compilation:
     def program(self) -> Program:
         """Return the compiled program."""
         detached = [tensor.detach() for tensor in self.flat]
+        constants = {i: host_tensor(detached[i]).clone() for i in self.constant_outputs}
         return Program(
-            self.recording,
-            self.graphs,
-            self.ipus,
-            has_loss=self.has_loss,
-            is_random=self.is_random,
-            output_structure=reconstructTensorStructure(self.outputs, detached),
-            constant_outputs={
-                index: host_tensor(detached[index]).clone()
-                for index in self.constant_outputs
-            },
-            host_outputs=self.host_outputs,
+            *(self.recording, self.graphs, self.ipus, self.has_loss, self.is_random),
+            reconstructTensorStructure(self.outputs, detached),
+            constants,
+            self.host_outputs,
         )
 
 

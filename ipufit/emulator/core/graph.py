@@ -23,7 +23,7 @@ import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
@@ -642,20 +642,11 @@ def find_place(
         stop: The function that traces; its callers aren't part of the program.
         module: Path of the module that runs.
     """
-    nothing = "", 0
-    found = min(inside(frames, stop), key=lambda one: _kind(one[0]), default=nothing)
-    path, line = nothing if _kind(found[0]) == _SKIPPED else found
-    return Place(path, line, module)
-
-
-def inside(
-    frames: Iterable[tuple[FrameType, int]], stop: CodeType
-) -> Iterator[tuple[str, int]]:
-    """Yield path and line of the frames inside a trace, innermost first."""
-    for frame, line in frames:
-        if frame.f_code is stop:
-            return
-        yield frame.f_code.co_filename, line
+    inside = itertools.takewhile(lambda step: step[0].f_code is not stop, frames)
+    lines = ((frame.f_code.co_filename, line) for frame, line in inside)
+    path, line = min(lines, key=lambda where: _kind(where[0]), default=("", 0))
+    is_known = path and _kind(path) != _SKIPPED
+    return Place(path, line, module) if is_known else Place(module=module)
 
 
 def add_place(error: Error, stop: CodeType, module: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from functools import cached_property
 from typing import Any, Callable, Mapping
 
@@ -39,6 +39,7 @@ _READ_MEMORY = ("as_strided", "resize_")
 """What the functions begin with that view other memory than that of a tensor."""
 
 
+@dataclass(eq=False)
 class Program:
     """The operations on one micro-batch, recorded from the user's module.
 
@@ -52,6 +53,7 @@ class Program:
         constant_outputs: Values of the outputs that are equal for every micro-batch, by
             index.
         host_outputs: Values of the outputs that never were on the device, by index.
+        stops_at_exceptions: Whether the program stops at floating-point exceptions.
 
     Attributes:
         graph: Takes the weights, then the inputs. Returns the outputs that it
@@ -71,28 +73,22 @@ class Program:
         memory: Storages of the weights, then of the inputs.
         is_convolutional: Whether there are convolutions, all of them of batches of
             images, which torch has in channels_last.
-        stops_at_exceptions: Whether the program stops at floating-point exceptions.
         reads_memory: Whether the program reads memory by strides of its own.
     """
 
-    def __init__(
-        self,
-        recording: Recording,
-        graphs: list[Graph],
-        ipus: tuple[int, ...],
-        *,
-        has_loss: bool,
-        is_random: bool = False,
-        output_structure: Any = None,
-        constant_outputs: Mapping[int, Tensor] | None = None,
-        host_outputs: Mapping[int, Tensor] | None = None,
-    ) -> None:
+    recording: InitVar[Recording]
+    graphs: InitVar[list[Graph]]
+    ipus: tuple[int, ...]
+    has_loss: bool
+    is_random: bool
+    output_structure: Any
+    constant_outputs: dict[int, Tensor]
+    host_outputs: dict[int, Tensor]
+    stops_at_exceptions: bool = False
+
+    def __post_init__(self, recording: Recording, graphs: list[Graph]) -> None:
         self.graph = GraphModule(recording.root, recording.graph)
-        self.ipus, self.blocks = ipus, tuple(recording.begun)
-        self.has_loss, self.is_random = has_loss, is_random
-        self._output_structure = output_structure
-        self._constant_outputs = constant_outputs or {}
-        self._host_outputs = host_outputs or {}
+        self.blocks = tuple(recording.begun)
         weights = recording.weights
         self.weight_names = tuple(weights)
         self.weight_shapes = tuple(weight.shape for weight in weights.values())
@@ -113,7 +109,6 @@ class Program:
             if function_name(node) in ("conv2d", "conv_transpose2d")
         ]
         self.is_convolutional = bool(images) and 3 not in images
-        self.stops_at_exceptions = False
         changes, weight_of = changed_memory(graphs), recording.weight_memory()
         inputs = recording.input_memory()
         self.num_inputs = len(inputs)
@@ -170,12 +165,12 @@ class Program:
 
     def outputs(self, results: list[Tensor]) -> Any:
         """Arrange results of the graph, constants and host outputs as `forward` did."""
-        constants = {i: value.clone() for i, value in self._constant_outputs.items()}
+        constants = {i: value.clone() for i, value in self.constant_outputs.items()}
         _refuse_backward([*results, *constants.values()])
-        others, computed = {**self._host_outputs, **constants}, iter(results)
+        others, computed = {**self.host_outputs, **constants}, iter(results)
         count = len(results) + len(others)
         values = [others[i] if i in others else next(computed) for i in range(count)]
-        return reconstructTensorStructure(self._output_structure, values)
+        return reconstructTensorStructure(self.output_structure, values)
 
 
 def lower(program: Program) -> GraphModule:

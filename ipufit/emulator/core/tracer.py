@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
+import re
 import sys
 import traceback
 from dataclasses import replace
@@ -28,9 +30,8 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from torch.utils import checkpoint
 
 from .._logging import logger
-from ..errors import Error
+from ..errors import Error, createPoptorchError
 from .autograd_grad import (
-    changed_since,
     function_of,
     memory_of,
     refusal_of_operator,
@@ -75,7 +76,7 @@ from .refusals import (
     untraceable,
 )
 from .rules import Finding
-from .slices import with_plain_index
+from .slices import moving_slices, size_of_slice
 from .strict import (
     Unsupported,
     compiled_operators,
@@ -98,11 +99,12 @@ _FACTORIES = frozenset(
 _SEVERAL = "int, int, ..."
 
 
-def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
-    """Replace tensors of the host by ints where torch takes ints.
+def with_plain_numbers(operation: Operation, nodes: NodesById) -> Operation:
+    """Replace tensors of the host by ints where torch takes ints, as in `x[index]`.
 
     For a tensor of the device torch would need the value, as `.item()` does. The
-    schemas of torch's operators say which arguments take ints.
+    schemas of torch's operators say which arguments take ints. Slices whose ends are on
+    the device turn an operation into `moving_slices`.
 
     Raises:
         Error: A tensor of the device is in such a place.
@@ -110,57 +112,78 @@ def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
     Example:
         >>> x, n = torch.zeros(4), torch.tensor(2)
         >>> reshape = Operation(Tensor.reshape, "reshape", (x, n, n), {})
-        >>> with_plain_sizes(reshape, {}).args
+        >>> with_plain_numbers(reshape, {}).args
         (tensor([0., 0., 0., 0.]), 2, 2)
-        >>> with_plain_sizes(Operation(Tensor.add, "add", (x, n), {}), {}).args
+        >>> with_plain_numbers(Operation(Tensor.add, "add", (x, n), {}), {}).args
         (tensor([0., 0., 0., 0.]), tensor(2))
     """
-    name, is_index = operation.name, operation.name in ("__getitem__", "__setitem__")
-    if is_index or not any(map(is_whole_number, operation.tensors())):
+    name, args, kwargs = operation.name, operation.args, operation.kwargs
+    if not any(map(is_whole_number, operation.tensors())):
         return operation
+    if name in ("__getitem__", "__setitem__"):
+        return _with_plain_index(operation, nodes)
     is_method = getattr(Tensor, name, None) is operation.function
 
     def plain(place: int | str, value: Any) -> Any:
-        forms = _forms(name, place, is_method=is_method)
+        kinds = _kinds_of_ints(name, place, is_method=is_method)
         if isinstance(value, Tensor):
-            is_taken = _SEVERAL in forms or ("int" in forms and value.dim() == 0)
-            is_taken = is_taken or (bool(forms) and id(value) in nodes)
+            is_taken = _SEVERAL in kinds or ("int" in kinds and value.dim() == 0)
+            is_taken = is_taken or (bool(kinds) and id(value) in nodes)
             return plain_number(value, nodes, name) if is_taken else value
-        if "List[int]" in forms and isinstance(value, (tuple, list)):
+        if "List[int]" in kinds and isinstance(value, (tuple, list)):
             return type(value)(plain_number(v, nodes, name) for v in value)
         return value
 
     return replace(
         operation,
-        args=tuple(plain(place, value) for place, value in enumerate(operation.args)),
-        kwargs={key: plain(key, value) for key, value in operation.kwargs.items()},
+        args=tuple(itertools.starmap(plain, enumerate(args))),
+        kwargs={key: plain(key, value) for key, value in kwargs.items()},
     )
 
 
 @functools.lru_cache(maxsize=None)
-def _forms(name: str, place: int | str, *, is_method: bool) -> set[str]:
-    """Return the forms in which a function takes ints as an argument; empty if none."""
-
-    def form(kind: str) -> str:
-        if "Tensor" in kind:
-            return "Tensor"
-        return kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
-
-    found: set[str] = set()
+def _kinds_of_ints(name: str, place: int | str, *, is_method: bool) -> set[str]:
+    """Return the kinds in which a function takes ints as an argument; empty if none."""
+    kinds: set[str] = set()
     for overload in overloads(_SCHEMAS.get(name, name)):
-        forms = {name: form(kind) for name, kind in overload.kinds.items()}
-        positional = [forms.get(name, "") for name in overload.places]
-        if positional[:1] != ["Tensor"] and name not in _FACTORIES:
+        kind_of = {
+            n: re.sub(r"^Optional\[(.*)\]$", r"\1", k)
+            for n, k in overload.kinds.items()
+        }
+        positional = [kind_of.get(n, "") for n in overload.places]
+        if "Tensor" not in "".join(positional[:1]) and name not in _FACTORIES:
             continue  # a form for strings and lists of TorchScript
         if isinstance(place, str):
-            found.add(forms.get(place, ""))
+            kinds.add(kind_of.get(place, ""))
         elif place and is_method and positional[1:] == ["List[int]"]:
-            found.update(("List[int]", _SEVERAL))  # as in `x.view(2, 3)`
+            kinds |= {"List[int]", _SEVERAL}  # as in `x.view(2, 3)`
         else:
-            found.update(positional[place : place + 1])
-    if "Tensor" in found and name not in _READ_BY_TORCH:
+            kinds.update(positional[place : place + 1])
+    if any("Tensor" in kind for kind in kinds) and name not in _READ_BY_TORCH:
         return set()
-    return found & {"int", "List[int]", _SEVERAL}
+    return kinds & {"int", "List[int]", _SEVERAL}
+
+
+def _with_plain_index(operation: Operation, nodes: NodesById) -> Operation:
+    name = operation.name
+    tensor, index, *values = operation.args
+    parts, sizes = list(index if isinstance(index, tuple) else (index,)), {}
+    for place, part in enumerate(parts):
+        if isinstance(part, slice):
+            start, stop, step = (
+                int(end) if isinstance(end, Tensor) and id(end) not in nodes else end
+                for end in (part.start, part.stop, part.step)
+            )
+            parts[place] = slice(start, stop, step)
+            if isinstance(start, Tensor) or isinstance(stop, Tensor):
+                sizes[place] = size_of_slice(start, stop, nodes)
+        elif isinstance(part, Tensor) and part.dim() == 0 and part.dtype != torch.uint8:
+            parts[place] = plain_number(part, nodes, name)
+    index = tuple(parts) if isinstance(index, tuple) else parts[0]
+    if sizes and name == "__getitem__":
+        args = (tensor, index, sizes)
+        return Operation(moving_slices, moving_slices.__name__, args, {})
+    return replace(operation, args=(tensor, index, *values))
 
 
 REFUSALS: dict[str, Callable[[Operation], None]] = {
@@ -299,8 +322,7 @@ class Tracer(TorchFunctionMode):
         if name == "new" and isinstance(args[-1], torch.Size):
             # In a graph the size becomes a tuple, and `new` of a tuple takes values.
             operation = replace(operation, function=Tensor.new_empty, name="new_empty")
-        operation = with_plain_sizes(operation, self.recording.nodes)
-        operation = with_plain_index(operation, self.recording.nodes)
+        operation = with_plain_numbers(operation, self.recording.nodes)
         operands = operation.tensors()
         on_device = [t for t in operands if self.recording.is_on_device(t)]
         is_creating = creates_on_device(operation)
@@ -489,7 +511,11 @@ class Tracer(TorchFunctionMode):
             operator, arguments, versions, result = self.parts_by_memory[memory]
             before = tensors_in(arguments)
             if operator._schema.is_mutable or versions != [t._version for t in before]:
-                raise changed_since(operator)
+                raise createPoptorchError(
+                    "torch.autograd.grad() needs what a function of torch has computed "
+                    f"inside, and the emulator can't record that ({operator}): it was "
+                    "changed in place since. Compose the function of simpler ones."
+                )
             again = self.record_operator(operator, *arguments, is_of_forward=True)
             names = map(memory_of, tensors_in(result))
             known.update(zip(names, tensors_in(again)))
