@@ -26,11 +26,7 @@ from torch.overrides import is_tensor_method_or_property
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import createPoptorchError
-from ..options import (
-    BEFORE_BLOCKS,
-    BlockPlacement,
-    ExecutionStrategy,
-)
+from ..options import BEFORE_BLOCKS, BlockPlacement, ExecutionStrategy
 from .autograd_grad import note_maker
 from .float16 import device_tensor
 from .graph import (
@@ -43,11 +39,7 @@ from .graph import (
     storage_of,
     tensors_in,
 )
-from .refusals import (
-    host_tensor_among,
-    refuse_custom_backward,
-    untraceable,
-)
+from .refusals import host_tensor_among, refuse_custom_backward, untraceable
 
 _ResultT = TypeVar("_ResultT")
 
@@ -362,8 +354,7 @@ class Recording:
             # A property such as `x.T`: the function is a bound slot of it.
             attribute = operation.function.__self__.__name__  # type: ignore[attr-defined]
             accessor = getattr if name == "__get__" else setattr
-            values = args[1:] if name == "__set__" else ()
-            node = self.graph.call_function(accessor, (args[0], attribute, *values))
+            node = self.graph.call_function(accessor, (args[0], attribute, *args[1:]))
         elif _is_method(operation):
             node = self.graph.call_method(name, args, kwargs)
         else:

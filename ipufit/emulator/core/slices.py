@@ -17,11 +17,7 @@ from torch.fx.node import Node
 
 from ..errors import createPoptorchError
 from .graph import NodesById, function_name
-from .recording import (
-    current_trace,
-    is_tracing,
-    require_tensor,
-)
+from .recording import current_trace, is_tracing, require_tensor
 
 _CASTS = frozenset({"clone", "int", "long", "positive", "short", "to"})
 _SIGNS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}

@@ -31,12 +31,7 @@ from torch.utils import checkpoint
 
 from .._logging import logger
 from ..errors import Error, createPoptorchError
-from .autograd_grad import (
-    function_of,
-    memory_of,
-    refusal_of_operator,
-    written_by,
-)
+from .autograd_grad import function_of, memory_of, refusal_of_operator, written_by
 from .float16 import ROUNDING, rounded, rounding, rounding_of
 from .graph import (
     PACKAGE,
@@ -194,11 +189,7 @@ REFUSALS: dict[str, Callable[[Operation], None]] = {
 }
 """Refuse operations on the device's tensors that don't compile, in this order."""
 
-_OF_DEVICE = {
-    "device": torch.device("ipu:0"),
-    "is_cpu": False,
-    "is_ipu": True,
-}
+_OF_DEVICE = {"device": torch.device("ipu:0"), "is_cpu": False, "is_ipu": True}
 """Properties of a device's tensor that tell where it is."""
 
 _MOVES = frozenset({"to", "type_as"})
