@@ -276,9 +276,9 @@ class Tracer(TorchFunctionMode):
         differentiated: While autograd runs: the tensors of the trace, by their memory.
         parts: The ATen operators of the function that runs, their arguments and
             results.
-        parts_by_memory: Those of all functions, by the memory of their results, which
-            autograd may keep: the operator, its arguments, the versions of the tensors
-            among them, and its results.
+        parts_by_memory: ATen operators of all functions, by the memory of their results,
+            which autograd may keep: the operator, its arguments, the versions of the
+            tensors among them, and its results.
         has_warned_of_device: Whether it has warned of a tensor without a device.
     """
 
