@@ -270,7 +270,7 @@ def rounded(
     Args:
         function: The function.
         name: Its name in torch.
-        rounding: What is rounded, as `rounding_of` returns it.
+        rounding: "results", "cast" or "", as in `rounding_of`.
 
     Example:
         >>> x = torch.tensor([1.0, 3.0], dtype=torch.float16)

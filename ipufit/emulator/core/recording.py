@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import createPoptorchError
 from ..options import BEFORE_BLOCKS, BlockPlacement, ExecutionStrategy
 from .autograd_grad import note_maker
-from .float16 import device_tensor
+from .float16 import ROUNDING, device_tensor
 from .graph import (
     DeviceFunction,
     Effects,
@@ -428,7 +428,7 @@ class Recording:
             for index, element in enumerate(result):
                 if tensors_in(element):
                     item = self.graph.call_function(operator.getitem, (node, index))
-                    item.meta.update(node.meta)
+                    item.meta.update({**node.meta, ROUNDING: ""})
                     self._bind_result(element, item)
 
     def _bind(self, tensor: Tensor, node: Node) -> None:
