@@ -204,17 +204,41 @@ class Overload(NamedTuple):
     required: set[str]
     kinds: dict[str, str]
 
-    def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the names and types of arguments are those of the overload."""
+    def takes(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, reads: bool = False
+    ) -> bool:
+        """Return whether the names and types of arguments are those of the overload.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            reads: Whether whole numbers in tensors are ints, too.
+        """
+        last = len(self.places) - 1
+        if len(args) > last + 1 > 0 and self.kinds.get(self.places[last]) == _SIZES:
+            args = (*args[:last], args[last:])  # as in `x.view(2, 3)`
         named = {**dict(zip(self.places, args)), **kwargs}
-        is_known = len(args) <= len(self.places) and named.keys() <= self.kinds.keys()
-        return is_known and all(_fits(v, self.kinds[n]) for n, v in named.items())
+        is_known = len(args) <= last + 1 and named.keys() <= self.kinds.keys()
+        return is_known and all(
+            _fits(value, self.kinds[name], reads) for name, value in named.items()
+        )
 
 
-def _fits(value: Any, kind: str) -> bool:
+_SIZES = "List[int]"
+
+
+def is_whole_number(tensor: Tensor) -> bool:
+    """Return whether a tensor is a single whole number."""
+    is_fraction = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() == 1 and not is_fraction and tensor.dtype != torch.bool
+
+
+def _fits(value: Any, kind: str, reads: bool) -> bool:
     """Return whether an argument of torch's schemas takes a value."""
     if value is None or not kind:
         return True
+    if isinstance(value, Tensor) and reads and "int" in kind:
+        return is_whole_number(value)
     if isinstance(value, (Tensor, Node)):
         return "Tensor" in kind
     if isinstance(value, bool):
@@ -222,7 +246,8 @@ def _fits(value: Any, kind: str) -> bool:
     if isinstance(value, str):
         return "str" in kind
     if isinstance(value, (list, tuple)):
-        return "List" in kind
+        is_of_ints = _SIZES in kind and not reads
+        return "List" in kind and not (is_of_ints and tensors_in(value))
     return not any(other in kind for other in ("Tensor", "bool", "str"))
 
 

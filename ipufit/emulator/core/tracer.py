@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import functools
 import itertools
-import re
 import sys
 import traceback
 from dataclasses import replace
@@ -46,6 +45,7 @@ from .graph import (
     bind_arguments,
     creates_on_device,
     is_importing_compiler,
+    is_whole_number,
     map_tensors,
     observed,
     overloads,
@@ -55,7 +55,6 @@ from .graph import (
 from .recording import Recording, refuse_rebound
 from .refusals import (
     host_tensor_among,
-    is_whole_number,
     plain_number,
     refuse_arguments,
     refuse_custom_backward,
@@ -86,20 +85,13 @@ _SCHEMAS = {"interpolate": "__interpolate"}
 _READ_BY_TORCH = frozenset({"narrow", "tensor_split"})
 """Functions that take tensors in such places, which torch reads itself."""
 
-_FACTORIES = frozenset(
-    {"empty", "eye", "full", "ones", "rand", "randint", "randn", "randperm", "zeros"}
-)
-"""Functions whose arguments are sizes, without a tensor."""
-
-_SEVERAL = "int, int, ..."
-
 
 def with_plain_numbers(operation: Operation, nodes: NodesById) -> Operation:
     """Replace tensors of the host by ints where torch takes ints, as in `x[index]`.
 
-    For a tensor of the device torch would need the value, as `.item()` does. The
-    schemas of torch's operators say which arguments take ints. Slices whose ends are on
-    the device turn an operation into `moving_slices`.
+    For a tensor of the device torch would need the value, as `.item()` does. They stay
+    tensors where torch takes these, too. Slices whose ends are on the device turn an
+    operation into `moving_slices`.
 
     Raises:
         Error: A tensor of the device is in such a place.
@@ -117,46 +109,28 @@ def with_plain_numbers(operation: Operation, nodes: NodesById) -> Operation:
         return operation
     if name in ("__getitem__", "__setitem__"):
         return _with_plain_index(operation, nodes)
-    is_method = getattr(Tensor, name, None) is operation.function
+    forms = overloads(_SCHEMAS.get(name, name))
+    if name not in _READ_BY_TORCH and any(form.takes(args, kwargs) for form in forms):
+        return operation
+    readers = (form for form in forms if form.takes(args, kwargs, reads=True))
+    form = next(readers, None)
+    if form is None:
+        return operation
+    kinds = form.kinds
 
-    def plain(place: int | str, value: Any) -> Any:
-        kinds = _kinds_of_ints(name, place, is_method=is_method)
-        if isinstance(value, Tensor):
-            is_taken = _SEVERAL in kinds or ("int" in kinds and value.dim() == 0)
-            is_taken = is_taken or (bool(kinds) and id(value) in nodes)
-            return plain_number(value, nodes, name) if is_taken else value
-        if "List[int]" in kinds and isinstance(value, (tuple, list)):
+    def plain(place: str, value: Any) -> Any:
+        if "int" not in kinds[place]:
+            return value
+        if isinstance(value, (tuple, list)):
             return type(value)(plain_number(v, nodes, name) for v in value)
-        return value
+        return plain_number(value, nodes, name)
 
+    places = itertools.chain(form.places, itertools.repeat(form.places[-1]))
     return replace(
         operation,
-        args=tuple(itertools.starmap(plain, enumerate(args))),
+        args=tuple(map(plain, places, args)),
         kwargs={key: plain(key, value) for key, value in kwargs.items()},
     )
-
-
-@functools.lru_cache(maxsize=None)
-def _kinds_of_ints(name: str, place: int | str, *, is_method: bool) -> set[str]:
-    """Return the kinds in which a function takes ints as an argument; empty if none."""
-    kinds: set[str] = set()
-    for overload in overloads(_SCHEMAS.get(name, name)):
-        kind_of = {
-            n: re.sub(r"^Optional\[(.*)\]$", r"\1", k)
-            for n, k in overload.kinds.items()
-        }
-        positional = [kind_of.get(n, "") for n in overload.places]
-        if "Tensor" not in "".join(positional[:1]) and name not in _FACTORIES:
-            continue  # a form for strings and lists of TorchScript
-        if isinstance(place, str):
-            kinds.add(kind_of.get(place, ""))
-        elif place and is_method and positional[1:] == ["List[int]"]:
-            kinds |= {"List[int]", _SEVERAL}  # as in `x.view(2, 3)`
-        else:
-            kinds.update(positional[place : place + 1])
-    if any("Tensor" in kind for kind in kinds) and name not in _READ_BY_TORCH:
-        return set()
-    return kinds & {"int", "List[int]", _SEVERAL}
 
 
 def _with_plain_index(operation: Operation, nodes: NodesById) -> Operation:
