@@ -64,27 +64,6 @@ class Remark(NamedTuple):
     is_refused: bool = True
 
 
-class Survey(NamedTuple):
-    """The findings of a survey.
-
-    Attributes:
-        remarks: The findings, in order.
-        error: The error other than a refusal that ended the trace; None if there was
-            none.
-        place: The place of that error.
-        is_whole: Whether the whole program was traced.
-        norms: Modules that normalise over the rows of a micro-batch, and their places.
-        returned_bytes: Bytes that a micro-batch returns; 0 if unknown.
-    """
-
-    remarks: list[Remark]
-    error: Exception | None
-    place: Place
-    is_whole: bool
-    norms: list[Place]
-    returned_bytes: int
-
-
 class EndlessError(Exception):
     """Raised when code repeats a refused operation, as an endless loop does."""
 
@@ -116,64 +95,66 @@ def survey(
         >>> [remark.topic for remark in found.remarks]
         ['control flow', 'value']
     """
-    notes = Notes()
+    report = Survey()
     for check in (refuse_scripted, refuse_tied_buffers, refuse_weights):
-        notes.attempt("module", check, module)
-    notes.attempt("dtype", check_inputs, list(tensors))
-    if any(isinstance(one, torch.jit.ScriptModule) for one in module.modules()):  # type: ignore[attr-defined,unused-ignore]
-        return Survey(list(notes.remarks), None, NOWHERE, False, [], 0)
+        report.attempt("module", check, module)
+    report.attempt("dtype", check_inputs, list(tensors))
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):  # type: ignore[attr-defined,unused-ignore]
+        report.is_whole = False
+        return report
     inputs = [device_tensor(tensor.detach(), copy=True) for tensor in tensors]
     strategy = options._execution_strategy
-    compilation = Compilation(strategy, notes, is_training=is_training)
+    compilation = Compilation(strategy, report, is_training=is_training)
     was_disabled = logger.disabled
     logger.disabled = True  # a compilation will warn
     try:
-        with notes.following_assignments():
+        with report.following_assignments():
             arguments = CallArguments(tuple(inputs), {})
             compilation.trace(module, arguments, calls_hooks=False)
     finally:
         logger.disabled = was_disabled
-    notes.recording = None
+    report.recording = None
     compilation.run()
-    if compilation.is_whole:
+    if report.is_whole:
         program = compilation.program()
         for check_program in PROGRAM_CHECKS:
-            notes.attempt("options", check_program, program, options, is_training)
+            report.attempt("options", check_program, program, options, is_training)
         num_ipus = program.num_ipus * options.replication_factor
-        notes.attempt("options", reserved_ipus, options, num_ipus)
-    notes.attempt("options", check_updatable_buffers, module, options)
+        report.attempt("options", reserved_ipus, options, num_ipus)
+    report.attempt("options", check_updatable_buffers, module, options)
     if optimizer is not None:
         settings = OptimizerReader(relax_attribute_checks=True).read(optimizer)
-        notes.attempt("optimizer", check_values, settings)
+        report.attempt("optimizer", check_values, settings)
     norms: dict[str, Place] = {}
     for graph in compilation.graphs:
         for node in graph.nodes:
             is_norm = function_name(node) == "batch_norm"
             if is_norm and node_arguments(node).get("training"):
                 norms.setdefault(place_of(node).module, place_of(node))
-    return Survey(
-        list(notes.remarks),
-        None if isinstance(notes.error, Error) else notes.error,
-        notes.error_place,
-        compilation.is_whole,
-        list(norms.values()),
-        sum(one.numel() * one.element_size() for one in compilation.flat),
-    )
+    report.norms = list(norms.values())
+    sizes = (tensor.numel() * tensor.element_size() for tensor in compilation.flat)
+    report.returned_bytes = sum(sizes)
+    return report
 
 
-class Notes(Report):
-    """The remarks of a survey without repetition.
+class Survey(Report):
+    """The findings of a survey.
 
     Attributes:
-        remarks: The remarks, in the order in which they were found.
-        error: The error that ended the trace, if any.
-        error_place: The place of that error.
+        remarks: The findings without repetition, in order.
+        error: The error other than a refusal that ended the trace; None if there was
+            none.
+        place: The place of the error that ended the trace.
+        is_whole: Whether the whole program was traced.
+        norms: Modules that normalise over the rows of a micro-batch, and their places.
+        returned_bytes: Bytes that a micro-batch returns; 0 if unknown.
     """
 
     def __init__(self) -> None:
-        self.remarks: dict[Remark, None] = {}
+        self.remarks: list[Remark] = []
         self.error: Exception | None = None
-        self.error_place = NOWHERE
+        self.place, self.is_whole, self.returned_bytes = NOWHERE, True, 0
+        self.norms: list[Place] = []
         self._assigned: dict[tuple[int, str], Place] = {}
         self._num_refusals: Counter[Place] = Counter()
         self._has_escapes = False
@@ -204,7 +185,9 @@ class Notes(Report):
             places = list(map(place_of, blamed_nodes(message))) or places
             message = message.message
         for where in places:
-            self.remarks[Remark(topic, message, where, is_refused)] = None
+            remark = Remark(topic, message, where, is_refused)
+            if remark not in self.remarks:
+                self.remarks.append(remark)
 
     def attempt(
         self,
@@ -256,9 +239,11 @@ class Notes(Report):
         self.refuse_rebound(module, problems)
         recording: Any = self.recording
         stop, running = recording.tracing_function, recording.running[-1]
-        self.error, self.error_place = error, place_of_error(error, stop, running)
+        self.place, self.is_whole = place_of_error(error, stop, running), False
         if isinstance(error, Error):
-            self.add("program", error.message, self.error_place)
+            self.add("program", error.message, self.place)
+        else:
+            self.error = error
         return True
 
     def compare(self) -> None:
