@@ -121,9 +121,13 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @functools.cached_property
+    def _tensors(self) -> list[Tensor]:
+        return tensors_in((self.args, self.kwargs))
+
     def tensors(self) -> list[Tensor]:
         """Return the tensors in the nested arguments."""
-        return tensors_in((self.args, self.kwargs))
+        return self._tensors
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:

@@ -366,8 +366,8 @@ class Tracer(TorchFunctionMode):
     def compute(self, operation: Operation, rounding: str = "") -> Any:
         """Run an operation on the copies of the weights."""
         function = rounded(operation.function, operation.name, rounding)
-        values = operation.args, operation.kwargs
-        args, kwargs = map_tensors(values, self.recording.on_device)
+        args = map_tensors(operation.args, self.recording.on_device)
+        kwargs = map_tensors(operation.kwargs, self.recording.on_device)
         if operation.name in ("numpy", "__array__"):  # refused, and a check goes on
             args = map_tensors(args, torch.detach)
         return function(*args, **kwargs)
