@@ -54,8 +54,7 @@ FLOORS = {
     ],
     EMULATOR: [
         # What `import libpvti` and `import popart` find: nothing that runs.
-        "_libpvti _logging _popart core enums errors profiling"
-        " _files _signals",
+        "_libpvti _logging _popart core enums errors profiling _files _signals",
         "_options_keys _switches _utils core.graph testing",
         "_install _processes core.float16 core.refusals optim options",
         # What `import popdist` finds, and what other processes find as PopTorch.
@@ -63,8 +62,9 @@ FLOORS = {
         " core.operators core.optimizer_rules",
         "core.recording core.rules core.strict",
         "_impl _printing _searches core.layout core.pod core.slices",
-        "_dataloader core.device_optimizer core.tracer ops poptorch_core",
-        "_torch_ops",
+        "_dataloader core.device_optimizer ops poptorch_core",
+        "_torch_ops core.composed",
+        "core.tracer",
         "core.losses core.program",
         "core.pipelines",
         "core.compile",

@@ -31,6 +31,7 @@ from torch.utils import checkpoint
 from .._logging import logger
 from ..errors import Error, createPoptorchError
 from .autograd_grad import function_of, memory_of, refusal_of_operator, written_by
+from .composed import PARTS, composition_of
 from .float16 import ROUNDING, rounded, rounding, rounding_of
 from .graph import (
     PACKAGE,
@@ -250,7 +251,7 @@ class Tracer(TorchFunctionMode):
         differentiated: While autograd runs: the tensors of the trace, by their memory.
         parts: The ATen operators of the function that runs, their arguments and
             results.
-        parts_by_memory: ATen operators of all functions, by the memory of their results,
+        parts_by_memory: Operators of all functions, by the memory of their results,
             which autograd may keep: the operator, its arguments, the versions of the
             tensors among them, and its results.
         has_warned_of_device: Whether it has warned of a tensor without a device.
@@ -306,6 +307,12 @@ class Tracer(TorchFunctionMode):
         if _sets_requires_grad(operation) and not self.recording.is_training:
             self.compute(operation)  # it tells autograd, and is no operator
             return args[0] if name == "requires_grad_" else None
+        if operation.name in PARTS:
+            is_training = self.recording.is_training
+            compose = composition_of(operation, is_training=is_training)
+            if compose is not None:
+                with self:  # it sees the parts
+                    return compose(*operation.args, **operation.kwargs)
         # Creation takes constants from the host.
         self.check(operation, on_device, [] if is_creating else operands)
         self.recording.is_running_operation = True
