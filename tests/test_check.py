@@ -18,7 +18,7 @@ from torch import nn
 
 import ipufit
 from ipufit import IPUConfig, IPUModel, NotCompiledError
-from ipufit._poptorch import operator_rules
+from ipufit._poptorch import operator_rules, poptorch
 from ipufit.errors import DataError, UnsupportedError
 
 X, Y = torch.zeros(16, 4), torch.zeros(16, 4)
@@ -368,7 +368,6 @@ IMAGES = torch.zeros(16, 1, 10, 9)
     ("network", "x", "said"),
     [
         (bert_layer, X, "the tanh form"),
-        (UNet, IMAGES, "the factor of the height for both axes"),
         (prelu_network, X, "has no gradient"),
     ],
 )
@@ -379,6 +378,15 @@ def test_what_a_device_computes_otherwise(network, x, said):
     ]
     [one] = [one for one in findings if one.topic == "numbers"]
     assert said in one.what
+
+
+def test_shapes_that_a_device_changes_are_followed():
+    """Images of 8 and 9 columns can't be joined, which a compilation refuses."""
+    findings = [one for one in found(UNet(), IMAGES, IMAGES) if one.topic == "numbers"]
+    assert {one.severity for one in findings} == {"refused", "other numbers"}
+    assert all("the factor of the height for both" in one.what for one in findings)
+    with pytest.raises(poptorch.Error, match="Expected size 9 but got size 8"):
+        model_of(UNet()).fit(IMAGES, IMAGES, batch_size=8, verbose=0)
 
 
 def dropped(function=nn.functional.dropout, **arguments):

@@ -31,12 +31,11 @@ from .core.anchors import add_anchors, named_nodes, resolve_modes, weight_tensor
 from .core.compile import trace
 from .core.device import CallResults, Device, DeviceRng, Executable, check_rng_state
 from .core.device_optimizer import NOT_COMPILED, OptimizerSync
-from .core.dtypes import device_tensor
+from .core.float16 import device_tensor
 from .core.fold import choose_runner
 from .core.layout import Grouping, Layout, hold_one_element, resolve_groupings
 from .core.pipelines import LOWERING_CHECKS, SESSION_CHECKS, check_updatable_buffers
 from .core.pod import lease, reserved_ipus
-from .core.program import check_operations
 from .core.recording import Substitutions as _OverwriteContextManager  # noqa: F401 - PopTorch Geometric registers substitutions
 from .core.recording import is_learned, named_weights, unchanged
 from .core.refusals import (
@@ -1468,7 +1467,7 @@ def compile_model(
             names += optimizer.compile(weights, trained)
         anchors = add_anchors(program, options, names)
         if settings.stops_at_exceptions:
-            check_operations(program.graph)
+            program.stops_at_exceptions = True
         runner = choose_runner(program, layout, settings, groups)
     like = arguments.with_tensors(  # shapes and types, but no data
         tensor.detach().to("meta").as_subclass(type(tensor))

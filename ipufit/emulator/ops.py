@@ -22,8 +22,9 @@ from ._printing import ipu_print_tensor
 from ._searches import ctc_beam_search_decoder, fps, nearest
 from ._switches import ipu_model_is_on
 from .core.autograd_grad import refuse_gradient
-from .core.dtypes import GraphModule, host_tensor
+from .core.float16 import host_tensor
 from .core.graph import (
+    GraphModule,
     as_list,
     erase_dead,
     function_name,

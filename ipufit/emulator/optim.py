@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ._logging import logger as logger
-from .core.dtypes import without_compiler
+from .core.graph import without_compiler
 
 __all__ = [
     "LAMB",

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import ipufit.emulator as poptorch
 from ipufit.emulator.core import compile as stages
-from ipufit.emulator.core.dtypes import DispatchMode
+from ipufit.emulator.core.graph import DispatchMode
 
 EQUAL, REFUSED, ROW, DIFFERENT = "equal", "refused", "row", "different"
 

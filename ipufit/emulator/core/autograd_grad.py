@@ -17,14 +17,8 @@ import torch
 from torch import Tensor
 from torch._C import _nn, _VariableFunctions
 
-from ..errors import Error, createPoptorchError
-from .graph import (
-    Operation,
-    original,
-    storage_of,
-    tensors_in,
-)
-from .places import Place
+from ..errors import createPoptorchError
+from .graph import Operation, Place, storage_of, tensors_in
 
 BINDINGS = (_VariableFunctions, _nn, Tensor.__base__)
 """Where torch has functions of Python for its operators."""
@@ -111,9 +105,8 @@ def note_maker(result: Any, operation: Operation, place: Place) -> None:
 
 def _why_unseen(operation: Operation) -> str:
     """Return why a function has no gradient whatever its backward pass calls, or ""."""
-    function, name = original(operation.function), operation.name
-    module = getattr(function, "__module__", None) or ""
-    if module.startswith("ipufit.emulator") and name not in _INDEXING:
+    name, module = operation.name, getattr(operation.function, "__module__", "")
+    if (module or "").startswith("ipufit.emulator") and name not in _INDEXING:
         return UNKNOWN
     is_alone = len(operation.args) + len(operation.kwargs) == 1
     if name in ("cumprod", "prod") or (is_alone and name in ("max", "median", "min")):
@@ -150,15 +143,6 @@ def _without_gradient(name: str, place: Place | None, why: str) -> str:
     return (
         f"torch.autograd.grad() needs a gradient through {_WRITTEN.get(name, name)}"
         f"{where}, and PopTorch has none: {why}.{f' Instead: {way}.' if way else ''}"
-    )
-
-
-def changed_since(operator: Any) -> Error:
-    """Return the error about what autograd keeps, if the program can't have it."""
-    return createPoptorchError(
-        "torch.autograd.grad() needs what a function of torch has computed inside, and "
-        f"the emulator can't record that ({operator}): it was changed in place since. "
-        "Compose the function of simpler ones."
     )
 
 

@@ -30,9 +30,8 @@ from torch import Tensor
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 
-from .dtypes import GraphModule
-from .float16 import rounded_alike
-from .graph import function_name, is_in_place, original
+from .float16 import FUNCTION
+from .graph import function_name, is_in_place
 
 _CONVOLUTIONS = frozenset({"conv2d", "conv_transpose2d"})
 
@@ -79,11 +78,11 @@ _MOST_WEIGHTS = 2**18
 
 
 def in_channels_last(
-    graph: GraphModule,
+    graph: Graph,
     weight_shapes: Sequence[Sequence[int]],
     *,
     is_differentiated: bool,
-) -> GraphModule:
+) -> Graph:
     """Rewrite the convolutions of a program to channels_last where that is faster.
 
     It pays for pooling and for convolutions of each channel by itself; and for two or
@@ -114,7 +113,7 @@ def in_channels_last(
         >>> torch.equal(program(*tensors), plain(*tensors))
         True
     """
-    nodes = list(graph.graph.nodes)
+    nodes = list(graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
     shapes = {node: tuple(shape) for node, shape in zip(inputs, weight_shapes)}
     convolutions: dict[Node, tuple[int, ...]] = {}
@@ -170,7 +169,7 @@ def in_channels_last(
             replaced = left
         new[node] = program.node_copy(node, lambda n: replaced.get(n) or new[n])  # noqa: B023 - it is called here
         if not is_differentiated and _is_plain_pooling(node):
-            new[node].target = rounded_alike(node.target, max_pool2d)
+            new[node].meta[FUNCTION] = max_pool2d
     rows_and_columns = [shape[:2] for shape in convolutions.values()]
     is_of_single_channels = any(
         columns == 1 < rows and function_name(node) == "conv2d"
@@ -185,7 +184,7 @@ def in_channels_last(
         pays |= is_padded or not is_differentiated
     if not pays or 2 * num_entries > len(convolutions) + 1:
         return graph
-    return GraphModule(graph, program)
+    return program
 
 
 def _is_write(node: Node) -> bool:
@@ -218,7 +217,7 @@ def _is_plain_pooling(node: Node) -> bool:
     names = "padding", "dilation", "ceil_mode", "return_indices"
     given = {**dict(zip(names, node.args[3:])), **node.kwargs}
     return (
-        original(node.target) in (F.max_pool2d, torch.max_pool2d)
+        node.target in (F.max_pool2d, torch.max_pool2d)
         and given.get("padding", 0) in (0, (0, 0), [0, 0])
         and given.get("dilation", 1) in (1, (1, 1), [1, 1])
         and not given.get("ceil_mode")

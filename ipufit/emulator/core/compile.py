@@ -24,88 +24,55 @@ from .._utils import flattenTensorStructure, reconstructTensorStructure
 from ..errors import Error
 from ..ops import Body, identity_loss
 from ..options import ExecutionStrategy
-from .dtypes import host_tensor
+from .float16 import host_tensor
 from .graph import (
     FACTORIES,
     NORM_FUNCTIONS,
+    NOWHERE,
     RANDOM_FACTORIES,
+    add_place,
     changed_memory,
     constant_nodes,
     erase_dead,
     error_about,
     function_name,
     node_arguments,
+    place_of,
     storage_of,
     tensors_in,
 )
 from .losses import add_final_loss
 from .pipelines import used_ipus
-from .places import NOWHERE, Place, add_place, place_of
 from .program import KNOWN, Program
 from .recording import (
+    POST_COMPILE_HOOKS,
+    PRE_COMPILE_HOOKS,
     REFUSAL,
     Recording,
-    call_pre_compile_hooks,
+    call_hooks,
     named_weights,
-    post_compile_hooks,
     refuse_rebound,
     tracing,
     unchanged,
 )
-from .rules import Finding, findings, replace_function, settle_shapes
-from .strict import (
-    NEWER,
-    Unsupported,
-    WatchingTracer,
-    refuse_unsupported,
-    unsupported_nodes,
-)
-from .tracer import guarded
-
-
-class Report:
-    """Ends a compilation at what is refused first; a survey notes everything.
-
-    Attributes:
-        replaces_functions: Whether operators get the functions of a device.
-    """
-
-    replaces_functions = True
-
-    def attempt(
-        self, topic: str, check: Callable[..., Any], *args: Any, place: Place = NOWHERE
-    ) -> Any:
-        """Call a function that raises an `Error` if it refuses.
-
-        Args:
-            topic: Subject of the refusal.
-            check: The function.
-            *args: Its arguments.
-            place: The place of what is refused, unless the error has nodes.
-        """
-        return check(*args)
-
-    def refuse(self, topic: str, error: Error) -> None:
-        """Refuse the program."""
-        raise error
-
-    def remark(self, finding: Finding, node: Node) -> None:
-        """Hear of an operation that a device computes otherwise than torch."""
-
-    def refuse_unsupported(self, unsupported: list[Unsupported]) -> None:
-        """Refuse operators that PopTorch doesn't compile, or warn of them."""
-        refuse_unsupported(unsupported)
+from .rules import findings, replace_function, settle_shapes
+from .strict import NEWER, unsupported_nodes
+from .tracer import Report, Tracer, guarded
 
 
 class Compilation:
     """A program on its way through the stages.
 
     Args:
-        recording: The operations that a trace has recorded.
-        outputs: The value that `forward` returned.
+        strategy: Gives each block an IPU, a stage and a phase.
         report: Hears what is refused.
+        is_training: Whether the program will be differentiated.
 
     Attributes:
+        recording: The operations that a trace has recorded.
+        outputs: The value that `forward` returned.
+        is_whole: Whether `forward` has come to its end.
+        is_random: Whether the program draws random numbers.
         results: The nodes of the outputs that the graph computes, by index.
         constant_outputs: Indices of those that are equal for every micro-batch.
         graphs: The graph, then those of loops and branches.
@@ -116,10 +83,13 @@ class Compilation:
         has_loss: Whether the last result is the final loss.
     """
 
-    def __init__(self, recording: Recording, outputs: Any, report: Report) -> None:
-        self.recording, self.report = recording, report
-        self.outputs, self.flat = outputs, list(flattenTensorStructure(outputs))
-        self.graph, self.is_training = recording.graph, recording.is_training
+    def __init__(
+        self, strategy: ExecutionStrategy, report: Report, *, is_training: bool
+    ) -> None:
+        self.strategy, self.report = strategy, report
+        self.is_training, self.is_whole, self.is_random = is_training, True, False
+        self.outputs: Any = ()
+        self.flat: list[Tensor] = []
         self.results: dict[int, Node] = {}
         self.constant_outputs: set[int] = set()
         self.graphs: list[Graph] = []
@@ -129,37 +99,74 @@ class Compilation:
         self.shapes: dict[Node, Any] = {}
         self.has_loss = False
 
+    def trace(
+        self,
+        module: torch.nn.Module,
+        arguments: CallArguments,
+        *,
+        names_modules: bool = True,
+        calls_hooks: bool = True,
+    ) -> None:
+        """Run `module` once on the arguments of one micro-batch, and record it.
+
+        Args:
+            module: The module.
+            arguments: Arguments with the rows of one micro-batch.
+            names_modules: Whether names of sub-modules precede those of operators.
+            calls_hooks: Whether to call the hooks of `registerPreCompileHook` and
+                `registerPostCompileHook`.
+        """
+        problems: list[str] = []
+        rng_state = torch.random.get_rng_state()
+        records = self.is_training or torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(records):
+            weights, inputs = named_weights(module), arguments.tensors()
+            recording = Recording(weights, inputs, self.strategy, self.is_training)
+            self.recording, self.graph = recording, recording.graph
+            self.report.recording = recording
+            try:
+                with unchanged(module, problems), contextlib.ExitStack() as stack:
+                    stack.enter_context(tracing(recording))
+                    if calls_hooks:
+                        stack.callback(call_hooks, POST_COMPILE_HOOKS)
+                    if names_modules:
+                        stack.enter_context(recording.module_scopes(module))
+                    stack.enter_context(guarded(Tracer(recording, self.report)))
+                    if calls_hooks:
+                        call_hooks(PRE_COMPILE_HOOKS)
+                    self.outputs = module(*arguments.args, **arguments.kwargs)
+                    stack.close()
+                    now = torch.random.get_rng_state()
+                    self.is_random = not torch.equal(rng_state, now)
+            except Exception as error:
+                self.is_whole = False
+                if not self.report.goes_on_after(error, module, problems):
+                    raise
+            else:
+                self.report.refuse_rebound(module, problems)
+        self.flat = list(flattenTensorStructure(self.outputs))
+
     @property
     def host_outputs(self) -> dict[int, Tensor]:
         """Values of the outputs that never were on the device, by index."""
         is_on_device = self.recording.is_on_device
         return {i: t for i, t in enumerate(self.flat) if not is_on_device(t)}
 
-    def run(self, *, is_whole: bool = True) -> None:
-        """Run the stages.
-
-        Args:
-            is_whole: Whether `forward` has come to its end.
-        """
+    def run(self) -> None:
+        """Run the stages."""
         for stage in STAGES:
-            if is_whole or not stage.needs_end:
+            if self.is_whole or not stage.needs_end:
                 self.report.attempt(stage.topic, stage.function, self)
 
-    def program(self, *, is_random: bool = False) -> Program:
+    def program(self) -> Program:
         """Return the compiled program."""
         detached = [tensor.detach() for tensor in self.flat]
+        constants = {i: host_tensor(detached[i]).clone() for i in self.constant_outputs}
         return Program(
-            self.recording,
-            self.graphs,
-            self.ipus,
-            has_loss=self.has_loss,
-            is_random=is_random,
-            output_structure=reconstructTensorStructure(self.outputs, detached),
-            constant_outputs={
-                index: host_tensor(detached[index]).clone()
-                for index in self.constant_outputs
-            },
-            host_outputs=self.host_outputs,
+            *(self.recording, self.graphs, self.ipus, self.has_loss, self.is_random),
+            reconstructTensorStructure(self.outputs, detached),
+            constants,
+            self.host_outputs,
         )
 
 
@@ -190,7 +197,7 @@ def refuse_exchanged_weights(compilation: Compilation) -> None:
     exchanges = [node for node in compilation.graph.nodes if node.target is setattr]
     place = place_of(exchanges[-1]) if exchanges else NOWHERE
     for problem in compilation.recording.rebound():
-        compilation.report.attempt("buffer", refuse_rebound, [problem], place=place)
+        compilation.report.attempt("buffer", refuse_rebound, problem, place=place)
 
 
 def eliminate_dead(compilation: Compilation) -> None:
@@ -254,7 +261,7 @@ def apply_rules(compilation: Compilation) -> None:
                 report.refuse(finding.rule.topic, error_about(message, node))
                 continue
             report.remark(finding, node)
-            if callable(finding.found) and report.replaces_functions:
+            if callable(finding.found):
                 replace_function(node, finding.found)
                 if finding.verdict == "shape":
                     message = finding.message(function_name(node))
@@ -265,13 +272,9 @@ def refuse_marked(compilation: Compilation) -> None:
     """Refuse operators of a backward pass and hints that are found while tracing."""
     for graph in compilation.graphs:
         for node in graph.nodes:
-            if REFUSAL in node.meta and not node.meta.get(REFUSED):
+            if REFUSAL in node.meta and not node.meta.get("refused"):
                 topic, message = node.meta[REFUSAL]
                 compilation.report.refuse(topic, error_about(message, node))
-
-
-REFUSED = "refused"
-"""Metadata of a node that the tracer has refused, and a survey has noted."""
 
 
 def _variables(compilation: Compilation) -> Iterator[Node]:
@@ -280,7 +283,7 @@ def _variables(compilation: Compilation) -> Iterator[Node]:
         for node in graph.nodes:
             is_called = node.op in ("call_function", "call_method")
             is_constant = node in compilation.constants
-            if is_called and not is_constant and not node.meta.get(REFUSED):
+            if is_called and not is_constant and not node.meta.get("refused"):
                 yield node
 
 
@@ -399,34 +402,8 @@ def trace(
         Error: The module breaks a rule of tracing, or PopTorch refuses the program; the
             message names it.
     """
-    rng_state = torch.random.get_rng_state()
-    records = is_training or torch.is_grad_enabled()
-    try:
-        with unchanged(module) as rebound, torch.inference_mode(
-            False
-        ), torch.set_grad_enabled(records):
-            recording = Recording(
-                named_weights(module),
-                arguments.tensors(),
-                strategy,
-                is_training=is_training,
-            )
-            tracer = WatchingTracer(recording)
-            with tracing(recording), post_compile_hooks(), (
-                recording.module_scopes(module)
-                if names_modules
-                else contextlib.nullcontext()
-            ), guarded(tracer):
-                call_pre_compile_hooks()
-                outputs = module(*arguments.args, **arguments.kwargs)
-            is_random = not torch.equal(rng_state, torch.random.get_rng_state())
-    except Error as error:
-        # A weight that was replaced explains best why it can't be used.
-        refuse_rebound(rebound)
-        add_place(error, trace.__code__, recording.running[-1])
-        raise
-    refuse_rebound(rebound)
-    compilation = Compilation(recording, outputs, Report())
+    compilation = Compilation(strategy, Report(), is_training=is_training)
+    compilation.trace(module, arguments, names_modules=names_modules)
     for tensor in compilation.host_outputs.values():
         warnings.warn(
             f"Output expected to be on the IPU but is on {tensor.device.type}: it is "
@@ -438,4 +415,4 @@ def trace(
     except Error as error:
         add_place(error, trace.__code__, "")
         raise
-    return compilation.program(is_random=is_random)
+    return compilation.program()

@@ -33,8 +33,7 @@ from ..enums import MeanReductionStrategy, OutputMode, ReductionType
 from ..options import Options, Settings
 from .anchors import UPDATED, Anchors, snapshot
 from .device_optimizer import DeviceOptimizer, OptimizerSync
-from .dtypes import device_tensor
-from .float16 import rounding
+from .float16 import device_tensor, rounding
 from .layout import (
     Inputs,
     Layout,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Half precision as a device computes it: in 32 bits, then rounded to 16.
+"""Types of a device, and half precision: in 32 bits, then rounded to 16.
 
 An IPU takes float16 operands, sums products in float32 (the default partials) and
 rounds what it writes. So does every operation here with float16 operands, on every
@@ -19,17 +19,18 @@ result is exact (`Options.Precision.enableStochasticRounding`).
 from __future__ import annotations
 
 import contextlib
-import functools
-from dataclasses import replace
 from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.autograd.function import Function
+from torch.fx.node import Node
 
 from .graph import (
+    NORM_FUNCTIONS,
     Operation,
     base_name,
+    function_name,
     map_tensors,
     tensors_in,
 )
@@ -64,7 +65,6 @@ _LIKE_INPUT = frozenset(
 """Functions whose results have the type of the first argument, not of the weights."""
 
 _STATISTICS = ("running_mean", "running_var")
-_UPDATES_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 
 # Tensors: torch makes one of each number in an expression, in a second operation.
 _CUT_OFF = torch.tensor(2**13 - 1, dtype=torch.int32)
@@ -81,6 +81,42 @@ _ROW = 2**12
 """The number of independent words in a table of random words."""
 
 _is_stochastic = False
+
+
+def device_tensor(tensor: Tensor, *, copy: bool = False) -> Tensor:
+    """Cast a tensor to a type that an IPU holds.
+
+    64-bit integers keep their type, because torch's CPU kernels need it where an IPU
+    takes 32 bits, but their values are cut to 32 bits. `float64` and `bfloat16` become
+    `float32` (PopTorch, `PoplarExecutable.cpp`).
+
+    Args:
+        tensor: Tensor of any type.
+        copy: If True, the result has memory of its own. If False, it is `tensor`
+            itself where nothing changes.
+
+    Example:
+        >>> device_tensor(torch.tensor([2**32 + 7, -1]))
+        tensor([ 7, -1])
+        >>> device_tensor(torch.zeros(1, dtype=torch.float64)).dtype
+        torch.float32
+    """
+    if tensor.dtype == torch.int64:
+        return torch.as_tensor(tensor.to(torch.int32), dtype=torch.int64)
+    if tensor.dtype in (torch.float64, torch.bfloat16):
+        return torch.as_tensor(tensor, dtype=torch.float32)
+    return torch.clone(tensor) if copy else tensor
+
+
+def host_tensor(tensor: Tensor) -> Tensor:
+    """Cast a tensor to the type that a device returns; other types stay as they are.
+
+    Example:
+        >>> host_tensor(torch.tensor([1, 2])).dtype
+        torch.int32
+    """
+    dtype = {torch.int64: torch.int32, torch.float64: torch.float32}.get(tensor.dtype)
+    return tensor if dtype is None else torch.as_tensor(tensor, dtype=dtype)
 
 
 @contextlib.contextmanager
@@ -118,45 +154,30 @@ def to_half(tensor: Tensor) -> Tensor:
         tensor([2048.], dtype=torch.float16)
     """
     if not _is_stochastic:
-        return _cast(tensor, torch.float16)
+        return tensor.to(torch.float16)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return _Narrow.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
+        return _Cast.apply(tensor, _round_at_random, Tensor.float)  # type: ignore[no-any-return,no-untyped-call,unused-ignore]
     return _round_at_random(tensor.detach())
 
 
 def _to_float(tensor: Tensor) -> Tensor:
     """Cast float16 to float32, with a gradient that is rounded to float16."""
     if _is_stochastic and tensor.requires_grad and torch.is_grad_enabled():
-        return _Widen.apply(tensor)  # type: ignore[no-untyped-call,unused-ignore]
-    return _cast(tensor, torch.float32)
+        return _Cast.apply(tensor, Tensor.float, to_half)  # type: ignore[no-any-return,no-untyped-call,unused-ignore]
+    return tensor.to(torch.float32)
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype)
-
-
-class _Widen(Function):
-    """Casts to float32; its gradient is rounded, as every result of the device."""
+class _Cast(Function):
+    """Casts a tensor by one function, and its gradient by another."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return _cast(tensor, torch.float32)
+    def forward(ctx: Any, tensor: Tensor, cast: Any, cast_gradient: Any) -> Any:  # type: ignore[override,unused-ignore]
+        ctx.cast = cast_gradient
+        return cast(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return to_half(gradient)
-
-
-class _Narrow(Function):
-    """Rounds to float16; its gradient passes through."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return _round_at_random(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override,unused-ignore]
-        return _cast(gradient, torch.float32)
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override,unused-ignore]
+        return ctx.cast(gradient), None, None
 
 
 def _round_at_random(tensor: Tensor) -> Tensor:
@@ -188,34 +209,34 @@ def _round_at_random(tensor: Tensor) -> Tensor:
     return scaled.mul_(_FROM_SUBNORMAL).half()
 
 
-def in_float32(operation: Operation) -> Operation:
-    """Make an operation with float16 tensors compute in float32, as a device does.
+ROUNDING = "rounding"
+"""Metadata of a node: what a device rounds, as `rounding_of` returns it."""
+
+
+def rounding_of(operation: Operation) -> str:
+    """Return what a device rounds to float16, if anything.
 
     Returns:
-        The operation itself if there is no float16, or if it computes no values.
+        "cast" for a cast of float32; "results" for an operation with float16 tensors,
+        which a device computes in float32; "" if there is no float16, or if the
+        operation computes no values.
 
     Example:
         >>> x = torch.tensor([1.0, 3.0], dtype=torch.float16)
-        >>> in_float32(Operation(torch.sigmoid, "sigmoid", (x,), {})).run()
-        tensor([0.7310, 0.9526], dtype=torch.float16)
+        >>> rounding_of(Operation(torch.sigmoid, "sigmoid", (x,), {}))
+        'results'
     """
-    function, name, args = operation.function, operation.name, operation.args
+    name, args = operation.name, operation.args
     if name in _CASTS:
         others = [*args[1:], *operation.kwargs.values()]
         types = [v.dtype if isinstance(v, Tensor) else v for v in others]
         is_to_half = name == "half" or torch.float16 in types
-        if not is_to_half or args[0].dtype != torch.float32:
-            return operation
-        function = _as_rounding_cast(function, name)
-    elif (
-        base_name(name) in _KEEPS_VALUES
-        or (name == "dropout" and _drops_nothing(operation))
-        or all(tensor.dtype != torch.float16 for tensor in operation.tensors())
-    ):
-        return operation
-    else:
-        function = _as_computation(function, name)
-    return replace(operation, function=function)
+        return "cast" if is_to_half and args[0].dtype == torch.float32 else ""
+    keeps_values = base_name(name) in _KEEPS_VALUES or (
+        name == "dropout" and _drops_nothing(operation)
+    )
+    is_half = any(tensor.dtype == torch.float16 for tensor in operation.tensors())
+    return "results" if is_half and not keeps_values else ""
 
 
 def _drops_nothing(dropout: Operation) -> bool:
@@ -224,49 +245,62 @@ def _drops_nothing(dropout: Operation) -> bool:
     return given.get("p") == 0.0 or False in (given.get("training"), given.get("train"))
 
 
-def rounded_alike(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return another function for a node's target, in float32 if the target was.
+FUNCTION = "function"
+"""Metadata of a node: the function of a rule that a device computes it with."""
+
+
+def unrounded_function(node: Node) -> Callable[..., Any]:
+    """Return the function of a rule that computes a node, or torch's."""
+    target: Any = node.target
+    is_method = node.op == "call_method"
+    return node.meta.get(FUNCTION) or (getattr(Tensor, target) if is_method else target)
+
+
+def device_function(node: Node) -> Callable[..., Any]:
+    """Return the function that a device computes a node with, in its precision."""
+    rounding = node.meta.get(ROUNDING, "")
+    return rounded(unrounded_function(node), function_name(node), rounding)
+
+
+def rounded(
+    function: Callable[..., Any], name: str, rounding: str
+) -> Callable[..., Any]:
+    """Make a function compute in float32, and round to float16, as a device does.
 
     Args:
-        target: Function that the node calls, which `in_float32` may have wrapped.
-        function: Computes the same in another way.
+        function: The function.
+        name: Its name in torch.
+        rounding: "results", "cast" or "", as in `rounding_of`.
+
+    Example:
+        >>> x = torch.tensor([1.0, 3.0], dtype=torch.float16)
+        >>> rounded(torch.sigmoid, "sigmoid", "results")(x)
+        tensor([0.7310, 0.9526], dtype=torch.float16)
     """
-    if not hasattr(target, "_computes_in_float32"):
+    if not rounding:
         return function
-    return _as_computation(function, function.__name__)
 
-
-def _as_rounding_cast(func: Callable[..., Any], name: str) -> Callable[..., Any]:
     def cast(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return to_half(tensor) if _is_stochastic else func(tensor, *args, **kwargs)
-
-    return _named(f"to_half_{name}", func, cast)
-
-
-@functools.lru_cache(maxsize=None)
-def _as_computation(func: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that computes in float32, then rounds its results."""
+        return to_half(tensor) if _is_stochastic else function(tensor, *args, **kwargs)
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        given = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
-        halves = {id(t): t for t in given if t.dtype == torch.float16}
+        operands = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+        halves = {id(t): t for t in operands if t.dtype == torch.float16}
         wide = {key: _to_float(tensor) for key, tensor in halves.items()}
         before = {key: tensor._version for key, tensor in wide.items()}
         values = [*args, *kwargs.values()]
         dtype = next((v for v in values if isinstance(v, torch.dtype)), None)
 
         def widened(value: Any) -> Any:
+            value = map_tensors(value, lambda tensor: wide.get(id(tensor), tensor))
             return torch.float32 if value is torch.float16 else value
 
-        given_args, given_kwargs = map_tensors(
-            (args, kwargs), lambda tensor: wide.get(id(tensor), tensor)
-        )
-        result = func(
-            *map(widened, given_args),
-            **{key: widened(value) for key, value in given_kwargs.items()},
+        result = function(
+            *map(widened, args),
+            **{key: widened(value) for key, value in kwargs.items()},
         )
         statistics: list[Any] = []
-        if name in _UPDATES_STATISTICS:  # without telling the version counter
+        if name in NORM_FUNCTIONS:  # without telling the version counter
             statistics = [*args[1:3], *map(kwargs.get, _STATISTICS)]
         for key, tensor in wide.items():
             half = halves[key]
@@ -274,28 +308,22 @@ def _as_computation(func: Callable[..., Any], name: str) -> Callable[..., Any]:
                 half.copy_(to_half(tensor))
         if dtype is None:
             # As in torch, numbers in tensors (0-d) don't promote those with dimensions.
-            deciding = [t for t in given if t.dim()] or given
+            deciding = [t for t in operands if t.dim()] or operands
             if name in _LIKE_INPUT:
-                deciding = given[:1]
+                deciding = operands[:1]
             is_half = all(t.dtype == torch.float16 for t in deciding)
         else:
             is_half = dtype == torch.float16
-        as_given = {id(tensor): halves[key] for key, tensor in wide.items()}
+        half_of = {id(tensor): halves[key] for key, tensor in wide.items()}
 
-        def rounded(tensor: Tensor) -> Tensor:
-            if id(tensor) in as_given:
-                return as_given[id(tensor)]
+        def narrowed(tensor: Tensor) -> Tensor:
+            if id(tensor) in half_of:
+                return half_of[id(tensor)]
             is_rounded = is_half and tensor.dtype == torch.float32
             return to_half(tensor) if is_rounded else tensor
 
-        return map_tensors(result, rounded)
+        return map_tensors(result, narrowed)
 
-    return _named(f"half_{name}", func, compute)
-
-
-def _named(
-    name: str, func: Callable[..., Any], wrapper: Callable[..., Any]
-) -> Callable[..., Any]:
+    wrapper = cast if rounding == "cast" else compute
     wrapper.__name__ = wrapper.__qualname__ = name
-    wrapper._computes_in_float32 = func  # type: ignore[attr-defined]
     return wrapper

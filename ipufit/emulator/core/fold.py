@@ -46,12 +46,13 @@ from ..ops import call_on_host, run_branch, run_custom_op, run_loop
 from ..options import Settings
 from .autograd_grad import function_of
 from .device import Collect, DeviceCall, Results, Runner
-from .dtypes import DispatchMode, GraphModule
+from .float16 import ROUNDING
 from .graph import (
+    DispatchMode,
+    GraphModule,
     effects_of,
     function_name,
     map_tensors,
-    original,
     storage_of,
     tensors_in,
 )
@@ -446,7 +447,7 @@ def choose_runner(
         "there are no inputs": program.num_inputs == 0,
     }
     for node in program.graph.graph.nodes:
-        reason = _LOOPED_OPERATIONS.get(original(node.target))
+        reason = _LOOPED_OPERATIONS.get(node.target)
         if reason is not None:
             reasons[reason] = True
     for reason, is_given in reasons.items():
@@ -550,7 +551,7 @@ class FoldRunner(Runner):
             folded.extend(self._run_folds(call, sizes, indices))
             columns = zip(*(results for _, results in folded))
             nodes = call.device.program.graph.graph.nodes
-            is_half = any(hasattr(n.target, "_computes_in_float32") for n in nodes)
+            is_half = any(node.meta.get(ROUNDING) for node in nodes)
             relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
             reason = _difference(
                 "results",

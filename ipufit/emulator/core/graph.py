@@ -14,16 +14,25 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import linecache
 import operator
+import sys
+import sysconfig
+import traceback
+import weakref
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import _jit_get_schemas_for_operator, _set_grad_enabled
+from torch.fx import graph_module
 from torch.fx.graph import Graph
 from torch.fx.node import Node
 from torch.overrides import handle_torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Error, createPoptorchError
 
@@ -112,9 +121,13 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @functools.cached_property
+    def _tensors(self) -> list[Tensor]:
+        return tensors_in((self.args, self.kwargs))
+
     def tensors(self) -> list[Tensor]:
         """Return the tensors in the nested arguments."""
-        return tensors_in((self.args, self.kwargs))
+        return self._tensors
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
@@ -182,7 +195,6 @@ def named_arguments(
         >>> [*named_arguments(torch.amax, "amax", (x, 0), {"keepdim": True})]
         ['input', 'dim', 'keepdim']
     """
-    function = original(function)
     forms = _signature(function) if inspect.isfunction(function) else []
     forms = forms or overloads(name)
     form = next((form for form in forms if form.takes(args, kwargs)), forms[0])
@@ -196,17 +208,41 @@ class Overload(NamedTuple):
     required: set[str]
     kinds: dict[str, str]
 
-    def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the names and types of arguments are those of the overload."""
+    def takes(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, reads: bool = False
+    ) -> bool:
+        """Return whether the names and types of arguments are those of the overload.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            reads: Whether whole numbers in tensors are ints, too.
+        """
+        last = len(self.places) - 1
+        if len(args) > last + 1 > 0 and self.kinds.get(self.places[last]) == _SIZES:
+            args = (*args[:last], args[last:])  # as in `x.view(2, 3)`
         named = {**dict(zip(self.places, args)), **kwargs}
-        is_known = len(args) <= len(self.places) and named.keys() <= self.kinds.keys()
-        return is_known and all(_fits(v, self.kinds[n]) for n, v in named.items())
+        is_known = len(args) <= last + 1 and named.keys() <= self.kinds.keys()
+        return is_known and all(
+            _fits(value, self.kinds[name], reads) for name, value in named.items()
+        )
 
 
-def _fits(value: Any, kind: str) -> bool:
+_SIZES = "List[int]"
+
+
+def is_whole_number(tensor: Tensor) -> bool:
+    """Return whether a tensor is a single whole number."""
+    is_fraction = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() == 1 and not is_fraction and tensor.dtype != torch.bool
+
+
+def _fits(value: Any, kind: str, reads: bool) -> bool:
     """Return whether an argument of torch's schemas takes a value."""
     if value is None or not kind:
         return True
+    if isinstance(value, Tensor) and reads and "int" in kind:
+        return is_whole_number(value)
     if isinstance(value, (Tensor, Node)):
         return "Tensor" in kind
     if isinstance(value, bool):
@@ -214,7 +250,8 @@ def _fits(value: Any, kind: str) -> bool:
     if isinstance(value, str):
         return "str" in kind
     if isinstance(value, (list, tuple)):
-        return "List" in kind
+        is_of_ints = _SIZES in kind and not reads
+        return "List" in kind and not (is_of_ints and tensors_in(value))
     return not any(other in kind for other in ("Tensor", "bool", "str"))
 
 
@@ -354,15 +391,6 @@ _OF_A_SHAPE = frozenset(
 """Functions of the shape and type of a tensor, which are constant."""
 
 
-def original(target: Any) -> Any:
-    """Return the torch function that a node calls, or that its own stands for.
-
-    `in_float32` wraps functions, and rules replace them.
-    """
-    target = getattr(target, "_computes_in_float32", target)
-    return getattr(target, "_stands_for", target)
-
-
 def base_name(name: str) -> str:
     """Remove the underscore of a function that changes its argument.
 
@@ -382,8 +410,7 @@ def function_name(node: Node) -> str:
         >>> function_name(graph.call_function(torch.relu, (graph.placeholder("x"),)))
         'relu'
     """
-    target = original(node.target)
-    return getattr(target, "__name__", str(target))
+    return getattr(node.target, "__name__", str(node.target))
 
 
 def node_arguments(node: Node) -> dict[str, Any]:
@@ -596,3 +623,182 @@ def changed_memory(graphs: Iterable[Graph]) -> dict[int, set[str]]:
             for storage in effects.writes | effects.statistics:
                 changes.setdefault(storage, set()).add(function_name(node))
     return changes
+
+
+# Places --------------------------------------------------------------------------
+
+TORCH = f"{Path(torch.__file__).parent}/"
+PACKAGE = f"{Path(__file__).parents[2]}/"
+_STANDARD = tuple(f"{sysconfig.get_paths()[n]}/" for n in ("stdlib", "platstdlib"))
+_USERS, _INSTALLED, _SKIPPED = range(3)
+
+
+class Place(NamedTuple):
+    """A source line of a program, and the module that it runs in.
+
+    Attributes:
+        file: Path of the source file; "" if no line of the user's is known.
+        line: Number of the line.
+        module: Path of the module that ran there; "" for the whole.
+
+    Example:
+        >>> str(Place("models/net.py", 12, "encoder"))
+        'net.py:12, in encoder'
+    """
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+
+    def __str__(self) -> str:
+        line = f"{Path(self.file).name}:{self.line}" if self.file else ""
+        inside = f"in {self.module}" if self.module else ""
+        return ", ".join(filter(None, (line, inside)))
+
+
+NOWHERE = Place()
+
+
+def place_of(node: Node) -> Place:
+    """Return the place of a node's operation."""
+    return node.meta.get("place", NOWHERE)
+
+
+def find_place(
+    frames: Iterable[tuple[FrameType, int]], stop: CodeType, module: str
+) -> Place:
+    """Return the user's innermost line, or else that of an installed package.
+
+    Args:
+        frames: Frames and their lines, the innermost first.
+        stop: The function that traces; its callers aren't part of the program.
+        module: Path of the module that runs.
+    """
+    inside = itertools.takewhile(lambda step: step[0].f_code is not stop, frames)
+    lines = ((frame.f_code.co_filename, line) for frame, line in inside)
+    path, line = min(lines, key=lambda where: _kind(where[0]), default=("", 0))
+    is_known = path and _kind(path) != _SKIPPED
+    return Place(path, line, module) if is_known else Place(module=module)
+
+
+def add_place(error: Error, stop: CodeType, module: str) -> None:
+    """Add the place of the nodes that an error is about, or else of its traceback.
+
+    The traceback then ends at the user's line.
+
+    Args:
+        error: An error of a trace.
+        stop: The function that traces.
+        module: Path of the module that runs.
+    """
+    places = [place_of(node) for node in blamed_nodes(error)]
+    if not places:
+        places = [place_of_error(error, stop, module)]
+        _cut_after_user(error)
+    shown = "; ".join(dict.fromkeys(str(place) for place in places if place.file))
+    if shown:
+        error.message = f"{error.message} ({shown})"
+        error.args = (error.message,)
+
+
+def _cut_after_user(error: BaseException) -> None:
+    """Leave out the end of an error's traceback that is torch's or this package's."""
+    last: TracebackType | None = None
+    step = error.__traceback__
+    while step is not None:
+        if _kind(step.tb_frame.f_code.co_filename) != _SKIPPED:
+            last = step
+        step = step.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
+def place_of_error(error: BaseException, stop: CodeType, module: str) -> Place:
+    """Return the place where an error was raised, or where its cause was."""
+    found = Place(module=module)
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = list(traceback.walk_tb(cause.__traceback__))
+        place = find_place(reversed(frames), stop, module)
+        found = place if place.file else found
+        cause = cause.__cause__
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def _kind(path: str) -> int:
+    """Rank a source file: the user's, an installed package's, torch's or Python's."""
+    if path.startswith((TORCH, PACKAGE, "<frozen")):
+        return _SKIPPED
+    if "/site-packages/" in path or "/dist-packages/" in path:
+        return _INSTALLED
+    return _SKIPPED if path.startswith(_STANDARD) else _USERS
+
+
+# Without torch's compiler ---------------------------------------------------------
+# From torch 2.1 on, some functions of torch import its compiler first, to exclude
+# themselves from compiled code. The import takes over a second, longer than tracing
+# most programs.
+
+
+def without_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function without torch's wrapper that imports the compiler.
+
+    Args:
+        function: A function, such as a method of a class. Without such a wrapper it is
+            returned as it is.
+
+    Example:
+        >>> import torch
+        >>> add = without_compiler(torch.optim.Optimizer.add_param_group)
+        >>> add.__module__
+        'torch.optim.optimizer'
+        >>> without_compiler(len) is len
+        True
+    """
+    namespace = getattr(function, "__globals__", {})
+    if namespace.get("__name__") != "torch._compile":
+        return function
+    return getattr(function, "__wrapped__", function)
+
+
+def is_importing_compiler() -> bool:
+    """Return whether torch's compiler is being imported.
+
+    Modules of the compiler compute with tensors when they are imported. These
+    operations aren't part of the user's program.
+
+    Example:
+        >>> is_importing_compiler()
+        False
+    """
+    spec = getattr(sys.modules.get("torch._dynamo"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+class DispatchMode(TorchDispatchMode):
+    """A `TorchDispatchMode` that doesn't import torch's compiler when it first runs."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__torch_dispatch__" in vars(cls):
+            plain = without_compiler(cls.__torch_dispatch__)
+            cls.__torch_dispatch__ = plain  # type: ignore[method-assign]
+
+
+class GraphModule(graph_module.GraphModule):
+    """Torch's module of a graph, whose source is freed with it.
+
+    torch keeps the source of every graph for tracebacks, as long as the process runs.
+    """
+
+    def recompile(self) -> Any:
+        code = super().recompile()
+        name = type(self).forward.__code__.co_filename
+        weakref.finalize(self, _forget_source, name).atexit = False
+        return code
+
+
+def _forget_source(name: str) -> None:
+    linecache.cache.pop(name, None)
+    graph_module._loader.eval_cache.pop(name, None)

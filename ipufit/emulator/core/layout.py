@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..enums import CommGroupType, OutputMode, VariableRetrievalMode
 from ..errors import Error, createPoptorchError
-from .dtypes import device_tensor, host_tensor
+from .float16 import device_tensor, host_tensor
 from .recording import named_weights
 
 if TYPE_CHECKING:

@@ -28,7 +28,13 @@ from torch.fx.node import Node, map_arg
 
 from ..errors import createPoptorchError
 from ..ops import identity_loss
-from .graph import effects_of, error_about, map_tensors, node_arguments, original
+from .float16 import device_function
+from .graph import (
+    effects_of,
+    error_about,
+    map_tensors,
+    node_arguments,
+)
 
 _LOSSES = """
     binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
@@ -105,7 +111,7 @@ def _markers(graph: Graph, results: Mapping[Node, Any]) -> dict[Node, Node]:
     """
     markers: dict[Node, Node] = {}
     for node in list(graph.nodes):
-        function = original(node.target)
+        function: Any = node.target
         if function not in _MARKED:
             continue
         arguments = node_arguments(node)
@@ -154,7 +160,7 @@ def _surplus(graph: Graph, markers: Mapping[Node, Node]) -> set[Node]:
 def _reduces(marker: Node, results: Mapping[Node, Any]) -> bool:
     """Return whether PopTorch reduces a marker's operand when it removes the marker."""
     is_kept = node_arguments(marker).get("reduction") in ("none", 0)
-    is_kept = is_kept or original(marker.target) in _REDUCED_BEFORE
+    is_kept = is_kept or marker.target in _REDUCED_BEFORE
     result = results.get(marker)
     return not is_kept and (result is None or result.dim() == 0)
 
@@ -189,14 +195,12 @@ def _reduce_to_one_element(
 
     def call(node: Node) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), zeros)
-        target: Any = node.target
-        function = getattr(Tensor, target) if node.op == "call_method" else target
-        return function(*args, **kwargs)
+        return device_function(node)(*args, **kwargs)
 
     with torch.no_grad():
         for node in list(graph.nodes)[:-1]:
             changed = [n for n in node.all_input_nodes if n in values]
-            function = original(node.target)
+            function: Any = node.target
             module = getattr(function, "__module__", None) or ""
             is_own = module.startswith("ipufit.emulator") and function != identity_loss
             if changed and not is_own:  # the result of an own one keeps its shape

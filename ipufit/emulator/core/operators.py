@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.fx.graph import Graph
 from torch.fx.node import Node, map_arg
 
-from .float16 import rounded_alike
+from .float16 import FUNCTION, device_function, unrounded_function
 from .graph import (
     Operation,
     base_name,
@@ -41,7 +41,6 @@ from .graph import (
     is_in_place,
     map_tensors,
     node_arguments,
-    original,
     tensors_in,
 )
 
@@ -242,7 +241,7 @@ def findings(
     if not rules or node not in values:
         return
     args, kwargs = map_arg((node.args, node.kwargs), values.get)
-    function: Any = original(node.target)
+    function: Any = node.target
     call = Call(
         function,
         base_name(name),
@@ -320,8 +319,7 @@ def _makers(node: Node, values: Mapping[Node, Any]) -> tuple[str, ...]:
 
 def replace_function(node: Node, function: Callable[..., Any]) -> None:
     """Make a node compute its result with another function."""
-    node.target = rounded_alike(node.target, _like(node, function))
-    node.op = "call_function"
+    node.meta[FUNCTION] = _like(node, function)
 
 
 _RESHAPES = frozenset(
@@ -379,7 +377,7 @@ def settle_shapes(
                 node.replace_input_with(one, plain)
             continue
         args, kwargs = map_arg((node.args, node.kwargs), given)
-        run = node.target if callable(node.target) else getattr(Tensor, node.target)
+        run = device_function(node)
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=()):
                 result = run(*args, **kwargs)
@@ -398,8 +396,8 @@ def settle_shapes(
                     )
                     raise error_about(f"{resized[origin]} Here: {wrong}", node, origin)
             elif name in _RESHAPES or name in _MAY_RESHAPE:
-                node.target = _like(node, _reshaped(run, traced.shape))
-                node.op = "call_function"
+                function = unrounded_function(node)
+                replace_function(node, _reshaped(function, traced.shape))
                 continue
         sized[node], why[node] = result, origin
 
@@ -464,7 +462,6 @@ def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
         return result if out is None else out.copy_(result)
 
     is_changing = is_in_place(node) or bool(node.kwargs.get("inplace"))
-    computed: Any = in_place if is_changing else same
+    computed = in_place if is_changing else same
     computed.__name__ = computed.__qualname__ = function_name(node)
-    computed._stands_for = original(node.target)
     return computed

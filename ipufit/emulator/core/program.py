@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import InitVar, dataclass, replace
 from functools import cached_property
 from typing import Any, Callable, Mapping
 
@@ -16,10 +17,12 @@ from torch.fx.node import Node, map_aggregate
 from .._switches import CHANNELS_LAST_VARIABLE, is_on
 from .._utils import reconstructTensorStructure
 from ..errors import Error, createPoptorchError
+from ..ops import Body
 from .channels_last import in_channels_last
-from .dtypes import GraphModule
+from .float16 import FUNCTION, ROUNDING, device_function
 from .graph import (
     NORM_FUNCTIONS,
+    GraphModule,
     changed_memory,
     effects_of,
     function_name,
@@ -36,6 +39,7 @@ _READ_MEMORY = ("as_strided", "resize_")
 """What the functions begin with that view other memory than that of a tensor."""
 
 
+@dataclass(eq=False)
 class Program:
     """The operations on one micro-batch, recorded from the user's module.
 
@@ -49,6 +53,7 @@ class Program:
         constant_outputs: Values of the outputs that are equal for every micro-batch, by
             index.
         host_outputs: Values of the outputs that never were on the device, by index.
+        stops_at_exceptions: Whether the program stops at floating-point exceptions.
 
     Attributes:
         graph: Takes the weights, then the inputs. Returns the outputs that it
@@ -65,27 +70,25 @@ class Program:
             all but the statistics of normalisation layers.
         num_inputs: Number of tensors that the graph takes besides the weights.
         written_inputs: Indices of the inputs that the program changes in place.
+        memory: Storages of the weights, then of the inputs.
+        is_convolutional: Whether there are convolutions, all of them of batches of
+            images, which torch has in channels_last.
         reads_memory: Whether the program reads memory by strides of its own.
     """
 
-    def __init__(
-        self,
-        recording: Recording,
-        graphs: list[Graph],
-        ipus: tuple[int, ...],
-        *,
-        has_loss: bool,
-        is_random: bool = False,
-        output_structure: Any = None,
-        constant_outputs: Mapping[int, Tensor] | None = None,
-        host_outputs: Mapping[int, Tensor] | None = None,
-    ) -> None:
+    recording: InitVar[Recording]
+    graphs: InitVar[list[Graph]]
+    ipus: tuple[int, ...]
+    has_loss: bool
+    is_random: bool
+    output_structure: Any
+    constant_outputs: dict[int, Tensor]
+    host_outputs: dict[int, Tensor]
+    stops_at_exceptions: bool = False
+
+    def __post_init__(self, recording: Recording, graphs: list[Graph]) -> None:
         self.graph = GraphModule(recording.root, recording.graph)
-        self.ipus, self.blocks = ipus, tuple(recording.begun)
-        self.has_loss, self.is_random = has_loss, is_random
-        self._output_structure = output_structure
-        self._constant_outputs = constant_outputs or {}
-        self._host_outputs = host_outputs or {}
+        self.blocks = tuple(recording.begun)
         weights = recording.weights
         self.weight_names = tuple(weights)
         self.weight_shapes = tuple(weight.shape for weight in weights.values())
@@ -100,16 +103,17 @@ class Program:
         )
         names = {function_name(node) for graph in graphs for node in graph.nodes}
         self.reads_memory = any(name.startswith(_READ_MEMORY) for name in names)
-        self._has_single_images = any(
-            function_name(node) in ("conv2d", "conv_transpose2d")
-            and recording.results[node].dim() == 3
+        images = [
+            recording.results[node].dim()
             for node in recording.graph.nodes
-        )
+            if function_name(node) in ("conv2d", "conv_transpose2d")
+        ]
+        self.is_convolutional = bool(images) and 3 not in images
         changes, weight_of = changed_memory(graphs), recording.weight_memory()
         inputs = recording.input_memory()
         self.num_inputs = len(inputs)
         self.written_inputs = tuple(i for i, m in enumerate(inputs) if m in changes)
-        self._memory = [*map(storage_of, recording.copies.values()), *inputs]
+        self.memory = [*map(storage_of, recording.copies.values()), *inputs]
         by = {weight_of[m]: names for m, names in changes.items() if m in weight_of}
         updated = by.keys() & self.variables
         self.updated_weights = frozenset(updated)
@@ -121,15 +125,7 @@ class Program:
     @cached_property
     def run(self) -> Callable[..., tuple[Tensor, ...]]:
         """The graph as a function of the weights and the inputs."""
-        graph = without_known_results(self.graph)
-        if self.has_loss:
-            keep_values_for_backward(graph, self._memory)
-        is_wanted = is_on(CHANNELS_LAST_VARIABLE, default=True)
-        if is_wanted and not self._has_single_images:  # torch has it for batches only
-            graph = in_channels_last(
-                graph, self.weight_shapes, is_differentiated=self.has_loss
-            )
-        return graph.forward
+        return lower(self).forward
 
     @cached_property
     def used_weights(self) -> frozenset[str]:
@@ -169,42 +165,73 @@ class Program:
 
     def outputs(self, results: list[Tensor]) -> Any:
         """Arrange results of the graph, constants and host outputs as `forward` did."""
-        constants = {i: value.clone() for i, value in self._constant_outputs.items()}
+        constants = {i: value.clone() for i, value in self.constant_outputs.items()}
         _refuse_backward([*results, *constants.values()])
-        others, computed = {**self._host_outputs, **constants}, iter(results)
+        others, computed = {**self.host_outputs, **constants}, iter(results)
         count = len(results) + len(others)
         values = [others[i] if i in others else next(computed) for i in range(count)]
-        return reconstructTensorStructure(self._output_structure, values)
+        return reconstructTensorStructure(self.output_structure, values)
 
 
-def without_known_results(program: GraphModule) -> GraphModule:
-    """Copy a program; constants are stored, and the loss isn't copied to be marked."""
-    graph = copy.deepcopy(program.graph)
-    program = GraphModule(program, graph)
+def lower(program: Program) -> GraphModule:
+    """Make the graph of a program run as a device does; the program stays as it is."""
+    root, graph = program.graph, copy.deepcopy(program.graph.graph)
+    attributes = store_known_results(graph)
+    if program.has_loss:
+        keep_values_for_backward(graph, program.memory)
+    is_wanted = is_on(CHANNELS_LAST_VARIABLE, default=True)
+    if is_wanted and program.is_convolutional and not program.stops_at_exceptions:
+        graph = in_channels_last(
+            graph, program.weight_shapes, is_differentiated=program.has_loss
+        )
+    for name in {str(node.target) for node in graph.nodes if node.op == "get_attr"}:
+        value = attributes.setdefault(name, getattr(root, name, None))
+        if isinstance(value, Body):
+            body = copy.deepcopy(value.graph)
+            compute_on_device(body)
+            attributes[name] = replace(value, graph=body)
+    compute_on_device(graph, stops_at_exceptions=program.stops_at_exceptions)
+    return GraphModule(attributes, graph)
+
+
+def compute_on_device(graph: Graph, *, stops_at_exceptions: bool = False) -> None:
+    """Give each operation the function of a device: of a rule, in its precision."""
+    for node in graph.nodes:
+        if node.op in ("call_function", "call_method"):
+            is_uninitialised = function_name(node).startswith(("empty", "new_empty"))
+            is_checked = stops_at_exceptions and not is_uninitialised
+            if is_checked or FUNCTION in node.meta or node.meta.get(ROUNDING):
+                function = device_function(node)
+                name = function_name(node)
+                node.target = checked(function, name) if is_checked else function
+                node.op = "call_function"
+
+
+def store_known_results(graph: Graph) -> dict[str, Any]:
+    """Store constants, and spare the copy that marks a loss; return the constants."""
+    constants: dict[str, Any] = {}
     for node in [node for node in graph.nodes if KNOWN in node.meta]:
         value = node.meta[KNOWN]
         if value is None:
             node.replace_all_uses_with(node.args[0])
         elif node.users:
-            program.register_buffer(node.name, value)
+            constants[node.name] = value
             with graph.inserting_before(node):
                 node.replace_all_uses_with(graph.get_attr(node.name))
         graph.erase_node(node)
-    program.recompile()
-    return program
+    return constants
 
 
-def keep_values_for_backward(program: GraphModule, memory: list[int]) -> None:
+def keep_values_for_backward(graph: Graph, memory: list[int]) -> None:
     """Copy the values of weights and inputs that are used before they are written.
 
     On a device a variable is written after all its consumers, those of the backward
     pass too (PopART, `Graph::setVarUpdateConstraints`).
 
     Args:
-        program: A training program; it is changed.
+        graph: A training program; it is changed.
         memory: Storages of the weights, then of the inputs.
     """
-    graph = program.graph
     nodes = list(graph.nodes)
     places = [node for node in nodes if node.op == "placeholder"]
     storages = {node: frozenset([m]) for node, m in zip(places, memory)}
@@ -234,7 +261,6 @@ def keep_values_for_backward(program: GraphModule, memory: list[int]) -> None:
                         copies[source] = graph.call_method("clone", (source,))
                 node.replace_input_with(source, copies[source])
         copies = {n: c for n, c in copies.items() if not storages[n] & effects.writes}
-    program.recompile()
 
 
 def _refuse_backward(outputs: list[Tensor]) -> None:
@@ -271,25 +297,6 @@ _EXPONENTIALS = frozenset({"celu", "elu", "selu"})
 """Activations whose exp(x) a device computes for positive x, too."""
 
 
-def check_operations(program: GraphModule) -> None:
-    """Insert a check for exceptions after every operation of a program.
-
-    Example:
-        >>> import torch
-        >>> program = torch.fx.symbolic_trace(lambda x: 1.0 / x)
-        >>> check_operations(program)
-        >>> program(torch.zeros(1))
-        Traceback (most recent call last):
-            ...
-        ipufit.emulator.errors.Error: 'poptorch_py_error': Floating point exception...
-    """
-    for node in program.graph.nodes:
-        is_uninitialised = function_name(node).startswith(("empty", "new_empty"))
-        if node.op in ("call_function", "call_method") and not is_uninitialised:
-            node.target, node.op = _checking(node), "call_function"
-    program.recompile()
-
-
 def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:
     """Raise if a gradient is not finite.
 
@@ -305,15 +312,20 @@ def refuse_bad_gradients(gradients: Mapping[str, Tensor | None]) -> None:
             raise _exception(f"the gradient of {name} is not finite")
 
 
-def _checking(node: Node) -> Callable[..., Any]:
-    target: Any = node.target
-    is_method = node.op == "call_method"
-    name = function_name(node)
+def checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function that raises an error for a floating-point exception.
+
+    Example:
+        >>> import torch
+        >>> checked(torch.reciprocal, "reciprocal")(torch.zeros(1))
+        Traceback (most recent call last):
+            ...
+        ipufit.emulator.errors.Error: 'poptorch_py_error': Floating point exception...
+    """
 
     def check(*args: Any, **kwargs: Any) -> Any:
         had_nan, had_infinity = _has_nan_and_infinity((args, kwargs))
-        call = getattr(args[0], target) if is_method else target
-        result = call(*(args[1:] if is_method else args), **kwargs)
+        result = function(*args, **kwargs)
         has_nan, has_infinity = _has_nan_and_infinity(result)
         if has_nan and not had_nan:
             raise _exception(f"`{name}` gave NaN (an invalid operation)")
@@ -329,7 +341,7 @@ def _checking(node: Node) -> Callable[..., Any]:
                 raise _exception(f"exp(x) in `{name}` overflows")
         return result
 
-    check.__name__ = check.__qualname__ = f"checked_{name}"
+    check.__name__ = check.__qualname__ = name
     return check
 
 

@@ -26,27 +26,20 @@ from torch.overrides import is_tensor_method_or_property
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import createPoptorchError
-from ..options import (
-    BEFORE_BLOCKS,
-    BlockPlacement,
-    ExecutionStrategy,
-)
+from ..options import BEFORE_BLOCKS, BlockPlacement, ExecutionStrategy
 from .autograd_grad import note_maker
-from .dtypes import device_tensor
+from .float16 import ROUNDING, device_tensor
 from .graph import (
     DeviceFunction,
     Effects,
     Operation,
+    Place,
     effects_of,
+    find_place,
     storage_of,
     tensors_in,
 )
-from .places import Place, find_place
-from .refusals import (
-    host_tensor_among,
-    refuse_custom_backward,
-    untraceable,
-)
+from .refusals import host_tensor_among, refuse_custom_backward, untraceable
 
 _ResultT = TypeVar("_ResultT")
 
@@ -66,9 +59,7 @@ REFUSAL = "refusal"
 
 def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a module, then its buffers, without repetition."""
-    weights: dict[str, Tensor] = dict(module.named_parameters())
-    weights.update(module.named_buffers())
-    return weights
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def is_learned(weight: Tensor) -> bool:
@@ -80,11 +71,14 @@ def is_learned(weight: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def unchanged(module: torch.nn.Module) -> Iterator[list[str]]:
+def unchanged(
+    module: torch.nn.Module, problems: list[str] | None = None
+) -> Iterator[None]:
     """Restore a module's weights, and torch's random state, after the context.
 
-    Yields:
-        List that describes, at the end, weights whose names had got other tensors.
+    Args:
+        module: The module.
+        problems: Gets a description of each weight whose name had got another tensor.
     """
     before = [
         (owner, prefix, kind, dict(getattr(owner, kind)))
@@ -92,9 +86,9 @@ def unchanged(module: torch.nn.Module) -> Iterator[list[str]]:
         for kind in ("_parameters", "_buffers")
     ]
     rng_state = torch.random.get_rng_state()
-    problems: list[str] = []
+    problems = [] if problems is None else problems
     try:
-        yield problems
+        yield
     finally:
         torch.random.set_rng_state(rng_state)
         for owner, prefix, kind, tensors in before:
@@ -113,19 +107,17 @@ def unchanged(module: torch.nn.Module) -> Iterator[list[str]]:
                 owner.__dict__.pop(name, None)
 
 
-def refuse_rebound(problems: list[str]) -> None:
-    """Raise an error for problems that `unchanged` describes.
+def refuse_rebound(problem: str) -> None:
+    """Raise an error for a problem that `unchanged` describes.
 
     Raises:
-        Error: `problems` isn't empty.
+        Error: Always.
     """
-    if not problems:
-        return
-    text = f"{problems[0]} from the model when calling the forward method."
-    if problems[0].endswith("reassigned"):
-        name = problems[0].split()[1]
+    text = f"{problem} from the model when calling the forward method."
+    if problem.endswith("reassigned"):
+        name = problem.split()[1]
         text = (
-            f"{problems[0]} within the model when calling the forward method. This is "
+            f"{problem} within the model when calling the forward method. This is "
             f"not supported. Consider using self.{name}.copy_(src) to copy data from a "
             "source tensor, where src is the name of the source tensor."
         )
@@ -161,7 +153,7 @@ class Recording:
         begun: The blocks that have begun, in order.
         block: The active block, if any.
         results: Value of each node while tracing.
-        notes: Further metadata for the nodes that are recorded.
+        refused: Subject of what the tracer has refused in the operation that runs.
         is_running_operation: Whether an operation runs that isn't recorded yet.
         tracing_function: The code of the function that traces.
     """
@@ -171,7 +163,6 @@ class Recording:
         weights: dict[str, Tensor],
         inputs: list[Tensor],
         strategy: ExecutionStrategy,
-        *,
         is_training: bool,
     ) -> None:
         self.tracing_function = sys._getframe(1).f_code
@@ -187,7 +178,7 @@ class Recording:
         self.begun: list[BlockPlacement] = []
         self.block: BlockPlacement | None = BEFORE_BLOCKS
         self.results: dict[Node, Any] = {}
-        self.notes: dict[str, Any] = {}
+        self.refused = ""
         self.is_running_operation = False
         pairs = list(zip(weights.values(), self.copies.values()))
         self._copy_of = {id(host): copy for host, copy in pairs}
@@ -352,13 +343,16 @@ class Recording:
 
     # Operations -------------------------------------------------------------
 
-    def append(self, operation: Operation, effects: Effects, result: Any) -> None:
+    def append(
+        self, operation: Operation, effects: Effects, result: Any, **notes: Any
+    ) -> None:
         """Record an operation that has run.
 
         Args:
             operation: The operation. Its tensors of the host become constants.
             effects: Memory that the operation reads and changes.
             result: Its result; the tensors in it are on the device from now on.
+            **notes: Further metadata of its node.
         """
         enabled = torch.is_grad_enabled()
         if self.is_training and enabled != self._was_grad_enabled:
@@ -371,8 +365,7 @@ class Recording:
             # A property such as `x.T`: the function is a bound slot of it.
             attribute = operation.function.__self__.__name__  # type: ignore[attr-defined]
             accessor = getattr if name == "__get__" else setattr
-            values = args[1:] if name == "__set__" else ()
-            node = self.graph.call_function(accessor, (args[0], attribute, *values))
+            node = self.graph.call_function(accessor, (args[0], attribute, *args[1:]))
         elif _is_method(operation):
             node = self.graph.call_method(name, args, kwargs)
         else:
@@ -383,7 +376,8 @@ class Recording:
             block=self.block,
             effects=effects,
             place=self.here(),
-            **self.notes,
+            refused=self.refused,
+            **notes,
         )
         self._bind_result(result, node)
         if not self.is_training:
@@ -445,7 +439,7 @@ class Recording:
             for index, element in enumerate(result):
                 if tensors_in(element):
                     item = self.graph.call_function(operator.getitem, (node, index))
-                    item.meta.update(node.meta)
+                    item.meta.update({**node.meta, ROUNDING: ""})
                     self._bind_result(element, item)
 
     def _bind(self, tensor: Tensor, node: Node) -> None:
@@ -655,8 +649,8 @@ def getIpuTensorId(x: Tensor) -> int:
 
 _Hooks = Dict[int, Callable[[], Any]]
 
-_before: _Hooks = OrderedDict()
-_after: _Hooks = OrderedDict()
+PRE_COMPILE_HOOKS: _Hooks = OrderedDict()
+POST_COMPILE_HOOKS: _Hooks = OrderedDict()
 
 
 def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
@@ -681,7 +675,7 @@ def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
         >>> handle.remove()
         >>> inferenceModel(torch.nn.Identity()).compile(torch.ones(1))
     """
-    return _register(_before, hook, "Pre-compile")
+    return _register(PRE_COMPILE_HOOKS, hook, "Pre-compile")
 
 
 def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
@@ -705,23 +699,13 @@ def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
         traced
         >>> handle.remove()
     """
-    return _register(_after, hook, "Post-compile")
+    return _register(POST_COMPILE_HOOKS, hook, "Post-compile")
 
 
-def call_pre_compile_hooks() -> None:
-    """Call the hooks of `registerPreCompileHook`."""
-    for hook in list(_before.values()):
+def call_hooks(hooks: _Hooks) -> None:
+    """Call registered hooks in their order."""
+    for hook in list(hooks.values()):
         hook()
-
-
-@contextlib.contextmanager
-def post_compile_hooks() -> Iterator[None]:
-    """Call the hooks of `registerPostCompileHook` after the context, even on errors."""
-    try:
-        yield
-    finally:
-        for hook in list(_after.values()):
-            hook()
 
 
 def _register(hooks: _Hooks, hook: Callable[[], Any], kind: str) -> RemovableHandle:

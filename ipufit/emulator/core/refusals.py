@@ -23,6 +23,7 @@ from .graph import (
     NodesById,
     Operation,
     as_list,
+    is_whole_number,
     requested_device,
     tensors_in,
 )
@@ -194,12 +195,6 @@ def plain_number(value: Any, nodes: NodesById, name: str) -> Any:
     if id(value) in nodes:
         raise value_needed(f"a tensor as a size, dimension or index of `{name}`")
     return int(value)
-
-
-def is_whole_number(tensor: Tensor) -> bool:
-    """Return whether a tensor is a single whole number."""
-    is_fraction = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.numel() == 1 and not is_fraction and tensor.dtype != torch.bool
 
 
 def text_without_values(operation: Operation) -> str:

@@ -9,7 +9,6 @@ torch, a slice that passes the end of the dimension continues at the beginning
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,57 +16,11 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from ..errors import createPoptorchError
-from .graph import NodesById, Operation, function_name
-from .recording import (
-    current_trace,
-    is_tracing,
-    require_tensor,
-)
-from .refusals import plain_number
+from .graph import NodesById, function_name
+from .recording import current_trace, is_tracing, require_tensor
 
 _CASTS = frozenset({"clone", "int", "long", "positive", "short", "to"})
 _SIGNS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
-
-
-def with_plain_index(operation: Operation, nodes: NodesById) -> Operation:
-    """Replace tensors of the host in `tensor[index]` by numbers.
-
-    Slices whose ends are on the device turn the operation into `moving_slices`.
-
-    Raises:
-        Error: A single number is on the device, or the size of a moving slice isn't a
-            constant, or isn't positive.
-
-    Example:
-        >>> x = torch.zeros(3)
-        >>> args = (x, (slice(torch.tensor([1]), None), 0))
-        >>> read = Operation(Tensor.__getitem__, "__getitem__", args, {})
-        >>> with_plain_index(read, {}).args[1]
-        (slice(1, None, None), 0)
-    """
-    name = operation.name
-    if name not in ("__getitem__", "__setitem__"):
-        return operation
-    tensor, index, *values = operation.args
-    parts, sizes = list(_parts(index)), {}
-    for place, part in enumerate(parts):
-        if isinstance(part, slice):
-            start, stop, step = (
-                int(bound)
-                if isinstance(bound, Tensor) and id(bound) not in nodes
-                else bound
-                for bound in (part.start, part.stop, part.step)
-            )
-            parts[place] = slice(start, stop, step)
-            if isinstance(start, Tensor) or isinstance(stop, Tensor):
-                sizes[place] = _size(start, stop, nodes)
-        elif isinstance(part, Tensor) and part.dim() == 0 and part.dtype != torch.uint8:
-            parts[place] = plain_number(part, nodes, name)
-    index = tuple(parts) if isinstance(index, tuple) else parts[0]
-    if sizes and name == "__getitem__":
-        args = (tensor, index, sizes)
-        return Operation(moving_slices, moving_slices.__name__, args, {})
-    return replace(operation, args=(tensor, index, *values))
 
 
 def moving_slices(tensor: Tensor, index: Any, sizes: dict[int, int]) -> Tensor:
@@ -138,7 +91,7 @@ def _parts(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
-def _size(start: Any, stop: Any, nodes: NodesById) -> int:
+def size_of_slice(start: Any, stop: Any, nodes: NodesById) -> int:
     """Return the size of a slice with an end on the device."""
     if isinstance(start, Tensor) and isinstance(stop, Tensor):
         (origin, before), (other, after) = (

@@ -15,25 +15,13 @@ import functools
 import warnings
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
-from torch import Tensor
 from torch.fx.node import Node
 from torch.overrides import resolve_name
 
 from .._logging import logger
 from .._switches import STRICT_VARIABLE, is_strict
-from .autograd_grad import refusal_of_operator
-from .dtypes import DispatchMode
-from .graph import (
-    Operation,
-    base_name,
-    error_about,
-    original,
-    tensors_in,
-)
+from .graph import Operation, base_name, error_about, place_of, tensors_in
 from .operators import handled_operators, newer_names
-from .places import place_of
-from .recording import REFUSAL
-from .tracer import Tracer
 
 _INTERCEPTED = """
     _weight_norm_interface alias empty empty_strided
@@ -84,7 +72,7 @@ def compiled_operators() -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=None)
-def _supported_operators() -> frozenset[str]:
+def supported_operators() -> frozenset[str]:
     """Return the names of all operators that compile in strict mode."""
     return compiled_operators().union(_OF_PROCESSORS.split())
 
@@ -117,75 +105,37 @@ _ALTERNATIVES = {
 """Unsupported functions, and a replacement that PopTorch compiles."""
 
 
-class OperatorWatch(DispatchMode):
-    """Collects names of the ATen operators that torch runs for one operation.
+def operators_of(parts: Iterable[tuple[Any, Any, Any]]) -> set[str]:
+    """Return names of the ATen operators that torch has run for one operation.
 
     Operators on constants that were made during the operation don't count.
 
-    Attributes:
-        operators: Names without overloads.
+    Args:
+        parts: Each operator, its arguments, and its result.
     """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self.operators: set[str] = set()
-        self._constants: dict[int, Tensor] = {}  # by id; kept alive: ids are reused
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run an operator and record its name."""
-        touched = [id(tensor) for tensor in tensors_in((args, kwargs or {}))]
-        result = func(*args, **(kwargs or {}))
-        results = {id(tensor): tensor for tensor in tensors_in(result)}
-        if all(tensor in self._constants for tensor in touched):
-            self._constants.update(results)
-            return result
-        for changed in self._constants.keys() & results.keys():
-            del self._constants[changed]
-        library, _, name = func._schema.name.partition("::")
-        self.operators.add(
-            base_name(name) if library == "aten" else f"{library}::{name}"
-        )
-        return result
+    operators: set[str] = set()
+    constants: set[int] = set()
+    for operator, arguments, result in parts:
+        results = set(map(id, tensors_in(result)))
+        if constants.issuperset(map(id, tensors_in(arguments))):
+            constants |= results
+            continue
+        constants -= results
+        library, _, name = operator._schema.name.partition("::")
+        operators.add(base_name(name) if library == "aten" else f"{library}::{name}")
+    return operators
 
 
-class WatchingTracer(Tracer):
-    """Tracer that records the ATen operators of functions that may not compile."""
-
-    def compute(self, operation: Operation) -> Any:
-        """Run an operation, and store its operators for its nodes."""
-        name, function = base_name(operation.name), original(operation.function)
-        notes: dict[str, Any] = {}
-        if name in _supported_operators():
-            result = super().compute(operation)
-        else:
-            with OperatorWatch() as watch:
-                result = super().compute(operation)
-            notes["operators"] = function, watch.operators
-        passed = {
-            f"{name}({key})"
-            for key, value in operation.kwargs.items()
-            if value is not None and value is not False
-        }
-        newer = newer_names() & {name, *passed}
-        if newer:
-            notes[NEWER] = function, {f"{n}: not in torch 2.0.1" for n in newer}
-        self.recording.notes = notes
-        return result
-
-    def record_operator(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Record an operator of a backward pass, and why it doesn't compile."""
-        name = base_name(operator._schema.name.partition("::")[2])
-        refusal = refusal_of_operator(name, args, compiled_operators())
-        self.recording.notes = {REFUSAL: ("gradients", refusal)} if refusal else {}
-        return super().record_operator(operator, args, kwargs)
+def newer_parts(operation: Operation) -> set[str]:
+    """Return names of a function and its arguments that a pod's torch doesn't have."""
+    name = base_name(operation.name)
+    passed = {
+        f"{name}({key})"
+        for key, value in operation.kwargs.items()
+        if value is not None and value is not False
+    }
+    newer = newer_names() & {name, *passed}
+    return {f"{part}: not in torch 2.0.1" for part in newer}
 
 
 class Unsupported(NamedTuple):
@@ -206,7 +156,7 @@ def unsupported_nodes(nodes: Iterable[Node]) -> Iterator[Unsupported]:
     """Yield the operations with operators that PopTorch doesn't compile.
 
     Args:
-        nodes: Recorded by a `WatchingTracer`.
+        nodes: Recorded by a `Tracer`.
     """
     for node in nodes:
         if NEWER in node.meta:
@@ -216,9 +166,9 @@ def unsupported_nodes(nodes: Iterable[Node]) -> Iterator[Unsupported]:
         function, operators = node.meta.get("operators", (None, set()))
         module = getattr(function, "__module__", None) or ""
         name = base_name(getattr(function, "__name__", ""))
-        unsupported = operators - _supported_operators()
+        unsupported = operators - supported_operators()
         is_own = module.startswith("ipufit.emulator")
-        if unsupported and not (is_own or name in _supported_operators()):
+        if unsupported and not (is_own or name in supported_operators()):
             names = (n if "::" in n else f"aten::{n}" for n in unsupported)
             yield Unsupported(node, _written(function), frozenset(names))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import sys
 import traceback
 from dataclasses import replace
@@ -23,36 +24,38 @@ from typing import Any, Callable, Iterator
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.fx.node import Node
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils import checkpoint
 
 from .._logging import logger
-from ..errors import Error
-from .autograd_grad import (
-    changed_since,
-    function_of,
-    memory_of,
-    written_by,
-)
-from .dtypes import DispatchMode, is_importing_compiler
-from .float16 import in_float32, rounding
+from ..errors import Error, createPoptorchError
+from .autograd_grad import function_of, memory_of, refusal_of_operator, written_by
+from .composed import PARTS, composition_of
+from .float16 import ROUNDING, rounded, rounding, rounding_of
 from .graph import (
+    PACKAGE,
+    TORCH,
     DeviceFunction,
+    DispatchMode,
     NodesById,
     Operation,
+    Place,
+    add_place,
+    base_name,
     bind_arguments,
     creates_on_device,
+    is_importing_compiler,
+    is_whole_number,
     map_tensors,
     observed,
     overloads,
     requested_device,
     tensors_in,
 )
-from .places import PACKAGE, TORCH
-from .recording import Recording
+from .recording import REFUSAL, Recording, refuse_rebound
 from .refusals import (
     host_tensor_among,
-    is_whole_number,
     plain_number,
     refuse_arguments,
     refuse_custom_backward,
@@ -67,7 +70,17 @@ from .refusals import (
     text_without_values,
     untraceable,
 )
-from .slices import with_plain_index
+from .rules import Finding
+from .slices import moving_slices, size_of_slice
+from .strict import (
+    NEWER,
+    Unsupported,
+    compiled_operators,
+    newer_parts,
+    operators_of,
+    refuse_unsupported,
+    supported_operators,
+)
 
 _SCHEMAS = {"interpolate": "__interpolate"}
 """Functions whose schemas have another name."""
@@ -75,19 +88,13 @@ _SCHEMAS = {"interpolate": "__interpolate"}
 _READ_BY_TORCH = frozenset({"narrow", "tensor_split"})
 """Functions that take tensors in such places, which torch reads itself."""
 
-_FACTORIES = frozenset(
-    {"empty", "eye", "full", "ones", "rand", "randint", "randn", "randperm", "zeros"}
-)
-"""Functions whose arguments are sizes, without a tensor."""
 
-_SEVERAL = "int, int, ..."
+def with_plain_numbers(operation: Operation, nodes: NodesById) -> Operation:
+    """Replace tensors of the host by ints where torch takes ints, as in `x[index]`.
 
-
-def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
-    """Replace tensors of the host by ints where torch takes ints.
-
-    For a tensor of the device torch would need the value, as `.item()` does. The
-    schemas of torch's operators say which arguments take ints.
+    For a tensor of the device torch would need the value, as `.item()` does. They stay
+    tensors where torch takes these, too. Slices whose ends are on the device turn an
+    operation into `moving_slices`.
 
     Raises:
         Error: A tensor of the device is in such a place.
@@ -95,64 +102,61 @@ def with_plain_sizes(operation: Operation, nodes: NodesById) -> Operation:
     Example:
         >>> x, n = torch.zeros(4), torch.tensor(2)
         >>> reshape = Operation(Tensor.reshape, "reshape", (x, n, n), {})
-        >>> with_plain_sizes(reshape, {}).args
+        >>> with_plain_numbers(reshape, {}).args
         (tensor([0., 0., 0., 0.]), 2, 2)
-        >>> with_plain_sizes(Operation(Tensor.add, "add", (x, n), {}), {}).args
+        >>> with_plain_numbers(Operation(Tensor.add, "add", (x, n), {}), {}).args
         (tensor([0., 0., 0., 0.]), tensor(2))
     """
-    name, is_index = operation.name, operation.name in ("__getitem__", "__setitem__")
-    if is_index or not any(map(is_whole_number, operation.tensors())):
+    name, args, kwargs = operation.name, operation.args, operation.kwargs
+    if not any(map(is_whole_number, operation.tensors())):
         return operation
-    is_method = getattr(Tensor, name, None) is operation.function
+    if name in ("__getitem__", "__setitem__"):
+        return _with_plain_index(operation, nodes)
+    forms = overloads(_SCHEMAS.get(name, name))
+    if name not in _READ_BY_TORCH and any(form.takes(args, kwargs) for form in forms):
+        return operation
+    readers = (form for form in forms if form.takes(args, kwargs, reads=True))
+    form = next(readers, None)
+    if form is None:
+        return operation
+    kinds = form.kinds
 
-    def plain(place: int | str, value: Any) -> Any:
-        forms = _forms(name, place, is_method=is_method)
-        if isinstance(value, Tensor):
-            is_taken = _SEVERAL in forms or ("int" in forms and value.dim() == 0)
-            is_taken = is_taken or (bool(forms) and id(value) in nodes)
-            return plain_number(value, nodes, name) if is_taken else value
-        if "List[int]" in forms and isinstance(value, (tuple, list)):
+    def plain(place: str, value: Any) -> Any:
+        if "int" not in kinds[place]:
+            return value
+        if isinstance(value, (tuple, list)):
             return type(value)(plain_number(v, nodes, name) for v in value)
-        return value
+        return plain_number(value, nodes, name)
 
+    places = itertools.chain(form.places, itertools.repeat(form.places[-1]))
     return replace(
         operation,
-        args=tuple(plain(place, value) for place, value in enumerate(operation.args)),
-        kwargs={key: plain(key, value) for key, value in operation.kwargs.items()},
+        args=tuple(map(plain, places, args)),
+        kwargs={key: plain(key, value) for key, value in kwargs.items()},
     )
 
 
-@functools.lru_cache(maxsize=None)
-def _forms(name: str, place: int | str, *, is_method: bool) -> set[str]:
-    """Return the forms in which a function takes ints as an argument; empty if none."""
+def _with_plain_index(operation: Operation, nodes: NodesById) -> Operation:
+    name = operation.name
+    tensor, index, *values = operation.args
+    parts, sizes = list(index if isinstance(index, tuple) else (index,)), {}
+    for place, part in enumerate(parts):
+        if isinstance(part, slice):
+            start, stop, step = (
+                int(end) if isinstance(end, Tensor) and id(end) not in nodes else end
+                for end in (part.start, part.stop, part.step)
+            )
+            parts[place] = slice(start, stop, step)
+            if isinstance(start, Tensor) or isinstance(stop, Tensor):
+                sizes[place] = size_of_slice(start, stop, nodes)
+        elif isinstance(part, Tensor) and part.dim() == 0 and part.dtype != torch.uint8:
+            parts[place] = plain_number(part, nodes, name)
+    index = tuple(parts) if isinstance(index, tuple) else parts[0]
+    if sizes and name == "__getitem__":
+        args = (tensor, index, sizes)
+        return Operation(moving_slices, moving_slices.__name__, args, {})
+    return replace(operation, args=(tensor, index, *values))
 
-    def form(kind: str) -> str:
-        if "Tensor" in kind:
-            return "Tensor"
-        return kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
-
-    found: set[str] = set()
-    for overload in overloads(_SCHEMAS.get(name, name)):
-        forms = {name: form(kind) for name, kind in overload.kinds.items()}
-        positional = [forms.get(name, "") for name in overload.places]
-        if positional[:1] != ["Tensor"] and name not in _FACTORIES:
-            continue  # a form for strings and lists of TorchScript
-        if isinstance(place, str):
-            found.add(forms.get(place, ""))
-        elif place and is_method and positional[1:] == ["List[int]"]:
-            found.update(("List[int]", _SEVERAL))  # as in `x.view(2, 3)`
-        else:
-            found.update(positional[place : place + 1])
-    if "Tensor" in found and name not in _READ_BY_TORCH:
-        return set()
-    return found & {"int", "List[int]", _SEVERAL}
-
-
-_ANSWERS: dict[str, Callable[[Operation], Any]] = {
-    "__repr__": text_without_values,
-    "equal": tensors_are_equal,
-}
-"""Functions that are answered while tracing, without an operation of the program."""
 
 REFUSALS: dict[str, Callable[[Operation], None]] = {
     "value": refuse_value_reader,
@@ -162,14 +166,7 @@ REFUSALS: dict[str, Callable[[Operation], None]] = {
 }
 """Refuse operations on the device's tensors that don't compile, in this order."""
 
-TRAINING_REFUSALS = {**REFUSALS, "gradients": refuse_training_gradients}
-"""The same in a trace for training."""
-
-_OF_DEVICE = {
-    "device": torch.device("ipu:0"),
-    "is_cpu": False,
-    "is_ipu": True,
-}
+_OF_DEVICE = {"device": torch.device("ipu:0"), "is_cpu": False, "is_ipu": True}
 """Properties of a device's tensor that tell where it is."""
 
 _MOVES = frozenset({"to", "type_as"})
@@ -179,31 +176,97 @@ _LINES_WITHOUT_DEVICE: set[tuple[Any, ...]] = set()
 _RETURN_NOTHING = frozenset({"__setitem__", "__set__"})
 
 
+class Report:
+    """Ends a compilation at what is refused first; a check notes everything.
+
+    Attributes:
+        recording: The trace under way.
+    """
+
+    recording: Recording | None = None
+
+    def attempt(
+        self,
+        topic: str,
+        check: Callable[..., Any],
+        *args: Any,
+        place: Place | None = None,
+    ) -> bool:
+        """Call a function that raises an `Error` if it refuses.
+
+        Args:
+            topic: Subject of the refusal.
+            check: The function.
+            *args: Its arguments.
+            place: The place of what is refused, unless the error has nodes; None for
+                the place being traced.
+
+        Returns:
+            Whether it has refused; it may do so only if the compilation goes on.
+        """
+        check(*args)
+        return False
+
+    def refuse(self, topic: str, error: Error) -> None:
+        """Refuse the program."""
+        raise error
+
+    def refuse_rebound(self, module: torch.nn.Module, problems: list[str]) -> None:
+        """Refuse assignments to names of weights."""
+        for problem in problems:
+            refuse_rebound(problem)
+
+    def goes_on_after(
+        self, error: Exception, module: torch.nn.Module, problems: list[str]
+    ) -> bool:
+        """Hear of an error that ended the trace; return whether to go on without it."""
+        if isinstance(error, Error):
+            # A weight that was replaced explains best why it can't be used.
+            self.refuse_rebound(module, problems)
+            recording: Any = self.recording
+            add_place(error, recording.tracing_function, recording.running[-1])
+        return False
+
+    def see(self, operation: Operation, result: Any) -> None:
+        """Hear of an operation that was recorded."""
+
+    def compare(self) -> None:
+        """Hear that tensors of the device are compared by `torch.equal`."""
+
+    def remark(self, finding: Finding, node: Node) -> None:
+        """Hear of an operation that a device computes otherwise than torch."""
+
+    def refuse_unsupported(self, unsupported: list[Unsupported]) -> None:
+        """Refuse operators that PopTorch doesn't compile, or warn of them."""
+        refuse_unsupported(unsupported)
+
+
 class Tracer(TorchFunctionMode):
     """Records the torch calls that are made while it is active.
 
     Args:
         recording: The recording to append them to.
+        report: Hears what is refused.
 
     Attributes:
         recording: The recording.
-        refusals: Functions that refuse what doesn't compile.
-        escape: The refusal of an operator that the tracer hasn't seen, if any.
         differentiated: While autograd runs: the tensors of the trace, by their memory.
-        parts: ATen operators that functions of `forward` consist of, by the memory of
-            their results, which autograd may keep: the operator, its arguments, the
-            versions of the tensors among them, and its results.
+        parts: The ATen operators of the function that runs, their arguments and
+            results.
+        parts_by_memory: Operators of all functions, by the memory of their results,
+            which autograd may keep: the operator, its arguments, the versions of the
+            tensors among them, and its results.
         has_warned_of_device: Whether it has warned of a tensor without a device.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, report: Report) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self.recording = recording
-        self.refusals = TRAINING_REFUSALS if recording.is_training else REFUSALS
-        self.escape: Error | None = None
+        self.recording, self.report = recording, report
         self.differentiated: dict[tuple[Any, ...], Tensor] | None = None
-        self.parts: dict[tuple[Any, ...], tuple[Any, Any, list[int], Any]] = {}
+        self.parts: list[tuple[Any, Any, Any]] = []
+        self.parts_by_memory: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.has_warned_of_device = False
+        self._refused_kinds: set[type] = set()
 
     def __torch_function__(
         self,
@@ -227,57 +290,73 @@ class Tracer(TorchFunctionMode):
         if name == "new" and isinstance(args[-1], torch.Size):
             # In a graph the size becomes a tuple, and `new` of a tuple takes values.
             operation = replace(operation, function=Tensor.new_empty, name="new_empty")
-        operation = with_plain_sizes(operation, self.recording.nodes)
-        operation = with_plain_index(operation, self.recording.nodes)
-        touched = operation.tensors()
-        on_device = [t for t in touched if self.recording.is_on_device(t)]
+        operation = with_plain_numbers(operation, self.recording.nodes)
+        operands = operation.tensors()
+        on_device = [t for t in operands if self.recording.is_on_device(t)]
         is_creating = creates_on_device(operation)
         if not on_device and not is_creating:
             return operation.run()  # the host's, which no program repeats
         if is_creating and requested_device(operation) is None:
             self._warn_of_device(name)
-        if on_device and operation.name in _ANSWERS:
-            return _ANSWERS[operation.name](operation)
+        if on_device and name == "equal":
+            if not _asking_file().startswith(TORCH):
+                self.report.compare()
+            return tensors_are_equal(operation)
+        if on_device and name == "__repr__":
+            return text_without_values(operation)
         if on_device and name == "__get__" and _tells_device(func):
             return _OF_DEVICE[func.__self__.__name__]  # type: ignore[attr-defined]
         if _sets_requires_grad(operation) and not self.recording.is_training:
             self.compute(operation)  # it tells autograd, and is no operator
             return args[0] if name == "requires_grad_" else None
+        if operation.name in PARTS:
+            is_training = self.recording.is_training
+            compose = composition_of(operation, is_training=is_training)
+            if compose is not None:
+                with self:  # it sees the parts
+                    return compose(*operation.args, **operation.kwargs)
         # Creation takes constants from the host.
-        self.check(operation, on_device, [] if is_creating else touched)
+        self.check(operation, on_device, [] if is_creating else operands)
         self.recording.is_running_operation = True
         try:
-            if func is torch.autograd.grad:
-                result = self._differentiate(operation)
-            else:
-                result = self._run(in_float32(operation))
+            is_grad = func is torch.autograd.grad
+            result = (self._differentiate if is_grad else self._run)(operation)
         finally:
             self.recording.is_running_operation = False
         return map_tensors(result, self.recording.on_host)
 
     def check(
-        self, operation: Operation, on_device: list[Tensor], touched: list[Tensor]
+        self, operation: Operation, on_device: list[Tensor], operands: list[Tensor]
     ) -> None:
         """Refuse an operation that PopTorch doesn't compile.
 
         Args:
             operation: The operation.
             on_device: Tensors of the device among its arguments.
-            touched: Tensors that must be on the device.
+            operands: Tensors that must be on the device.
 
         Raises:
             Error: It breaks a rule.
         """
-        if on_device:
-            for topic, refuse in self.refusals.items():
-                self.attempt(topic, refuse, operation)
-            for tensor in on_device if self.recording.is_training else ():
-                self.attempt("own backward", refuse_custom_backward, tensor)
-        self.attempt("host tensor", self.refuse_host_tensors, operation.name, touched)
-
-    def attempt(self, topic: str, refuse: Callable[..., None], *args: Any) -> None:
-        """Call a function that raises an `Error` if it refuses; a survey notes it."""
-        refuse(*args)
+        is_training, attempt = self.recording.is_training, self.report.attempt
+        self.recording.refused = ""
+        for topic, refuse in (REFUSALS if on_device else {}).items():
+            if is_training and topic == "gradients":
+                refuse = refuse_training_gradients
+            if attempt(topic, refuse, operation):
+                self.recording.refused = topic
+        for tensor in on_device if is_training else ():
+            kind = type(tensor.grad_fn)
+            if kind not in self._refused_kinds and attempt(
+                "own backward", refuse_custom_backward, tensor
+            ):
+                self._refused_kinds.add(kind)
+        if operation.name in _MOVES:
+            operands = operands[1:]
+        elif operation.name == "copy_":
+            operands = operands[:1]
+        require_device = self.recording.require_device
+        attempt("host tensor", require_device, operation.name, operands)
 
     def _warn_of_device(self, name: str) -> None:
         """Warn once a program, and once for a line, of a tensor without a device."""
@@ -293,39 +372,40 @@ class Tracer(TorchFunctionMode):
             )
         _LINES_WITHOUT_DEVICE.add(place[:2])
 
-    def compute(self, operation: Operation) -> Any:
+    def compute(self, operation: Operation, rounding: str = "") -> Any:
         """Run an operation on the copies of the weights."""
-        on_device = self.recording.on_device
-        return operation.function(
-            *map_tensors(operation.args, on_device),
-            **map_tensors(operation.kwargs, on_device),
-        )
-
-    def escaped(self, func: Callable[..., Any]) -> None:
-        """Refuse an operator that the tracer hasn't seen.
-
-        Raises:
-            Error: Always.
-        """
-        self.escape = untraceable(func)
-        raise self.escape
+        function = rounded(operation.function, operation.name, rounding)
+        args = map_tensors(operation.args, self.recording.on_device)
+        kwargs = map_tensors(operation.kwargs, self.recording.on_device)
+        if operation.name in ("numpy", "__array__"):  # refused, and a check goes on
+            args = map_tensors(args, torch.detach)
+        return function(*args, **kwargs)
 
     def _run(self, operation: Operation) -> Any:
-        touched = operation.tensors()
-        on_device = list(map(self.recording.on_device, touched))
+        operands = operation.tensors()
+        rounding = rounding_of(operation)
 
         def compute() -> Any:
-            result = self.compute(operation)
+            result = self.compute(operation, rounding)
             for tensor in tensors_in(result):
                 refuse_sparse(tensor, f"the result of `{operation.name}`")
-            host = [t for t in touched if not self.recording.is_on_device(t)]
+            host = [t for t in operands if not self.recording.is_on_device(t)]
             # As if moved: both are in the host's memory.
             return result.clone() if any(result is t for t in host) else result
 
+        self.parts = []
+        on_device = list(map(self.recording.on_device, operands))
         result, effects = observed(operation.name, on_device, compute)
         is_kept = bool(tensors_in(result)) or operation.name in _RETURN_NOTHING
         if is_kept or effects.writes:
-            self.recording.append(operation, effects, result)
+            notes: dict[str, Any] = {ROUNDING: rounding}
+            if base_name(operation.name) not in supported_operators():
+                notes["operators"] = operation.function, operators_of(self.parts)
+            newer = newer_parts(operation)
+            if newer:
+                notes[NEWER] = operation.function, newer
+            self.recording.append(operation, effects, result, **notes)
+            self.report.see(operation, result)
         return result
 
     def _differentiate(self, operation: Operation) -> Any:
@@ -335,40 +415,62 @@ class Tracer(TorchFunctionMode):
         self.differentiated = {memory_of(tensor): tensor for tensor in tensors}
         try:
             with rounding(is_stochastic=False):  # the program does it when it runs
-                gradients = Tracer.compute(self, operation)
+                gradients = self.compute(operation)
+            self.report.see(operation, gradients)
             return map_tensors(gradients, self._under_known_name)
         finally:
             self.differentiated = None
 
-    def note_part(self, operator: Any, given: Any, result: Any) -> None:
+    def note_part(self, operator: Any, arguments: Any, result: Any) -> None:
         """Note an ATen operator that a function of `forward` consists of.
 
         Autograd keeps tensors of the function's inside, for which the program has no
         node yet.
         """
-        operands = tensors_in(given)
-        part = operator, given, [tensor._version for tensor in operands], result
+        self.parts.append((operator, arguments, result))
+        if self.recording.is_training or not torch.is_grad_enabled():
+            return
+        operands = tensors_in(arguments)
+        part = operator, arguments, [tensor._version for tensor in operands], result
         aliases = {*map(memory_of, operands)}  # as `detach` returns one
         for memory in map(memory_of, tensors_in(result)):
             if operator._schema.is_mutable:
-                self.parts[memory] = part
+                self.parts_by_memory[memory] = part
             elif memory not in aliases:
-                self.parts.setdefault(memory, part)
+                self.parts_by_memory.setdefault(memory, part)
 
     def record_operator(
-        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        operator: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_of_forward: bool = False,
     ) -> Any:
-        """Run an ATen operator of a backward pass, and record it."""
+        """Run an ATen operator of a backward pass, and record it.
+
+        Args:
+            operator: The operator.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            is_of_forward: Whether it repeats a part of `forward` that autograd keeps.
+        """
+        name = base_name(operator._schema.name.partition("::")[2])
+        refusal = refusal_of_operator(name, args, compiled_operators())
         args, kwargs = map_tensors((args, kwargs), self._under_known_name)
         function = function_of(operator)
-        operation = in_float32(Operation(function, function.__name__, args, kwargs))
-        compute = partial(Tracer.compute, self, operation)
+        operation = Operation(function, function.__name__, args, kwargs)
+        rounding = rounding_of(operation)
+        compute = partial(self.compute, operation, rounding)
         result, effects = observed(operation.name, operation.tensors(), compute)
         if tensors_in(result):
             writes = written_by(operator, args)
             is_operator = effects.is_operator or bool(writes)
             effects = replace(effects, writes=writes, is_operator=is_operator)
-            self.recording.append(operation, effects, result)
+            notes: dict[str, Any] = {ROUNDING: rounding}
+            if refusal and not is_of_forward:
+                notes[REFUSAL] = "gradients", refusal
+            self.recording.append(operation, effects, result, **notes)
             for tensor in tensors_in(result):
                 self.differentiated[memory_of(tensor)] = tensor  # type: ignore[index]
         return result
@@ -382,31 +484,21 @@ class Tracer(TorchFunctionMode):
         known, memory = self.differentiated, memory_of(tensor)
         if known is None or self.recording.is_on_device(tensor):
             return tensor
-        if memory not in known and memory in self.parts:
-            operator, given, versions, result = self.parts[memory]
-            before = tensors_in(given)
+        if memory not in known and memory in self.parts_by_memory:
+            operator, arguments, versions, result = self.parts_by_memory[memory]
+            before = tensors_in(arguments)
             if operator._schema.is_mutable or versions != [t._version for t in before]:
-                raise changed_since(operator)
-            notes, self.recording.notes = self.recording.notes, {}
-            again = Tracer.record_operator(self, operator, *given)
-            self.recording.notes = notes
+                raise createPoptorchError(
+                    "torch.autograd.grad() needs what a function of torch has computed "
+                    f"inside, and the emulator can't record that ({operator}): it was "
+                    "changed in place since. Compose the function of simpler ones."
+                )
+            again = self.record_operator(operator, *arguments, is_of_forward=True)
             names = map(memory_of, tensors_in(result))
             known.update(zip(names, tensors_in(again)))
         if memory not in known and tensor.dim():
             raise host_tensor_among("torch.autograd.grad", tensor)
         return known.get(memory, tensor)
-
-    def refuse_host_tensors(self, name: str, touched: list[Tensor]) -> None:
-        """Refuse tensors of the host, except in an operation that moves them.
-
-        Raises:
-            Error: A tensor is the host's.
-        """
-        if name in _MOVES:
-            touched = touched[1:]
-        elif name == "copy_":
-            touched = touched[:1]
-        self.recording.require_device(name, touched)
 
 
 def _sets_requires_grad(operation: Operation) -> bool:
@@ -429,7 +521,8 @@ def _asking_file() -> str:
     """Return the source file whose code calls torch."""
     frames = traceback.walk_stack(sys._getframe(1))
     files = (frame.f_code.co_filename for frame, _ in frames)
-    return next((file for file in files if not file.startswith(PACKAGE)), "")
+    skipped = PACKAGE, f"{TORCH}overrides"
+    return next((file for file in files if not file.startswith(skipped)), "")
 
 
 def _in_memory(device: Any) -> Any:
@@ -515,6 +608,7 @@ class EscapeGuard(DispatchMode):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._tracer = tracer
+        self._refusal: Error | None = None
 
     def __torch_dispatch__(
         self,
@@ -533,15 +627,20 @@ class EscapeGuard(DispatchMode):
                 # torch 2.0: a torch.autograd.Function, such as a hook's, returns
                 # its argument. A device runs the view.
                 return args[0].view(args[1])
-            self._tracer.escaped(func)
+            error = untraceable(func)
+            try:
+                self._tracer.report.refuse("tracing", error)
+            except Error:
+                self._refusal = error
+                raise
             given = map_tensors(given, recording.on_device)
         result = func(*given[0], **given[1])
-        if is_seen and torch.is_grad_enabled() and not recording.is_training:
+        if is_seen:
             self._tracer.note_part(func, given, result)
         return result
 
     def __exit__(self, *exception: Any) -> None:
         """Leave the mode, and raise the refusal, if any."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call,unused-ignore]
-        if self._tracer.escape is not None:
-            raise self._tracer.escape
+        if self._refusal is not None:
+            raise self._refusal

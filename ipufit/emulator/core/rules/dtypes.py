@@ -9,7 +9,7 @@ from typing import Any, Iterator
 import torch
 from torch import Tensor
 
-from ..float16 import to_half
+from ..float16 import to_half, unrounded_function
 from ..operators import Call, row, rule
 from .elementwise import DIVISIONS, FLOOR_DIVISIONS, REMAINDERS
 
@@ -207,7 +207,7 @@ def half_operand(call: Call) -> Any:
     narrowed = _narrowed(call)
     if not narrowed or call.node is None:
         return None
-    function: Any = getattr(call.node.target, "_computes_in_float32", call.node.target)
+    function = unrounded_function(call.node)
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
