@@ -84,16 +84,12 @@ class _Assignment:
         A negative index isn't wrapped: it is an element before.
         """
         numbers = torch.arange(self.view.numel()).view(self.view.shape)
-        zeros = torch.zeros(self._shape, dtype=torch.int64)
-        parts = [None if index is None else zeros for index in self.indices]
-        first: Tensor = ops.aten.index(numbers, parts)
         steps = [self.indices[dim].long() * numbers.stride(dim) for dim in self.dims]
-        behind = first.dim() - self._place - zeros.dim()
-        return first + sum(steps)[(..., *[None] * behind)]
-
-    @property
-    def _shape(self) -> torch.Size:
-        return _broadcast_shape(*(self.indices[dim].shape for dim in self.dims))
+        step: Any = sum(steps)
+        zeros = [None if i is None else torch.zeros_like(step) for i in self.indices]
+        first: Tensor = ops.aten.index(numbers, zeros)
+        behind = first.dim() - self._place - step.dim()
+        return first + step[(..., *[None] * behind)]
 
     @property
     def _place(self) -> int:
@@ -106,7 +102,7 @@ class _Assignment:
 
         Dimensions without an index come before those of the indices, or behind them.
         """
-        rank = len(self._shape)
+        rank = max(self.indices[dim].dim() for dim in self.dims)
         is_last = self.dims[0] == self.view.dim() - len(self.dims)
         places = range(self._place, self._place + rank)
         return x.movedim([*places], [*(range(-rank, 0) if is_last else range(rank))])
@@ -135,11 +131,6 @@ class _Assignment:
         ones = [1] * (self.view.dim() - mask.dim())
         mask = mask.bool().reshape(*mask.shape, *ones)
         return torch.where(mask, self.value, self.view)
-
-
-def _broadcast_shape(*shapes: torch.Size) -> torch.Size:
-    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call,unused-ignore]
-    return shape
 
 
 def _assignment(
@@ -232,9 +223,9 @@ def assign_mask_among(call: Call) -> Any:
         return None
     if not any(map(_is_mask, assigned.indices)):
         return None
-    return (
-        _WITHOUT_PLACES if assigned.misses else _assigning(call, _Assignment.scattered)
-    )
+    if assigned.misses:
+        return _WITHOUT_PLACES
+    return _assigning(call, _Assignment.scattered)
 
 
 @row("assign-values-to-mask", _ASSIGNMENTS)
@@ -245,11 +236,10 @@ def assign_values_to_mask(call: Call) -> Any:
     view, [mask], value = assigned.view, assigned.indices, assigned.value
     if value.numel() == 1 or value.dim() <= view.dim() - mask.dim():
         return None
-    try:
-        is_alike = _broadcast_shape(view.shape, value.shape) == view.shape
-    except RuntimeError:
-        is_alike = False
-    return _assigning(call, _Assignment.selected) if is_alike else _WITHOUT_PLACES
+    sizes = zip(reversed(value.shape), reversed(view.shape))
+    if value.dim() > view.dim() or any(a not in (1, b) for a, b in sizes):
+        return _WITHOUT_PLACES
+    return _assigning(call, _Assignment.selected)
 
 
 def _misfit(call: Call) -> str:

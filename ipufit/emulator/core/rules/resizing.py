@@ -18,9 +18,8 @@ _MAX_POOLS = "max_pool1d", "max_pool2d", "max_pool3d", *_INDEXED_POOLS
 _AVG_POOLS = "avg_pool2d", "avg_pool3d"
 _ADAPTIVE = tuple(f"adaptive_avg_pool{rank}d" for rank in (1, 2, 3))
 _PADDED = "max_pool2d", "max_pool3d", *_INDEXED_POOLS[1:], *_AVG_POOLS
-
-
 _STRIDED = *_MAX_POOLS, *_AVG_POOLS, "lp_pool2d"
+
 row("pool-stride", _STRIDED, lambda call: not call.get("stride"))
 
 
