@@ -56,7 +56,7 @@ class Call(Operation):
         node: Its node.
         values: The value of each node while tracing.
         constants: Nodes that are computed while the program is compiled.
-        results: What functions returned that were called by `once`.
+        results: Results of the functions that `once` has called.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
