@@ -226,7 +226,8 @@ class Finding(NamedTuple):
         """Whether the program is refused; else what perhaps is refused is reported."""
         row = table()[self.rule.row]
         is_certain = self.verdict == "refused" and row["emulator"] == "has"
-        return isinstance(self.found, str) or bool(row["message"]) or is_certain
+        is_text = isinstance(self.found, str) or row["message"]
+        return not callable(self.found) and bool(is_text or is_certain)
 
     def message(self, name: str) -> str:
         """Say what a device does, when, and what to do instead."""

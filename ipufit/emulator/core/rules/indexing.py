@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch._ops import ops
 from torch.fx.node import Node
 
-from ..graph import function_name, map_tensors
+from ..graph import function_name, map_tensors, tensors_in
 from ..operators import Call, row
 
 
@@ -24,18 +25,26 @@ def _as_parts(index: Any) -> list[Any]:
     return list(index) if is_several or isinstance(index, tuple) else [index]
 
 
-def _has_negative_constant(call: Call) -> bool:
+@row("index-negative", "__getitem__")
+@row("assign-negative", "__setitem__ index_put")
+def has_negative(call: Call) -> bool:
+    """Return whether an index has a negative number while tracing."""
+    parts = [p for p in _as_parts(call.args[1]) if isinstance(p, (Tensor, list))]
+    return any(bool(torch.as_tensor(part).lt(0).any()) for part in parts)
+
+
+@row("index-negative", "__getitem__", is_reported=False)
+def index_negative(call: Call) -> Any:
     nodes = _as_parts(call.node.args[1]) if call.node else []
-    return any(
-        (isinstance(part, list) or node in call.constants)
-        and bool(torch.as_tensor(part).lt(0).any())
-        for node, part in zip(nodes, _as_parts(call.args[1]))
-        if isinstance(part, (Tensor, list))
-    )
+    variables = [n for n in nodes if isinstance(n, Node) and n not in call.constants]
 
+    def read(input: Tensor, index: Any) -> Tensor:
+        result = input[index]
+        elements: Any = _assignment(input, index, result, is_item=False)
+        undefined = math.nan if result.is_floating_point() else 0
+        return result.masked_fill(elements.is_negative, undefined)
 
-row("index-negative", "__getitem__", _has_negative_constant)
-row("assign-negative", "__setitem__", _has_negative_constant)
+    return variables and not any(map(_is_mask, tensors_in(call.args[1]))) and read
 
 
 # Assignments ------------------------------------------------------------------------
@@ -88,7 +97,7 @@ class _Assignment:
         step: Any = sum(steps)
         zeros = [None if i is None else torch.zeros_like(step) for i in self.indices]
         first: Tensor = ops.aten.index(numbers, zeros)
-        behind = first.dim() - self._place - step.dim()
+        behind = self.view.dim() - len(self.dims) - self._place
         return first + step[(..., *[None] * behind)]
 
     @property
@@ -96,6 +105,13 @@ class _Assignment:
         """Where torch puts the dimensions of the indices."""
         is_adjacent = self.dims[-1] - self.dims[0] == len(self.dims) - 1
         return self.dims[0] if is_adjacent else 0
+
+    @property
+    def is_negative(self) -> Tensor:
+        """Which elements have a negative number in their index, in torch's order."""
+        parts = [self.indices[dim] < 0 for dim in self.dims]
+        behind = self.view.dim() - len(self.dims) - self._place
+        return functools.reduce(torch.logical_or, parts)[(..., *[None] * behind)]
 
     def ordered(self, x: Tensor) -> Tensor:
         """Bring elements in torch's order into the device's (`IndexOps.cpp`).
@@ -137,7 +153,7 @@ def _assignment(
     x: Tensor, index: Any, values: Any, *, is_item: bool
 ) -> _Assignment | None:
     """Return an assignment by tensors; None of others."""
-    parts = _as_parts(index) if is_item else list(index)
+    parts = _as_parts(index)
     parts = [torch.as_tensor(p) if isinstance(p, list) else p for p in parts]
     is_by_tensors = any(isinstance(part, Tensor) for part in parts)
     if not is_by_tensors or any(isinstance(part, bool) for part in parts):
@@ -296,7 +312,7 @@ def scatter_reduce_number(call: Call) -> Any:
 
 @row("gather-expanded", "gather")
 def gather_expanded(call: Call) -> Any:
-    if not _made_by(call, "index", "expand", "expand_as"):
+    if not call.first.dim() or not _made_by(call, "index", "expand", "expand_as"):
         return None
     x, index = call.first, call.arguments["index"]
     dim = call.arguments["dim"] % x.dim()
@@ -355,6 +371,7 @@ def scatter_extreme_ties(call: Call) -> Any:
     def reduce(
         input: Tensor, _: int, index: Tensor, src: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
+        index = index.long()
         result = function(input, dim, index, src, *args, **kwargs)
         if is_vector:
             ones = [1] * src.dim()

@@ -19,12 +19,12 @@ _INFINITY = float("inf")
 
 
 def _keeps(call: Call) -> bool:
-    return call.name == "normalize" or bool(call.get("keepdim"))
+    return call.name in ("normalize", "_weight_norm") or bool(call.get("keepdim"))
 
 
 def _places(call: Call, dim: Any) -> tuple[int, ...]:
     """Return the reduced dimensions as numbers from 0 on."""
-    rank = call.first.dim()
+    rank = max(tensor.dim() for tensor in call.tensors())
     dims = as_list(dim) if rank and isinstance(dim, (int, list, tuple)) else []
     return tuple(d % rank for d in dims) or tuple(range(rank))
 
@@ -212,12 +212,12 @@ def median_of_all_ties(call: Call) -> Any:
 
 # Norms and distances ----------------------------------------------------------------
 
-_NORMS = "norm linalg_norm linalg_vector_norm linalg_matrix_norm normalize"
+_NORMS = "norm linalg_norm linalg_vector_norm linalg_matrix_norm normalize dist"
 
 
 def _power(call: Call) -> float | None:
     """Return the power of a norm of vectors; None of others."""
-    power = call.get("p" if call.name in ("norm", "normalize") else "ord")
+    power = call.get("ord" if call.name.startswith("linalg") else "p")
     if power in (None, "fro"):
         power = 2.0
     elif isinstance(power, str) or is_norm_of_matrices(call):
@@ -231,6 +231,8 @@ def _norm(call: Call) -> Any:
     default = {"normalize": 1, "linalg_matrix_norm": (-2, -1)}.get(call.name)
     dim = call.get("dim")
     places = _places(call, default if dim is None else dim)
+    if call.name == "_weight_norm":
+        places = tuple(d for d in range(call.first.dim()) if d != (dim or 0))
 
     def norm(x: Tensor, *_: Any, **__: Any) -> Tensor:
         if keepdim and all(x.shape[place] == 1 for place in places):
@@ -243,6 +245,10 @@ def _norm(call: Call) -> Any:
         function = torch.amax if power == _INFINITY else torch.amin
         return _extreme(call, function, x.abs(), places)
 
+    if call.name == "dist":
+        return lambda input, other, *_, **__: norm(input - other)
+    if call.name == "_weight_norm":
+        return lambda v, g, *_, **__: v * (g / norm(v))
     if call.name != "normalize":
         return norm
     eps = call.get("eps", 1e-12)
@@ -250,11 +256,12 @@ def _norm(call: Call) -> Any:
 
 
 @row("norm-zero-gradient", _NORMS)
+@row("norm-zero-gradient", "_weight_norm", is_reported=False)
 def norm_zero_gradient(call: Call) -> Any:
     return _power(call) == 2 and call.trains and _norm(call)
 
 
-@row("norm-half", _NORMS, is_reported=False)
+@row("norm-half", f"{_NORMS} _weight_norm", is_reported=False)
 def norm_half(call: Call) -> Any:
     return _power(call) == 2 and call.is_half and _norm(call)
 
