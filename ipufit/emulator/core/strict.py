@@ -21,7 +21,7 @@ from torch.overrides import resolve_name
 from .._logging import logger
 from .._switches import STRICT_VARIABLE, is_strict
 from .graph import Operation, base_name, error_about, place_of, tensors_in
-from .operators import handled_operators, newer_names
+from .operators import handled_operators, newer_names, replacements
 
 _INTERCEPTED = """
     _weight_norm_interface alias empty empty_strided
@@ -75,34 +75,6 @@ def compiled_operators() -> frozenset[str]:
 def supported_operators() -> frozenset[str]:
     """Return the names of all operators that compile in strict mode."""
     return compiled_operators().union(_OF_PROCESSORS.split())
-
-
-_ALTERNATIVES = {
-    "diag": "x[i, i] with i = torch.arange(n)",
-    "diagonal": "x[i, i] with i = torch.arange(n)",
-    "histc": "torch.bucketize and torch.bincount",
-    "huber_loss": "torch.nn.SmoothL1Loss",
-    "index_add": "torch.scatter_add",
-    "index_copy": "torch.scatter, or poptorch.dynamic_update",
-    "isin": "(x[..., None] == values).any(-1)",
-    "kthvalue": "torch.topk",
-    "l1_loss": "(weight * torch.abs(x - y)).mean()",
-    "lerp": "start + weight * (end - start)",
-    "logaddexp": "torch.logsumexp of torch.stack",
-    "logical_xor": "x != y, of bools",
-    "mse_loss": "(weight * (x - y) ** 2).mean()",
-    "nan_to_num": "torch.where(torch.isnan(x), value, x)",
-    "quantile": "torch.sort",
-    "rms_norm": "x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight",
-    "scaled_dot_product_attention": "query * scale, or key.repeat_interleave",
-    "searchsorted": "torch.bucketize",
-    "take": "x.flatten()[index]",
-    "trace": "(x * torch.eye(n)).sum()",
-    "tril": "x * torch.ones(n, n).tril()",
-    "unravel_index": "torch.div and torch.remainder of the index",
-    "xlogy": "x * torch.log(y)",
-}
-"""Unsupported functions, and a replacement that PopTorch compiles."""
 
 
 def operators_of(parts: Iterable[tuple[Any, Any, Any]]) -> set[str]:
@@ -182,7 +154,8 @@ def refuse_unsupported(unsupported: list[Unsupported]) -> None:
     nodes: dict[str, Node] = {}
     for node, function, _ in unsupported:
         nodes.setdefault(function, node)
-    ways = {name: _way(name) for name in sorted(nodes)}
+    ways = {name: alternative_to(name) for name in sorted(nodes)}
+    ways = {name: f"try {way}" if way else "" for name, way in ways.items()}
     if not is_strict():
         listed = []
         for name, way in ways.items():
@@ -196,7 +169,7 @@ def refuse_unsupported(unsupported: list[Unsupported]) -> None:
             STRICT_VARIABLE,
         )
         return
-    names = ", ".join(sorted(set().union(*(one.operators for one in unsupported))))
+    names = ", ".join(sorted(set().union(*(u.operators for u in unsupported))))
     sources = "; ".join(f"{n} ({way})" if way else n for n, way in ways.items())
     raise error_about(
         f"Unsupported ops found in compiled model: [{names}]. They come from "
@@ -215,12 +188,7 @@ def alternative_to(function: str) -> str:
         >>> alternative_to("torch.searchsorted")
         'torch.bucketize'
     """
-    return _ALTERNATIVES.get(base_name(function.rpartition(".")[2]), "")
-
-
-def _way(function: str) -> str:
-    way = alternative_to(function)
-    return f"try {way}" if way else ""
+    return replacements().get(base_name(function.rpartition(".")[2]), "")
 
 
 def _written(function: Callable[..., Any]) -> str:
@@ -229,5 +197,4 @@ def _written(function: Callable[..., Any]) -> str:
         warnings.simplefilter("ignore")  # it looks at what is deprecated too
         name: str | None = resolve_name(function)  # type: ignore[no-untyped-call,unused-ignore]
     name = name or str(getattr(function, "__name__", function))
-    name = name.replace(".__get__", "")  # a property
-    return name.replace("torch.functional.", "torch.")
+    return name.replace(".__get__", "").replace("torch.functional.", "torch.")
