@@ -48,7 +48,7 @@ from .core.device import (
     Executable,
     check_rng_state,
 )
-from .core.device_optimizer import NOT_COMPILED, OptimizerSync
+from .core.device_optimizer import NOT_COMPILED, DeviceOptimizer
 from .core.fold import choose_runner
 from .core.layout import (
     Grouping,
@@ -137,9 +137,9 @@ class PoplarExecutor:
         self._is_rng_state_old = False  # the device has run since it was read
         if training and optimizer is None:
             optimizer = SGD(user_model.parameters(), lr=0.01)
-        self._optimizer: OptimizerSync | None = None
+        self._optimizer: DeviceOptimizer | None = None
         if training and optimizer is not None:
-            self._optimizer = OptimizerSync(
+            self._optimizer = DeviceOptimizer(
                 optimizer,
                 self._options,
                 is_compiled=self.isCompiled,
@@ -1379,7 +1379,7 @@ def compile_model(
     options: Options,
     arguments: CallArguments,
     groupings: Mapping[str, Grouping],
-    optimizer: OptimizerSync | None,
+    optimizer: DeviceOptimizer | None,
 ) -> Executable:
     """Trace a module for arguments like these, and check the traced program.
 

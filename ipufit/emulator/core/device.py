@@ -32,7 +32,7 @@ from .._processes import GradientSums, Processes
 from ..enums import MeanReductionStrategy, OutputMode, ReductionType
 from ..options import Options, Settings
 from .anchors import UPDATED, Anchors, snapshot
-from .device_optimizer import DeviceOptimizer, OptimizerSync
+from .device_optimizer import DeviceOptimizer
 from .dtypes import device_tensor
 from .float16 import rounding
 from .layout import (
@@ -557,7 +557,7 @@ class Device:
         options: Options,
         lease: Callable[[], Any],
         rng: DeviceRng,
-        optimizer: OptimizerSync | None,
+        optimizer: DeviceOptimizer | None,
         processes: Processes | None = None,
     ) -> None:
         self._executable = executable
@@ -586,14 +586,12 @@ class Device:
                     executable.replica_groups,
                 )
                 if optimizer is not None:
-                    updates = optimizer.attach(
-                        self.weights.trained, executable.replica_groups
+                    optimizer.attach(
+                        self.weights.trained, executable.replica_groups, processes
                     )
-                    if settings.rounds_at_random:
-                        updates.processes = processes
                     sums = None if processes is None else GradientSums(processes)
                     self.gradients = Gradients(
-                        options, layout, self.weights, updates, sums
+                        options, layout, self.weights, optimizer, sums
                     )
         except Exception:
             lease()

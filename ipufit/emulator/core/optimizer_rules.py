@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
@@ -88,15 +88,14 @@ def _kind(optimizer: Any) -> OptimizerKind:
                 "All parameter groups must have the same value for the 'centered' "
                 "attribute: the device has one RMSprop for all of them."
             )
-        if centered == {True}:
-            return OptimizerKind(
-                "RMSPROP_CENTERED", "Adaptive", "CenteredRMSProp", _RMSPROP
-            )
-        return OptimizerKind("RMSPROP", "Adaptive", "RMSProp", _RMSPROP)
+        name, mode = "RMSPROP", "RMSProp"
+        if True in centered:
+            name, mode = "RMSPROP_CENTERED", "CenteredRMSProp"
+        return OptimizerKind(name, "Adaptive", mode, _RMSPROP)
     if isinstance(optimizer, LAMB):
-        if optimizer.bias_correction:
-            return OptimizerKind("LAMB", "Adam", "Lamb", _LAMB)
-        return OptimizerKind("LAMB_NO_BIAS", "Adam", "LambNoBias", _LAMB)
+        is_lamb = optimizer.bias_correction
+        name, mode = ("LAMB", "Lamb") if is_lamb else ("LAMB_NO_BIAS", "LambNoBias")
+        return OptimizerKind(name, "Adam", mode, _LAMB)
     raise AssertionError(
         "Unsupported optimizer type. Types supported are poptorch.optim's SGD, Adam, "
         "AdamW, RMSprop and LAMB, and torch.optim's SGD, Adam, AdamW and RMSprop; got "
@@ -154,6 +153,11 @@ class OptimizerSettings:
     def variables(self, group_index: int | None) -> Variables:
         """Return the hyper-parameters of a group, or the defaults for None."""
         return self.defaults if group_index is None else self.groups[group_index]
+
+    def with_types_of(self, compiled: OptimizerSettings) -> OptimizerSettings:
+        """Return the same settings with the state's types of compiled ones."""
+        types = {name: getattr(compiled, name) for name in _TYPE_NAMES}
+        return replace(self, **types)
 
 
 class OptimizerReader:
@@ -235,22 +239,19 @@ class OptimizerReader:
     def _check_names(
         self, kind: OptimizerKind, optimizer: torch.optim.Optimizer
     ) -> None:
-        is_first = not self._known
-        group_names = {*_TORCH_GROUP_NAMES.split(), *kind.variables}
-        optimizer_names = {*_OPTIMIZER_NAMES.split(), *ATTRIBUTES}
-        found: dict[str, Iterable[str]] = {
-            "default group variable": optimizer.defaults,
-            "optimizer attribute": vars(optimizer),
-        }
+        of_groups = {*_TORCH_GROUP_NAMES.split(), *kind.variables}
+        of_optimizers = {*_OPTIMIZER_NAMES.split(), *ATTRIBUTES}
+        places: list[tuple[str, Iterable[str], set[str]]] = [
+            ("default group variable", optimizer.defaults, of_groups),
+            ("optimizer attribute", vars(optimizer), of_optimizers),
+        ]
         for index, values in enumerate(optimizer.param_groups):
-            found[f"group {index} attribute"] = values
-        for what, names in found.items():
-            is_object = what == "optimizer attribute"
-            readable = optimizer_names if is_object else group_names
+            places.append((f"group {index} attribute", values, of_groups))
+        is_first = not self._known
+        for what, names, readable in places:
             public = {name for name in names if not name.startswith("_")}
             if is_first:
                 self._known[what] = public
-                continue
             unexpected = sorted(public - readable - self._known.get(what, set()))
             if unexpected:
                 self._log(
@@ -288,22 +289,20 @@ def _variables(
             raise AssertionError(
                 f"Mandatory attribute {name} not found in optimizer group"
             )
-        found = {name: values[name]}
+        parts = {name: values[name]}
         if name == "betas":
             pair = values[name]
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise AssertionError(
                     f"Expected a pair for betas, a tuple, but got {pair!r}"
                 )
-            found = {"beta1": pair[0], "beta2": pair[1]}
-        for key, one in found.items():
-            value = _number(key, one)
+            parts = dict(zip(("beta1", "beta2"), pair))
+        for key, part in parts.items():
+            value = _number(key, part)
             if attributes is not None:
                 is_const = bool(attributes.isConstant(name))
-            elif name == "lr":
-                is_const = False
             else:
-                is_const = name not in ordinary or value == ordinary[name]
+                is_const = name != "lr" and value == ordinary.get(name, value)
             variables[key] = Variable(value, is_const)
     return variables
 
@@ -328,14 +327,10 @@ def _max_grad_norm(kind: OptimizerKind, optimizer: torch.optim.Optimizer) -> flo
     return value
 
 
-_NEVER_NEGATIVE = {
-    "weight_decay": "weight decay",
-    "momentum": "momentum",
-    "dampening": "dampening",
-    "beta1": "beta1",
-    "beta2": "beta2",
-    "alpha": "alpha",
-}
+_VELOCITY_IS_SCALED = (
+    ", and it is the loss scaling where velocity and accumulated gradient are separate"
+)
+_NEVER_NEGATIVE = ("weight_decay", "momentum", "dampening", "beta1", "beta2", "alpha")
 
 
 def check_values(settings: OptimizerSettings) -> None:
@@ -344,8 +339,7 @@ def check_values(settings: OptimizerSettings) -> None:
     Raises:
         Error: A value of the defaults or of a parameter group is one.
     """
-    family, scaling = settings.kind.family, settings.loss_scaling
-    mistaken = "bailing as this might be a user error"
+    family, mistaken = settings.kind.family, "bailing as this might be a user error"
     for group in (settings.defaults, *settings.groups):
         values = {name: variable.value for name, variable in group.items()}
         lr = values["lr"]
@@ -354,13 +348,14 @@ def check_values(settings: OptimizerSettings) -> None:
                 f"Negative learning rate ({lr:g}) in {family}, {mistaken}. Clamp a "
                 "schedule at 0"
             )
-        if lr == 0 and group["lr"].is_const:
+        if group["lr"] == (0.0, True):
             raise _refusal(
                 f"Constant, zero learning rate in {family}, {mistaken}. Pass lr to "
                 "the optimizer's constructor, so that it is variable"
             )
-        for name, what in _NEVER_NEGATIVE.items():
+        for name in _NEVER_NEGATIVE:
             if values.get(name, 0.0) < 0:
+                what = name.replace("_", " ")
                 raise _refusal(
                     f"Negative {what} ({values[name]:g}) in {family}, {mistaken}"
                 )
@@ -369,24 +364,21 @@ def check_values(settings: OptimizerSettings) -> None:
                 f"Non-positive eps ({values['eps']:g}) in {family} is not supported. "
                 "Take a tiny one, such as 1e-30"
             )
-        if family == "SGD":
-            velocity = values.get("velocity_scaling", scaling.value)
-            if velocity <= 0:
-                why = (
-                    ""
-                    if "velocity_scaling" in values
-                    else ", and it is the loss scaling where velocity and accumulated "
-                    "gradient are separate"
-                )
-                raise _refusal(
-                    f"Non-positive velocity scaling ({velocity:g}) in SGD is not "
-                    f"supported{why}"
-                )
-            if values["nesterov"] and values["dampening"] > 0:
-                raise _refusal(
-                    "With Nesterov momentum, dampening "
-                    f"({values['dampening']:g}) in SGD should be zero"
-                )
+        if family != "SGD":
+            continue
+        velocity, reason = values.get("velocity_scaling"), ""
+        if velocity is None:
+            velocity, reason = settings.loss_scaling.value, _VELOCITY_IS_SCALED
+        if velocity <= 0:
+            raise _refusal(
+                f"Non-positive velocity scaling ({velocity:g}) in SGD is not "
+                f"supported{reason}"
+            )
+        if values["nesterov"] and values["dampening"] > 0:
+            raise _refusal(
+                f"With Nesterov momentum, dampening ({values['dampening']:g}) in SGD "
+                "should be zero"
+            )
 
 
 def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
@@ -415,14 +407,16 @@ def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
             f"Can not replace optimizer of type {old.kind.name} "
             f"with one of type {new.kind.name}"
         )
-    fixed = [
-        ("mode", old.kind.mode, new.kind.mode),
-        ("use_tf_variant", old.use_tf_variant, new.use_tf_variant),
-    ]
+    fixed = {"mode": (old.kind.mode, new.kind.mode)}
+    names = ["use_tf_variant"]
     if old.kind.family == "SGD":
-        for name in ("accum_type", "velocity_accum_type"):
-            fixed.append((name, getattr(old, name), getattr(new, name)))
-    changed = [f"{what} was {was}, now {now}" for what, was, now in fixed if was != now]
+        names += ["accum_type", "velocity_accum_type"]
+    fixed.update({name: (getattr(old, name), getattr(new, name)) for name in names})
+    changed = [
+        f"{name} was {was}, now {now}"
+        for name, (was, now) in fixed.items()
+        if was != now
+    ]
     if changed:
         raise _refusal(
             f"Can not replace this {old.kind.family} optimizer by one that needs "
@@ -438,35 +432,38 @@ def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
             f"The model was compiled with {len(old.groups)} parameter groups, the "
             f"new optimizer has {len(new.groups)}"
         )
-    _check_variable("loss_scaling", old.loss_scaling, new.loss_scaling)
-    groups = [("the defaults", old.defaults, new.defaults)]
-    for index, pair in enumerate(zip(old.groups, new.groups)):
-        groups.append((f"group {index}", *pair))
-    for where, old_group, new_group in groups:
-        for name, variable in old_group.items():
+    replacements = _comparable_variables(new)
+    for what, was in _comparable_variables(old).items():
+        now = replacements[what]
+        if was.is_const != now.is_const:
+            kinds = (
+                ("constant", "variable") if was.is_const else ("variable", "constant")
+            )
+            raise _refusal(
+                "Can not replace a constant value with a non constant value. "
+                f"{what} was {kinds[0]} ({was.value}) when the model was compiled, now "
+                f"{kinds[1]} ({now.value}). "
+                "Pass it to the optimizer's constructor, or mark it with "
+                "variable_attrs.markAsVariable, before the model is compiled"
+            )
+        if was.is_const and was.value != now.value:
+            raise _refusal(
+                f"Values are constant but do not match. {what} was compiled as "
+                f"{was.value}, now {now.value}. Pass it to the constructor of a "
+                "poptorch.optim optimizer, or mark it with "
+                "variable_attrs.markAsVariable, before the model is compiled"
+            )
+
+
+def _comparable_variables(settings: OptimizerSettings) -> Variables:
+    """Return what must stay constant or variable, by name and place."""
+    variables = {"loss_scaling": settings.loss_scaling}
+    places = {f"group {i}": group for i, group in enumerate(settings.groups)}
+    for place, group in {"the defaults": settings.defaults, **places}.items():
+        for name, variable in group.items():
             if name != "dampening":
-                _check_variable(f"{name} of {where}", variable, new_group[name])
-
-
-def _check_variable(what: str, old: Variable, new: Variable) -> None:
-    if old.is_const != new.is_const:
-        was, now = (
-            f"{'constant' if variable.is_const else 'variable'} ({variable.value})"
-            for variable in (old, new)
-        )
-        raise _refusal(
-            f"Can not replace a constant value with a non constant value. {what} was "
-            f"{was} when the model was compiled, now {now}. "
-            "Pass it to the optimizer's constructor, or mark it with "
-            "variable_attrs.markAsVariable, before the model is compiled"
-        )
-    if old.is_const and old.value != new.value:
-        raise _refusal(
-            f"Values are constant but do not match. {what} was compiled as "
-            f"{old.value}, now {new.value}. Pass it to the constructor of a "
-            "poptorch.optim optimizer, or mark it with variable_attrs.markAsVariable, "
-            "before the model is compiled"
-        )
+                variables[f"{name} of {place}"] = variable
+    return variables
 
 
 def _refusal(message: str) -> Error:
