@@ -329,7 +329,7 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.update({**group_values, **group})
         self.loss_scaling = passed.get("loss_scaling", 1.0)
-        for name in ATTRIBUTES.keys() & arguments.keys():
+        for name in [name for name in ATTRIBUTES if name in arguments]:
             value = passed.get(name, ATTRIBUTES[name])
             if name.endswith("accum_type") and value not in _ACCUM_TYPES:
                 raise AssertionError(

@@ -18,9 +18,8 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any, Callable, ContextManager, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -45,10 +44,7 @@ from .optimizer_rules import (
     optimizer_log,
 )
 
-_LOSS_SCALING = "lossScaling_FLOAT"
 _UPDATE_FACTOR = "lossScaleUpdateFactor"
-_FINAL_LOSS_SCALE = "finalLossScale"
-
 _LARGEST_HALF = torch.finfo(torch.float16).max
 _LARGEST_SCALE = 2.0**15  # the largest power of two that float16 holds
 
@@ -283,9 +279,8 @@ class PlainSGDRule(UpdateRule):
         if sgd is None or not lr:
             return None
         decay = (1.0 - self.n["weightDecayScaleFactor0"]) / lr
-        return lambda weights, gradients: sgd(
-            weights, gradients, [], lr=lr, weight_decay=decay
-        )
+        numbers = {"lr": lr, "weight_decay": decay}
+        return functools.partial(sgd, momentum_buffer_list=[], **numbers)
 
 
 class MomentumSGDRule(UpdateRule):
@@ -383,7 +378,7 @@ class MomentumSGDRule(UpdateRule):
             "nesterov": bool(n["nesterov"]),
         }
         velocity = self.state["Accl1"]
-        return lambda weights, gradients: sgd(weights, gradients, velocity, **numbers)
+        return functools.partial(sgd, momentum_buffer_list=velocity, **numbers)
 
 
 class AdamRule(UpdateRule):
@@ -450,11 +445,13 @@ class AdamRule(UpdateRule):
             return None
         decay = n["weightDecay"] if self.mode == "AdamW" else 0.0
         numbers = {"lr": n["learningRate"], "weight_decay": decay, "eps": n["eps"]}
-        first, second = self.state["Accl1"], self.state["Accl2"]
-        counters = [self._counter] * len(first)
-        return lambda weights, gradients: adamw(
-            weights, gradients, first, second, [], counters, **betas, **numbers
-        )
+        means = {
+            "exp_avgs": self.state["Accl1"],
+            "exp_avg_sqs": self.state["Accl2"],
+            "max_exp_avg_sqs": [],
+            "state_steps": [self._counter] * len(self.weights),
+        }
+        return functools.partial(adamw, **means, **betas, **numbers)
 
 
 class LambRule(AdamRule):
@@ -544,15 +541,15 @@ class RMSpropRule(UpdateRule):
         store(weights, self.weights)
 
 
-def make_rule(settings: OptimizerSettings, index: int | None) -> UpdateRule:
-    """Create the rule of a parameter group, or of the defaults for None."""
+def rule_class(settings: OptimizerSettings, index: int | None) -> type[UpdateRule]:
+    """Return the rule of a parameter group, or of the defaults for None."""
     kind = settings.kind
     if kind.family == "SGD":
         has_no_velocity = settings.variables(index)["momentum"] == _CONSTANT_ZERO
-        return (PlainSGDRule if has_no_velocity else MomentumSGDRule)(settings, index)
+        return PlainSGDRule if has_no_velocity else MomentumSGDRule
     if kind.family == "Adaptive":
-        return RMSpropRule(settings, index)
-    return (LambRule if kind.mode.startswith("Lamb") else AdamRule)(settings, index)
+        return RMSpropRule
+    return LambRule if kind.mode.startswith("Lamb") else AdamRule
 
 
 # The optimizer of a device --------------------------------------------------------
@@ -643,7 +640,6 @@ class DeviceOptimizer:
         self._use_running_mean_if_needed()
         if self._is_attached:
             self._forget_groups()
-            self._rules = self._make_rules()
             self._written_values = {}
             if settings != old:
                 self._log_settings()
@@ -698,9 +694,7 @@ class DeviceOptimizer:
                 they draw the same random numbers in each update, which gives them the
                 same weights.
         """
-        self._common_random: Callable[[], ContextManager[None]] = nullcontext
-        if processes is not None and self._options.rounds_at_random:
-            self._common_random = functools.partial(common_random, processes)
+        self._processes = processes if self._options.rounds_at_random else None
         self._place(trained, groups)
         self._is_attached = True
         self._log_settings()
@@ -711,18 +705,16 @@ class DeviceOptimizer:
         self, weights: dict[str, Tensor], groups: Mapping[str, ReplicaGroups]
     ) -> None:
         self._weights, self._replica_groups = weights, groups
-        self._rules = self._make_rules()
+        self._index_of = {n: self._indices.get(n.partition("..")[0]) for n in weights}
         self._last_factor = 1.0
         self._num_updates = 0
         self.reset_state()
 
-    def _make_rules(self) -> dict[str, UpdateRule]:
-        """Make the rule of each weight; a weight in no group has the defaults'."""
-        settings = self.settings.with_types_of(self._compiled)
-        elements = {name: name.partition("..")[0] for name in self._weights}
-        indices = {name: self._indices.get(elements[name]) for name in elements}
-        rules = {index: make_rule(settings, index) for index in indices.values()}
-        return {name: rules[index] for name, index in indices.items()}
+    def _rules(self, settings: OptimizerSettings) -> dict[str, UpdateRule]:
+        """Return the rule of each weight, which has no weights to update."""
+        indices = set(self._index_of.values())
+        rules = {i: rule_class(settings, i)(settings, i) for i in indices}
+        return {name: rules[index] for name, index in self._index_of.items()}
 
     def detach(self) -> None:
         """Leave the device; keep the state of an optimizer of PopTorch's."""
@@ -744,8 +736,9 @@ class DeviceOptimizer:
         """Reset momenta and counters to their values before the first update."""
         self._groups: list[UpdateRule] = []
         self._grouped_names: list[str] = []
+        rules = self._rules(self.settings.with_types_of(self._compiled))
         self._states = {
-            name: self._rules[name].initial_state(weight)
+            name: rules[name].initial_state(weight)
             for name, weight in self._weights.items()
         }
         self.loss_scale_factor = 1.0
@@ -765,8 +758,11 @@ class DeviceOptimizer:
         records = torch.is_grad_enabled()
         _set_grad_enabled(False)
         try:
-            with self._common_random():
+            if self._processes is None:
                 self._step(gradients)
+            else:
+                with common_random(self._processes):
+                    self._step(gradients)
         finally:
             _set_grad_enabled(records)
 
@@ -796,12 +792,12 @@ class DeviceOptimizer:
         together: dict[tuple[int | None, float], list[str]] = {}
         for name in names:
             step = float(self._states[name].get(STEP, 0.0))
-            together.setdefault((self._rules[name].index, step), []).append(name)
+            together.setdefault((self._index_of[name], step), []).append(name)
         self._grouped_names = names
         for (index, _), members in together.items():
             weights = {name: self._weights[name] for name in members}
             states = [self._states[name] for name in members]
-            rule = type(self._rules[members[0]])
+            rule = rule_class(self.settings, index)
             self._groups.append(rule(self.settings, index, weights, states))
 
     def _forget_groups(self) -> None:
@@ -849,10 +845,10 @@ class DeviceOptimizer:
     def _values(self, *, with_constants: bool) -> State:
         """Return the hyper-parameters by PopART's names."""
         variables: Variables = {}
-        for name, rule in self._rules.items():
+        for name, rule in self._rules(self.settings).items():
             end = "default___FLOAT" if rule.index is None else f"specific___{name}"
             variables.update({f"{n}___{end}": v for n, v in rule.scalars.items()})
-        variables[_LOSS_SCALING] = self.settings.loss_scaling
+        variables["lossScaling_FLOAT"] = self.settings.loss_scaling
         return {
             name: _as_tensor(variable.value)
             for name, variable in variables.items()
@@ -868,7 +864,7 @@ class DeviceOptimizer:
         if self._options.scales_loss:
             scaling = self.settings.loss_scaling.value
             tensors[_UPDATE_FACTOR] = _as_tensor(self.loss_scale_factor)
-            tensors[_FINAL_LOSS_SCALE] = _as_tensor(scaling * self._last_factor)
+            tensors["finalLossScale"] = _as_tensor(scaling * self._last_factor)
         return tensors
 
     def _copy_state(self) -> dict[str, State]:
@@ -905,22 +901,25 @@ class DeviceOptimizer:
         """
         loaded = split_state(host_state, self._replica_groups)
         state, values = loaded["ipu_state"], loaded["ipu_param"]
-        for key, tensor in self._state().items():
-            if _is_missing("state", key, state):
-                continue
-            if state[key].shape != tensor.shape:
+        tensors, scales_loss = self._state(), self._options.scales_loss
+        for key in [key for key in tensors if key in state]:
+            if state[key].shape != tensors[key].shape:
                 raise Error(
                     f"The optimizer state {key} has shape {tuple(state[key].shape)}, "
-                    f"the device's {tuple(tensor.shape)}. Was it saved from another "
-                    "model?",
+                    f"the device's {tuple(tensors[key].shape)}. Was it saved from "
+                    "another model?",
                     type="poptorch_cpp_error",
                 )
-            tensor.copy_(state[key])
-        for key in self._values(with_constants=False):
-            _is_missing("parameter", key, values)
-        scales_loss = self._options.scales_loss
-        if scales_loss and not _is_missing("parameter", _UPDATE_FACTOR, state):
+            tensors[key].copy_(state[key])
+        if scales_loss and _UPDATE_FACTOR in state:
             self.loss_scale_factor = float(state[_UPDATE_FACTOR])
+        parameters = [*self._values(with_constants=False)]
+        missing = [f"state {key}" for key in tensors if key not in state]
+        missing += [f"parameter {key}" for key in parameters if key not in values]
+        if scales_loss and _UPDATE_FACTOR not in state:
+            missing.append(f"parameter {_UPDATE_FACTOR}")
+        for name in missing:
+            logger.warning("writeOptimizerState: ignoring missing %s", name)
 
     # State of PopTorch's optimizers ---------------------------------------------
 
@@ -956,8 +955,8 @@ class DeviceOptimizer:
             raise createPoptorchError("Device is not attached")
         logger.info("Writing optimiser state tensors from IPU to host.")
         state = self._copy_state()
-        values = dict(state["ipu_param"])
-        values.update({n: v for n, v in self._written_values.items() if n in values})
+        values, written = state["ipu_param"], self._written_values
+        values = {name: written.get(name, value) for name, value in values.items()}
         of_device = {"ipu_state": state["ipu_state"], "ipu_param": values}
         optimizer.set_state_dict({**optimizer.get_state_dict(), **of_device})
         optimizer.ipu_state_is_dirty = False
@@ -1015,13 +1014,6 @@ def _clip(groups: list[list[Tensor]], largest: float) -> list[list[Tensor]]:
 def _as_tensor(value: float) -> Tensor:
     """Make a float32 tensor of a hyper-parameter."""
     return torch.tensor(value, dtype=torch.float32)
-
-
-def _is_missing(what: str, key: str, loaded: Mapping[str, Tensor]) -> bool:
-    """Return whether a loaded state lacks a name, and log it."""
-    if key not in loaded:
-        logger.warning("writeOptimizerState: ignoring missing %s %s", what, key)
-    return key not in loaded
 
 
 def _group_indices(

@@ -30,6 +30,7 @@ _ORDINARY = {
     "dampening": 0.0,
     "velocity_scaling": 1.0,
     "eps": 1e-8,
+    "loss_scaling": 1.0,
 }
 
 # Never unexpected: what torch, some versions later than others, puts there itself.
@@ -202,39 +203,34 @@ class OptimizerReader:
                 "derives from",
             )
         self._check_names(kind, optimizer)
-        groups = [optimizer.defaults, *optimizer.param_groups]
-        for values in groups:
-            _refuse_variants(kind, values)
-        defaults, *others = [_variables(kind, optimizer, values) for values in groups]
+        defaults, *groups = [
+            _variables(kind, optimizer, values)
+            for values in (optimizer.defaults, *optimizer.param_groups)
+        ]
         types = {name: getattr(optimizer, name, torch.float32) for name in _TYPE_NAMES}
         for name, dtype in types.items():
             if dtype not in (torch.float32, torch.float16):
                 raise ValueError(
                     f"{name} must be torch.float32 or torch.float16, got {dtype!r}."
                 )
-        return OptimizerSettings(
-            kind,
-            loss_scaling=self._loss_scaling(optimizer),
-            defaults=defaults,
-            groups=tuple(others),
-            max_grad_norm=_max_grad_norm(kind, optimizer),
-            use_tf_variant=bool(getattr(optimizer, "use_tf_variant", False)),
-            **types,
-        )
-
-    def _loss_scaling(self, optimizer: torch.optim.Optimizer) -> Variable:
-        value = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
-        if not abs(value) > 0.0:  # or NaN
+        scaling = getattr(optimizer, "loss_scaling", 1.0)
+        loss_scaling = _variable(kind, optimizer, "loss_scaling", scaling)
+        if not abs(loss_scaling.value) > 0.0:  # or NaN
             raise Error(
                 "Loss scaling cannot be 0: no gradient would be left.",
                 type="popart_exception",
             )
-        attributes = getattr(optimizer, "variable_attrs", None)
-        if attributes is None:
-            is_const = value == 1.0
-        else:
-            is_const = attributes.isConstant("loss_scaling")
-        return Variable(value, is_const and not self._automatic_loss_scaling)
+        if self._automatic_loss_scaling:
+            loss_scaling = loss_scaling._replace(is_const=False)
+        return OptimizerSettings(
+            kind,
+            loss_scaling=loss_scaling,
+            defaults=defaults,
+            groups=tuple(groups),
+            max_grad_norm=_max_grad_norm(kind, optimizer),
+            use_tf_variant=bool(getattr(optimizer, "use_tf_variant", False)),
+            **types,
+        )
 
     def _check_names(
         self, kind: OptimizerKind, optimizer: torch.optim.Optimizer
@@ -266,45 +262,45 @@ class OptimizerReader:
             logger.log(level, message)
 
 
-def _refuse_variants(kind: OptimizerKind, values: Mapping[str, Any]) -> None:
-    if kind.family != "Adam":
-        return
-    if values.get("amsgrad", False):
+def _variables(
+    kind: OptimizerKind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
+) -> Variables:
+    if kind.family == "Adam" and values.get("amsgrad", False):
         raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
     # Newer torch has it and PopTorch's hasn't: to ignore it would train otherwise.
     if kind.mode == "Adam" and values.get("decoupled_weight_decay", False):
         raise ValueError(
             "Adam's decoupled_weight_decay is not supported: use AdamW, which is that."
         )
-
-
-def _variables(
-    kind: OptimizerKind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
-) -> Variables:
-    ordinary = {**_ORDINARY, "weight_decay": 0.01 if kind.mode == "AdamW" else 0.0}
-    attributes = getattr(optimizer, "variable_attrs", None)
     variables: Variables = {}
     for name in kind.variables:
         if name not in values:
             raise AssertionError(
                 f"Mandatory attribute {name} not found in optimizer group"
             )
-        parts = {name: values[name]}
-        if name == "betas":
-            pair = values[name]
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise AssertionError(
-                    f"Expected a pair for betas, a tuple, but got {pair!r}"
-                )
-            parts = dict(zip(("beta1", "beta2"), pair))
-        for key, part in parts.items():
-            value = _number(key, part)
-            if attributes is not None:
-                is_const = bool(attributes.isConstant(name))
-            else:
-                is_const = name != "lr" and value == ordinary.get(name, value)
-            variables[key] = Variable(value, is_const)
+        value = values[name]
+        if name != "betas":
+            variables[name] = _variable(kind, optimizer, name, value)
+        elif isinstance(value, tuple) and len(value) == 2:
+            for key, beta in zip(("beta1", "beta2"), value):
+                variables[key] = _variable(kind, optimizer, name, _number(key, beta))
+        else:
+            raise AssertionError(
+                f"Expected a pair for betas, a tuple, but got {value!r}"
+            )
     return variables
+
+
+def _variable(
+    kind: OptimizerKind, optimizer: torch.optim.Optimizer, name: str, value: object
+) -> Variable:
+    number = _number(name, value)
+    attributes = getattr(optimizer, "variable_attrs", None)
+    if attributes is not None:
+        return Variable(number, bool(attributes.isConstant(name)))
+    ordinary = {**_ORDINARY, "weight_decay": 0.01 if kind.mode == "AdamW" else 0.0}
+    is_ordinary = name not in ordinary or number == ordinary[name]
+    return Variable(number, is_ordinary and name != "lr")
 
 
 def _number(name: str, value: object) -> float:
@@ -432,38 +428,34 @@ def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
             f"The model was compiled with {len(old.groups)} parameter groups, the "
             f"new optimizer has {len(new.groups)}"
         )
-    replacements = _comparable_variables(new)
-    for what, was in _comparable_variables(old).items():
-        now = replacements[what]
-        if was.is_const != now.is_const:
-            kinds = (
-                ("constant", "variable") if was.is_const else ("variable", "constant")
-            )
-            raise _refusal(
-                "Can not replace a constant value with a non constant value. "
-                f"{what} was {kinds[0]} ({was.value}) when the model was compiled, now "
-                f"{kinds[1]} ({now.value}). "
-                "Pass it to the optimizer's constructor, or mark it with "
-                "variable_attrs.markAsVariable, before the model is compiled"
-            )
-        if was.is_const and was.value != now.value:
-            raise _refusal(
-                f"Values are constant but do not match. {what} was compiled as "
-                f"{was.value}, now {now.value}. Pass it to the constructor of a "
-                "poptorch.optim optimizer, or mark it with "
-                "variable_attrs.markAsVariable, before the model is compiled"
-            )
+    scalings = {"loss_scaling": old.loss_scaling}, {"loss_scaling": new.loss_scaling}
+    places = [("", *scalings), (" of the defaults", old.defaults, new.defaults)]
+    for index, pair in enumerate(zip(old.groups, new.groups)):
+        places.append((f" of group {index}", *pair))
+    for place, old_variables, new_variables in places:
+        for name, was in old_variables.items():
+            now = new_variables[name]
+            if now != was and name != "dampening":
+                _check_change(f"{name}{place}", was, now)
 
 
-def _comparable_variables(settings: OptimizerSettings) -> Variables:
-    """Return what must stay constant or variable, by name and place."""
-    variables = {"loss_scaling": settings.loss_scaling}
-    places = {f"group {i}": group for i, group in enumerate(settings.groups)}
-    for place, group in {"the defaults": settings.defaults, **places}.items():
-        for name, variable in group.items():
-            if name != "dampening":
-                variables[f"{name} of {place}"] = variable
-    return variables
+def _check_change(what: str, was: Variable, now: Variable) -> None:
+    if was.is_const != now.is_const:
+        kinds = ("constant", "variable") if was.is_const else ("variable", "constant")
+        raise _refusal(
+            f"Can not replace a constant value with a non constant value. {what} was "
+            f"{kinds[0]} ({was.value}) when the model was compiled, now {kinds[1]} "
+            f"({now.value}). "
+            "Pass it to the optimizer's constructor, or mark it with "
+            "variable_attrs.markAsVariable, before the model is compiled"
+        )
+    if was.is_const:
+        raise _refusal(
+            f"Values are constant but do not match. {what} was compiled as "
+            f"{was.value}, now {now.value}. Pass it to the constructor of a "
+            "poptorch.optim optimizer, or mark it with variable_attrs.markAsVariable, "
+            "before the model is compiled"
+        )
 
 
 def _refusal(message: str) -> Error:
@@ -475,37 +467,30 @@ def optimizer_log(settings: OptimizerSettings) -> Iterator[str]:
 
     Constants of the compiled program are followed by `(const)`.
     """
-    family = settings.kind.family
-    first_type = settings.first_order_momentum_accum_type
+    family, first = settings.kind.family, settings.first_order_momentum_accum_type
     types = {
         "accum_type": settings.accum_type,
         "first_order_momentum_accum_type": (
-            settings.velocity_accum_type if family == "SGD" else first_type
+            settings.velocity_accum_type if family == "SGD" else first
         ),
         "second_order_momentum_accum_type": settings.second_order_momentum_accum_type,
     }
-    yield ", ".join(
-        [
-            f"Updating graph optimizer with {family}",
-            *_logged_variables(settings, settings.defaults, prefix="default_"),
-            *(f"{camel_case(n)}={str(t).split('.')[1]}" for n, t in types.items()),
-        ]
-    )
-    for index, group in enumerate(settings.groups):
-        start = f"Updating group {index} optimizer with {family}"
-        yield ", ".join([start, *_logged_variables(settings, group, prefix="")])
-
-
-def _logged_variables(
-    settings: OptimizerSettings, group: Variables, prefix: str
-) -> Iterator[str]:
-    logged = {prefix + name: variable for name, variable in group.items()}
-    if settings.kind.mode == "separate":  # its velocity is scaled as the loss is
-        logged[f"{prefix}velocity_scaling"] = settings.loss_scaling
-    logged["loss_scaling"] = settings.loss_scaling
-    for name, variable in logged.items():
-        suffix = " (const)" if variable.is_const else ""
-        yield f"{camel_case(name)}={variable.value:g}{suffix}"
+    groups = [("graph", "default_", settings.defaults)]
+    groups += [(f"group {i}", "", group) for i, group in enumerate(settings.groups)]
+    for place, prefix, group in groups:
+        variables = {prefix + name: variable for name, variable in group.items()}
+        if settings.kind.mode == "separate":  # its velocity is scaled as the loss is
+            variables[f"{prefix}velocity_scaling"] = settings.loss_scaling
+        variables["loss_scaling"] = settings.loss_scaling
+        words = [f"Updating {place} optimizer with {family}"]
+        for name, variable in variables.items():
+            suffix = " (const)" if variable.is_const else ""
+            words.append(f"{camel_case(name)}={variable.value:g}{suffix}")
+        if prefix:
+            words += [
+                f"{camel_case(n)}={str(t).split('.')[1]}" for n, t in types.items()
+            ]
+        yield ", ".join(words)
 
 
 @functools.lru_cache(maxsize=None)
