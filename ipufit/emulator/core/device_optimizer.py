@@ -6,7 +6,8 @@ torch's in a few places (PopTorch user guide, "Optimizers"); each rule says whic
 
 All arithmetic is in float32. Tensors of another type are widened, updated and written
 back; float32 tensors are updated in place. A fused kernel of torch's that computes the
-same updates the weights in one pass over the memory.
+same updates the weights in one pass over the memory. Constants are rounded to the type
+of the state that they are computed with: `eps` of 1e-8 is 0 beside a float16 mean.
 
 Adam, LAMB and RMSprop first divide gradients by the loss scaling, so that their state
 has no scaling. Sources: PopART's `sgd.hpp`, `adam.hpp`, `adaptive.hpp` and
@@ -227,18 +228,31 @@ class UpdateRule(ABC):
             return gradients
         return list(torch._foreach_add(gradients, wide(self.weights), alpha=decay))
 
+    def _constant(self, value: float, slot: str) -> float:
+        """Round a constant to float16 if the state that it is computed with is that.
+
+        Poplibs gives constants of an expression the type of the other operand, and
+        PopART casts streamed values to it (poplibs, `ElementWiseInternal.cpp`; PopART,
+        `accumulatex.cpp`, `adamupdaterx.cpp`, `sgd1acclupdatex.cpp`).
+        """
+        if any(tensor.dtype is not torch.float16 for tensor in self.state[slot]):
+            return value
+        return float(torch.tensor(value, dtype=torch.float16))
+
     def _mean(self, slot: str, decay: float, directions: Tensors) -> Tensors:
         """Update a running mean of the state, and return it."""
         means = wide(self.state[slot])
-        torch._foreach_mul_(means, decay)
-        torch._foreach_add_(means, directions, alpha=1.0 - decay)
+        torch._foreach_mul_(means, self._constant(decay, slot))
+        share = self._constant(1.0 - decay, slot)
+        torch._foreach_add_(means, directions, alpha=share)
         return store(means, self.state[slot])
 
     def _mean_of_squares(self, slot: str, decay: float, directions: Tensors) -> Tensors:
         """Update a running mean of squares of the state, and return it."""
         means = wide(self.state[slot])
-        torch._foreach_mul_(means, decay)
-        torch._foreach_addcmul_(means, directions, directions, value=1.0 - decay)
+        torch._foreach_mul_(means, self._constant(decay, slot))
+        share = self._constant(1.0 - decay, slot)
+        torch._foreach_addcmul_(means, directions, directions, value=share)
         return store(means, self.state[slot])
 
 
@@ -349,7 +363,8 @@ class MomentumSGDRule(UpdateRule):
             store(velocity, self.state["Accl1"])
 
     def _carry_over(self, velocity: Tensors) -> None:
-        torch._foreach_mul_(velocity, self.n["scaledMomentum1"])
+        momentum = self._constant(self.n["scaledMomentum1"], "Accl1")
+        torch._foreach_mul_(velocity, momentum)
         decay = self.n["scaledWeightDecay1"]
         if decay != 0.0:
             torch._foreach_add_(velocity, wide(self.weights), alpha=decay)
@@ -412,28 +427,29 @@ class AdamRule(UpdateRule):
         shrinkage = 1.0 - lr * n["weightDecay"]
         if self.mode == "AdamW" and shrinkage != 1.0:
             torch._foreach_mul_(weights, shrinkage)
-        correction = self._bias_correction(n["beta1"])
-        roots = self._roots(second, self._bias_correction(n["beta2"]))
+        correction = self._bias_correction("beta1", "Accl1")
+        roots = self._roots(second)
         step_size = lr / correction if correction else math.nan
         torch._foreach_addcdiv_(weights, first, roots, value=-step_size)
         store(weights, self.weights)
 
-    def _bias_correction(self, beta: float) -> float:
+    def _bias_correction(self, beta: str, slot: str) -> float:
         """Compute `1 - beta^step`; NaN, as on a device, for a loaded step below 1."""
         if self.mode == "LambNoBias":
             return 1.0
         try:
-            return 1.0 - math.pow(beta, self.step)
+            return self._constant(1.0 - math.pow(self.n[beta], self.step), slot)
         except ValueError:
             return math.nan
 
-    def _roots(self, squares: Tensors, correction: float) -> Tensors:
+    def _roots(self, squares: Tensors) -> Tensors:
         """Compute `sqrt(v / correction) + eps`; NaN for negative numbers."""
         roots = list(torch._foreach_sqrt(squares))
+        correction = self._bias_correction("beta2", "Accl2")
         divisor = math.sqrt(correction) if correction >= 0.0 else math.nan
         if divisor != 1.0:
             torch._foreach_div_(roots, divisor)
-        torch._foreach_add_(roots, self.n["eps"])
+        torch._foreach_add_(roots, self._constant(self.n["eps"], "Accl2"))
         return roots
 
     def fused(self) -> Kernel | None:
@@ -469,9 +485,9 @@ class LambRule(AdamRule):
         n = self.n
         first = self._mean("Accl1", n["beta1"], directions)
         second = self._mean_of_squares("Accl2", n["beta2"], directions)
-        updates = list(torch._foreach_div(first, self._bias_correction(n["beta1"])))
-        roots = self._roots(second, self._bias_correction(n["beta2"]))
-        torch._foreach_div_(updates, roots)
+        correction = self._bias_correction("beta1", "Accl1")
+        updates = list(torch._foreach_div(first, correction))
+        torch._foreach_div_(updates, self._roots(second))
         weights = wide(self.weights)
         if n["weightDecay"] != 0.0:
             torch._foreach_add_(updates, weights, alpha=n["weightDecay"])
@@ -506,10 +522,10 @@ class RMSpropRule(UpdateRule):
     def initial_state(self, weight: Tensor) -> State:
         settings = self.settings
         start = torch.ones_like if settings.use_tf_variant else torch.zeros_like
-        state = {"Accl1": start(weight, dtype=settings.first_order_momentum_accum_type)}
-        if self.mode == "CenteredRMSProp":
-            second = settings.second_order_momentum_accum_type
-            state["Accl2"] = torch.zeros_like(weight, dtype=second)
+        dtype = settings.first_order_momentum_accum_type
+        state = {"Accl1": start(weight, dtype=dtype)}
+        if self.mode == "CenteredRMSProp":  # of the same type (PopART, `adaptive.cpp`)
+            state["Accl2"] = torch.zeros_like(weight, dtype=dtype)
         if self.scalars["momentum"] != _CONSTANT_ZERO:
             state["Accl3"] = torch.zeros_like(weight, dtype=torch.float32)
         return state
@@ -524,12 +540,13 @@ class RMSpropRule(UpdateRule):
         if "Accl2" in state:
             means = self._mean("Accl2", n["alpha"], directions)
             squares = list(torch._foreach_addcmul(squares, means, means, value=-1.0))
+        eps = self._constant(n["eps"], "Accl1")
         if is_tensorflow:
-            roots = list(torch._foreach_add(squares, n["eps"]))
+            roots = list(torch._foreach_add(squares, eps))
             torch._foreach_sqrt_(roots)
         else:
             roots = list(torch._foreach_sqrt(squares))
-            torch._foreach_add_(roots, n["eps"])
+            torch._foreach_add_(roots, eps)
         weights, updates = wide(self.weights), torch._foreach_div(directions, roots)
         if "Accl3" in state:
             velocity = state["Accl3"]

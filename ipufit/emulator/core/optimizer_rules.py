@@ -360,6 +360,14 @@ def check_values(settings: OptimizerSettings) -> None:
                 f"Non-positive eps ({values['eps']:g}) in {family} is not supported. "
                 "Take a tiny one, such as 1e-30"
             )
+        is_narrow = settings.first_order_momentum_accum_type == torch.float16
+        if family == "Adaptive" and is_narrow and not group["eps"].is_const:
+            raise _refusal(
+                "RMSprop can't add a variable eps, which is float32, to a float16 mean "
+                "of squares: Inferred type of lhs (half) does not match inferred type "
+                "of rhs (float). Leave eps out, or take "
+                "first_order_momentum_accum_type=torch.float32"
+            )
         if family != "SGD":
             continue
         velocity, reason = values.get("velocity_scaling"), ""
@@ -374,6 +382,22 @@ def check_values(settings: OptimizerSettings) -> None:
             raise _refusal(
                 f"With Nesterov momentum, dampening ({values['dampening']:g}) in SGD "
                 "should be zero"
+            )
+
+
+def vanishing_constants(settings: OptimizerSettings) -> Iterator[str]:
+    """Yield what becomes of an `eps` that float16 rounds to 0."""
+    name = "second_order_momentum_accum_type"
+    if settings.kind.family == "Adaptive":
+        name = "first_order_momentum_accum_type"
+    groups = settings.defaults, *settings.groups
+    values = [group["eps"].value for group in groups if "eps" in group]
+    for eps in dict.fromkeys(values):
+        if torch.tensor(eps, dtype=getattr(settings, name)) == 0:
+            yield (
+                f"eps of {eps:g} is 0 in float16, in which {name} has a device divide "
+                "by the root of the mean of squares: a weight whose gradients have all "
+                "been 0 becomes NaN. Take eps=1e-7, or torch.float32 as that type"
             )
 
 

@@ -33,7 +33,7 @@ from .graph import (
     node_arguments,
     tensors_in,
 )
-from .optimizer_rules import OptimizerReader, check_values
+from .optimizer_rules import OptimizerReader, check_values, vanishing_constants
 from .pipelines import PROGRAM_CHECKS, check_updatable_buffers
 from .places import (
     NOWHERE,
@@ -193,6 +193,8 @@ def survey(
     if optimizer is not None:
         settings = OptimizerReader(relax_attribute_checks=True).read(optimizer)
         notes.attempt("optimizer", check_values, settings)
+        for message in vanishing_constants(settings):
+            notes.add("optimizer", message, NOWHERE, is_refused=False)
     norms: dict[str, Place] = {}
     for graph in compilation.graphs:
         for node in graph.nodes:
