@@ -104,7 +104,7 @@ _SINGULAR = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "reciprocal"})
 """Functions whose gradient at 0 is infinite."""
 
 
-@row("clamp-gradient-nan", "clamp clip clamp_min")
+@row("clamp-gradient-nan", "clamp clip clamp_min clamp_max")
 @row("relu-gradient-nan", "relu")
 @row("where-gradient-nan", "where masked_fill")
 def gradient_nan(call: Call) -> Any:

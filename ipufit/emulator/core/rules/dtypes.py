@@ -35,6 +35,7 @@ _OF_FLOATS = """
     exp expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan arcsin
     arccos arctan asinh acosh atanh arcsinh arccosh arctanh sigmoid erf erfc relu
 """
+_CASTS = "to type type_as bfloat16 cfloat cdouble chalf complex polar view_as_complex"
 _SIGNS = "abs absolute neg negative sign __abs__ __neg__"
 
 
@@ -138,6 +139,6 @@ def scatter_narrow(call: Call) -> Any:
     return call.is_in_place and call.result.dtype in _NARROW
 
 
-@row("bfloat16-or-complex", "to type type_as bfloat16 complex polar")
+@row("bfloat16-or-complex", _CASTS)
 def bfloat16_or_complex(call: Call) -> Any:
     return call.result.dtype == torch.bfloat16 or call.result.is_complex()

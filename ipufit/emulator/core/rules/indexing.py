@@ -355,6 +355,7 @@ def scatter_extreme_ties(call: Call) -> Any:
     def reduce(
         input: Tensor, _: int, index: Tensor, src: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
+        index = index.long()
         result = function(input, dim, index, src, *args, **kwargs)
         if is_vector:
             ones = [1] * src.dim()

@@ -63,30 +63,31 @@ def cumprod_dtype(call: Call) -> Any:
     return is_cast and (lambda input, dim, **_: torch.cumprod(input, dim))
 
 
-_RNNS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
-
-
-@row("rnn-options", tuple(_RNNS), topic="arguments")
+@row("rnn-options", "lstm", topic="arguments")
 def rnn_options(call: Call) -> Any:
-    kind = _RNNS[call.name]
-    verb = "is " if kind == "RNN" else ""
     num_layers = call.get("num_layers", 1)
     if num_layers != 1:
         return (
-            f"Only {kind} with 1 layer {verb}supported, not {num_layers}: put several "
-            "one after the other."
+            f"Only LSTM with 1 layer supported, not {num_layers}: put several one "
+            "after the other."
         )
     if call.get("dropout", 0.0) != 0.0:
-        return f"{kind} only supports dropout = 0.0"
+        return "LSTM only supports dropout = 0.0"
     if call.get("bidirectional"):
-        word = "Bidirectional" if kind == "RNN" else "bidirectional"
         return (
-            f"{word} {kind} {verb}not supported: run a second one on the flipped "
+            "bidirectional LSTM not supported: run a second one on the flipped "
             "sequence."
         )
-    if kind != "GRU" and not call.get("has_biases", True):
-        return f"{kind} without biases {verb}not supported"
-    return None
+    is_without = not call.get("has_biases", True)
+    return is_without and "LSTM without biases not supported"
+
+
+@row("dropout-inference", "gru rnn_tanh rnn_relu")
+def rnn_dropout(call: Call) -> Any:
+    is_dropping = call.get("train") and call.get("dropout") and call.args[4] > 1
+    return (is_dropping and not call.is_training) and (
+        lambda *args: call.function(*args[:5], 0.0, *args[6:])
+    )
 
 
 @row("lstm-projection", "lstm")
@@ -146,7 +147,10 @@ def embedding_bag_offsets(call: Call) -> Any:
     return call.argument_node("offsets") not in (None, *call.constants)
 
 
-row("embedding-max-norm", "embedding", lambda c: c.get("max_norm") is not None)
+@row("embedding-max-norm", "embedding embedding_bag")
+def embedding_max_norm(call: Call) -> Any:
+    return call.get("max_norm") is not None
+
 
 
 @row("embedding-bag-frozen", "embedding_bag")

@@ -48,7 +48,7 @@ def _each(value: Any, rank: int) -> list[Any]:
     return values * rank if len(values) == 1 else values
 
 
-@row("ceil-mode", (*_MAX_POOLS, *_AVG_POOLS))
+@row("ceil-mode", (*_MAX_POOLS, *_AVG_POOLS, "avg_pool1d"))
 def ceil_mode(call: Call) -> Any:
     if not call.get("ceil_mode"):
         return None
@@ -68,7 +68,7 @@ def ceil_mode(call: Call) -> Any:
     values = call.result[0] if isinstance(call.result, tuple) else call.result
     if counts == list(values.shape[-rank:]):
         return None
-    if call.name in _AVG_POOLS:
+    if call.name.startswith("avg"):
         return True
     function = getattr(functional, call.name)
 
@@ -109,11 +109,13 @@ def pool_padding_1d(call: Call) -> Any:
     return is_padded and call.get("count_include_pad", True)
 
 
-@row("adaptive-pool-sizes", _ADAPTIVE, topic="arguments")
+@row("adaptive-pool-sizes", (*_ADAPTIVE, "interpolate"), topic="arguments")
 def adaptive_pool_sizes(call: Call) -> Any:
-    rank = int(call.name[-2])
-    outputs = _each(call.get("output_size"), rank)
-    for dim, (size, out) in enumerate(zip(call.first.shape[-rank:], outputs)):
+    if call.name == "interpolate" and call.get("mode") != "area":
+        return None
+    rank = call.first.dim() - 2 if call.name == "interpolate" else int(call.name[-2])
+    sizes = zip(call.first.shape[-rank:], call.result.shape[-rank:])
+    for dim, (size, out) in enumerate(sizes):
         if out and size % out:
             return (
                 f"Input dim {dim} ({size}) is not divisible by the corresponding "
