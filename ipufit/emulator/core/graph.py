@@ -163,6 +163,45 @@ def bind_arguments(operation: Operation) -> Operation:
     return operation
 
 
+_INDICES = {
+    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), "index"),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), "target"),
+    "take_along_dim": "indices",
+    "one_hot": "input",
+}
+"""Arguments of int64 in torch for which PopTorch takes int32 as well."""
+
+
+def with_long_indices(operation: Operation) -> Operation:
+    """Let a function take indices, or classes, of int32.
+
+    A device's whole numbers have 32 bits, so PopTorch widens these while it infers
+    types (`TypeInferenceHandler.cpp`, `RegisterMetaOps.cpp.inc`).
+
+    Example:
+        >>> x, index = torch.ones(2), torch.zeros(1, dtype=torch.int32)
+        >>> with_long_indices(Operation(torch.gather, "gather", (x, 0, index), {})).run()
+        tensor([1.])
+    """
+    name, function = _INDICES.get(base_name(operation.name)), operation.function
+    index = operation.arguments.get(name) if name else None
+    if not isinstance(index, Tensor) or index.dtype != torch.int32:
+        return operation
+    place = [*operation.arguments].index(str(name))
+
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        if place < len(args):
+            args = (*args[:place], args[place].long(), *args[place + 1 :])
+        else:
+            kwargs[str(name)] = kwargs[str(name)].long()
+        return function(*args, **kwargs)
+
+    widened.__name__ = operation.name
+    if inspect.isfunction(function):
+        vars(widened)["__wrapped__"] = function  # for its signature
+    return replace(operation, function=widened)
+
+
 def named_arguments(
     function: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -7,11 +7,9 @@ Poplar refuses an operator, the emulator does. `ipufit check` reports both.
 
 A rule is a function of one operation of a traced program:
 
-    @rule("gelu-exact", "gelu")
-    def gelu(call):
-        if call.arguments.get("approximate", "none") == "none":
-            return lambda x, **_: functional.gelu(x, approximate="tanh")
-        return None
+    @row("acosh", "acosh arccosh", is_reported=False)
+    def acosh(call):
+        return lambda x: torch.log(x + torch.sqrt(x * x - 1))
 
 Operations on constants have no rules: torch computes them (PopTorch,
 `EvaluateConstexprs.cpp`).
@@ -22,7 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, NamedTuple
 
@@ -56,11 +54,9 @@ class Call(Operation):
         result: Its result in the trace, as torch computes it.
         is_training: Whether the program is differentiated.
         node: Its node.
-        makers: Names of the functions that made the first argument if the operation
-            changes a view of what something else reads, too: the last view first, then
-            those before it up to the function that made the base; `input` for a
-            weight or an input.
+        values: The value of each node while tracing.
         constants: Nodes that are computed while the program is compiled.
+        results: Results of the functions that `once` has called.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
@@ -71,13 +67,9 @@ class Call(Operation):
     result: Any
     is_training: bool
     node: Node | None = None
-    makers: tuple[str, ...] = ()
+    values: Mapping[Node, Any] = field(default_factory=dict)
     constants: Collection[Node] = ()
-
-    @property
-    def written(self) -> str:
-        """The name under which the function was called."""
-        return self.name if self.node is None else function_name(self.node)
+    results: dict[Callable[[Call], Any], Any] = field(default_factory=dict)
 
     @property
     def is_in_place(self) -> bool:
@@ -88,6 +80,47 @@ class Call(Operation):
     def users(self) -> set[str]:
         """Names of the functions that take the result; `output` is the program."""
         return set(map(function_name, self.node.users if self.node else ()))
+
+    @property
+    def first(self) -> Any:
+        """The argument `input`, or the first tensor."""
+        input = self.get("input")
+        return input if isinstance(input, Tensor) else self.tensors()[0]
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the first tensor is of float16."""
+        return self.first.dtype is torch.float16
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an argument, or torch's default."""
+        return self.arguments.get(name, default)
+
+    def once(self, function: Callable[[Call], Any]) -> Any:
+        """Return the result of a function of the call; several rules share it."""
+        if function not in self.results:
+            self.results[function] = function(self)
+        return self.results[function]
+
+    @functools.cached_property
+    def makers(self) -> tuple[str, ...]:
+        """Names of the functions that made the first argument, a view that is changed.
+
+        The last view comes first, then those before it up to the function that made
+        the base; `input` for a weight or an input. Without names nothing else reads the
+        base.
+        """
+        names: list[str] = []
+        is_read = False
+        base: Any = next(iter(self.node.args), None) if self.node else None
+        while isinstance(base, Node):
+            is_read = is_read or (bool(names) and len(base.users) > 1)
+            is_input = base.op == "placeholder"
+            names.append("input" if is_input else function_name(base))
+            value = self.values.get(base)
+            is_view = not isinstance(value, Tensor) or value._is_view()
+            base = base.args[0] if is_view and base.args and not is_input else None
+        return tuple(names) if is_read else ()
 
     def argument_node(self, name: str) -> Node | None:
         """Return the node of an argument."""
@@ -105,11 +138,10 @@ class Call(Operation):
     @property
     def is_whole(self) -> bool:
         """Whether all numbers among the arguments are whole."""
-        given = (*self.args, *self.kwargs.values())
         return not any(
             isinstance(value, (float, complex, np.floating))
             or any(t.is_floating_point() or t.is_complex() for t in tensors_in(value))
-            for value in given
+            for value in (*self.args, *self.kwargs.values())
         )
 
 
@@ -121,19 +153,17 @@ class OperatorRule(NamedTuple):
 
     Attributes:
         row: The row's `rule`.
-        find: Returns the function with which a device computes the operation; a text
-            to refuse it with; True if the row holds and torch's function stays; else
-            None or False.
+        find: Returns the function with which a device computes the operation; a text,
+            or True with the row's message, to refuse it; True if the row holds and
+            torch's function stays; else None or False.
         is_reported: Whether `ipufit check` reports it. It doesn't if the row depends on
             values, which a check doesn't know.
-        is_certain: Whether a row that refuses does so for certain; else it is reported.
         topic: Subject under which `ipufit check` reports it.
     """
 
     row: str
     find: Condition
     is_reported: bool
-    is_certain: bool
     topic: str
 
 
@@ -144,47 +174,35 @@ RULES: dict[str, list[OperatorRule]] = {}
 """The rules of each function of torch, by the name under which it is recorded."""
 
 
-def rule(
-    row: str,
-    *names: str,
+def row(
+    name: str,
+    functions: str | Iterable[str],
+    find: Condition | None = None,
+    *,
     is_reported: bool = True,
-    is_certain: bool = True,
     topic: str = "numbers",
 ) -> Callable[[Condition], Condition]:
-    """Make a function the rule of a row.
+    """Add the rule of a row, or decorate the function that finds it.
 
     Args:
-        row: The row's `rule` in the table.
-        names: Names of torch's functions, as they are recorded. Those that change
-            their first argument are included: `clamp_` with `clamp`.
+        name: The row's `rule` in the table.
+        functions: Names of torch's functions, as they are recorded: a text with all of
+            them, or a tuple. Those that change their first argument are included:
+            `clamp_` with `clamp`.
+        find: As in `OperatorRule`; without it, the decorator is returned.
         is_reported: As in `OperatorRule`.
-        is_certain: As in `OperatorRule`.
         topic: As in `OperatorRule`.
     """
 
     def add(find: Condition) -> Condition:
-        for name in names:
-            found = OperatorRule(row, find, is_reported, is_certain, topic)
-            RULES.setdefault(name, []).append(found)
+        rule = OperatorRule(name, find, is_reported, topic)
+        for function in functions.split() if isinstance(functions, str) else functions:
+            RULES.setdefault(function, []).append(rule)
         return find
 
+    if find is not None:
+        add(find)
     return add
-
-
-def row(
-    name: str, functions: str | Iterable[str], find: Condition, **kinds: Any
-) -> None:
-    """Add the rule of a row that one expression finds.
-
-    Args:
-        name: The row's `rule` in the table.
-        functions: Names of torch's functions as for `rule`, a text with all of them or
-            a tuple.
-        find: As in `OperatorRule`.
-        kinds: Keyword arguments of `rule`.
-    """
-    names = functions.split() if isinstance(functions, str) else functions
-    rule(name, *names, **kinds)(find)
 
 
 class Finding(NamedTuple):
@@ -205,15 +223,18 @@ class Finding(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the program is refused."""
-        is_refusal = self.verdict == "refused"
-        return isinstance(self.found, str) or (is_refusal and self.rule.is_certain)
+        """Whether the program is refused; else what perhaps is refused is reported."""
+        row = table()[self.rule.row]
+        is_certain = self.verdict == "refused" and row["emulator"] == "has"
+        return isinstance(self.found, str) or bool(row["message"]) or is_certain
 
     def message(self, name: str) -> str:
         """Say what a device does, when, and what to do instead."""
+        row = table()[self.rule.row]
+        if row["message"]:
+            return row["message"].format(name=name, found=self.found)
         if isinstance(self.found, str):
             return self.found
-        row = table()[self.rule.row]
         when = f" ({row['when']})" if row["when"] else ""
         source = re.sub(r"[\w./-]+/", "", row["citation"].split(";")[0])
         instead = f" Instead: {row['instead']}." if row["instead"] else ""
@@ -236,28 +257,27 @@ def findings(
         is_training: Whether the program is differentiated.
     """
     name = function_name(node)
-    rules = [*RULES.get(base_name(name), ())]
+    rules = RULES.get(base_name(name), [])
     if is_in_place(node):
-        rules += RULES[ANY_IN_PLACE]
+        rules = rules + RULES[ANY_IN_PLACE]
     if not rules or node not in values:
         return
     args, kwargs = map_arg((node.args, node.kwargs), values.get)
-    function: Any = original(node.target)
     call = Call(
-        function,
+        original(node.target),
         base_name(name),
         tuple(args),
         dict(kwargs),
         values[node],
         is_training,
         node,
-        _makers(node, values) if is_in_place(node) else (),
+        values,
         constants,
     )
-    for one in rules:
-        found = one.find(call)
+    for rule in rules:
+        found = rule.find(call)
         if found:
-            yield Finding(one, found)
+            yield Finding(rule, found)
 
 
 def grave_messages(
@@ -287,35 +307,12 @@ def grave_messages(
         `dropout` (training=True (a module in train mode) in an infe
     """
     name = getattr(function, "__name__", "")
-    rules = _grave_rules().get(base_name(name))
+    rules = [r for r in RULES.get(base_name(name), ()) if table()[r.row]["warns"]]
     if not rules:
         return []
     call = Call(function, base_name(name), args, kwargs, result, is_training)
-    found = (Finding(one, one.find(call)) for one in rules)
+    found = (Finding(rule, rule.find(call)) for rule in rules)
     return [finding.message(name) for finding in found if finding.found]
-
-
-@functools.lru_cache(maxsize=None)
-def _grave_rules() -> dict[str, list[OperatorRule]]:
-    grave = {
-        name: [one for one in rules if table()[one.row]["warns"]]
-        for name, rules in RULES.items()
-    }
-    return {name: rules for name, rules in grave.items() if rules}
-
-
-def _makers(node: Node, values: Mapping[Node, Any]) -> tuple[str, ...]:
-    names: list[str] = []
-    is_read = False
-    base: Any = next(iter(node.args), None)
-    while isinstance(base, Node):
-        is_read = is_read or (bool(names) and len(base.users) > 1)
-        is_input = base.op == "placeholder"
-        names.append("input" if is_input else function_name(base))
-        value = values.get(base)
-        is_view = not isinstance(value, Tensor) or value._is_view()
-        base = base.args[0] if is_view and base.args and not is_input else None
-    return tuple(names) if is_read else ()
 
 
 def replace_function(node: Node, function: Callable[..., Any]) -> None:
@@ -356,29 +353,29 @@ def settle_shapes(
         Error: An operation doesn't take the device's shapes.
     """
     sized: dict[Node, Any] = {}
-    why: dict[Node, Node] = {}
+    why = {node: node for node in resized}
 
-    def given(node: Node) -> Any:
+    def copy(node: Node) -> Any:
         value = sized.get(node, values.get(node))
         return map_tensors(value, lambda tensor: tensor.detach().clone())
 
     for node in graph.nodes if resized else ():
-        origins = [node] if node in resized else node.all_input_nodes
-        origin = next((why.get(n, n) for n in origins if n in {*why, *resized}), None)
+        origin = next((why[n] for n in (node, *node.all_input_nodes) if n in why), None)
         is_called = node.op in ("call_function", "call_method")
         if origin is None or not is_called or function_name(node) in _NOT_RUN:
             continue
-        operands = [one for one in node.all_input_nodes if one in sized]
-        if base_name(function_name(node)) in _OF_THE_TRACE and all(
-            sized[one].numel() == values[one].numel() for one in operands
+        name = function_name(node)
+        operands = [operand for operand in node.all_input_nodes if operand in sized]
+        if base_name(name) in _OF_THE_TRACE and all(
+            sized[operand].numel() == values[operand].numel() for operand in operands
         ):
-            for one in operands:
-                shape = tuple(values[one].shape)
+            for operand in operands:
+                shape = tuple(values[operand].shape)
                 with graph.inserting_before(node):
-                    plain = graph.call_function(torch.reshape, (one, shape))
-                node.replace_input_with(one, plain)
+                    plain = graph.call_function(torch.reshape, (operand, shape))
+                node.replace_input_with(operand, plain)
             continue
-        args, kwargs = map_arg((node.args, node.kwargs), given)
+        args, kwargs = map_arg((node.args, node.kwargs), copy)
         run = node.target if callable(node.target) else getattr(Tensor, node.target)
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=()):
@@ -390,12 +387,10 @@ def settle_shapes(
         if isinstance(result, Tensor) and isinstance(traced, Tensor):
             if result.shape == traced.shape:
                 continue
-            name = function_name(node)
-            if result.numel() != traced.numel():
+            count = result.numel()
+            if count != traced.numel():
                 if name in _RESHAPES:
-                    wrong = (
-                        f"{name} to {list(traced.shape)} of {result.numel()} elements"
-                    )
+                    wrong = f"{name} to {list(traced.shape)} of {count} elements"
                     raise error_about(f"{resized[origin]} Here: {wrong}", node, origin)
             elif name in _RESHAPES or name in _MAY_RESHAPE:
                 node.target = _like(node, _reshaped(run, traced.shape))
@@ -439,6 +434,13 @@ def handled_operators() -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=None)
+def replacements() -> dict[str, str]:
+    """Return what PopTorch compiles in place of functions that it doesn't."""
+    rows = (row for row in _rows() if row["source"] == "(no handler)")
+    return {row["names"]: row["instead"] for row in rows}
+
+
+@functools.lru_cache(maxsize=None)
 def _rows() -> list[dict[str, str]]:
     text = Path(__file__).with_name("operators.tsv").read_text("utf-8")
     names, *rows = (line.split("\t") for line in text.rstrip("\n").split("\n"))
@@ -447,17 +449,15 @@ def _rows() -> list[dict[str, str]]:
 
 def _like(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a replacement the name of a node's function, and its effect in place."""
+    is_changing = is_in_place(node) or bool(node.kwargs.get("inplace"))
 
-    def in_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return x.copy_(function(x.clone(), *args, **kwargs))
-
-    def same(*args: Any, **kwargs: Any) -> Any:
-        out = kwargs.pop("out", None)
+    def computed(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+        if is_changing:
+            x, *others = args
+            return x.copy_(function(x.clone(), *others, **kwargs))
         result = function(*args, **kwargs)
         return result if out is None else out.copy_(result)
 
-    is_changing = is_in_place(node) or bool(node.kwargs.get("inplace"))
-    computed: Any = in_place if is_changing else same
     computed.__name__ = computed.__qualname__ = function_name(node)
-    computed._stands_for = original(node.target)
+    vars(computed)["_stands_for"] = original(node.target)
     return computed

@@ -19,13 +19,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .._logging import logger
 from ..errors import Error, createPoptorchError
-from .graph import (
-    NodesById,
-    Operation,
-    as_list,
-    requested_device,
-    tensors_in,
-)
+from .graph import NodesById, Operation, as_list, requested_device, tensors_in
 
 _VALUE_READERS = {
     "item": ".item()",
@@ -50,13 +44,6 @@ _DYNAMIC_SHAPES = frozenset(
     """.split()  # noqa: SIM905 - one per line would be longer
 )
 """Functions whose result has a shape that depends on values."""
-
-_LAST_STEP = (
-    "Run the layer on the padded sequence, and take the last valid step of each row: "
-    "`index = (lengths - 1)[:, None, None].expand(-1, 1, outputs.shape[2])`, then "
-    "`outputs.gather(1, index)[:, 0]` with batch_first=True. Padding after it changes "
-    "nothing before it."
-)
 
 
 class DynamicShapeError(Error, DynamicOutputShapeException):
@@ -179,7 +166,11 @@ def packed_sequence(what: str) -> DynamicShapeError:
     """Return the error for a sequence without its padding."""
     return DynamicShapeError(
         f"Packed sequences are not supported ({what}): their shape is determined by "
-        f"the lengths, but a compiled model has fixed shapes. {_LAST_STEP}"
+        "the lengths, but a compiled model has fixed shapes. Run the layer on the "
+        "padded sequence, and take the last valid step of each row: `index = (lengths "
+        "- 1)[:, None, None].expand(-1, 1, outputs.shape[2])`, then `outputs.gather(1, "
+        "index)[:, 0]` with batch_first=True. Padding after it changes nothing before "
+        "it."
     )
 
 
@@ -406,39 +397,33 @@ def refuse_arguments(operation: Operation) -> None:
         Error: The message says what to do.
     """
     name = operation.name
-    if name == "one_hot":
-        if operation.arguments.get("num_classes", -1) == -1:
-            raise createPoptorchError(
-                "OneHot num classes must be specified and must be constant. The shape "
-                "of the result would depend on values."
-            )
-    elif name == "bincount":
-        if operation.arguments.get("minlength", 0) <= 0:
-            raise createPoptorchError(
-                "Bincount `minlength` must be specified and must be a constant. On the "
-                "IPU MK2 platform the minimum length is also the maximum length: "
-                "values beyond it must not occur."
-            )
-    elif name in _RNNS:
-        if "batch_sizes" in operation.arguments:
-            raise packed_sequence(f"`{name}`")
-    elif name in ("norm", "linalg_norm", "linalg_matrix_norm"):
-        _refuse_singular_values(operation)
-
-
-def _refuse_singular_values(operation: Operation) -> None:
-    name = operation.name
-    which = "p" if name == "norm" else "ord"
-    given = operation.arguments
-    if given.get(which) == "nuc":
-        raise createPoptorchError("Matrix nuclear norm is not supported.")
-    # `torch.norm` takes a matrix for the vector of its elements.
-    if name == "norm" or given.get(which) not in (2, -2):
-        return
-    dim, tensor = given.get("dim"), operation.tensors()[0]
-    rank = tensor.dim() if dim is None else len(as_list(dim))
-    if name == "linalg_matrix_norm" or rank == 2:
+    if name == "one_hot" and operation.arguments.get("num_classes", -1) == -1:
         raise createPoptorchError(
-            "Matrix 2-norm is not supported. The Frobenius norm is: "
-            "torch.linalg.matrix_norm(x)."
+            "OneHot num classes must be specified and must be constant. The shape of "
+            "the result would depend on values."
         )
+    if name == "bincount" and operation.arguments.get("minlength", 0) <= 0:
+        raise createPoptorchError(
+            "Bincount `minlength` must be specified and must be a constant. On the IPU "
+            "MK2 platform the minimum length is also the maximum length: values beyond "
+            "it must not occur."
+        )
+    if name in _RNNS and "batch_sizes" in operation.arguments:
+        raise packed_sequence(f"`{name}`")
+    if name in ("norm", "linalg_norm", "linalg_matrix_norm"):
+        power = operation.arguments.get("p" if name == "norm" else "ord")
+        if power == "nuc":
+            raise createPoptorchError("Matrix nuclear norm is not supported.")
+        if power in (2, -2) and is_norm_of_matrices(operation):
+            raise createPoptorchError(
+                "Matrix 2-norm is not supported. The Frobenius norm is: "
+                "torch.linalg.matrix_norm(x)."
+            )
+
+
+def is_norm_of_matrices(operation: Operation) -> bool:
+    """Return whether a norm isn't of vectors; `torch.norm` takes all elements."""
+    dim = operation.arguments.get("dim")
+    rank = operation.tensors()[0].dim() if dim is None else len(as_list(dim))
+    is_matrix = operation.name == "linalg_norm" and rank == 2
+    return is_matrix or operation.name == "linalg_matrix_norm"

@@ -30,7 +30,7 @@ from .graph import (
     original,
     tensors_in,
 )
-from .operators import handled_operators
+from .operators import handled_operators, replacements
 from .places import place_of
 from .tracer import Tracer
 
@@ -82,29 +82,6 @@ def compiled_operators() -> frozenset[str]:
 def _supported_operators() -> frozenset[str]:
     """Return the names of all operators that compile in strict mode."""
     return compiled_operators().union(_OF_PROCESSORS.split())
-
-
-_ALTERNATIVES = {
-    "diag": "x[i, i] with i = torch.arange(n)",
-    "diagonal": "x[i, i] with i = torch.arange(n)",
-    "histc": "torch.bucketize and torch.bincount",
-    "huber_loss": "torch.nn.SmoothL1Loss",
-    "index_add": "torch.scatter_add",
-    "index_copy": "torch.scatter, or poptorch.dynamic_update",
-    "isin": "(x[..., None] == values).any(-1)",
-    "kthvalue": "torch.topk",
-    "lerp": "start + weight * (end - start)",
-    "logaddexp": "torch.logsumexp of torch.stack",
-    "logical_xor": "x != y, of bools",
-    "nan_to_num": "torch.where(torch.isnan(x), value, x)",
-    "quantile": "torch.sort",
-    "searchsorted": "torch.bucketize",
-    "take": "x.flatten()[index]",
-    "trace": "(x * torch.eye(n)).sum()",
-    "tril": "x * torch.ones(n, n).tril()",
-    "xlogy": "x * torch.log(y)",
-}
-"""Unsupported functions, and a replacement that PopTorch compiles."""
 
 
 class OperatorWatch(DispatchMode):
@@ -208,7 +185,8 @@ def refuse_unsupported(unsupported: list[Unsupported]) -> None:
     nodes: dict[str, Node] = {}
     for node, function, _ in unsupported:
         nodes.setdefault(function, node)
-    ways = {name: _way(name) for name in sorted(nodes)}
+    ways = {name: alternative_to(name) for name in sorted(nodes)}
+    ways = {name: f"try {way}" if way else "" for name, way in ways.items()}
     if not is_strict():
         listed = "; ".join(
             ", ".join(filter(None, (name, str(place_of(nodes[name])), way)))
@@ -221,7 +199,7 @@ def refuse_unsupported(unsupported: list[Unsupported]) -> None:
             STRICT_VARIABLE,
         )
         return
-    names = ", ".join(sorted(set().union(*(one.operators for one in unsupported))))
+    names = ", ".join(sorted(set().union(*(u.operators for u in unsupported))))
     sources = "; ".join(f"{n} ({way})" if way else n for n, way in ways.items())
     raise error_about(
         f"Unsupported ops found in compiled model: [{names}]. They come from "
@@ -240,12 +218,7 @@ def alternative_to(function: str) -> str:
         >>> alternative_to("torch.searchsorted")
         'torch.bucketize'
     """
-    return _ALTERNATIVES.get(base_name(function.rpartition(".")[2]), "")
-
-
-def _way(function: str) -> str:
-    way = alternative_to(function)
-    return f"try {way}" if way else ""
+    return replacements().get(base_name(function.rpartition(".")[2]), "")
 
 
 def _written(function: Callable[..., Any]) -> str:
@@ -254,5 +227,4 @@ def _written(function: Callable[..., Any]) -> str:
         warnings.simplefilter("ignore")  # it looks at what is deprecated too
         name: str | None = resolve_name(function)  # type: ignore[no-untyped-call,unused-ignore]
     name = name or str(getattr(function, "__name__", function))
-    name = name.replace(".__get__", "")  # a property
-    return name.replace("torch.functional.", "torch.")
+    return name.replace(".__get__", "").replace("torch.functional.", "torch.")

@@ -47,6 +47,7 @@ from .graph import (
     overloads,
     requested_device,
     tensors_in,
+    with_long_indices,
 )
 from .places import PACKAGE, TORCH
 from .recording import Recording
@@ -223,6 +224,7 @@ class Tracer(TorchFunctionMode):
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _in_memory(kwargs["device"])}
         operation = bind_arguments(Operation(func, name, args, kwargs))
+        operation = with_long_indices(operation)
         refuse_transforms(operation)
         if name == "new" and isinstance(args[-1], torch.Size):
             # In a graph the size becomes a tuple, and `new` of a tuple takes values.

@@ -9,24 +9,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..operators import Call, row, rule
+from ..operators import Call, row
 
 
-@rule("gelu-exact", "gelu")
+@row("gelu-exact", "gelu")
 def gelu_exact(call: Call) -> Any:
-    if call.arguments.get("approximate", "none") != "none":
-        return None
-    return lambda input, approximate="none": functional.gelu(input, approximate="tanh")
+    is_exact = call.get("approximate", "none") == "none"
+    return is_exact and (lambda x, **_: functional.gelu(x, approximate="tanh"))
 
 
-@rule("prelu-gradient", "prelu", "_prelu_kernel")
+@row("prelu-gradient", "prelu _prelu_kernel")
 def prelu_gradient(call: Call) -> Any:
-    if not call.trains:
-        return None
-    return lambda x, weight: functional.prelu(x.detach(), weight.detach())
+    return call.trains and (
+        lambda x, weight: functional.prelu(x.detach(), weight.detach())
+    )
 
 
-@rule("rrelu-zero", "rrelu", is_reported=False)
+@row("rrelu-zero", "rrelu", is_reported=False)
 def rrelu_zero(call: Call) -> Any:
     def rrelu(input: Any, *args: Any, **kwargs: Any) -> Tensor:
         kwargs["inplace"] = False
@@ -35,77 +34,68 @@ def rrelu_zero(call: Call) -> Any:
     return call.trains and rrelu
 
 
-@rule("leaky-relu-negative-slope", "leaky_relu")
+@row("leaky-relu-negative-slope", "leaky_relu")
 def leaky_relu_negative_slope(call: Call) -> Any:
-    def leaky_relu(
-        input: Any, negative_slope: float = 0.01, inplace: bool = False
-    ) -> Tensor:
-        return input + (functional.leaky_relu(input, negative_slope) - input).detach()
+    slope = call.get("negative_slope", 0.01)
 
-    slope = call.arguments.get("negative_slope", 0.01)
+    def leaky_relu(input: Any, *_: Any, **__: Any) -> Tensor:
+        return input + (functional.leaky_relu(input, slope) - input).detach()
+
     return call.trains and slope < 0 and leaky_relu
 
 
-@rule("elu-negative-alpha", "elu")
+@row("elu-negative-alpha", "elu")
 def elu_negative_alpha(call: Call) -> Any:
-    def elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    alpha = call.get("alpha", 1.0)
+
+    def elu(input: Any, *_: Any, **__: Any) -> Any:
         negative: Any = alpha * torch.expm1(input)
         return input.clamp(min=0) + negative.clamp(max=0)
 
-    return _alpha(call) < 0 and elu
+    return alpha < 0 and elu
 
 
-@rule("celu-alpha", "celu")
+@row("celu-alpha", "celu")
 def celu_alpha(call: Call) -> Any:
-    def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-        return functional.elu(input, alpha)
-
-    return _alpha(call) != 1 and celu
-
-
-def _alpha(call: Call) -> float:
-    return float(call.arguments.get("alpha", 1.0))
+    alpha = call.get("alpha", 1.0)
+    return alpha != 1 and (lambda input, *_, **__: functional.elu(input, alpha))
 
 
 row("elu-large", "elu selu celu", lambda call: call.trains)
 
 
-@rule("mish", "mish", is_reported=False)
-def mish_rule(call: Call) -> Any:
-    def mish(input: Any, inplace: bool = False) -> Any:
+@row("mish", "mish", is_reported=False)
+def mish(call: Call) -> Any:
+    def mish(input: Any, *_: Any, **__: Any) -> Any:
         square = torch.sigmoid(-input) ** 2
         return input * (1 - square) / (1 + square)
 
     return mish
 
 
-@rule("softplus-negative-beta", "softplus")
+@row("softplus-negative-beta", "softplus")
 def softplus_negative_beta(call: Call) -> Any:
-    def softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-        torchs = functional.softplus(input, beta, threshold)
-        size = input.detach().abs()
-        return torchs + torch.where(beta * input <= threshold, size, 0.0)
+    beta, threshold = call.get("beta", 1.0), call.get("threshold", 20.0)
 
-    beta = call.arguments.get("beta", 1.0)
+    def softplus(input: Any, *_: Any, **__: Any) -> Tensor:
+        size = torch.where(beta * input <= threshold, input.detach().abs(), 0.0)
+        return functional.softplus(input, beta, threshold) + size
+
     return beta < 0 and softplus
 
 
-@rule("hardshrink-negative", "hardshrink")
+@row("hardshrink-negative", "hardshrink")
 def hardshrink_negative(call: Call) -> Any:
-    def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
-        return functional.hardshrink(input, abs(lambd))
-
-    return call.arguments.get("lambd", 0.5) < 0 and hardshrink
+    size = call.get("lambd", 0.5)
+    return size < 0 and (lambda input, *_, **__: functional.hardshrink(input, -size))
 
 
-@rule("log-sigmoid-small", "log_sigmoid", "logsigmoid")
-@rule("log-sigmoid-large", "log_sigmoid", "logsigmoid", is_reported=False)
-def log_sigmoid_small(call: Call) -> Any:
-    is_half = call.tensors()[0].dtype == torch.float16
-
+@row("log-sigmoid-small", "log_sigmoid logsigmoid")
+@row("log-sigmoid-large", "log_sigmoid logsigmoid", is_reported=False)
+def log_sigmoid(call: Call) -> Any:
     def log_sigmoid(input: Tensor) -> Tensor:
         sigmoid = torch.sigmoid(input)
-        return torch.log(sigmoid.half().float() if is_half else sigmoid)
+        return torch.log(sigmoid.half().float() if call.is_half else sigmoid)
 
     return log_sigmoid
 
@@ -114,11 +104,11 @@ _SINGULAR = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "reciprocal"})
 """Functions whose gradient at 0 is infinite."""
 
 
-@rule("clamp-gradient-nan", "clamp", "clip", "clamp_min")
-@rule("relu-gradient-nan", "relu")
-@rule("where-gradient-nan", "where", "masked_fill")
-def clamp_gradient_nan(call: Call) -> Any:
-    given = (*call.args, *call.kwargs.values())
-    is_0 = any(isinstance(v, (int, float)) and v == 0 for v in given)
+@row("clamp-gradient-nan", "clamp clip clamp_min clamp_max")
+@row("relu-gradient-nan", "relu")
+@row("where-gradient-nan", "where masked_fill")
+def gradient_nan(call: Call) -> Any:
+    values = (*call.args, *call.kwargs.values())
+    is_0 = any(isinstance(v, (int, float)) and v == 0 for v in values)
     is_passing = call.trains and not call.users.isdisjoint(_SINGULAR)
     return is_passing and (is_0 or call.name == "relu")

@@ -8,7 +8,7 @@ from typing import Any, Iterator
 import torch
 from torch import Tensor
 
-from ..operators import Call, row, rule
+from ..operators import Call, row
 
 _8_BIT = torch.uint8, torch.int8
 _NARROW = (*_8_BIT, torch.int16)
@@ -26,25 +26,22 @@ _COMPARISONS = (
 )
 _EQUALITIES = (*_forms("eq", "ne"), "not_equal")
 _BITWISE = (*_forms("and", "or", "xor"), "bitwise_and", "bitwise_or", "bitwise_xor")
+_CLAMPS = "clamp", "clip", "clamp_min", "clamp_max"
 _ARITHMETIC = (
     *_forms("add", "sub", "mul", "mod", "pow"),
-    *("subtract", "rsub", "multiply", "square", "fmod", "remainder"),
-    *("clamp", "clip", "clamp_min", "clamp_max"),
+    *("subtract", "rsub", "multiply", "square", "fmod", "remainder", *_CLAMPS),
 )
 _OF_FLOATS = """
     exp expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan arcsin
     arccos arctan asinh acosh atanh arcsinh arccosh arctanh sigmoid erf erfc relu
-    """.split()  # noqa: SIM905 - one per line would be longer
+"""
+_CASTS = "to type type_as bfloat16 cfloat cdouble chalf complex polar view_as_complex"
+_SIGNS = "abs absolute neg negative sign __abs__ __neg__"
 
 
 def _type_of(call: Call) -> torch.dtype:
     """Return the type to which the operands are promoted."""
-    x, other = call.args[:2]
-    return torch.result_type(x, other)
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() and not tensor.is_complex()
+    return torch.result_type(*call.args[:2])
 
 
 row("compare-narrow", _COMPARISONS, lambda call: _type_of(call) in _NARROW)
@@ -52,7 +49,7 @@ row("equal-8-bit", _EQUALITIES, lambda call: _type_of(call) in _8_BIT)
 row("arithmetic-narrow", _ARITHMETIC, lambda call: call.result.dtype in _NARROW)
 
 
-@rule("arithmetic-narrow", "maximum", "minimum", "max", "min")
+@row("arithmetic-narrow", "maximum minimum max min")
 def arithmetic_narrow_of_two(call: Call) -> Any:
     is_of_two = len(call.tensors()) == 2
     return is_of_two and call.result.dtype in (*_NARROW, torch.bool)
@@ -61,7 +58,7 @@ def arithmetic_narrow_of_two(call: Call) -> Any:
 row("select-narrow", "where masked_fill", lambda call: call.result.dtype in _NARROW)
 
 
-@rule("where-uint8-mask", "where", "masked_fill", is_certain=False)
+@row("where-uint8-mask", "where masked_fill")
 def where_uint8_mask(call: Call) -> Any:
     masks = [t for t in call.args if isinstance(t, Tensor)]
     place = 0 if call.function is torch.where else 1
@@ -72,92 +69,76 @@ row("floats-of-whole", _OF_FLOATS, lambda call: call.is_whole)
 row("rounding-of-whole", "floor ceil round", lambda call: call.is_whole)
 
 
-@rule("sqrt-whole", "sqrt")
+@row("sqrt-whole", "sqrt")
 def sqrt_whole(call: Call) -> Any:
     return call.is_whole and (lambda input: torch.sqrt(input).trunc())
 
 
-@rule("rsqrt-whole", "rsqrt")
+@row("rsqrt-whole", "rsqrt")
 def rsqrt_whole(call: Call) -> Any:
-    def rsqrt(input: Tensor) -> Tensor:
-        return torch.sqrt(input).trunc().reciprocal().trunc()
-
-    return call.is_whole and rsqrt
+    return call.is_whole and (
+        lambda input: torch.sqrt(input).trunc().reciprocal().trunc()
+    )
 
 
 row("isnan-whole", "isnan", lambda call: call.is_whole)
+row("sign-narrow", _SIGNS, lambda call: call.result.dtype in _NARROW)
 
 
-@rule("sign-narrow", "abs", "absolute", "neg", "negative", "sign", "__abs__", "__neg__")
-def sign_narrow(call: Call) -> Any:
-    return call.result.dtype in _NARROW
-
-
-@rule("logical-of-numbers", "logical_not", "logical_and", "logical_or")
+@row("logical-of-numbers", "logical_not logical_and logical_or")
 def logical_of_numbers(call: Call) -> Any:
     return any(tensor.dtype != torch.bool for tensor in call.tensors())
 
 
-@rule("bitwise-8-bit", *_BITWISE, "__invert__", "bitwise_not", topic="arguments")
+@row("bitwise-8-bit", (*_BITWISE, "__invert__", "bitwise_not"), topic="arguments")
 def bitwise_8_bit(call: Call) -> Any:
     operands = (*call.args, *call.kwargs.values())
     types = {x.dtype if isinstance(x, Tensor) else int for x in operands}
-    return types <= {*_8_BIT} and (
-        f"{call.written}: Poplar does not support binary operations on 8-bit integral "
-        "types. Cast to torch.int32, or to torch.bool."
-    )
+    return types <= {*_8_BIT}
 
 
-@rule("bitwise-8-bit-number", *_BITWISE)
+@row("bitwise-8-bit-number", _BITWISE)
 def bitwise_8_bit_number(call: Call) -> Any:
     return len(call.tensors()) == 1 and call.result.dtype in _8_BIT
 
 
-@rule(
-    "number-beyond-int32",
-    *(*_COMPARISONS, *_EQUALITIES),
-    *("masked_fill", "clamp", "clip", "clamp_min", "clamp_max"),
-    is_certain=False,
-)
+@row("number-beyond-int32", (*_COMPARISONS, *_EQUALITIES, "masked_fill", *_CLAMPS))
 def number_beyond_int32(call: Call) -> Any:
     numbers = [v for v in (*call.args, *call.kwargs.values()) if type(v) is int]
     return any(not -(2**31) <= n < 2**31 and n != 2**63 - 1 for n in numbers)
 
 
-@rule("masked-fill-bool", "masked_fill")
+@row("masked-fill-bool", "masked_fill")
 def masked_fill_bool(call: Call) -> Any:
-    value = call.arguments["value"]
-    return call.result.dtype == torch.bool and not isinstance(value, Tensor)
+    return call.result.dtype == torch.bool and not isinstance(call.get("value"), Tensor)
 
 
-@rule("masked-fill-fraction", "masked_fill")
+@row("masked-fill-fraction", "masked_fill")
 def masked_fill_fraction(call: Call) -> Any:
-    value = call.arguments["value"]
-    is_copy = not call.is_in_place and _is_whole(call.result)
-    if not is_copy or not isinstance(value, float):
-        return None
-    return lambda input, mask, value: torch.where(mask, value, input)
+    is_of_floats = call.result.is_floating_point() or call.result.is_complex()
+    is_fraction = isinstance(call.get("value"), float) and not is_of_floats
+    return (is_fraction and not call.is_in_place) and (
+        lambda input, mask, value: torch.where(mask, value, input)
+    )
 
 
-@rule("masked-fill-whole-in-place", "masked_fill", is_certain=False)
+@row("masked-fill-whole-in-place", "masked_fill")
 def masked_fill_whole_in_place(call: Call) -> Any:
     is_copying = call.is_in_place or len(call.tensors()) == 3
-    is_int32 = call.result.dtype in (torch.int32, torch.int64)
-    return is_copying and is_int32
+    return is_copying and call.result.dtype in (torch.int32, torch.int64)
 
 
-@rule("sort-narrow", "sort", "msort")
-@rule("topk-narrow", "topk")
+@row("sort-narrow", "sort msort")
+@row("topk-narrow", "topk")
 def sort_narrow(call: Call) -> Any:
-    return call.tensors()[0].dtype in (*_NARROW, torch.bool)
+    return call.first.dtype in (*_NARROW, torch.bool)
 
 
-@rule("scatter-narrow", "scatter", "scatter_add", "index_fill")
+@row("scatter-narrow", "scatter scatter_add index_fill")
 def scatter_narrow(call: Call) -> Any:
     return call.is_in_place and call.result.dtype in _NARROW
 
 
-@rule("bfloat16-or-complex", "to", "type", "type_as", "bfloat16", "complex", "polar")
+@row("bfloat16-or-complex", _CASTS)
 def bfloat16_or_complex(call: Call) -> Any:
-    result = call.result
-    return result.dtype == torch.bfloat16 or result.is_complex()
+    return call.result.dtype == torch.bfloat16 or call.result.is_complex()

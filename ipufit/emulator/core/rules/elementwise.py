@@ -8,71 +8,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import Call, row, rule
+from ..operators import Call, row
 
-_DIVISIONS = "div", "divide", "true_divide", "__truediv__", "__itruediv__", "__idiv__"
-_FLOOR_DIVISIONS = "floor_divide", "__floordiv__", "__ifloordiv__", "__rfloordiv__"
-_REMAINDERS = "remainder", "__mod__", "__imod__", "__rmod__"
-
-
-def of_whole_numbers(what: str, way: str) -> str:
-    """Refuse an operation on whole numbers, of which torch makes a fraction."""
-    return (
-        f"{what} of whole numbers: the device computes it in int32, truncated, or "
-        "refuses to, where torch computes in floats. Convert first, for example "
-        f"{way}; a share of matches is `(a == b).float().mean()`."
-    )
+_DIVISIONS = "div divide true_divide __truediv__ __itruediv__ __idiv__"
+_RECIPROCALS = "reciprocal __rdiv__ __rtruediv__"
+_FLOOR_DIVISIONS = "floor_divide __floordiv__ __ifloordiv__ __rfloordiv__"
+_REMAINDERS = "remainder __mod__ __imod__ __rmod__"
 
 
-@rule("div-rounding-mode", *_DIVISIONS)
+@row("div-rounding-mode", _DIVISIONS)
 def div_rounding_mode(call: Call) -> Any:
-    mode = call.kwargs.get("rounding_mode")
-    if mode is None:
-        return None
-    return (
-        f"torch.div with rounding_mode={mode!r}: PopTorch ignores the mode "
-        f"(`AtenHandlers.gen.cpp`). Write torch.{mode}(x.float() / y)."
-    )
+    return call.kwargs.get("rounding_mode")
 
 
-@rule("div-whole", *_DIVISIONS)
-def div_whole(call: Call) -> Any:
-    return call.is_whole and of_whole_numbers("Division", "x.float() / y")
+row("div-whole", _DIVISIONS, lambda call: call.is_whole)
 
 
-@rule("div-half-gradient", *_DIVISIONS, "reciprocal", "__rdiv__", "__rtruediv__")
+def _requires_gradient(call: Call, operand: Any) -> bool:
+    return call.trains and isinstance(operand, Tensor) and operand.requires_grad
+
+
+@row("div-half-gradient", f"{_DIVISIONS} {_RECIPROCALS}")
 def div_half_gradient(call: Call) -> Any:
-    is_first = call.name in ("reciprocal", "__rdiv__", "__rtruediv__")
-    divisor = call.args[0] if is_first else call.arguments["other"]
-    is_half = isinstance(divisor, Tensor) and divisor.dtype == torch.float16
-    return call.trains and is_half and divisor.requires_grad
+    is_reciprocal = call.name in _RECIPROCALS.split()
+    divisor = call.args[0] if is_reciprocal else call.arguments["other"]
+    return _requires_gradient(call, divisor) and divisor.dtype == torch.float16
 
 
-@rule("floor-divide-whole", *_FLOOR_DIVISIONS)
-def floor_divide_whole(call: Call) -> Any:
-    return call.is_whole and of_whole_numbers("`//`", "torch.floor(x.float() / y)")
+row("floor-divide-whole", _FLOOR_DIVISIONS, lambda call: call.is_whole)
 
 
-@rule("floor-divide-fraction", *_FLOOR_DIVISIONS)
+@row("floor-divide-fraction", _FLOOR_DIVISIONS)
 def floor_divide_fraction(call: Call) -> Any:
-    if call.is_whole:
-        return None
     if call.name == "__rfloordiv__":
-        return lambda x, other: torch.floor(other / x)
-    return lambda input, other: torch.floor(input / other)
+        return not call.is_whole and (lambda x, other: torch.floor(other / x))
+    return not call.is_whole and (lambda input, other: torch.floor(input / other))
 
 
-@rule("remainder-fraction", *_REMAINDERS, is_reported=False)
+@row("remainder-fraction", _REMAINDERS, is_reported=False)
 def remainder_fraction(call: Call) -> Any:
     return not call.is_whole and _remainder(call)
 
 
-@rule("remainder-gradient", *_REMAINDERS)
+@row("remainder-gradient", _REMAINDERS)
 def remainder_gradient(call: Call) -> Any:
-    given = call.arguments
-    divisor = given["input"] if call.name == "__rmod__" else given["other"]
-    is_trained = isinstance(divisor, Tensor) and divisor.requires_grad
-    return is_trained and call.trains and _remainder(call)
+    divisor = call.arguments["input" if call.name == "__rmod__" else "other"]
+    return _requires_gradient(call, divisor) and _remainder(call)
 
 
 def _remainder(call: Call) -> Any:
@@ -87,40 +68,33 @@ def _remainder(call: Call) -> Any:
     return remainder
 
 
-@rule("fmod-gradient", "fmod")
+@row("fmod-gradient", "fmod")
 def fmod_gradient(call: Call) -> Any:
-    divisor = call.arguments["other"]
-    is_trained = isinstance(divisor, Tensor) and divisor.requires_grad
-    if not (is_trained and call.trains):
-        return None
-    return lambda input, other: torch.fmod(input, other.detach())
+    is_trained = _requires_gradient(call, call.arguments["other"])
+    return is_trained and (lambda input, other: torch.fmod(input, other.detach()))
 
 
-@rule("pow-whole-negative", "pow", "__pow__", is_reported=False)
+@row("pow-whole-negative", "pow __pow__", is_reported=False)
 def pow_whole_negative(call: Call) -> Any:
-    exponent = call.arguments["exponent"]
-    if not call.is_whole or not isinstance(exponent, Tensor):
-        return None
-
     def power(input: Any, exponent: Any) -> Tensor:
         return torch.pow(input, exponent).masked_fill(exponent < 0, 0)
 
-    return power
+    return call.is_whole and isinstance(call.arguments["exponent"], Tensor) and power
 
 
-@rule("rsub-alpha", "rsub")
+@row("rsub-alpha", "rsub")
 def rsub_alpha(call: Call) -> Any:
-    is_one = call.arguments.get("alpha", 1) == 1
-    return not is_one and (lambda input, other, alpha=1: other - input)
+    is_scaled = call.get("alpha", 1) != 1
+    return is_scaled and (lambda input, other, alpha=1: other - input)
 
 
-@rule("add-bool-alpha", "add")
+@row("add-bool-alpha", "add")
 def add_bool_alpha(call: Call) -> Any:
-    alpha = call.arguments.get("alpha", 1)
-    return alpha != 1 and all(t.dtype == torch.bool for t in call.tensors())
+    is_scaled = call.get("alpha", 1) != 1
+    return is_scaled and all(t.dtype == torch.bool for t in call.tensors())
 
 
-@rule("addmm-beta", "addmm", is_reported=False)
+@row("addmm-beta", "addmm", is_reported=False)
 def addmm_beta(call: Call) -> Any:
     def addmm(input: Any, *args: Any, **kwargs: Any) -> Tensor:
         return torch.addmm(input, *args, **kwargs) + input * 0
@@ -128,12 +102,11 @@ def addmm_beta(call: Call) -> Any:
     return call.kwargs.get("beta", 1) == 0 and addmm
 
 
-@rule("maximum-ties", "maximum", "minimum", "max", "min", is_reported=False)
+@row("maximum-ties", "maximum minimum max min", is_reported=False)
 def maximum_ties(call: Call) -> Any:
-    if len(call.tensors()) != 2 or not call.trains:
-        return None
     function = torch.maximum if call.name.startswith("max") else torch.minimum
-    return lambda input, other: _extreme(function, input, other)
+    is_trained_pair = len(call.tensors()) == 2 and call.trains
+    return is_trained_pair and (lambda input, other: _extreme(function, input, other))
 
 
 def _extreme(function: Any, x: Tensor, other: Tensor) -> Tensor:
@@ -143,39 +116,31 @@ def _extreme(function: Any, x: Tensor, other: Tensor) -> Tensor:
     return extreme + torch.where(is_doubled, extreme - extreme.detach(), 0.0)
 
 
-@rule(
-    "clamp-bound-ties",
-    *("clamp", "clip", "clamp_min", "clamp_max"),
-    is_reported=False,
-)
+@row("clamp-bound-ties", "clamp clip clamp_min clamp_max", is_reported=False)
 def clamp_bound_ties(call: Call) -> Any:
-    if not any(bound.requires_grad for bound in call.tensors()[1:]):
-        return None
     is_max = call.name == "clamp_max"
 
     def clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
-        lowest, highest = (None, min) if is_max and max is None else (min, max)
-        if lowest is not None:
-            lowest = torch.as_tensor(lowest, dtype=input.dtype)
-            input = _extreme(torch.maximum, input, lowest)
-        if highest is not None:
-            highest = torch.as_tensor(highest, dtype=input.dtype)
-            input = _extreme(torch.minimum, input, highest)
+        bounds = (None, min) if is_max and max is None else (min, max)
+        for function, bound in zip((torch.maximum, torch.minimum), bounds):
+            if bound is not None:
+                bound = torch.as_tensor(bound, dtype=input.dtype)
+                input = _extreme(function, input, bound)
         return input
 
-    return clamp
+    return any(bound.requires_grad for bound in call.tensors()[1:]) and clamp
 
 
-@rule("clamp-max-tensor", "clamp_max")
+@row("clamp-max-tensor", "clamp_max")
 def clamp_max_tensor(call: Call) -> Any:
     bound = call.argument_node("max")
     return bound is not None and bound not in call.constants
 
 
-@rule("round-decimals", "round")
+@row("round-decimals", "round")
 def round_decimals(call: Call) -> Any:
-    is_whole = call.kwargs.get("decimals", 0) == 0
-    return not is_whole and (lambda input, decimals: torch.round(input))
+    has_decimals = call.kwargs.get("decimals", 0) != 0
+    return has_decimals and (lambda input, decimals: torch.round(input))
 
 
 row("trunc-gradient", "trunc fix", lambda call: call.trains and _trunc)
@@ -188,22 +153,22 @@ def _trunc(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 2.0**31, torch.trunc(x), through_int32)
 
 
-@rule("frac-int32", "frac")
+@row("frac-int32", "frac")
 def frac_int32(call: Call) -> Any:
     return lambda x: x - x.detach().to(torch.int32).to(x.dtype)
 
 
-@rule("acosh", "acosh", "arccosh", is_reported=False)
+@row("acosh", "acosh arccosh", is_reported=False)
 def acosh(call: Call) -> Any:
     return lambda x: torch.log(x + torch.sqrt(x * x - 1))
 
 
-@rule("asinh", "asinh", "arcsinh")
+@row("asinh", "asinh arcsinh")
 def asinh(call: Call) -> Any:
     return lambda x: torch.log(x + torch.sqrt(x * x + 1))
 
 
-@rule("atan", "atan", "arctan", is_reported=False)
+@row("atan", "atan arctan", is_reported=False)
 def atan_rule(call: Call) -> Any:
     def atan(x: Tensor) -> Tensor:
         exact = torch.atan(x)  # for its gradient
@@ -213,7 +178,7 @@ def atan_rule(call: Call) -> Any:
     return atan
 
 
-@rule("erf-half", "erf", is_reported=False)
+@row("erf-half", "erf", is_reported=False)
 def erf_half(call: Call) -> Any:
     def erf(x: Tensor) -> Tensor:
         exact = torch.erf(x)  # for its gradient
@@ -224,7 +189,7 @@ def erf_half(call: Call) -> Any:
         value = torch.copysign(1 - polynomial * torch.exp(-size * size), x)
         return exact + (value - exact).detach()
 
-    return call.tensors()[0].dtype == torch.float16 and erf
+    return call.is_half and erf
 
 
 row("erfc", "erfc", lambda call: lambda x: 1 - torch.erf(x), is_reported=False)

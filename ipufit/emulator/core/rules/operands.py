@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.fx.node import Node
 
 from ..graph import function_name
-from ..operators import ANY_IN_PLACE, Call, row, rule
+from ..operators import ANY_IN_PLACE, Call, row
 
 _IN_PLACE = """
     abs add addcdiv addcmul ceil clamp clamp_max clamp_min clip div divide exp fill
     floor floor_divide index_fill log masked_fill mul multiply neg pow reciprocal relu
     remainder round rsqrt scatter scatter_add sigmoid sqrt sub subtract tanh zero
-    """.split()  # noqa: SIM905 - one per line would be a page
+"""
 """Functions of which a variant changes its first argument."""
 
 _STRIDED = frozenset(
@@ -27,48 +27,41 @@ _STRIDED = frozenset(
 )
 """Views that are no slice and no reshape."""
 
-_DROPOUTS = "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"
+_DROPOUTS = "dropout dropout1d dropout2d dropout3d feature_dropout"
 
 
-@rule("cross-negative-dim", "cross", "linalg_cross")
+@row("cross-negative-dim", "cross linalg_cross")
 def cross_negative_dim(call: Call) -> Any:
-    default = -1 if call.name == "linalg_cross" else None
-    dim = call.arguments.get("dim", default)
+    dim = call.get("dim", -1 if call.name == "linalg_cross" else None)
     return dim is not None and dim < 0
 
 
-@rule("copy-broadcast", "copy")
-@rule("cross-broadcast", "cross", "linalg_cross")
+@row("copy-broadcast", "copy")
+@row("cross-broadcast", "cross linalg_cross")
 def is_broadcast(call: Call) -> Any:
     x, other = call.tensors()
     return x.shape != other.shape
 
 
-@rule("take-along-negative-dim", "take_along_dim")
-def take_along_negative_dim(call: Call) -> Any:
-    dim = call.arguments.get("dim")
-    return dim is not None and dim < 0
+row(
+    "take-along-negative-dim", "take_along_dim", lambda call: (call.get("dim") or 0) < 0
+)
 
 
-@rule("index-select-0d", "index_select")
+@row("index-select-0d", "index_select")
 def index_select_0d(call: Call) -> Any:
     def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
-        found = torch.index_select(input, dim, index)
+        selected = torch.index_select(input, dim, index)
         # `argmax()` over everything has the shape [1] on a device.
-        return found if index.dim() else found.squeeze(dim)
+        return selected if index.dim() else selected.squeeze(dim)
 
     return call.arguments["index"].dim() == 0 and index_select
 
 
-@rule("triangle", "triu", topic="arguments")
-def triangle(call: Call) -> Any:
-    return (
-        "torch.triu is only supported within constant expressions: multiply by the "
-        "triangle of a constant, torch.triu(torch.ones(n, n))."
-    )
+row("triangle", "triu", lambda call: True, topic="arguments")
 
 
-@rule("in-place-step", ANY_IN_PLACE, topic="arguments")
+@row("in-place-step", (ANY_IN_PLACE,), topic="arguments")
 def in_place_step(call: Call) -> Any:
     indices = [call.args[1]] if call.name == "__setitem__" else []
     base: Any = call.argument_node("input")
@@ -78,80 +71,63 @@ def in_place_step(call: Call) -> Any:
             break  # a copy
         indices.append(index)  # a slice of a slice
     parts = [part for index in indices for part in _parts(index)]
-    return any(isinstance(p, slice) and p.step not in (None, 1) for p in parts) and (
-        "In-place modification of slices with step size other than 1 is not "
-        "supported. Use torch.where with a constant mask."
-    )
+    return any(isinstance(p, slice) and p.step not in (None, 1) for p in parts)
 
 
 def _parts(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
-@rule("in-place-view", *_IN_PLACE)
+@row("in-place-view", _IN_PLACE)
 def in_place_view(call: Call) -> Any:
     # `y[0] += 1` assigns the result.
     is_lost = call.is_in_place and "__setitem__" not in call.users
     return is_lost and len(call.makers) > 1 and "input" not in call.makers
 
 
-@rule("in-place-strided-view", *_IN_PLACE, "copy")
+@row("in-place-strided-view", f"{_IN_PLACE} copy")
 def in_place_strided_view(call: Call) -> Any:
     is_lost = call.is_in_place and "__setitem__" not in call.users
     return is_lost and not _STRIDED.isdisjoint(call.makers[:-1])
 
 
-row("log-softmax-0d", "log_softmax", lambda call: call.tensors()[0].dim() == 0)
+row("log-softmax-0d", "log_softmax", lambda call: call.first.dim() == 0)
+row("l1-loss-0d", "l1_loss", lambda call: not any(t.dim() for t in call.tensors()))
 
 
-@rule("l1-loss-0d", "l1_loss")
-def l1_loss_0d(call: Call) -> Any:
-    return all(tensor.dim() == 0 for tensor in call.tensors())
-
-
-@rule("pad-gradient", "pad")
+@row("pad-gradient", "pad")
 def pad_gradient(call: Call) -> Any:
-    mode = call.arguments.get("mode", "constant")
-    return call.trains and mode in ("reflect", "replicate")
+    return call.trains and call.get("mode") in ("reflect", "replicate")
 
 
 row("argsort-stable", "argsort", lambda call: "stable" in call.kwargs)
 
 
-@rule("sort-ties", "sort", "argsort")
+@row("sort-ties", "sort argsort")
 def sort_ties(call: Call) -> Any:
-    is_whole = not call.tensors()[0].is_floating_point()
-    return is_whole and not call.kwargs.get("stable")
+    return not call.first.is_floating_point() and not call.kwargs.get("stable")
 
 
-@rule("dropout-inference", *_DROPOUTS)
+@row("dropout-inference", _DROPOUTS)
 def dropout_inference(call: Call) -> Any:
-    given = call.arguments
-    is_split = call.name == "dropout" and given.get("inplace", False)
-    if call.is_training or is_split or not _drops(call):
-        return None
-    return lambda input, *_, **__: input.clone()
+    is_split = call.name == "dropout" and call.get("inplace", False)
+    is_identity = not call.is_training and not is_split and _drops(call)
+    return is_identity and (lambda input, *_, **__: input.clone())
 
 
-@rule("dropout-all", *_DROPOUTS)
-def dropout_all(call: Call) -> Any:
-    return call.arguments.get("p", 0.5) == 1 and _drops(call)
+row("dropout-all", _DROPOUTS, lambda call: call.get("p", 0.5) == 1 and _drops(call))
 
 
 def _drops(call: Call) -> bool:
     """Return whether a dropout isn't switched off."""
-    given = call.arguments
-    is_training = given.get("training", given.get("train", True))
-    return bool(is_training) and given.get("p", 0.5) > 0
+    is_training = call.get("training", call.get("train", True))
+    return bool(is_training) and call.get("p", 0.5) > 0
 
 
-@rule("normal-gradient", "normal")
+@row("normal-gradient", "normal")
 def normal_gradient(call: Call) -> Any:
-    is_of_tensors = call.is_training and not call.is_in_place
-    if not is_of_tensors or not any(t.requires_grad for t in call.tensors()):
-        return None
-
     def normal(mean: Any, std: Any = 1.0, **_: Any) -> Any:
         return mean + std * torch.randn_like(mean + std)
 
-    return normal
+    is_of_tensors = call.is_training and not call.is_in_place
+    return is_of_tensors and any(t.requires_grad for t in call.tensors()) and normal

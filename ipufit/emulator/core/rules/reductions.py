@@ -9,23 +9,24 @@ import torch
 from torch import Tensor
 
 from ..graph import as_list
-from ..operators import Call, row, rule
-from .elementwise import of_whole_numbers
+from ..operators import Call, row
+from ..refusals import is_norm_of_matrices
 
-_UNGIVEN = object()
+_ALL: tuple[Any, ...] = ((), [])
+"""Values of `dim` by which some functions reduce everything."""
+
+_INFINITY = float("inf")
 
 
-def _reduced(call: Call) -> tuple[Any, bool]:
-    """Return `dim` and `keepdim` of a reduction."""
-    given = call.arguments
-    return given.get("dim", _UNGIVEN), bool(given.get("keepdim", False))
+def _keeps(call: Call) -> bool:
+    return call.name == "normalize" or bool(call.get("keepdim"))
 
 
 def _places(call: Call, dim: Any) -> tuple[int, ...]:
     """Return the reduced dimensions as numbers from 0 on."""
-    rank = call.tensors()[0].dim()
-    wanted = as_list(dim) if rank and isinstance(dim, (int, list, tuple)) else []
-    return tuple(d % rank for d in wanted) or tuple(range(rank))
+    rank = call.first.dim()
+    dims = as_list(dim) if rank and isinstance(dim, (int, list, tuple)) else []
+    return tuple(d % rank for d in dims) or tuple(range(rank))
 
 
 def _rounded_to_half(x: Tensor) -> Tensor:
@@ -36,103 +37,84 @@ def _rounded_to_half(x: Tensor) -> Tensor:
 # Sums and means ---------------------------------------------------------------------
 
 
-@rule("mean-whole", "mean")
-def mean_whole(call: Call) -> Any:
-    return call.is_whole and of_whole_numbers("The mean", "x.float().mean()")
+row("mean-whole", "mean", lambda call: call.is_whole)
+row("sum-dim-none", "sum mean", lambda call: call.get("dim", ()) is None)
 
 
-row("sum-dim-none", "sum mean", lambda call: _reduced(call)[0] is None)
-
-
-@rule("sum-all-keepdim", "sum", "mean", "logsumexp")
+@row("sum-all-keepdim", "sum mean logsumexp")
 def sum_all_keepdim(call: Call) -> Any:
-    dim, keepdim = _reduced(call)
-    if not keepdim or dim not in ((), []):
-        return None
     function = getattr(torch, call.name)
-    return lambda *args, **kwargs: function(*args, **kwargs).reshape(())
+    return (_keeps(call) and call.get("dim") in _ALL) and (
+        lambda *args, **kwargs: function(*args, **kwargs).reshape(())
+    )
 
 
-@rule("sum-whole-as-float", "sum", "prod")
+@row("sum-whole-as-float", "sum prod")
 def sum_whole_as_float(call: Call) -> Any:
     if not call.is_whole or not call.result.is_floating_point():
         return None
-    if call.users != {"output"}:
-        return True
     function = getattr(torch, call.name)
-    return lambda *args, **kwargs: function(*args, **{**kwargs, "dtype": torch.int32})
+    return call.users != {"output"} or (
+        lambda *args, **kwargs: function(*args, **{**kwargs, "dtype": torch.int32})
+    )
 
 
-@rule("mean-half", "mean", is_reported=False)
+@row("mean-half", "mean", is_reported=False)
 def mean_half(call: Call) -> Any:
-    if call.tensors()[0].dtype != torch.float16 or "dtype" in call.kwargs:
-        return None
-    dim, keepdim = _reduced(call)
-    places = _places(call, dim)
-
     def mean(input: Tensor, *_: Any, **__: Any) -> Tensor:
-        total = _rounded_to_half(input.sum(places, keepdim))
-        return total / (input.numel() / total.numel())
+        total = input.sum(_places(call, call.get("dim")), _keeps(call))
+        return _rounded_to_half(total) / (input.numel() / total.numel())
 
-    return mean
+    return call.is_half and "dtype" not in call.kwargs and mean
 
 
-@rule("logsumexp-infinite", "logsumexp", is_reported=False)
+@row("logsumexp-infinite", "logsumexp", is_reported=False)
 def logsumexp_infinite(call: Call) -> Any:
-    dim, keepdim = _reduced(call)
-    if not call.tensors()[0].is_floating_point() or dim in ((), []):
-        return None
+    dim = call.get("dim")
 
     def logsumexp(input: Tensor, *_: Any, **__: Any) -> Tensor:
         largest = input.detach().amax(dim, keepdim=True)
         total = (input - largest).exp().sum(dim, keepdim=True)
-        found = total.log() + largest
-        return found if keepdim else _squeezed(found, _places(call, dim))
+        return _squeezed(call, total.log() + largest, _places(call, dim))
 
-    return logsumexp
+    return call.first.is_floating_point() and dim not in _ALL and logsumexp
 
 
-def _squeezed(x: Tensor, places: tuple[int, ...]) -> Tensor:
-    for place in sorted(places, reverse=True):
+def _squeezed(call: Call, x: Tensor, places: tuple[int, ...]) -> Tensor:
+    """Remove the reduced dimensions unless `keepdim` is true."""
+    for place in () if _keeps(call) else sorted(places, reverse=True):
         x = x.squeeze(place)
     return x
 
 
-@rule("count-nonzero-type", "count_nonzero")
+@row("count-nonzero-type", "count_nonzero")
 def count_nonzero_type(call: Call) -> Any:
     return not call.is_whole and call.users != {"output"}
 
 
 # Variances --------------------------------------------------------------------------
 
-_SPREADS = "std", "std_mean", "var", "var_mean"
+_SPREADS = "std std_mean var var_mean"
 
 
-@rule("var-correction", *_SPREADS)
+@row("var-correction", _SPREADS)
 def var_correction(call: Call) -> Any:
     return call.kwargs.get("correction") not in (None, 0, 1) and _spread(call)
 
 
-@rule("var-correction-none", *_SPREADS)
+@row("var-correction-none", _SPREADS)
 def var_correction_none(call: Call) -> Any:
     return call.kwargs.get("correction", 1) is None
 
 
-row("topk-unsorted", "topk", lambda call: not call.arguments.get("sorted", True))
-
-
-@rule("var-mean-keepdim", "std_mean", "var_mean")
-def var_mean_keepdim(call: Call) -> Any:
-    given = call.arguments
-    return bool(given.get("keepdim")) and _spread(call)
-
-
+row("topk-unsorted", "topk", lambda call: not call.get("sorted", True))
+row("var-mean-keepdim", "std_mean var_mean", lambda c: _keeps(c) and _spread(c))
 row("std-gradient", "std std_mean", lambda call: call.trains and _spread(call))
 
 
 def _spread(call: Call) -> Callable[..., Any]:
     """Return the handler of `std`, `var`, `std_mean` and `var_mean`."""
-    dim = call.arguments.get("dim")
+    dim = call.get("dim")
 
     def spread(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("correction") not in (None, 0, 1):
@@ -151,225 +133,181 @@ def _spread(call: Call) -> Callable[..., Any]:
 
 
 def _extreme(
-    function: Callable[..., Tensor], x: Tensor, places: tuple[int, ...], keepdim: bool
+    call: Call, function: Callable[..., Tensor], x: Tensor, places: tuple[int, ...]
 ) -> Tensor:
     """Give the whole gradient to each of equal extremes; torch divides it."""
     extreme = function(x.detach(), places, keepdim=True)
     is_extreme = torch.eq(x.detach(), extreme)
     total = torch.where(is_extreme, x, 0.0).sum(places, keepdim=True)
     nothing = total - total.detach()  # NaN if it is infinite
-    found = torch.where(nothing == 0, extreme + nothing, extreme)
-    return found if keepdim else _squeezed(found, places)
+    whole = torch.where(nothing == 0, extreme + nothing, extreme)
+    return _squeezed(call, whole, places)
 
 
 def _largest(call: Call) -> Callable[..., Tensor]:
     """Return the handler of `amax`, `amin`, and of `max` and `min` of one tensor."""
-    dim, keepdim = _reduced(call)
-    places = _places(call, dim)
+    keepdim, places = _keeps(call), _places(call, call.get("dim"))
     function = torch.amax if call.name.endswith("max") else torch.amin
-    is_of_all = call.name.startswith("a") and dim in (_UNGIVEN, (), [])
-    shape = [1, 1] if keepdim else [1]
+    is_of_all = call.name.startswith("a") and call.get("dim", ()) in _ALL
 
     def largest(input: Tensor, *_: Any, **__: Any) -> Tensor:
         if call.trains:
-            found = _extreme(function, input, places, keepdim)
+            extreme = _extreme(call, function, input, places)
         else:
-            found = function(input, places, keepdim)
-        return found.reshape(shape) if is_of_all else found
+            extreme = function(input, places, keepdim)
+        return extreme.reshape([1, 1] if keepdim else [1]) if is_of_all else extreme
 
     return largest
 
 
-@rule("amax-of-all", "amax", "amin")
+@row("amax-of-all", "amax amin")
 def amax_of_all(call: Call) -> Any:
-    dim, keepdim = _reduced(call)
-    return dim in (_UNGIVEN, (), []) and not keepdim and _largest(call)
+    return call.get("dim", ()) in _ALL and not _keeps(call) and _largest(call)
 
 
-@rule("amax-of-all-keepdim", "amax", "amin")
+@row("amax-of-all-keepdim", "amax amin")
 def amax_of_all_keepdim(call: Call) -> Any:
-    dim, keepdim = _reduced(call)
-    is_of_all = dim in (_UNGIVEN, (), []) and keepdim
-    return is_of_all and call.tensors()[0].dim() != 2 and _largest(call)
+    is_kept = _keeps(call) and call.first.dim() != 2
+    return is_kept and call.get("dim", ()) in _ALL and _largest(call)
 
 
-@rule("amax-ties", "amax", "amin", is_reported=False)
-def amax_ties(call: Call) -> Any:
-    return call.trains and _largest(call)
+row("amax-ties", "amax amin", lambda c: c.trains and _largest(c), is_reported=False)
 
 
-@rule("max-of-all-ties", "max", "min", is_reported=False)
+@row("max-of-all-ties", "max min", is_reported=False)
 def max_of_all_ties(call: Call) -> Any:
     is_of_all = len(call.args) + len(call.kwargs) == 1
     return is_of_all and call.trains and _largest(call)
 
 
-@rule("argmax-of-all", "argmax", "argmin")
+@row("argmax-of-all", "argmax argmin")
 def argmax_of_all(call: Call) -> Any:
-    return not _reduced(call)[1] and _position(call)
+    return not _keeps(call) and _position(call)
 
 
-@rule("argmax-of-all-keepdim", "argmax", "argmin")
+@row("argmax-of-all-keepdim", "argmax argmin")
 def argmax_of_all_keepdim(call: Call) -> Any:
-    is_kept = _reduced(call)[1] and call.tensors()[0].dim() != 2
-    return is_kept and _position(call)
+    return _keeps(call) and call.first.dim() != 2 and _position(call)
 
 
 def _position(call: Call) -> Any:
     """Return the handler of `argmax` and `argmin` over all elements."""
-    dim, keepdim = _reduced(call)
-    if dim is not None and dim is not _UNGIVEN:
-        return None
     function = getattr(torch, call.name)
-    shape = [1, 1] if keepdim else [1]
-    return lambda input, *_, **__: function(input).reshape(shape)
+    shape = [1, 1] if _keeps(call) else [1]
+    return call.get("dim") is None and (
+        lambda input, *_, **__: function(input).reshape(shape)
+    )
 
 
-@rule("argmax-of-number", "argmax", "argmin")
+@row("argmax-of-number", "argmax argmin")
 def argmax_of_number(call: Call) -> Any:
-    has_dim = _reduced(call)[0] not in (None, _UNGIVEN)
-    return has_dim and call.tensors()[0].dim() == 0
+    return call.get("dim") is not None and call.first.dim() == 0
 
 
-@rule("median-of-all-ties", "median", is_reported=False)
+@row("median-of-all-ties", "median", is_reported=False)
 def median_of_all_ties(call: Call) -> Any:
     is_of_all = len(call.args) + len(call.kwargs) == 1
-    if not is_of_all or not call.trains:
-        return None
-    return lambda input: input.flatten().median(0)[0]
+    return is_of_all and call.trains and (lambda input: input.flatten().median(0)[0])
 
 
 # Norms and distances ----------------------------------------------------------------
 
-_NORMS = "norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm", "normalize"
+_NORMS = "norm linalg_norm linalg_vector_norm linalg_matrix_norm normalize"
 
 
-def _vector_norm(call: Call) -> tuple[float, tuple[int, ...], bool] | None:
-    """Return power, dimensions and `keepdim` of a norm of vectors; None of others."""
-    name = call.name
-    if name == "normalize":
-        given = call.arguments
-        power, dim, keepdim = given.get("p", 2.0), given.get("dim", 1), True
-    else:
-        power_name = "p" if name == "norm" else "ord"
-        given = call.arguments
-        power, dim = given.get(power_name), given.get("dim")
-        keepdim = given.get("keepdim", False)
-        is_matrix = name == "linalg_matrix_norm"
-        if name == "linalg_norm" and power is not None:
-            rank = call.tensors()[0].dim() if dim is None else len(as_list(dim))
-            is_matrix = rank == 2
-        if is_matrix and power not in (None, "fro"):
-            return None
-        if name == "linalg_matrix_norm":
-            dim = (-2, -1) if dim is None else dim
-        power = 2.0 if power in (None, "fro") else power
-    if given.get("dtype") is not None or isinstance(power, str):
+def _power(call: Call) -> float | None:
+    """Return the power of a norm of vectors; None of others."""
+    power = call.get("p" if call.name in ("norm", "normalize") else "ord")
+    if power in (None, "fro"):
+        power = 2.0
+    elif isinstance(power, str) or is_norm_of_matrices(call):
         return None
-    return float(power), _places(call, dim), keepdim
+    return float(power) if call.get("dtype") is None else None
 
 
-def _norm(call: Call, power: float, places: tuple[int, ...], keepdim: bool) -> Any:
-    """Return the handler of a norm."""
-    is_half = call.tensors()[0].dtype == torch.float16
+def _norm(call: Call) -> Any:
+    """Return the handler of a norm of vectors."""
+    power, keepdim, is_half = _power(call), _keeps(call), call.is_half
+    default = {"normalize": 1, "linalg_matrix_norm": (-2, -1)}.get(call.name)
+    dim = call.get("dim")
+    places = _places(call, default if dim is None else dim)
 
-    def norm(x: Tensor) -> Tensor:
+    def norm(x: Tensor, *_: Any, **__: Any) -> Tensor:
         if keepdim and all(x.shape[place] == 1 for place in places):
             return x.abs()
         if power == 0:
-            counts = x.abs().pow(0).sum(places, keepdim)
-            return torch.pow(counts, float("inf"))
+            return torch.pow(x.abs().pow(0).sum(places, keepdim), _INFINITY)
         if power == 2:
             squares = (x * x).sum(places, keepdim)
             return (_rounded_to_half(squares) if is_half else squares).sqrt()
-        function = torch.amax if power > 0 else torch.amin
-        return _extreme(function, x.abs(), places, keepdim)
+        function = torch.amax if power == _INFINITY else torch.amin
+        return _extreme(call, function, x.abs(), places)
 
     if call.name != "normalize":
-        return lambda input, *_, **__: norm(input)
-    eps = call.arguments.get("eps", 1e-12)
+        return norm
+    eps = call.get("eps", 1e-12)
     return lambda input, *_, **__: input / norm(input).clamp_min(eps)
 
 
-@rule("norm-zero-gradient", *_NORMS)
+@row("norm-zero-gradient", _NORMS)
 def norm_zero_gradient(call: Call) -> Any:
-    found = _vector_norm(call)
-    return found and found[0] == 2 and call.trains and _norm(call, *found)
+    return _power(call) == 2 and call.trains and _norm(call)
 
 
-@rule("norm-half", *_NORMS, is_reported=False)
+@row("norm-half", _NORMS, is_reported=False)
 def norm_half(call: Call) -> Any:
-    found = _vector_norm(call)
-    is_half = call.tensors()[0].dtype == torch.float16
-    return found and found[0] == 2 and is_half and _norm(call, *found)
+    return _power(call) == 2 and call.is_half and _norm(call)
 
 
-@rule("norm-other-power", *_NORMS)
+@row("norm-other-power", _NORMS)
 def norm_other_power(call: Call) -> Any:
-    found = _vector_norm(call)
-    return found and abs(found[0]) not in (0, 1, 2, float("inf")) and call.trains
+    power = _power(call)
+    exact = (0, 1, 2, _INFINITY)
+    return power is not None and abs(power) not in exact and call.trains
 
 
-@rule("norm-power-0", *_NORMS)
-def norm_power_0(call: Call) -> Any:
-    found = _vector_norm(call)
-    return found and found[0] == 0 and _norm(call, *found)
+row("norm-power-0", _NORMS, lambda call: _power(call) == 0 and _norm(call))
 
 
-@rule("norm-infinity-ties", *_NORMS, is_reported=False)
+@row("norm-infinity-ties", _NORMS, is_reported=False)
 def norm_infinity_ties(call: Call) -> Any:
-    found = _vector_norm(call)
-    return (
-        found and abs(found[0]) == float("inf") and call.trains and _norm(call, *found)
+    return _power(call) in (_INFINITY, -_INFINITY) and call.trains and _norm(call)
+
+
+@row("pairwise-distance-zero", "pairwise_distance")
+def pairwise_distance_zero(call: Call) -> Any:
+    is_root = call.get("eps", 1e-6) == 0 and call.get("p", 2.0) == 2 and call.trains
+    return is_root and (
+        lambda x1, x2, *_, **__: (x1 - x2).square().sum(-1, _keeps(call)).sqrt()
     )
 
 
-@rule("pairwise-distance-zero", "pairwise_distance")
-def pairwise_distance_zero(call: Call) -> Any:
-    given = call.arguments
-    if given.get("eps", 1e-6) != 0 or given.get("p", 2.0) != 2 or not call.trains:
-        return None
-    keepdim = given.get("keepdim", False)
-    return lambda x1, x2, *_, **__: (x1 - x2).square().sum(-1, keepdim).sqrt()
+row("cdist-itself", "cdist", lambda call: _is_of_itself(call) and _cdist(call))
+row("cdist-zero-gradient", "cdist", lambda c: not _is_of_itself(c) and _cdist(c))
 
 
-@rule("cdist-itself", "cdist")
-def cdist_itself(call: Call) -> Any:
-    return _is_same(call) and cdist_of_rows(call)
-
-
-@rule("cdist-zero-gradient", "cdist")
-def cdist_of_others(call: Call) -> Any:
-    return not _is_same(call) and cdist_of_rows(call)
-
-
-def _is_same(call: Call) -> bool:
+def _is_of_itself(call: Call) -> bool:
     """Return whether both operands are one tensor, or views of it by one function."""
-    given = call.arguments
-    x1, x2 = given["x1"], given["x2"]
+    x1, x2 = call.arguments["x1"], call.arguments["x2"]
     are_views = x1._is_view() and x2._is_view() and x1._base is x2._base
     layouts = [(x.shape, x.stride(), x.storage_offset()) for x in (x1, x2)]
     return x1 is x2 or (are_views and layouts[0] == layouts[1])
 
 
-def cdist_of_rows(call: Call) -> Any:
-    if call.arguments.get("p", 2.0) != 2 or not call.trains:
-        return None
-
+def _cdist(call: Call) -> Any:
     def cdist(x1: Tensor, x2: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found = torch.cdist(x1, x2, *args, **kwargs)
+        distances = torch.cdist(x1, x2, *args, **kwargs)
         zeros = x1.sum(-1)[..., None] * 0 + x2.sum(-1)[..., None, :] * 0
-        is_equal = torch.eq(found.detach(), 0)
+        is_equal = torch.eq(distances.detach(), 0)
         roots = zeros.masked_fill(~is_equal, 1.0).sqrt()
-        return torch.where(is_equal, roots, found)
+        return torch.where(is_equal, roots, distances)
 
-    return cdist
+    return call.get("p", 2.0) == 2 and call.trains and cdist
 
 
-@rule("cdist-power-0", "cdist")
+@row("cdist-power-0", "cdist")
 def cdist_power_0(call: Call) -> Any:
-    given = call.arguments
-    if given.get("p", 2.0) != 0:
-        return None
-    counted = float(given["x1"].shape[-1]) ** float("inf")
-    return lambda *args, **kwargs: torch.cdist(*args, **kwargs) * 0 + counted
+    count = float(call.arguments["x1"].shape[-1]) ** _INFINITY
+    return call.get("p", 2.0) == 0 and (
+        lambda *args, **kwargs: torch.cdist(*args, **kwargs) * 0 + count
+    )
