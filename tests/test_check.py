@@ -647,3 +647,14 @@ def test_on_poptorch_itself_the_command_is_named(monkeypatch):
     monkeypatch.setattr(_poptorch, "poptorch", Real())
     with pytest.raises(UnsupportedError, match=r"ipufit check script\.py"):
         model_of(Net()).check(X, Y, 8)
+
+
+def test_an_eps_that_float16_rounds_to_0():
+    model = IPUModel(nn.Linear(4, 4), IPUConfig(micro_batch_size=4))
+    narrow = {"second_order_momentum_accum_type": torch.float16}
+    model.compile(ipufit.Optimizer("adamw", **narrow), "mse")
+    [finding] = [f for f in model.check(X, Y, 8).findings if f.topic == "optimizer"]
+    assert finding.severity != "refused"
+    assert "eps of 1e-08 is 0 in float16" in finding.what
+    model.compile(ipufit.Optimizer("adamw", eps=1e-7, **narrow), "mse")
+    assert not [f for f in model.check(X, Y, 8).findings if f.topic == "optimizer"]

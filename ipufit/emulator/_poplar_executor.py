@@ -30,7 +30,7 @@ from ._switches import __version__
 from .core.anchors import add_anchors, named_nodes, resolve_modes, weight_tensor_names
 from .core.compile import trace
 from .core.device import CallResults, Device, DeviceRng, Executable, check_rng_state
-from .core.device_optimizer import NOT_COMPILED, OptimizerSync
+from .core.device_optimizer import NOT_COMPILED, DeviceOptimizer
 from .core.float16 import device_tensor
 from .core.fold import choose_runner
 from .core.layout import Grouping, Layout, hold_one_element, resolve_groupings
@@ -135,11 +135,11 @@ class PoplarExecutor:
         if self._options.exists("random_seed"):
             self._rng_state = [self._options.random_seed]
         self._is_rng_state_old = False  # the device has run since it was read
-        self._optimizer: OptimizerSync | None = None
-        if training:
-            if optimizer is None:
-                optimizer = SGD(user_model.parameters(), lr=0.01)
-            self._optimizer = OptimizerSync(
+        if training and optimizer is None:
+            optimizer = SGD(user_model.parameters(), lr=0.01)
+        self._optimizer: DeviceOptimizer | None = None
+        if training and optimizer is not None:
+            self._optimizer = DeviceOptimizer(
                 optimizer,
                 self._options,
                 is_compiled=self.isCompiled,
@@ -1406,7 +1406,7 @@ def compile_model(
     options: Options,
     arguments: CallArguments,
     groupings: Mapping[str, Any],
-    optimizer: OptimizerSync | None,
+    optimizer: DeviceOptimizer | None,
 ) -> Executable:
     """Trace a module for arguments like these, and check the traced program.
 

@@ -308,38 +308,37 @@ class Optimizer(torch.optim.Optimizer):
         kept["ipu_state_is_dirty"] = self.has_state()
         return kept
 
-    def _keep(self, arguments: Mapping[str, Any]) -> None:
-        """Store the arguments that torch's optimizer lacks, and which may vary.
+    def _build(
+        self, torch_class: Any, arguments: Mapping[str, Any], **group_values: float
+    ) -> None:
+        """Construct torch's part, and store what torch's optimizer lacks.
 
         Args:
+            torch_class: The class of torch, which takes those arguments that it knows.
             arguments: All arguments of the constructor by name, None for the default.
+            **group_values: Values of parameter groups that torch's class lacks.
 
         Raises:
             AssertionError: A type is neither float32 nor float16.
         """
-        scaling = arguments["loss_scaling"]
-        self.loss_scaling = 1.0 if scaling is None else scaling
-        for name, default in ATTRIBUTES.items():
-            if name not in arguments:
-                continue
-            value = arguments[name]
-            if name.endswith("accum_type") and value not in (None, *_ACCUM_TYPES):
+        passed = {name: v for name, v in arguments.items() if v is not None}
+        known = inspect.signature(torch_class).parameters
+        of_torch = {name: value for name, value in passed.items() if name in known}
+        torch_class.__init__(self, **of_torch)
+        self.defaults.update(group_values)
+        for group in self.param_groups:
+            group.update({**group_values, **group})
+        self.loss_scaling = passed.get("loss_scaling", 1.0)
+        for name in [name for name in ATTRIBUTES if name in arguments]:
+            value = passed.get(name, ATTRIBUTES[name])
+            if name.endswith("accum_type") and value not in _ACCUM_TYPES:
                 raise AssertionError(
                     "Accumulation types must be either torch.float32 or torch.float16, "
                     f"not {value}."
                 )
-            setattr(self, name, default if value is None else value)
-        given = [name for name, value in arguments.items() if value is not None]
+            setattr(self, name, value)
         allowed = [*self.defaults, "loss_scaling"]
-        self.variable_attrs = VariableAttributes(given, allowed)
-
-
-def _of_torch(
-    torch_class: Callable[..., Any], arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the given arguments that this torch's constructor knows."""
-    _, *known = inspect.signature(torch_class).parameters
-    return {n: arguments[n] for n in known if arguments.get(n) is not None}
+        self.variable_attrs = VariableAttributes(passed, allowed)
 
 
 class SGD(Optimizer, torch.optim.SGD):
@@ -395,19 +394,16 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        arguments = locals()
-        super().__init__(params, **_of_torch(torch.optim.SGD, arguments))
+        arguments, group_values = locals(), {}
         if use_combined_accum:
             scaling = 1.0 if velocity_scaling is None else velocity_scaling
-            self.defaults["velocity_scaling"] = scaling
-            for group in self.param_groups:
-                group.setdefault("velocity_scaling", scaling)
+            group_values = {"velocity_scaling": scaling}
         elif velocity_scaling is not None:
             logger.warning(
                 "Ignoring velocity_scaling=%s: it needs use_combined_accum=True",
                 velocity_scaling,
             )
-        self._keep(arguments)
+        self._build(torch.optim.SGD, arguments, **group_values)
 
 
 class Adam(Optimizer, torch.optim.Adam):
@@ -459,9 +455,7 @@ class Adam(Optimizer, torch.optim.Adam):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        arguments = locals()
-        super().__init__(params, **_of_torch(torch.optim.Adam, arguments))
-        self._keep(arguments)
+        self._build(torch.optim.Adam, locals())
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
@@ -514,9 +508,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        arguments = locals()
-        super().__init__(params, **_of_torch(torch.optim.AdamW, arguments))
-        self._keep(arguments)
+        self._build(torch.optim.AdamW, locals())
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
@@ -566,9 +558,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: torch.dtype | None = None,
         use_tf_variant: bool | None = None,
     ) -> None:
-        arguments = locals()
-        super().__init__(params, **_of_torch(torch.optim.RMSprop, arguments))
-        self._keep(arguments)
+        self._build(torch.optim.RMSprop, locals())
 
 
 class LAMB(Optimizer, torch.optim.Optimizer):
@@ -625,21 +615,16 @@ class LAMB(Optimizer, torch.optim.Optimizer):
             "weight_decay": 1e-2,
             "max_weight_norm": ATTRIBUTES["max_weight_norm"],
         }
-        for name in defaults:
-            if arguments[name] is not None:
-                defaults[name] = arguments[name]
-        for name in ("lr", "eps", "weight_decay", "max_weight_norm"):
-            if not defaults[name] >= 0.0:
-                raise ValueError(
-                    f"LAMB's {name} must not be negative, got {defaults[name]}."
-                )
-        for beta in defaults["betas"]:
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(
-                    f"LAMB's betas must lie in [0, 1), got {defaults['betas']}."
-                )
-        torch.optim.Optimizer.__init__(self, params, defaults)
-        self._keep(arguments)
+        passed = {name: value for name, value in arguments.items() if value is not None}
+        defaults.update({name: passed[name] for name in defaults if name in passed})
+        for name, value in defaults.items():
+            if name != "betas" and not value >= 0.0:
+                raise ValueError(f"LAMB's {name} must not be negative, got {value}.")
+        if not all(0.0 <= beta < 1.0 for beta in defaults["betas"]):
+            raise ValueError(
+                f"LAMB's betas must lie in [0, 1), got {defaults['betas']}."
+            )
+        self._build(torch.optim.Optimizer, {**arguments, "defaults": defaults})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:

@@ -1501,7 +1501,9 @@ def _weight_state(
             accumulator = None if has_momentum else weight.dtype
         return WeightState((velocity,) if has_momentum else (), accumulator)
     if isinstance(optimizer, torch.optim.RMSprop):
-        tensors = [first, second] if group.get("centered") else [first]
+        tensors = [first]
+        if group.get("centered"):  # of the first one's type (PopART, `adaptive.cpp`)
+            tensors.append(tensor("Accl2", first.dtype))
         if has_momentum:
             tensors.append(tensor("Accl3", torch.float32))
         return WeightState(tuple(tensors), accumulator)

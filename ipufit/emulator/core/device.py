@@ -32,7 +32,7 @@ from .._processes import Processes
 from ..enums import MeanReductionStrategy, OutputMode, ReductionType
 from ..options import Options, Settings
 from .anchors import UPDATED, Anchors, snapshot
-from .device_optimizer import DeviceOptimizer, OptimizerSync
+from .device_optimizer import DeviceOptimizer
 from .float16 import device_tensor, rounding
 from .layout import (
     Inputs,
@@ -556,7 +556,7 @@ class Device:
         options: Options,
         lease: Callable[[], Any],
         rng: DeviceRng,
-        optimizer: OptimizerSync | None,
+        optimizer: DeviceOptimizer | None,
         processes: Processes | None = None,
     ) -> None:
         self._executable = executable
@@ -585,13 +585,11 @@ class Device:
                     executable.replica_groups,
                 )
                 if optimizer is not None:
-                    updates = optimizer.attach(
-                        self.weights.trained, executable.replica_groups
+                    optimizer.attach(
+                        self.weights.trained, executable.replica_groups, processes
                     )
-                    if settings.rounds_at_random:
-                        updates.processes = processes
                     self.gradients = Gradients(
-                        options, layout, self.weights, updates, processes
+                        options, layout, self.weights, optimizer, processes
                     )
         except Exception:
             lease()

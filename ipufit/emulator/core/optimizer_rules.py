@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ _ORDINARY = {
     "dampening": 0.0,
     "velocity_scaling": 1.0,
     "eps": 1e-8,
+    "loss_scaling": 1.0,
 }
 
 # Never unexpected: what torch, some versions later than others, puts there itself.
@@ -88,15 +89,14 @@ def _kind(optimizer: Any) -> OptimizerKind:
                 "All parameter groups must have the same value for the 'centered' "
                 "attribute: the device has one RMSprop for all of them."
             )
-        if centered == {True}:
-            return OptimizerKind(
-                "RMSPROP_CENTERED", "Adaptive", "CenteredRMSProp", _RMSPROP
-            )
-        return OptimizerKind("RMSPROP", "Adaptive", "RMSProp", _RMSPROP)
+        name, mode = "RMSPROP", "RMSProp"
+        if True in centered:
+            name, mode = "RMSPROP_CENTERED", "CenteredRMSProp"
+        return OptimizerKind(name, "Adaptive", mode, _RMSPROP)
     if isinstance(optimizer, LAMB):
-        if optimizer.bias_correction:
-            return OptimizerKind("LAMB", "Adam", "Lamb", _LAMB)
-        return OptimizerKind("LAMB_NO_BIAS", "Adam", "LambNoBias", _LAMB)
+        is_lamb = optimizer.bias_correction
+        name, mode = ("LAMB", "Lamb") if is_lamb else ("LAMB_NO_BIAS", "LambNoBias")
+        return OptimizerKind(name, "Adam", mode, _LAMB)
     raise AssertionError(
         "Unsupported optimizer type. Types supported are poptorch.optim's SGD, Adam, "
         "AdamW, RMSprop and LAMB, and torch.optim's SGD, Adam, AdamW and RMSprop; got "
@@ -155,6 +155,11 @@ class OptimizerSettings:
         """Return the hyper-parameters of a group, or the defaults for None."""
         return self.defaults if group_index is None else self.groups[group_index]
 
+    def with_types_of(self, compiled: OptimizerSettings) -> OptimizerSettings:
+        """Return the same settings with the state's types of compiled ones."""
+        types = {name: getattr(compiled, name) for name in _TYPE_NAMES}
+        return replace(self, **types)
+
 
 class OptimizerReader:
     """Reads the optimizers of one executor, and warns about new attributes.
@@ -198,59 +203,51 @@ class OptimizerReader:
                 "derives from",
             )
         self._check_names(kind, optimizer)
-        groups = [optimizer.defaults, *optimizer.param_groups]
-        for values in groups:
-            _refuse_variants(kind, values)
-        defaults, *others = [_variables(kind, optimizer, values) for values in groups]
+        defaults, *groups = [
+            _variables(kind, optimizer, values)
+            for values in (optimizer.defaults, *optimizer.param_groups)
+        ]
         types = {name: getattr(optimizer, name, torch.float32) for name in _TYPE_NAMES}
         for name, dtype in types.items():
             if dtype not in (torch.float32, torch.float16):
                 raise ValueError(
                     f"{name} must be torch.float32 or torch.float16, got {dtype!r}."
                 )
+        scaling = getattr(optimizer, "loss_scaling", 1.0)
+        loss_scaling = _variable(kind, optimizer, "loss_scaling", scaling)
+        if not abs(loss_scaling.value) > 0.0:  # or NaN
+            raise Error(
+                "Loss scaling cannot be 0: no gradient would be left.",
+                type="popart_exception",
+            )
+        if self._automatic_loss_scaling:
+            loss_scaling = loss_scaling._replace(is_const=False)
         return OptimizerSettings(
             kind,
-            loss_scaling=self._loss_scaling(optimizer),
+            loss_scaling=loss_scaling,
             defaults=defaults,
-            groups=tuple(others),
+            groups=tuple(groups),
             max_grad_norm=_max_grad_norm(kind, optimizer),
             use_tf_variant=bool(getattr(optimizer, "use_tf_variant", False)),
             **types,
         )
 
-    def _loss_scaling(self, optimizer: torch.optim.Optimizer) -> Variable:
-        value = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
-        if not abs(value) > 0.0:  # or NaN
-            raise Error(
-                "Loss scaling cannot be 0: no gradient would be left.",
-                type="popart_exception",
-            )
-        attributes = getattr(optimizer, "variable_attrs", None)
-        if attributes is None:
-            is_const = value == 1.0
-        else:
-            is_const = attributes.isConstant("loss_scaling")
-        return Variable(value, is_const and not self._automatic_loss_scaling)
-
     def _check_names(
         self, kind: OptimizerKind, optimizer: torch.optim.Optimizer
     ) -> None:
-        is_first = not self._known
-        group_names = {*_TORCH_GROUP_NAMES.split(), *kind.variables}
-        optimizer_names = {*_OPTIMIZER_NAMES.split(), *ATTRIBUTES}
-        found: dict[str, Iterable[str]] = {
-            "default group variable": optimizer.defaults,
-            "optimizer attribute": vars(optimizer),
-        }
+        of_groups = {*_TORCH_GROUP_NAMES.split(), *kind.variables}
+        of_optimizers = {*_OPTIMIZER_NAMES.split(), *ATTRIBUTES}
+        places: list[tuple[str, Iterable[str], set[str]]] = [
+            ("default group variable", optimizer.defaults, of_groups),
+            ("optimizer attribute", vars(optimizer), of_optimizers),
+        ]
         for index, values in enumerate(optimizer.param_groups):
-            found[f"group {index} attribute"] = values
-        for what, names in found.items():
-            is_object = what == "optimizer attribute"
-            readable = optimizer_names if is_object else group_names
+            places.append((f"group {index} attribute", values, of_groups))
+        is_first = not self._known
+        for what, names, readable in places:
             public = {name for name in names if not name.startswith("_")}
             if is_first:
                 self._known[what] = public
-                continue
             unexpected = sorted(public - readable - self._known.get(what, set()))
             if unexpected:
                 self._log(
@@ -265,47 +262,45 @@ class OptimizerReader:
             logger.log(level, message)
 
 
-def _refuse_variants(kind: OptimizerKind, values: Mapping[str, Any]) -> None:
-    if kind.family != "Adam":
-        return
-    if values.get("amsgrad", False):
+def _variables(
+    kind: OptimizerKind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
+) -> Variables:
+    if kind.family == "Adam" and values.get("amsgrad", False):
         raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
     # Newer torch has it and PopTorch's hasn't: to ignore it would train otherwise.
     if kind.mode == "Adam" and values.get("decoupled_weight_decay", False):
         raise ValueError(
             "Adam's decoupled_weight_decay is not supported: use AdamW, which is that."
         )
-
-
-def _variables(
-    kind: OptimizerKind, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]
-) -> Variables:
-    ordinary = {**_ORDINARY, "weight_decay": 0.01 if kind.mode == "AdamW" else 0.0}
-    attributes = getattr(optimizer, "variable_attrs", None)
     variables: Variables = {}
     for name in kind.variables:
         if name not in values:
             raise AssertionError(
                 f"Mandatory attribute {name} not found in optimizer group"
             )
-        found = {name: values[name]}
-        if name == "betas":
-            pair = values[name]
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise AssertionError(
-                    f"Expected a pair for betas, a tuple, but got {pair!r}"
-                )
-            found = {"beta1": pair[0], "beta2": pair[1]}
-        for key, one in found.items():
-            value = _number(key, one)
-            if attributes is not None:
-                is_const = bool(attributes.isConstant(name))
-            elif name == "lr":
-                is_const = False
-            else:
-                is_const = name not in ordinary or value == ordinary[name]
-            variables[key] = Variable(value, is_const)
+        value = values[name]
+        if name != "betas":
+            variables[name] = _variable(kind, optimizer, name, value)
+        elif isinstance(value, tuple) and len(value) == 2:
+            for key, beta in zip(("beta1", "beta2"), value):
+                variables[key] = _variable(kind, optimizer, name, _number(key, beta))
+        else:
+            raise AssertionError(
+                f"Expected a pair for betas, a tuple, but got {value!r}"
+            )
     return variables
+
+
+def _variable(
+    kind: OptimizerKind, optimizer: torch.optim.Optimizer, name: str, value: object
+) -> Variable:
+    number = _number(name, value)
+    attributes = getattr(optimizer, "variable_attrs", None)
+    if attributes is not None:
+        return Variable(number, bool(attributes.isConstant(name)))
+    ordinary = {**_ORDINARY, "weight_decay": 0.01 if kind.mode == "AdamW" else 0.0}
+    is_ordinary = name not in ordinary or number == ordinary[name]
+    return Variable(number, is_ordinary and name != "lr")
 
 
 def _number(name: str, value: object) -> float:
@@ -328,14 +323,10 @@ def _max_grad_norm(kind: OptimizerKind, optimizer: torch.optim.Optimizer) -> flo
     return value
 
 
-_NEVER_NEGATIVE = {
-    "weight_decay": "weight decay",
-    "momentum": "momentum",
-    "dampening": "dampening",
-    "beta1": "beta1",
-    "beta2": "beta2",
-    "alpha": "alpha",
-}
+_VELOCITY_IS_SCALED = (
+    ", and it is the loss scaling where velocity and accumulated gradient are separate"
+)
+_NEVER_NEGATIVE = ("weight_decay", "momentum", "dampening", "beta1", "beta2", "alpha")
 
 
 def check_values(settings: OptimizerSettings) -> None:
@@ -344,8 +335,7 @@ def check_values(settings: OptimizerSettings) -> None:
     Raises:
         Error: A value of the defaults or of a parameter group is one.
     """
-    family, scaling = settings.kind.family, settings.loss_scaling
-    mistaken = "bailing as this might be a user error"
+    family, mistaken = settings.kind.family, "bailing as this might be a user error"
     for group in (settings.defaults, *settings.groups):
         values = {name: variable.value for name, variable in group.items()}
         lr = values["lr"]
@@ -354,13 +344,14 @@ def check_values(settings: OptimizerSettings) -> None:
                 f"Negative learning rate ({lr:g}) in {family}, {mistaken}. Clamp a "
                 "schedule at 0"
             )
-        if lr == 0 and group["lr"].is_const:
+        if group["lr"] == (0.0, True):
             raise _refusal(
                 f"Constant, zero learning rate in {family}, {mistaken}. Pass lr to "
                 "the optimizer's constructor, so that it is variable"
             )
-        for name, what in _NEVER_NEGATIVE.items():
+        for name in _NEVER_NEGATIVE:
             if values.get(name, 0.0) < 0:
+                what = name.replace("_", " ")
                 raise _refusal(
                     f"Negative {what} ({values[name]:g}) in {family}, {mistaken}"
                 )
@@ -369,24 +360,45 @@ def check_values(settings: OptimizerSettings) -> None:
                 f"Non-positive eps ({values['eps']:g}) in {family} is not supported. "
                 "Take a tiny one, such as 1e-30"
             )
-        if family == "SGD":
-            velocity = values.get("velocity_scaling", scaling.value)
-            if velocity <= 0:
-                why = (
-                    ""
-                    if "velocity_scaling" in values
-                    else ", and it is the loss scaling where velocity and accumulated "
-                    "gradient are separate"
-                )
-                raise _refusal(
-                    f"Non-positive velocity scaling ({velocity:g}) in SGD is not "
-                    f"supported{why}"
-                )
-            if values["nesterov"] and values["dampening"] > 0:
-                raise _refusal(
-                    "With Nesterov momentum, dampening "
-                    f"({values['dampening']:g}) in SGD should be zero"
-                )
+        is_narrow = settings.first_order_momentum_accum_type == torch.float16
+        if family == "Adaptive" and is_narrow and not group["eps"].is_const:
+            raise _refusal(
+                "RMSprop can't add a variable eps, which is float32, to a float16 mean "
+                "of squares: Inferred type of lhs (half) does not match inferred type "
+                "of rhs (float). Leave eps out, or take "
+                "first_order_momentum_accum_type=torch.float32"
+            )
+        if family != "SGD":
+            continue
+        velocity, reason = values.get("velocity_scaling"), ""
+        if velocity is None:
+            velocity, reason = settings.loss_scaling.value, _VELOCITY_IS_SCALED
+        if velocity <= 0:
+            raise _refusal(
+                f"Non-positive velocity scaling ({velocity:g}) in SGD is not "
+                f"supported{reason}"
+            )
+        if values["nesterov"] and values["dampening"] > 0:
+            raise _refusal(
+                f"With Nesterov momentum, dampening ({values['dampening']:g}) in SGD "
+                "should be zero"
+            )
+
+
+def vanishing_constants(settings: OptimizerSettings) -> Iterator[str]:
+    """Yield what becomes of an `eps` that float16 rounds to 0."""
+    name = "second_order_momentum_accum_type"
+    if settings.kind.family == "Adaptive":
+        name = "first_order_momentum_accum_type"
+    groups = settings.defaults, *settings.groups
+    values = [group["eps"].value for group in groups if "eps" in group]
+    for eps in dict.fromkeys(values):
+        if torch.tensor(eps, dtype=getattr(settings, name)) == 0:
+            yield (
+                f"eps of {eps:g} is 0 in float16, in which {name} has a device divide "
+                "by the root of the mean of squares: a weight whose gradients have all "
+                "been 0 becomes NaN. Take eps=1e-7, or torch.float32 as that type"
+            )
 
 
 def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
@@ -415,14 +427,16 @@ def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
             f"Can not replace optimizer of type {old.kind.name} "
             f"with one of type {new.kind.name}"
         )
-    fixed = [
-        ("mode", old.kind.mode, new.kind.mode),
-        ("use_tf_variant", old.use_tf_variant, new.use_tf_variant),
-    ]
+    fixed = {"mode": (old.kind.mode, new.kind.mode)}
+    names = ["use_tf_variant"]
     if old.kind.family == "SGD":
-        for name in ("accum_type", "velocity_accum_type"):
-            fixed.append((name, getattr(old, name), getattr(new, name)))
-    changed = [f"{what} was {was}, now {now}" for what, was, now in fixed if was != now]
+        names += ["accum_type", "velocity_accum_type"]
+    fixed.update({name: (getattr(old, name), getattr(new, name)) for name in names})
+    changed = [
+        f"{name} was {was}, now {now}"
+        for name, (was, now) in fixed.items()
+        if was != now
+    ]
     if changed:
         raise _refusal(
             f"Can not replace this {old.kind.family} optimizer by one that needs "
@@ -438,32 +452,31 @@ def check_replaceable(old: OptimizerSettings, new: OptimizerSettings) -> None:
             f"The model was compiled with {len(old.groups)} parameter groups, the "
             f"new optimizer has {len(new.groups)}"
         )
-    _check_variable("loss_scaling", old.loss_scaling, new.loss_scaling)
-    groups = [("the defaults", old.defaults, new.defaults)]
+    scalings = {"loss_scaling": old.loss_scaling}, {"loss_scaling": new.loss_scaling}
+    places = [("", *scalings), (" of the defaults", old.defaults, new.defaults)]
     for index, pair in enumerate(zip(old.groups, new.groups)):
-        groups.append((f"group {index}", *pair))
-    for where, old_group, new_group in groups:
-        for name, variable in old_group.items():
-            if name != "dampening":
-                _check_variable(f"{name} of {where}", variable, new_group[name])
+        places.append((f" of group {index}", *pair))
+    for place, old_variables, new_variables in places:
+        for name, was in old_variables.items():
+            now = new_variables[name]
+            if now != was and name != "dampening":
+                _check_change(f"{name}{place}", was, now)
 
 
-def _check_variable(what: str, old: Variable, new: Variable) -> None:
-    if old.is_const != new.is_const:
-        was, now = (
-            f"{'constant' if variable.is_const else 'variable'} ({variable.value})"
-            for variable in (old, new)
-        )
+def _check_change(what: str, was: Variable, now: Variable) -> None:
+    if was.is_const != now.is_const:
+        kinds = ("constant", "variable") if was.is_const else ("variable", "constant")
         raise _refusal(
             f"Can not replace a constant value with a non constant value. {what} was "
-            f"{was} when the model was compiled, now {now}. "
+            f"{kinds[0]} ({was.value}) when the model was compiled, now {kinds[1]} "
+            f"({now.value}). "
             "Pass it to the optimizer's constructor, or mark it with "
             "variable_attrs.markAsVariable, before the model is compiled"
         )
-    if old.is_const and old.value != new.value:
+    if was.is_const:
         raise _refusal(
             f"Values are constant but do not match. {what} was compiled as "
-            f"{old.value}, now {new.value}. Pass it to the constructor of a "
+            f"{was.value}, now {now.value}. Pass it to the constructor of a "
             "poptorch.optim optimizer, or mark it with variable_attrs.markAsVariable, "
             "before the model is compiled"
         )
@@ -478,37 +491,30 @@ def optimizer_log(settings: OptimizerSettings) -> Iterator[str]:
 
     Constants of the compiled program are followed by `(const)`.
     """
-    family = settings.kind.family
-    first_type = settings.first_order_momentum_accum_type
+    family, first = settings.kind.family, settings.first_order_momentum_accum_type
     types = {
         "accum_type": settings.accum_type,
         "first_order_momentum_accum_type": (
-            settings.velocity_accum_type if family == "SGD" else first_type
+            settings.velocity_accum_type if family == "SGD" else first
         ),
         "second_order_momentum_accum_type": settings.second_order_momentum_accum_type,
     }
-    yield ", ".join(
-        [
-            f"Updating graph optimizer with {family}",
-            *_logged_variables(settings, settings.defaults, prefix="default_"),
-            *(f"{camel_case(n)}={str(t).split('.')[1]}" for n, t in types.items()),
-        ]
-    )
-    for index, group in enumerate(settings.groups):
-        start = f"Updating group {index} optimizer with {family}"
-        yield ", ".join([start, *_logged_variables(settings, group, prefix="")])
-
-
-def _logged_variables(
-    settings: OptimizerSettings, group: Variables, prefix: str
-) -> Iterator[str]:
-    logged = {prefix + name: variable for name, variable in group.items()}
-    if settings.kind.mode == "separate":  # its velocity is scaled as the loss is
-        logged[f"{prefix}velocity_scaling"] = settings.loss_scaling
-    logged["loss_scaling"] = settings.loss_scaling
-    for name, variable in logged.items():
-        suffix = " (const)" if variable.is_const else ""
-        yield f"{camel_case(name)}={variable.value:g}{suffix}"
+    groups = [("graph", "default_", settings.defaults)]
+    groups += [(f"group {i}", "", group) for i, group in enumerate(settings.groups)]
+    for place, prefix, group in groups:
+        variables = {prefix + name: variable for name, variable in group.items()}
+        if settings.kind.mode == "separate":  # its velocity is scaled as the loss is
+            variables[f"{prefix}velocity_scaling"] = settings.loss_scaling
+        variables["loss_scaling"] = settings.loss_scaling
+        words = [f"Updating {place} optimizer with {family}"]
+        for name, variable in variables.items():
+            suffix = " (const)" if variable.is_const else ""
+            words.append(f"{camel_case(name)}={variable.value:g}{suffix}")
+        if prefix:
+            words += [
+                f"{camel_case(n)}={str(t).split('.')[1]}" for n, t in types.items()
+            ]
+        yield ", ".join(words)
 
 
 @functools.lru_cache(maxsize=None)

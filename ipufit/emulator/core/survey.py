@@ -33,7 +33,7 @@ from .graph import (
     place_of_error,
     tensors_in,
 )
-from .optimizer_rules import OptimizerReader, check_values
+from .optimizer_rules import OptimizerReader, check_values, vanishing_constants
 from .pipelines import LOWERING_CHECKS, SESSION_CHECKS, check_updatable_buffers
 from .pod import reserved_ipus
 from .recording import refuse_rebound
@@ -129,6 +129,8 @@ def survey(
     if optimizer is not None:
         settings = OptimizerReader(relax_attribute_checks=True).read(optimizer)
         report.attempt("optimizer", check_values, settings)
+        for message in vanishing_constants(settings):
+            report.add("optimizer", message, NOWHERE, is_refused=False)
     norms: dict[str, Place] = {}
     for graph in compilation.graphs:
         for node in graph.nodes:

@@ -45,6 +45,9 @@ BOOLS = BYTES > 1
         (lambda x: x & 1, [BYTES, BYTES.char()], [SHORTS, INTS]),
         (lambda x: x.to(torch.bfloat16).float(), [FLOATS], []),
         (lambda x: torch.complex(x, x).real, [FLOATS], []),
+        (lambda x: x.topk(1)[0], [BYTES], [INTS, FLOATS]),
+        (lambda x: x.argsort(), [BYTES, BOOLS], [INTS, FLOATS]),
+        (lambda x: x.max(0)[0], [BYTES, BOOLS], [INTS, FLOATS]),
     ],
 )
 def test_a_device_refuses(function, refused, allowed):
@@ -65,8 +68,6 @@ def test_a_device_refuses(function, refused, allowed):
         (lambda x: x > 2**40, FLOATS, "cannot be represented"),
         (lambda x: x > 2**30, FLOATS, ""),
         (lambda x: x.sort()[0], BYTES, "int32 values"),
-        (lambda x: x.topk(1)[0], BYTES, "int32 values"),
-        (lambda x: x.topk(1)[0], INTS, ""),
         (lambda x: x.clone().scatter_(0, x.long(), 0), BYTES, "casts the index"),
         (lambda x: x.clone().scatter_(0, x.long(), 0), INTS, ""),
     ],

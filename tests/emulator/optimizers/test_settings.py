@@ -175,6 +175,11 @@ def with_value(make, **values):
         (optim.LAMB, {"lr": 0.0}, "Constant, zero learning rate in Adam"),
         (optim.Adam, {"eps": 0.0}, r"Non-positive eps \(0\) in Adam is not supported"),
         (torch.optim.AdamW, {"eps": 0.0}, r"Non-positive eps \(0\) in Adam"),
+        (
+            lambda w: optim.RMSprop(w, eps=1e-3, first_order_momentum_accum_type=F16),
+            {},
+            "RMSprop can't add a variable eps",
+        ),
         (optim.RMSprop, {"eps": -1.0}, r"Non-positive eps \(-1\) in Adaptive"),
         (optim.Adam, {"betas": (-0.1, 0.9)}, r"Negative beta1 \(-0.1\) in Adam"),
         (optim.LAMB, {"betas": (0.9, -0.5)}, r"Negative beta2 \(-0.5\) in Adam"),

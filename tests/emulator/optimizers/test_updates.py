@@ -371,7 +371,6 @@ def test_half_precision_weights_are_float32_results_rounded(name):
                 "momentum": 0.9,
                 "centered": True,
                 "first_order_momentum_accum_type": F16,
-                "second_order_momentum_accum_type": F16,
             },
             {"Accl1": F16, "Accl2": F16, "Accl3": torch.float32},
         ),
@@ -387,6 +386,45 @@ def test_state_has_the_types_asked_for(name, arguments, types):
     # Rounding a mean to 11 bits moves a step of 0.01 by a small part of it.
     for key in SHAPES:
         torch.testing.assert_close(actual[key], exact[key], rtol=0.0, atol=2e-3)
+
+
+def test_a_type_of_rmsprops_second_mean_has_no_effect():
+    arguments = {"centered": True, "second_order_momentum_accum_type": F16}
+    _, training = run(optim.RMSprop, arguments, steps=1)
+    assert training.state["Accl2___a"].dtype == torch.float32
+
+
+SECOND, FIRST = (f"{n}_order_momentum_accum_type" for n in ("second", "first"))
+
+
+@pytest.mark.parametrize(
+    ("cls", "narrow"),
+    [
+        (optim.Adam, SECOND),
+        (optim.AdamW, SECOND),
+        (optim.LAMB, SECOND),
+        (optim.RMSprop, FIRST),
+    ],
+)
+def test_a_small_eps_is_0_beside_float16_means_of_squares(cls, narrow):
+    """PopART, `adamupdaterx.cpp`, `rmspropupdaterx.cpp`: 0 / 0 then."""
+    for arguments, is_finite in (({narrow: F16}, False), ({}, True)):
+        training = one_weight(cls, [1.0], **arguments)
+        training.step({"w": torch.zeros(1)})
+        assert bool(torch.isfinite(training.weights["w"])) is is_finite
+
+
+def test_factors_are_rounded_as_float16_state_is():
+    factor = 1e-8  # 0 in float16, where 100 times as much is not
+    arguments = {"lr": 1.0, "momentum": factor, "velocity_accum_type": F16}
+    sgd = one_weight(optim.SGD, [1.0], **arguments)
+    arguments = {"betas": (factor, factor), "eps": 0.1, FIRST: F16, SECOND: F16}
+    adam = one_weight(optim.Adam, [1.0], **arguments)
+    for training in (sgd, adam):
+        for gradient in (100.0, 0.0):
+            training.step({"w": torch.tensor([gradient])})
+    states = {**adam.state, "velocity": sgd.state["Accl1___w"]}
+    assert not any(states[n] for n in ("velocity", "Accl1___w", "Accl2___w"))
 
 
 # State --------------------------------------------------------------------------------

@@ -132,9 +132,14 @@ def masked_fill_whole_in_place(call: Call) -> Any:
 
 
 @row("sort-narrow", "sort msort")
-@row("topk-narrow", "topk")
 def sort_narrow(call: Call) -> Any:
     return call.first.dtype in (*_NARROW, torch.bool)
+
+
+@row("topk-narrow", "topk argsort max min")
+def topk_narrow(call: Call) -> Any:
+    is_topk = call.name not in ("max", "min") or call.get("dim") is not None
+    return is_topk and sort_narrow(call)
 
 
 @row("scatter-narrow", "scatter scatter_add index_fill")

@@ -100,6 +100,8 @@ def pad_gradient(call: Call) -> Any:
     return call.trains and call.get("mode") in ("reflect", "replicate")
 
 
+row("tensor-split-tensor", "tensor_split", lambda call: len(call.tensors()) > 1)
+row("pad-circular", "pad", lambda call: call.get("mode") == "circular")
 row("argsort-stable", "argsort", lambda call: "stable" in call.kwargs)
 
 
