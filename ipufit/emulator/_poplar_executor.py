@@ -1438,7 +1438,7 @@ def compile_model(
         anchors = add_anchors(program, options, names)
         if settings.stops_at_exceptions:
             check_operations(program.graph)
-        runner = choose_runner(program, layout, settings, groups)
+        runner = choose_runner(program, layout, settings, groups, anchors)
     like = arguments.with_tensors(  # shapes and types, but no data
         tensor.detach().to("meta").as_subclass(type(tensor))
         for tensor in arguments.tensors()

@@ -12,7 +12,6 @@ batches. The torch operations that it calls are recorded, and later calls replay
 
 from __future__ import annotations
 
-import functools
 import logging
 import operator
 from time import perf_counter
@@ -22,7 +21,6 @@ from typing import (
     Iterable,
     Iterator,
     Mapping,
-    NamedTuple,
     Sequence,
     Tuple,
 )
@@ -31,7 +29,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as _vmap_of_torch
 from torch._C import _set_grad_enabled
-from torch.autograd.function import Function
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.func import vmap  # type: ignore[attr-defined,unused-ignore]
 from torch.fx.graph import Graph
 from torch.fx.interpreter import Interpreter
@@ -44,13 +42,16 @@ from .._printing import print_tensor
 from .._switches import FOLD_VARIABLE, fold_bytes, is_on
 from ..ops import call_on_host, run_branch, run_custom_op, run_loop
 from ..options import Settings
+from .anchors import Anchors
 from .autograd_grad import function_of
 from .device import Collect, DeviceCall, Results, Runner
 from .dtypes import DispatchMode, GraphModule
 from .graph import (
+    as_list,
     effects_of,
     function_name,
     map_tensors,
+    named_arguments,
     original,
     storage_of,
     tensors_in,
@@ -68,18 +69,15 @@ def fold(
     arguments: Sequence[Tensor],
     num_weights: int,
     count: int,
-    *,
-    is_stacked: bool = False,
 ) -> Forward:
     """Return a function that runs a program on several micro-batches at once.
 
     Args:
         program: A graph that writes to no argument and draws no random numbers.
-        arguments: The weights, then for each input the rows of all micro-batches.
+        arguments: The weights, then the inputs, whose first dimension is that of the
+            micro-batches.
         num_weights: The number of weights.
         count: The number of micro-batches.
-        is_stacked: Whether the inputs have a first dimension of the micro-batches, and
-            not their rows one after the other.
 
     Returns:
         A function of the same arguments. Its results have a new first dimension, one
@@ -87,22 +85,19 @@ def fold(
 
     Example:
         >>> program = torch.fx.symbolic_trace(lambda weight, x: ((weight * x).sum(),))
-        >>> given = torch.tensor(2.0), torch.arange(6.0)
-        >>> fold(program, given, 1, 3)(*given)
+        >>> arguments = torch.tensor(2.0), torch.arange(6.0).view(3, 2)
+        >>> fold(program, arguments, 1, 3)(*arguments)
         (tensor([ 2., 10., 18.]),)
     """
     recorder = _Recorder()
-    given = [recorder.placeholder(tensor) for tensor in arguments]
+    places = [recorder.placeholder(tensor) for tensor in arguments]
     dims = (*[None] * num_weights, *[0] * (len(arguments) - num_weights))
-    run = vmap(_Interpreter(program, recorder).run, dims)
+    run = vmap(_Interpreter(program, recorder, count).run, dims)
     is_fallback_enabled = _functorch._is_vmap_fallback_enabled()
     with recorder:
-        rows = given[num_weights:]
-        if not is_stacked:
-            rows = [_cut(tensor, count, 0) for tensor in rows]
         _functorch._set_vmap_fallback_enabled(False)  # it would loop inside
         try:
-            results = run(*given[:num_weights], *rows)
+            results = run(*places)
         finally:
             _functorch._set_vmap_fallback_enabled(is_fallback_enabled)
     return recorder.finish(program, results)
@@ -113,38 +108,28 @@ class _Recorder(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self._graph = Graph()
+        self.graph = Graph()
         self._is_paused = False
 
     def placeholder(self, tensor: Tensor) -> Tensor:
         """Add an argument to the graph, and return the tensor to compute with."""
-        return _with_node(
-            tensor, self._graph.placeholder(f"argument_{len(self._graph.nodes)}")
-        )
+        alias = tensor.detach()
+        # `vmap` refuses requires_grad_(), even with False as for its constants.
+        alias = alias.requires_grad_() if tensor.requires_grad else alias
+        node = self.graph.placeholder(f"argument_{len(self.graph.nodes)}")
+        alias._node = node  # type: ignore[attr-defined,unused-ignore]
+        return alias
 
-    def constant(self, name: str, tensor: Tensor) -> Tensor:
-        """Add a tensor that the program stores as an attribute."""
+    def record(
+        self, node: Node, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Run the operation of a program's node, and record it as one operation."""
         self._is_paused = True
         try:
-            return _with_node(tensor, self._graph.get_attr(name))
+            results = run(node.target, args, kwargs)
         finally:
             self._is_paused = False
-
-    def set_grad_enabled(self, is_enabled: bool) -> None:
-        """Record that gradients are on or off from here on."""
-        self._graph.call_function(_set_grad_enabled, (is_enabled,))
-        _set_grad_enabled(is_enabled)
-
-    def call(self, op: str, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function or a method, and record it as one operation."""
-        method = op == "call_method"
-        function = getattr(type(args[0]), target) if method else target
-        self._is_paused = True
-        try:
-            results = function(*args, **kwargs)
-        finally:
-            self._is_paused = False
-        self._add(op, target, args, kwargs, results)
+        self._add(node.op, node.target, args, kwargs, results)
         return results
 
     def __torch_dispatch__(
@@ -159,32 +144,24 @@ class _Recorder(DispatchMode):
 
     def _add(self, op: str, target: Any, args: Any, kwargs: Any, results: Any) -> Node:
         args, kwargs = map_tensors(args, _node), map_tensors(kwargs, _node)
-        node: Node = self._graph.create_node(op, target, args, kwargs)
+        node: Node = self.graph.create_node(op, target, args, kwargs)
         if isinstance(results, Tensor):
             results._node = node  # type: ignore[attr-defined,unused-ignore]
             return node
-        for index, result in enumerate(results):
+        for index, result in enumerate(as_list(results)):
             if isinstance(result, Tensor):
-                item = self._graph.call_function(operator.getitem, (node, index))
+                item = self.graph.call_function(operator.getitem, (node, index))
                 result._node = item  # type: ignore[attr-defined,unused-ignore]
         return node
 
     def finish(self, program: GraphModule, results: Sequence[Tensor]) -> Forward:
         """Return a function of the graph without its dead operations."""
-        self._graph.output(tuple(_node(result) for result in results))
-        for node in reversed(list(self._graph.nodes)):
+        self.graph.output(tuple(_node(result) for result in results))
+        for node in reversed(list(self.graph.nodes)):
             has_effects = node.target is _set_grad_enabled or node.meta.get("writes")
             if node.op.startswith("call") and not (node.users or has_effects):
-                self._graph.erase_node(node)
-        return GraphModule(program, self._graph).forward
-
-
-def _with_node(tensor: Tensor, node: Node) -> Tensor:
-    alias = tensor.detach()
-    # `vmap` refuses requires_grad_(), even with False as for its constants.
-    alias = alias.requires_grad_() if tensor.requires_grad else alias
-    alias._node = node  # type: ignore[attr-defined,unused-ignore]
-    return alias
+                self.graph.erase_node(node)
+        return GraphModule(program, self.graph).forward
 
 
 def _node(tensor: Tensor) -> Node:
@@ -197,68 +174,98 @@ def _node(tensor: Tensor) -> Node:
 class _Interpreter(Interpreter):
     """Runs the graph of a program under `vmap`."""
 
-    def __init__(self, program: GraphModule, recorder: _Recorder) -> None:
+    def __init__(self, program: GraphModule, recorder: _Recorder, count: int) -> None:
         super().__init__(program)  # type: ignore[no-untyped-call,unused-ignore]
         self._recorder = recorder
+        self._count = count
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        if isinstance(value, Tensor):
+            value._node = self._recorder.graph.get_attr(target)  # type: ignore[attr-defined,unused-ignore]
+        return value
 
     def run_node(self, n: Node) -> Any:
-        if n.target is _set_grad_enabled:
-            return self._recorder.set_grad_enabled(bool(n.args[0]))
-        if n.op == "get_attr":
-            value = super().run_node(n)
-            is_tensor = isinstance(value, Tensor)
-            return self._recorder.constant(str(n.target), value) if is_tensor else value
-        if n.op not in ("call_function", "call_method"):
+        if not n.op.startswith("call"):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if not tensors_in((args, kwargs)):
-            return self._recorder.call(n.op, n.target, args, kwargs)
-        reduced = _reduction_of_rows(n, kwargs)
-        if reduced is not None:
+            return self._recorder.record(n, getattr(self, n.op), args, kwargs)
+        is_loss = n.target in (cross_entropy, nll_loss)
+        reduction = kwargs.get("reduction") if is_loss else None
+        # `vmap` imports a compiler for the mean of these losses.
+        has_rule = reduction in ("sum", "mean") and all(
+            kwargs.get(name) is None for name in ("weight", "size_average", "reduce")
+        )
+        if has_rule:
             kwargs = {**kwargs, "reduction": "none"}
-        rows = _find_rows(function_name(n), args, kwargs)
-        if rows is None:
+        name = function_name(n)
+        named = named_arguments(n.target, name, args, kwargs)
+        dims, result_dims = _find_rows(name, named) or ({}, ())
+        others = [value for key, value in named.items() if key not in dims]
+        rows = [
+            (tensor, dim)
+            for key, dim in dims.items()
+            for tensor in tensors_in(named.get(key))
+        ]
+        levels = {_functorch.maybe_get_level(tensor) for tensor, _ in rows} - {-1}
+        if not levels or any(map(_functorch.is_batchedtensor, tensors_in(others))):
             return super().run_node(n)
-        run = functools.partial(self._run_whole, n, args, kwargs, rows)
-        result = _Whole.apply(run, *rows.tensors)  # type: ignore[no-untyped-call]
-        return result if reduced is None else reduced(result, args[1])
+        result = self._run_whole(n, args, kwargs, rows, result_dims, levels.pop())
+        if not has_rule:
+            return result
+        total = result.sum()
+        if reduction == "sum":
+            return total
+        target = named["target"]
+        if target.is_floating_point():
+            return torch.div(total, result.numel())
+        return torch.div(total, target.ne(named["ignore_index"]).sum())
 
     def _run_whole(
         self,
         node: Node,
         args: Any,
         kwargs: Any,
-        rows: _Rows,
-        count: int,
-        batch_dims: Sequence[int | None],
-        tensors: Sequence[Tensor],
-    ) -> tuple[Any, Any]:
+        rows: Sequence[tuple[Tensor, int | None]],
+        result_dims: Sequence[int | None],
+        level: int,
+    ) -> Any:
         """Run an operation once, on the rows of all micro-batches side by side.
 
         Args:
-            count: The number of micro-batches.
-            batch_dims: For each of `tensors` the dimension of the micro-batches; None
-                if it has none.
-            tensors: The tensors of `rows`.
+            rows: The tensors among its arguments whose rows are independent of each
+                other, and the dimension of the rows; None if further dimensions are
+                allowed.
+            result_dims: The dimension of the rows of each result.
+            level: The number of the transformation by `vmap`.
         """
         together: dict[int, Tensor] = {}
-        for old, dim, at, tensor in zip(rows.tensors, rows.dims, batch_dims, tensors):
-            if at is None:
-                at, tensor = 0, tensor.expand(count, *tensor.shape)
-            if dim is None:
-                together[id(old)] = tensor.movedim(at, 0) if at else tensor
-            else:
-                together[id(old)] = _joined(tensor, at, dim)
-        given = map_tensors((args, kwargs), lambda t: together.get(id(t), t))
-        results = self._recorder.call(node.op, node.target, *given)
-        if isinstance(results, Tensor):
-            dim = rows.results[0]
-            return (results, 0) if dim is None else (_cut(results, count, dim), dim)
-        cut = [
-            result if dim is None else _cut(result, count, dim)
-            for result, dim in zip(results, rows.results)
-        ]
-        return tuple(cut), rows.results
+        with retrieve_current_functorch_interpreter().lower():  # type: ignore[no-untyped-call,unused-ignore]
+            for tensor, dim in rows:
+                at, whole = 0, tensor
+                if _functorch.is_batchedtensor(tensor):
+                    at = _functorch.maybe_get_bdim(tensor)
+                    whole = _functorch.get_unwrapped(tensor)
+                else:
+                    whole = tensor.expand(self._count, *tensor.shape)
+                if dim is None:
+                    together[id(tensor)] = whole.movedim(at, 0) if at else whole
+                else:
+                    together[id(tensor)] = _join(whole, at, dim)
+            joined = map_tensors((args, kwargs), lambda t: together.get(id(t), t))
+            results = self._recorder.record(node, getattr(self, node.op), *joined)
+            cut = [
+                result if dim is None else _cut(result, self._count, dim)
+                for result, dim in zip(as_list(results), result_dims)
+            ]
+        wrapped = tuple(
+            _functorch._add_batch_dim(result, dim or 0, level)
+            if isinstance(result, Tensor)
+            else result
+            for result, dim in zip(cut, result_dims)
+        )
+        return wrapped[0] if isinstance(results, Tensor) else wrapped
 
 
 def _cut(tensor: Tensor, count: int, dim: int) -> Tensor:
@@ -268,68 +275,13 @@ def _cut(tensor: Tensor, count: int, dim: int) -> Tensor:
     return cut
 
 
-def _joined(tensor: Tensor, at: int, dim: int) -> Tensor:
+def _join(tensor: Tensor, at: int, dim: int) -> Tensor:
     """Join dimension `at`, the micro-batches, with dimension `dim`, their rows."""
     known = getattr(tensor, "_joined", None)
     if known is not None and known[0] == at == dim:
         return known[1]
     moved = tensor if at == dim else tensor.movedim(at, dim)
     return moved.flatten(dim, dim + 1)
-
-
-class _Whole(Function):
-    """Runs an operation on joined rows, where `vmap` must not split it."""
-
-    @staticmethod
-    def forward(run: Any, *tensors: Tensor) -> Any:  # type: ignore[override,unused-ignore]
-        raise AssertionError("no argument depends on the micro-batch")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, run: Any, *tensors: Tensor) -> Any:  # type: ignore[override,unused-ignore]
-        return run(info.batch_size, in_dims[1:], tensors)
-
-
-class _Rows(NamedTuple):
-    """The arguments of an operation whose rows are independent of each other.
-
-    Attributes:
-        tensors: These arguments. No other argument depends on the micro-batch.
-        dims: Dimension of the rows of each; None if further dimensions are allowed.
-        results: Dimension of the rows of each result.
-    """
-
-    tensors: tuple[Tensor, ...]
-    dims: tuple[int | None, ...]
-    results: tuple[int | None, ...]
-
-
-def _reduction_of_rows(node: Node, kwargs: Any) -> Callable[..., Tensor] | None:
-    """Return the reduction of a loss over the rows of a micro-batch, or None.
-
-    `vmap` has rules for the losses of rows by `cross_entropy` and `nll_loss`, but for
-    their mean it imports a compiler.
-    """
-    if node.target not in (cross_entropy, nll_loss):
-        return None
-    if any(kwargs.get(n) is not None for n in ("weight", "size_average", "reduce")):
-        return None
-    reduction = kwargs.get("reduction")
-    if reduction not in ("sum", "mean"):
-        return None
-
-    def reduced(losses: Tensor, target: Tensor) -> Tensor:
-        total: Tensor = losses.sum()
-        if reduction == "sum":
-            return total
-        is_of_classes = not target.is_floating_point()
-        known: Tensor = target.ne(kwargs["ignore_index"]).sum()
-        return torch.div(total, known if is_of_classes else losses.numel())
-
-    return reduced
 
 
 _OF_IMAGES = {
@@ -342,56 +294,47 @@ _OF_IMAGES = {
 }
 """Number of dimensions of the input of these operations."""
 
+_Dims = Mapping[str, "int | None"]
 
-def _find_rows(name: str, args: Any, kwargs: Any) -> _Rows | None:
+
+def _find_rows(
+    name: str, named: Mapping[str, Any]
+) -> tuple[_Dims, tuple[int | None, ...]] | None:
     """Return the rows of an operation to run on joined rows; None to let `vmap` run it.
 
     `vmap` would split recurrent layers and attention into small operations, and would
     run more operations than needed for convolutions and products.
+
+    Returns:
+        The dimension of the rows of each argument that has such, by its name, and of
+        each result. It is None if further dimensions are allowed.
     """
-    x: Any = args[0] if args else None
-    if not isinstance(x, Tensor):
-        return None
-    rank = x.dim()
-    found: list[tuple[Any, int | None]] = []
-    results: tuple[int | None, ...] = (0,)
-    learns = args[5] if len(args) > 5 else kwargs.get("training")  # of batch norm
+    x = named.get("input", named.get("query"))
+    rank = x.dim() if isinstance(x, Tensor) else 0
     if name == "linear" and rank > 1:
-        found, results = [(x, None)], (None,)
-    elif (
+        return {"input": None}, (None,)
+    if (
         _OF_IMAGES.get(name) == rank
-        or (name == "to" and kwargs.get("memory_format") is torch.channels_last)
-        or (name == "batch_norm" and rank > 1 and not learns)
+        or (name == "to" and named.get("memory_format") is torch.channels_last)
+        or (name == "batch_norm" and rank > 1 and not named.get("training"))
     ):
-        found = [(x, 0)]
-    elif name in ("cross_entropy", "nll_loss") and rank > 1 and len(args) == 2:
-        if kwargs.get("reduction") == "none":
-            found = [(x, 0), (args[1], 0)]
-    elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and rank == 3:
-        dim = 0 if args[8] else 1  # batch_first
-        states = list(tensors_in(args[1]))
-        found = [(x, dim), *((state, 1) for state in states)]
-        results = (dim, *[1] * len(states))
-    elif name == "scaled_dot_product_attention" and rank > 2:
-        found = [(tensor, 0) for tensor in args[:3]]
-        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        if mask is not None and mask.dim() == rank and len(mask) > 1:
-            found += [(mask, 0)]
-    elif name == "multi_head_attention_forward" and rank == 3 and len(args) < 15:
-        mask = kwargs.get("attn_mask")
-        if mask is None or mask.dim() == 2:
-            found = [(tensor, 1) for tensor in args[:3]]
-            padding = kwargs.get("key_padding_mask")
-            found += [] if padding is None else [(padding, 0)]
-            results = (1, 0 if kwargs.get("need_weights", True) else None)
-    own = {id(tensor) for tensor, _ in found}
-    batched = [
-        id(t) for t in tensors_in((args, kwargs)) if _functorch.is_batchedtensor(t)
-    ]
-    if not batched or not own.issuperset(batched):
-        return None
-    tensors, dims = zip(*found)
-    return _Rows(tensors, dims, results)
+        return {"input": 0}, (0,)
+    if name in ("cross_entropy", "nll_loss") and rank > 1:
+        is_of_rows = named.get("reduction") == "none"
+        return ({"input": 0, "target": 0}, (0,)) if is_of_rows else None
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and rank == 3:
+        dim = 0 if named["batch_first"] else 1
+        return {"input": dim, "hx": 1}, (dim, *[1] * len(as_list(named["hx"])))
+    mask = named.get("attn_mask")
+    if name == "scaled_dot_product_attention" and rank > 2:
+        has_rows = mask is not None and mask.dim() == rank and len(mask) > 1
+        names = ["query", "key", "value", *["attn_mask"] * has_rows]
+        return dict.fromkeys(names, 0), (0,)
+    is_equal = mask is None or mask.dim() == 2  # for all rows
+    if name == "multi_head_attention_forward" and rank == 3 and is_equal:
+        dims = {"query": 1, "key": 1, "value": 1, "key_padding_mask": 0}
+        return dims, (1, 0 if named.get("need_weights", True) else None)
+    return None
 
 
 _RELATIVE = 1e-4
@@ -427,6 +370,7 @@ def choose_runner(
     layout: Layout,
     settings: Settings,
     groups: Mapping[str, ReplicaGroups],
+    anchors: Anchors,
 ) -> Runner:
     """Return the runner of a program: in folds where they are allowed, else in a loop.
 
@@ -444,6 +388,7 @@ def choose_runner(
         "the program writes to its buffers or inputs": writes or program.written_inputs,
         "the program reads memory by strides of its own": program.reads_memory,
         "there are no inputs": program.num_inputs == 0,
+        "gradients or updates are anchored": anchors.num_watched,
     }
     for node in program.graph.graph.nodes:
         reason = _LOOPED_OPERATIONS.get(original(node.target))
@@ -461,8 +406,8 @@ def choose_runner(
 class FoldRunner(Runner):
     """Runs several micro-batches at once where that gives the results of the loop.
 
-    The first fold of a new size runs beside the loop. If it fails, or its results
-    differ, all later micro-batches run in the loop.
+    The first folds run beside the loop. If they fail, or their results differ, all
+    later micro-batches run in the loop.
     """
 
     def __init__(self, program: Program) -> None:
@@ -475,10 +420,9 @@ class FoldRunner(Runner):
         self, call: DeviceCall, indices: range, collect: Collect
     ) -> None:
         """Run the micro-batches of an update, or of an inference call."""
-        if self._sizes is None and call.watch is None:
+        if self._sizes is None:
             self._sizes = self._choose_sizes(call, len(indices))
-        # Only the loop has the gradients of each micro-batch.
-        if not self._sizes or call.watch is not None:
+        if not self._sizes:
             super().run_micro_batches(call, indices, collect)
         elif self._is_verified:
             for first, results in self._run_folds(call, self._sizes, indices):
@@ -491,14 +435,14 @@ class FoldRunner(Runner):
         if any(t.dtype == torch.float16 for t in call.device.weights.trained.values()):
             logger.debug(_LOOPED, "one backward pass would add up in float16")
             return ()
-        rows = call.inputs.joined(0, 1)
+        rows = [row[0] for row in call.inputs.stacked(0, 1)]
         memory = _Memory()
         with torch.no_grad(), memory:
             call.device.program.run(*call.device.weights.arguments[0], *rows)
         # The backward pass needs all values.
         has_loss = call.device.program.has_loss
-        of_one = max(1, memory.total if has_loss else memory.most)
-        most = self._max_bytes // of_one
+        size_of_one = max(1, memory.total if has_loss else memory.most)
+        most = self._max_bytes // size_of_one
         if most < 2:
             return ()
         num_folds = -(-count // min(count, most))
@@ -506,26 +450,23 @@ class FoldRunner(Runner):
         return (size + 1,) * longer + (size,) * (num_folds - longer)
 
     def _run_folds(
-        self,
-        call: DeviceCall,
-        sizes: Sequence[int],
-        indices: range,
+        self, call: DeviceCall, sizes: Sequence[int], indices: range
     ) -> Iterator[tuple[int, Results]]:
         """Yield the first index of each fold, and its stacked results."""
-        first = indices.start
+        device, first = call.device, indices.start
         for size in sizes:
             started = perf_counter()
-            rows = [row.contiguous() for row in call.inputs.joined(first, size)]
-            replica = first % call.device.layout.replicas
-            arguments = [*call.device.weights.arguments[replica], *rows]
-            with torch.set_grad_enabled(call.device.gradients is not None):
+            rows = call.inputs.stacked(first, size)
+            replica = first % device.layout.replicas
+            arguments = [*device.weights.arguments[replica], *rows]
+            with torch.set_grad_enabled(device.gradients is not None):
                 if size not in self._folds:
-                    module: Any = call.device.program.run
-                    count = len(call.device.program.weight_names)
+                    module: Any = device.program.run
+                    count = len(device.program.weight_names)
                     self._folds[size] = fold(module.__self__, arguments, count, size)
                 results = self._folds[size](*arguments)
-            if call.device.gradients is not None:
-                results = call.device.gradients.add(results)
+            if device.gradients is not None:
+                results = device.gradients.add(results)
             call.inputs.note_fold(started, size)
             yield first, tuple(result.detach() for result in results)
             first += size
@@ -537,58 +478,45 @@ class FoldRunner(Runner):
         indices: range,
         collect: Collect,
     ) -> None:
-        """Run micro-batches in folds and in the loop, and compare the results."""
+        """Run micro-batches in the loop and in folds, and use the folds if equal."""
         trained, taken = call.device.weights.trained.values(), call.inputs.taken
-        num_taken = len(taken)
-        looped = self._run_loop(call, indices)
-        gradients = [_sample(tensor.grad) for tensor in trained]
-        _drop_gradients(trained)
-        del taken[num_taken:]
+        looped: list[Results] = []
         folded: list[tuple[int, Results]] = []
-        level = logging.WARNING
-        try:
+
+        def keep(_: int, results: Results) -> None:
+            looped.append(tuple(result.detach() for result in results))
+
+        def values(columns: Iterable[Tensor]) -> _Values:
+            gradients = [weight.grad for weight in trained]
+            return {"results": list(columns), "gradients": gradients}
+
+        def run() -> _Values:
             folded.extend(self._run_folds(call, sizes, indices))
-            columns = zip(*(results for _, results in folded))
-            nodes = call.device.program.graph.graph.nodes
-            is_half = any(hasattr(n.target, "_computes_in_float32") for n in nodes)
-            relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
-            reason = _difference(
-                "results",
-                [torch.stack(column) for column in zip(*looped)],
-                [torch.cat(column) for column in columns],
-                relative,
-            ) or _difference(
-                "gradients", gradients, [_sample(t.grad) for t in trained], relative
-            )
-        except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
-            level, reason = logging.DEBUG, str(error).partition("\n")[0]
-        if reason is None:
+            return values(map(torch.cat, zip(*(results for _, results in folded))))
+
+        start = len(taken)
+        super().run_micro_batches(call, indices, keep)
+        expected, end = values(map(torch.stack, zip(*looped))), len(taken)
+        for weight in trained:
+            weight.grad = None
+        nodes = call.device.program.graph.graph.nodes
+        is_half = any(hasattr(n.target, "_computes_in_float32") for n in nodes)
+        relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
+        message = "Micro-batches run one after the other, not folded into one pass: %s"
+        if _agreeing(message, expected, run, relative) is not None:
             logger.debug("Up to %d micro-batches run in one pass", max(sizes))
             self._is_verified = True
+            del taken[start:end]
             for first, results in folded:
                 _give(call, first, results, collect)
             return
         self._sizes = ()
         self._folds.clear()
-        logger.log(
-            level,
-            "Micro-batches run one after the other, not folded into one pass: %s",
-            reason,
-        )
-        _drop_gradients(trained)
-        del taken[num_taken:]
-        for index, of_one in zip(indices, self._run_loop(call, indices)):
-            collect(index, of_one)
-
-    def _run_loop(self, call: DeviceCall, indices: range) -> list[Results]:
-        """Run micro-batches one after the other, and return their results."""
-        looped: list[Results] = []
-        super().run_micro_batches(
-            call,
-            indices,
-            lambda _, results: looped.append(tuple(r.detach() for r in results)),
-        )
-        return looped
+        del taken[end:]
+        for weight, gradient in zip(trained, expected["gradients"]):
+            weight.grad = gradient
+        for index, results in zip(indices, looped):
+            collect(index, results)
 
 
 class SplitRunner(Runner):
@@ -610,40 +538,48 @@ class SplitRunner(Runner):
         self._parts = _split(module.__self__, self._num_weights)
         self._folds: dict[tuple[GraphModule, int], Forward] = {}
         self._looped: set[GraphModule] = set()  # parts that can't be folded
-        self._is_ahead = False  # whether the first part runs before the loop
-        self._given: list[Results] = []  # its results
+        self._is_ahead: bool | None = (
+            None  # whether the first part runs before the loop
+        )
+        self._early: list[Results] = []  # its results
         self._most = 0  # micro-batches of the last part; 0 until the first one has run
         self._kept: list[Results] = []  # of micro-batches that wait for it
+
+    def run(self, call: DeviceCall) -> None:
+        """Run a call, and before it what depends on its inputs alone."""
+        self._kept, self._early = [], []
+        if self._parts is not None:
+            first, count = self._parts[0], len(call.device.layout.micro_batches)
+            rows = call.inputs.stacked(0, count)
+            if self._is_ahead is None:
+                size = count * _size(first(*(row[0] for row in rows)))
+                self._is_ahead = 0 < size <= self._max_bytes
+            if self._is_ahead:
+                self._early = list(zip(*map(torch.unbind, self._run(first, rows))))
+        super().run(call)
 
     def run_micro_batches(
         self, call: DeviceCall, indices: range, collect: Collect
     ) -> None:
-        """Run the micro-batch of an update, and the other parts where it is time."""
-        if self._parts is None or call.watch is not None:
+        """Run the micro-batch of an update, and the last part where it is time."""
+        if self._parts is None:
             super().run_micro_batches(call, indices, collect)
             return
         before, loop, after = self._parts
         index, count = indices.start, len(call.device.layout.micro_batches)
-        if index == 0:
-            self._kept = []
-            rows = [_cut(row, count, 0) for row in call.inputs.joined(0, count)]
-            if self._most == 0:
-                size = count * _size(before(*(row[0] for row in rows)))
-                self._is_ahead = 0 < size <= self._max_bytes
-            if self._is_ahead:
-                self._given = list(zip(*map(torch.unbind, self._run(before, rows))))
 
-        def run(*given: Tensor) -> Results:
+        def run(*arguments: Tensor) -> Results:
             if self._is_ahead:
-                return loop.forward(*given, *self._given[index])
-            return loop.forward(*given, *before.forward(*given[self._num_weights :]))
+                return loop.forward(*arguments, *self._early[index])
+            inputs = arguments[self._num_weights :]
+            return loop.forward(*arguments, *before.forward(*inputs))
 
         self._loop(call, indices, lambda _, results: self._kept.append(results), run)
         if self._most == 0:
-            of_one = list(tensors_in(self._kept[0]))
-            self._most = max(1, self._max_bytes // max(1, _size(of_one)))
+            size = max(1, _size(self._kept[0]))
+            self._most = max(1, self._max_bytes // size)
             weights = set(map(storage_of, call.device.weights.trained.values()))
-            if not weights.isdisjoint(map(storage_of, of_one)):
+            if not weights.isdisjoint(map(storage_of, self._kept[0])):
                 self._most = 1  # the next update would change what waits
         if indices.stop == count or len(self._kept) == self._most:
             kept, self._kept = self._kept, []
@@ -659,19 +595,18 @@ class SplitRunner(Runner):
         looped = tuple(map(torch.stack, zip(*(part(*row) for row in zip(*rows)))))
         if part in self._looped:
             return looped
-        level = logging.WARNING
-        try:
-            run = fold(part, rows, 0, len(rows[0]), is_stacked=True)
-            folded = run(*rows)
-            reason = _difference("results", looped, folded, _RELATIVE)
-        except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
-            level, reason = logging.DEBUG, str(error).partition("\n")[0]
-        if reason is None:
-            self._folds[key] = run
+
+        def run() -> _Values:
+            self._folds[key] = fold(part, rows, 0, len(rows[0]))
+            return {"results": self._folds[key](*rows)}
+
+        message = "Parts run one after the other, not folded: %s"
+        folded = _agreeing(message, {"results": looped}, run, _RELATIVE)
+        if folded is not None:
             logger.debug("Parts of %d micro-batches run in one pass", len(rows[0]))
-            return folded
+            return tuple(folded["results"])
         self._looped.add(part)
-        logger.log(level, "Parts run one after the other, not folded: %s", reason)
+        self._folds.pop(key, None)
         return looped
 
 
@@ -738,44 +673,41 @@ def _split(
     )
 
 
-def _sample(gradient: Tensor | None) -> Tensor | None:
-    """Copy a gradient, or evenly spread elements of a large one, to compare it later.
+_Values = Mapping[str, Sequence[Any]]
+"""Results of a program, and gradients, which may be None."""
 
-    A copy of all gradients would be the largest thing in memory, for the first call.
+
+def _agreeing(
+    message: str, looped: _Values, run: Callable[[], _Values], relative: float
+) -> _Values | None:
+    """Return what folds compute; None, and a log, if they fail or differ from the loop.
+
+    Args:
+        message: The log, which takes the reason.
+        looped: The values of the loop.
+        run: Computes those of the folds.
+        relative: The difference allowed, as a share of a tensor's largest element.
     """
-    if gradient is None:
+    level, place = logging.DEBUG, ""
+    try:
+        folded = run()
+        level = logging.WARNING
+        for what, values in looped.items():
+            place = f"{what}: "
+            floor = _SHARE_OF_LARGEST * max(map(_largest, values), default=0.0)
+            for value, other in zip(values, folded[what]):
+                is_number = value is not None and value.is_floating_point()
+                torch.testing.assert_close(
+                    other,
+                    value,
+                    rtol=0.0,
+                    atol=relative * _largest(value) + floor if is_number else 0.0,
+                    equal_nan=True,
+                )
+    except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
+        logger.log(level, message, place + " ".join(str(error).split()))
         return None
-    return gradient.flatten()[:: 1 + gradient.numel() // 65_536].clone()
-
-
-def _drop_gradients(weights: Iterable[Tensor]) -> None:
-    for weight in weights:
-        weight.grad = None
-
-
-def _difference(
-    what: str,
-    looped: Sequence[Tensor | None],
-    folded: Sequence[Tensor | None],
-    relative: float,
-) -> str | None:
-    """Describe a difference of two ways, beyond that of sums in another order."""
-    floor = _SHARE_OF_LARGEST * max(map(_largest, looped), default=0.0)
-    for index, (one, other) in enumerate(zip(looped, folded)):
-        if one is None or other is None:
-            if one is not other:
-                return f"{what}: tensor {index} is missing in one way"
-            continue
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return f"{what}: tensor {index} has another shape or type"
-        allowed = relative * _largest(one) + floor if one.is_floating_point() else 0.0
-        if not torch.allclose(other, one, 0.0, allowed, equal_nan=True):
-            gap = (one.double() - other.double()).abs().max()
-            return (
-                f"{what}: tensor {index} differs by {gap:.3g}, and its largest "
-                f"element is {_largest(one):.3g}"
-            )
-    return None
+    return folded
 
 
 def _give(call: DeviceCall, first: int, results: Results, collect: Collect) -> None:

@@ -172,14 +172,14 @@ class Inputs:
             self._copies.append(rows)
         return rows
 
-    def joined(self, first: int, count: int) -> tuple[Tensor, ...]:
-        """Return the rows of `count` micro-batches, joined for each input."""
+    def stacked(self, first: int, count: int) -> list[Tensor]:
+        """Return the rows of micro-batches, with a first dimension of these."""
         total = self._layout.input_blocks
-        sizes = [tensor.shape[0] // total for tensor in self._on_device]
-        return tuple(
-            tensor.narrow(0, first * size, count * size)
-            for tensor, size in zip(self._on_device, sizes)
-        )
+        stacked = [
+            tensor.view(total, tensor.shape[0] // total, *tensor.shape[1:])
+            for tensor in self._on_device
+        ]
+        return [tensor[first : first + count].contiguous() for tensor in stacked]
 
     def note_fold(self, started: float, count: int) -> None:
         """Set the time stamps of `count` micro-batches that ran at once.
