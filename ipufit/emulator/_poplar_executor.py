@@ -578,7 +578,7 @@ class PoplarExecutor:
         if self._optimizer is not None:
             self._optimizer.read()
         with self._host_weights():
-            self._require_device("copyNamedBuffersToDevice").upload_named(names)
+            self._require_device("copyNamedBuffersToDevice").upload(names)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
         """Load weights into the user's module, and upload them if attached.

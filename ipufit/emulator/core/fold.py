@@ -44,7 +44,7 @@ from ..ops import call_on_host, run_branch, run_custom_op, run_loop
 from ..options import Settings
 from .anchors import Anchors
 from .autograd_grad import function_of
-from .device import Collect, DeviceCall, Results, Runner
+from .device import DeviceCall, Results, Runner
 from .dtypes import DispatchMode, GraphModule
 from .graph import (
     as_list,
@@ -416,19 +416,17 @@ class FoldRunner(Runner):
         self._folds: dict[int, Forward] = {}
         self._is_verified = False
 
-    def run_micro_batches(
-        self, call: DeviceCall, indices: range, collect: Collect
-    ) -> None:
+    def run_micro_batches(self, call: DeviceCall, indices: range) -> None:
         """Run the micro-batches of an update, or of an inference call."""
         if self._sizes is None:
             self._sizes = self._choose_sizes(call, len(indices))
         if not self._sizes:
-            super().run_micro_batches(call, indices, collect)
+            super().run_micro_batches(call, indices)
         elif self._is_verified:
             for first, results in self._run_folds(call, self._sizes, indices):
-                _give(call, first, results, collect)
+                _give(call, first, results)
         else:
-            self._verify(call, self._sizes, indices, collect)
+            self._verify(call, self._sizes, indices)
 
     def _choose_sizes(self, call: DeviceCall, count: int) -> tuple[int, ...]:
         """Return the sizes of the folds, in micro-batches; none for the loop."""
@@ -471,13 +469,7 @@ class FoldRunner(Runner):
             yield first, tuple(result.detach() for result in results)
             first += size
 
-    def _verify(
-        self,
-        call: DeviceCall,
-        sizes: Sequence[int],
-        indices: range,
-        collect: Collect,
-    ) -> None:
+    def _verify(self, call: DeviceCall, sizes: Sequence[int], indices: range) -> None:
         """Run micro-batches in the loop and in folds, and use the folds if equal."""
         trained, taken = call.device.weights.trained.values(), call.inputs.taken
         looped: list[Results] = []
@@ -495,7 +487,7 @@ class FoldRunner(Runner):
             return values(map(torch.cat, zip(*(results for _, results in folded))))
 
         start = len(taken)
-        super().run_micro_batches(call, indices, keep)
+        self.loop(call, indices, keep, call.device.program.run)
         expected, end = values(map(torch.stack, zip(*looped))), len(taken)
         for weight in trained:
             weight.grad = None
@@ -508,7 +500,7 @@ class FoldRunner(Runner):
             self._is_verified = True
             del taken[start:end]
             for first, results in folded:
-                _give(call, first, results, collect)
+                _give(call, first, results)
             return
         self._sizes = ()
         self._folds.clear()
@@ -516,7 +508,7 @@ class FoldRunner(Runner):
         for weight, gradient in zip(trained, expected["gradients"]):
             weight.grad = gradient
         for index, results in zip(indices, looped):
-            collect(index, results)
+            call.collect(index, results)
 
 
 class SplitRunner(Runner):
@@ -558,12 +550,10 @@ class SplitRunner(Runner):
                 self._early = list(zip(*map(torch.unbind, self._run(first, rows))))
         super().run(call)
 
-    def run_micro_batches(
-        self, call: DeviceCall, indices: range, collect: Collect
-    ) -> None:
+    def run_micro_batches(self, call: DeviceCall, indices: range) -> None:
         """Run the micro-batch of an update, and the last part where it is time."""
         if self._parts is None:
-            super().run_micro_batches(call, indices, collect)
+            super().run_micro_batches(call, indices)
             return
         before, loop, after = self._parts
         index, count = indices.start, len(call.device.layout.micro_batches)
@@ -574,7 +564,7 @@ class SplitRunner(Runner):
             inputs = arguments[self._num_weights :]
             return loop.forward(*arguments, *before.forward(*inputs))
 
-        self._loop(call, indices, lambda _, results: self._kept.append(results), run)
+        self.loop(call, indices, lambda _, results: self._kept.append(results), run)
         if self._most == 0:
             size = max(1, _size(self._kept[0]))
             self._most = max(1, self._max_bytes // size)
@@ -584,7 +574,7 @@ class SplitRunner(Runner):
         if indices.stop == count or len(self._kept) == self._most:
             kept, self._kept = self._kept, []
             results = self._run(after, list(map(torch.stack, zip(*kept))))
-            _give(call, indices.stop - len(kept), results, collect)
+            _give(call, indices.stop - len(kept), results)
 
     @torch.no_grad()
     def _run(self, part: GraphModule, rows: Sequence[Tensor]) -> Results:
@@ -710,13 +700,13 @@ def _agreeing(
     return folded
 
 
-def _give(call: DeviceCall, first: int, results: Results, collect: Collect) -> None:
+def _give(call: DeviceCall, first: int, results: Results) -> None:
     """Pass the results of a fold to the outputs, whole if all are returned."""
     if call.outputs.takes_whole:
         call.outputs.add_whole([r.flatten(0, 1) if r.dim() > 1 else r for r in results])
         return
     for index, of_one in enumerate(zip(*(r.unbind() for r in results)), first):
-        collect(index, of_one)
+        call.collect(index, of_one)
 
 
 def _largest(tensor: Tensor | None) -> float:
