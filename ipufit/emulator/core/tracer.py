@@ -240,8 +240,9 @@ class Tracer(TorchFunctionMode):
             return _ANSWERS[operation.name](operation)
         if on_device and name == "__get__" and _tells_device(func):
             return _OF_DEVICE[func.__self__.__name__]  # type: ignore[attr-defined]
-        if _sets_requires_grad(operation) and not self.recording.is_training:
-            self.compute(operation)  # it tells autograd, and is no operator
+        if _sets_requires_grad(operation):
+            if not self.recording.is_training:  # a device's training doesn't look at it
+                self.compute(operation)  # it tells autograd, and is no operator
             return args[0] if name == "requires_grad_" else None
         # Creation takes constants from the host.
         self.check(operation, on_device, [] if is_creating else touched)
