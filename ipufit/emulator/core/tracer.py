@@ -241,8 +241,11 @@ class Tracer(TorchFunctionMode):
         if on_device and name == "__get__" and _tells_device(func):
             return _OF_DEVICE[func.__self__.__name__]  # type: ignore[attr-defined]
         if _sets_requires_grad(operation):
-            if not self.recording.is_training:  # a device's training doesn't look at it
-                self.compute(operation)  # it tells autograd, and is no operator
+            tensor = self.recording.on_device(on_device[0])
+            before = tensor.requires_grad
+            self.compute(operation)  # it tells autograd, and is no operator
+            if self.recording.is_training and tensor.is_leaf:  # too late for a device
+                tensor.requires_grad_(before)
             return args[0] if name == "requires_grad_" else None
         # Creation takes constants from the host.
         self.check(operation, on_device, [] if is_creating else touched)

@@ -251,6 +251,6 @@ def test_training_does_not_hear_of_requires_grad_in_forward():
     class Frozen(nn.Linear):
         def forward(self, x):
             self.weight.requires_grad_(False)
-            return super().forward(x).requires_grad_(False)
+            return super().forward(x).requires_grad_(True)
 
     assert trained(Frozen(3, 2), X) == {"weight", "bias"}
