@@ -22,7 +22,7 @@ from torch._C import _set_grad_enabled
 from .._args_parser import CallArguments
 from .._logging import logger
 from .._processes import GradientSums, Processes
-from ..enums import MeanReductionStrategy, OutputMode, ReductionType
+from ..enums import MeanReductionStrategy, ReductionType
 from ..options import Options, Settings
 from .anchors import UPDATED, Anchors, snapshot
 from .device_optimizer import DeviceOptimizer, OptimizerSync
@@ -321,11 +321,11 @@ class DeviceCall(contextlib.ExitStack):
             program.written_inputs,
             reads_memory=program.reads_memory,
         )
-        self.outputs = Outputs(device.mode, device.layout.returned_steps)
+        self.outputs = Outputs(device.layout)
 
     def collect(self, index: int, results: Results) -> None:
         """Store the results of a micro-batch; called in the order of indices."""
-        self.outputs.add(*divmod(index, self.device.layout.replicas), results)
+        self.outputs.add(index, results)
 
     def saw_update(self, indices: range) -> None:
         """Note that the update of these micro-batches is done."""
@@ -346,8 +346,8 @@ class WatchedCall(DeviceCall):
 
     def __init__(self, device: Device, tensors: list[Tensor]) -> None:
         super().__init__(device, tensors)
-        self._gradients = Outputs(device.mode, device.layout.returned_steps)
-        self._updates = Outputs(device.mode, device.layout.returned_steps)
+        self._gradients = Outputs(device.layout)
+        self._updates = Outputs(device.layout)
         self._latest: dict[str, Tensor] = {}
         for name in set(device.anchors.gradients.values()):
             for element in {
@@ -360,7 +360,7 @@ class WatchedCall(DeviceCall):
         """Store the results and gradients of a micro-batch; zeros where it has none."""
         super().collect(index, results)
         device, values = self.device, []
-        step, replica = divmod(index, device.layout.replicas)
+        replica = index % device.layout.replicas
         share = device.gradients.share if device.gradients is not None else 1
         for name in device.anchors.gradients.values():
             gradient = self._latest.get(name)
@@ -368,7 +368,7 @@ class WatchedCall(DeviceCall):
                 gradient = torch.zeros_like(device.weights.of_replicas(name)[replica])
             # A copy in any case: torch goes on adding to this memory.
             values.append(torch.mul(gradient, share))
-        self._gradients.add(step, replica, tuple(values))
+        self._gradients.add(index, tuple(values))
 
     def saw_update(self, indices: range) -> None:
         """Store the tensors after an update."""
@@ -381,8 +381,7 @@ class WatchedCall(DeviceCall):
         ]
         of_replicas = list(zip(*values))
         for index in indices:
-            step, replica = divmod(index, len(of_replicas))
-            self._updates.add(step, replica, of_replicas[replica])
+            self._updates.add(index, of_replicas[index % len(of_replicas)])
 
     def _of_replicas(self, name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         weights = self.device.weights
@@ -447,7 +446,7 @@ class Runner:
         records = torch.is_grad_enabled()
         try:
             for index in indices:
-                rows = call.inputs.rows(*divmod(index, replicas))
+                rows = call.inputs.rows(index)
                 arguments = weights.fresh_arguments(index % replicas)
                 # Each time: the program may leave it otherwise.
                 _set_grad_enabled(gradients is not None)
@@ -546,7 +545,6 @@ class Device:
         self.rng = rng
         self._optimizer = optimizer
         self.layout = layout = Layout(options)
-        self.mode = OutputMode(options.output_mode)
         self.program, self.anchors = executable.program, executable.anchors
         self._draws = self.program.is_random or settings.rounds_at_random
         self.gradients: Gradients | None = None

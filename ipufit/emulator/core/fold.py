@@ -19,7 +19,6 @@ from typing import (
     Any,
     Callable,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
     Tuple,
@@ -403,30 +402,122 @@ def choose_runner(
     return FoldRunner(program)
 
 
-class FoldRunner(Runner):
-    """Runs several micro-batches at once where that gives the results of the loop.
+class _Folds:
+    """The folds of a program, by their sizes.
 
-    The first folds run beside the loop. If they fail, or their results differ, all
-    later micro-batches run in the loop.
+    The first fold of each size runs beside the loop. If it fails, or what it computes
+    differs, there are no folds of other sizes.
+
+    Args:
+        program: The program.
+        num_weights: The number of weights among its arguments.
+        name: What runs in one pass, for logs.
     """
 
+    def __init__(self, program: GraphModule, num_weights: int, name: str) -> None:
+        self.program, self._num_weights, self._name = program, num_weights, name
+        self._forwards: dict[int, Forward] = {}
+        self._is_looped = False
+
+    def find(self, weights: Sequence[Tensor], rows: Sequence[Tensor]) -> Forward | None:
+        """Return the fold for the stacked rows of micro-batches, if there is one."""
+        count = len(rows[0])
+        if count in self._forwards or self._is_looped:
+            return self._forwards.get(count)
+        level, place = logging.DEBUG, ""
+        try:
+            arguments = [*weights, *rows]
+            forward = _keeping_mode(
+                fold, self.program, arguments, self._num_weights, count
+            )
+            folded = list(_keeping_mode(forward, *arguments))
+            values = [self.run_loop(weights, rows), folded]
+            pairs = {"results": values}
+            trained = [weight for weight in weights if weight.requires_grad]
+            if trained and values[0][-1].requires_grad:
+                losses = [each.pop().sum() for each in values]
+                pairs["gradients"] = [
+                    list(torch.autograd.grad(loss, trained, allow_unused=True))
+                    for loss in losses
+                ]
+            level = logging.WARNING
+            for what, both in pairs.items():
+                place = f"{what}: "
+                self._compare(*both)
+        except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
+            message = f"{self._name} run one after the other, not folded into one pass"
+            logger.log(level, f"{message}: %s", place + " ".join(str(error).split()))
+            self._is_looped = True
+            return None
+        logger.debug(f"{self._name} run in one pass, %d at a time", count)
+        self._forwards[count] = forward
+        return forward
+
+    def run_loop(
+        self, weights: Sequence[Tensor], rows: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Run micro-batches one after the other, and return their stacked results."""
+        results = (_keeping_mode(self.program, *weights, *row) for row in zip(*rows))
+        return list(map(torch.stack, zip(*results)))
+
+    def _compare(self, looped: Sequence[Any], folded: Sequence[Any]) -> None:
+        """Refuse differences beyond those of sums in another order.
+
+        Raises:
+            AssertionError: There are such.
+        """
+        nodes = self.program.graph.nodes
+        is_half = any(hasattr(node.target, "_computes_in_float32") for node in nodes)
+        relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
+        floor = _SHARE_OF_LARGEST * max(map(_largest, looped), default=0.0)
+        for value, other in zip(looped, folded):
+            is_number = value is not None and value.is_floating_point()
+            torch.testing.assert_close(
+                other,
+                value,
+                rtol=0.0,
+                atol=relative * _largest(value) + floor if is_number else 0.0,
+                equal_nan=True,
+            )
+
+
+def _keeping_mode(run: Callable[..., Any], *arguments: Any) -> Any:
+    """Call what may leave gradients turned off, and turn them on again."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        return run(*arguments)
+
+
+class FoldRunner(Runner):
+    """Runs several micro-batches at once where that gives the results of the loop."""
+
     def __init__(self, program: Program) -> None:
+        module: Any = program.run
         self._max_bytes = fold_bytes(is_training=program.has_loss)
         self._sizes: tuple[int, ...] | None = None  # of folds; empty to run in a loop
-        self._folds: dict[int, Forward] = {}
-        self._is_verified = False
+        count = len(program.weight_names)
+        self._folds = _Folds(module.__self__, count, "Micro-batches")
 
     def run_micro_batches(self, call: DeviceCall, indices: range) -> None:
         """Run the micro-batches of an update, or of an inference call."""
         if self._sizes is None:
             self._sizes = self._choose_sizes(call, len(indices))
-        if not self._sizes:
-            super().run_micro_batches(call, indices)
-        elif self._is_verified:
-            for first, results in self._run_folds(call, self._sizes, indices):
-                _give(call, first, results)
-        else:
-            self._verify(call, self._sizes, indices)
+        device, first = call.device, indices.start
+        for size in self._sizes:
+            started = perf_counter()
+            rows = call.inputs.stacked(first, size)
+            weights = device.weights.arguments[first % device.layout.replicas]
+            with torch.set_grad_enabled(device.gradients is not None):
+                forward = self._folds.find(weights, rows)
+                if forward is None:
+                    self._sizes = ()
+                    break
+                results = forward(*weights, *rows)
+            if device.gradients is not None:
+                results = device.gradients.add(results)
+            call.inputs.note_fold(started, size)
+            call.outputs.add_stacked(first, results)
+            first += size
+        super().run_micro_batches(call, range(first, indices.stop))
 
     def _choose_sizes(self, call: DeviceCall, count: int) -> tuple[int, ...]:
         """Return the sizes of the folds, in micro-batches; none for the loop."""
@@ -447,69 +538,6 @@ class FoldRunner(Runner):
         size, longer = divmod(count, num_folds)
         return (size + 1,) * longer + (size,) * (num_folds - longer)
 
-    def _run_folds(
-        self, call: DeviceCall, sizes: Sequence[int], indices: range
-    ) -> Iterator[tuple[int, Results]]:
-        """Yield the first index of each fold, and its stacked results."""
-        device, first = call.device, indices.start
-        for size in sizes:
-            started = perf_counter()
-            rows = call.inputs.stacked(first, size)
-            replica = first % device.layout.replicas
-            arguments = [*device.weights.arguments[replica], *rows]
-            with torch.set_grad_enabled(device.gradients is not None):
-                if size not in self._folds:
-                    module: Any = device.program.run
-                    count = len(device.program.weight_names)
-                    self._folds[size] = fold(module.__self__, arguments, count, size)
-                results = self._folds[size](*arguments)
-            if device.gradients is not None:
-                results = device.gradients.add(results)
-            call.inputs.note_fold(started, size)
-            yield first, tuple(result.detach() for result in results)
-            first += size
-
-    def _verify(self, call: DeviceCall, sizes: Sequence[int], indices: range) -> None:
-        """Run micro-batches in the loop and in folds, and use the folds if equal."""
-        trained, taken = call.device.weights.trained.values(), call.inputs.taken
-        looped: list[Results] = []
-        folded: list[tuple[int, Results]] = []
-
-        def keep(_: int, results: Results) -> None:
-            looped.append(tuple(result.detach() for result in results))
-
-        def values(columns: Iterable[Tensor]) -> _Values:
-            gradients = [weight.grad for weight in trained]
-            return {"results": list(columns), "gradients": gradients}
-
-        def run() -> _Values:
-            folded.extend(self._run_folds(call, sizes, indices))
-            return values(map(torch.cat, zip(*(results for _, results in folded))))
-
-        start = len(taken)
-        self.loop(call, indices, keep, call.device.program.run)
-        expected, end = values(map(torch.stack, zip(*looped))), len(taken)
-        for weight in trained:
-            weight.grad = None
-        nodes = call.device.program.graph.graph.nodes
-        is_half = any(hasattr(n.target, "_computes_in_float32") for n in nodes)
-        relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
-        message = "Micro-batches run one after the other, not folded into one pass: %s"
-        if _agreeing(message, expected, run, relative) is not None:
-            logger.debug("Up to %d micro-batches run in one pass", max(sizes))
-            self._is_verified = True
-            del taken[start:end]
-            for first, results in folded:
-                _give(call, first, results)
-            return
-        self._sizes = ()
-        self._folds.clear()
-        del taken[end:]
-        for weight, gradient in zip(trained, expected["gradients"]):
-            weight.grad = gradient
-        for index, results in zip(indices, looped):
-            call.collect(index, results)
-
 
 class SplitRunner(Runner):
     """Runs what no update changes for many micro-batches at once.
@@ -518,9 +546,6 @@ class SplitRunner(Runner):
     runs in the loop. What the loss needs from the inputs alone, such as the number of
     targets that count, runs before it, for all micro-batches of a call. What no update
     depends on, such as metrics, runs after it.
-
-    The first fold of each part runs beside the loop. If it fails, or its results
-    differ, that part runs in the loop, too.
     """
 
     def __init__(self, program: Program) -> None:
@@ -528,11 +553,7 @@ class SplitRunner(Runner):
         self._max_bytes = fold_bytes(is_training=False)
         self._num_weights = len(program.weight_names)
         self._parts = _split(module.__self__, self._num_weights)
-        self._folds: dict[tuple[GraphModule, int], Forward] = {}
-        self._looped: set[GraphModule] = set()  # parts that can't be folded
-        self._is_ahead: bool | None = (
-            None  # whether the first part runs before the loop
-        )
+        self._is_ahead: bool | None = None  # whether the first part runs first
         self._early: list[Results] = []  # its results
         self._most = 0  # micro-batches of the last part; 0 until the first one has run
         self._kept: list[Results] = []  # of micro-batches that wait for it
@@ -541,13 +562,13 @@ class SplitRunner(Runner):
         """Run a call, and before it what depends on its inputs alone."""
         self._kept, self._early = [], []
         if self._parts is not None:
-            first, count = self._parts[0], len(call.device.layout.micro_batches)
+            before, count = self._parts[0], len(call.device.layout.micro_batches)
             rows = call.inputs.stacked(0, count)
             if self._is_ahead is None:
-                size = count * _size(first(*(row[0] for row in rows)))
+                size = count * _size(before.program(*(row[0] for row in rows)))
                 self._is_ahead = 0 < size <= self._max_bytes
             if self._is_ahead:
-                self._early = list(zip(*map(torch.unbind, self._run(first, rows))))
+                self._early = list(zip(*map(torch.unbind, _run_part(before, rows))))
         super().run(call)
 
     def run_micro_batches(self, call: DeviceCall, indices: range) -> None:
@@ -562,7 +583,7 @@ class SplitRunner(Runner):
             if self._is_ahead:
                 return loop.forward(*arguments, *self._early[index])
             inputs = arguments[self._num_weights :]
-            return loop.forward(*arguments, *before.forward(*inputs))
+            return loop.forward(*arguments, *before.program.forward(*inputs))
 
         self.loop(call, indices, lambda _, results: self._kept.append(results), run)
         if self._most == 0:
@@ -573,31 +594,15 @@ class SplitRunner(Runner):
                 self._most = 1  # the next update would change what waits
         if indices.stop == count or len(self._kept) == self._most:
             kept, self._kept = self._kept, []
-            results = self._run(after, list(map(torch.stack, zip(*kept))))
-            _give(call, indices.stop - len(kept), results)
+            results = _run_part(after, list(map(torch.stack, zip(*kept))))
+            call.outputs.add_stacked(indices.stop - len(kept), results)
 
-    @torch.no_grad()
-    def _run(self, part: GraphModule, rows: Sequence[Tensor]) -> Results:
-        """Return the results of a part, stacked as the rows that it takes."""
-        key = part, len(rows[0])
-        if key in self._folds:
-            return self._folds[key](*rows)
-        looped = tuple(map(torch.stack, zip(*(part(*row) for row in zip(*rows)))))
-        if part in self._looped:
-            return looped
 
-        def run() -> _Values:
-            self._folds[key] = fold(part, rows, 0, len(rows[0]))
-            return {"results": self._folds[key](*rows)}
-
-        message = "Parts run one after the other, not folded: %s"
-        folded = _agreeing(message, {"results": looped}, run, _RELATIVE)
-        if folded is not None:
-            logger.debug("Parts of %d micro-batches run in one pass", len(rows[0]))
-            return tuple(folded["results"])
-        self._looped.add(part)
-        self._folds.pop(key, None)
-        return looped
+@torch.no_grad()
+def _run_part(part: _Folds, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the results of a part, stacked as the rows that it takes."""
+    forward = part.find((), rows)
+    return part.run_loop((), rows) if forward is None else forward(*rows)
 
 
 def _size(tensors: Iterable[Tensor]) -> int:
@@ -606,7 +611,7 @@ def _size(tensors: Iterable[Tensor]) -> int:
 
 def _split(
     program: GraphModule, num_weights: int
-) -> tuple[GraphModule, GraphModule, GraphModule] | None:
+) -> tuple[_Folds, GraphModule, _Folds] | None:
     """Split a training program into what depends on inputs alone, the loss, the rest.
 
     Returns:
@@ -657,56 +662,10 @@ def _split(
         return GraphModule(program, graph)
 
     return (
-        part(inputs, early, given),
+        _Folds(part(inputs, early, given), 0, "Parts"),
         part([*places, *given], of_loss - early - set(places), [*kept, loss]),
-        part(kept, set(rest), results),
+        _Folds(part(kept, set(rest), results), 0, "Parts"),
     )
-
-
-_Values = Mapping[str, Sequence[Any]]
-"""Results of a program, and gradients, which may be None."""
-
-
-def _agreeing(
-    message: str, looped: _Values, run: Callable[[], _Values], relative: float
-) -> _Values | None:
-    """Return what folds compute; None, and a log, if they fail or differ from the loop.
-
-    Args:
-        message: The log, which takes the reason.
-        looped: The values of the loop.
-        run: Computes those of the folds.
-        relative: The difference allowed, as a share of a tensor's largest element.
-    """
-    level, place = logging.DEBUG, ""
-    try:
-        folded = run()
-        level = logging.WARNING
-        for what, values in looped.items():
-            place = f"{what}: "
-            floor = _SHARE_OF_LARGEST * max(map(_largest, values), default=0.0)
-            for value, other in zip(values, folded[what]):
-                is_number = value is not None and value.is_floating_point()
-                torch.testing.assert_close(
-                    other,
-                    value,
-                    rtol=0.0,
-                    atol=relative * _largest(value) + floor if is_number else 0.0,
-                    equal_nan=True,
-                )
-    except Exception as error:  # noqa: BLE001 - torch raises all kinds of them
-        logger.log(level, message, place + " ".join(str(error).split()))
-        return None
-    return folded
-
-
-def _give(call: DeviceCall, first: int, results: Results) -> None:
-    """Pass the results of a fold to the outputs, whole if all are returned."""
-    if call.outputs.takes_whole:
-        call.outputs.add_whole([r.flatten(0, 1) if r.dim() > 1 else r for r in results])
-        return
-    for index, of_one in enumerate(zip(*(r.unbind() for r in results)), first):
-        call.collect(index, of_one)
 
 
 def _largest(tensor: Tensor | None) -> float:
