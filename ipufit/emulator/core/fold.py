@@ -411,7 +411,7 @@ class _Folds:
     Args:
         program: The program.
         num_weights: The number of weights among its arguments.
-        name: What runs in one pass, for logs.
+        name: A noun for logs: micro-batches, or parts of them.
     """
 
     def __init__(self, program: GraphModule, num_weights: int, name: str) -> None:
@@ -470,15 +470,21 @@ class _Folds:
         is_half = any(hasattr(node.target, "_computes_in_float32") for node in nodes)
         relative = _RELATIVE_OF_HALF if is_half else _RELATIVE
         floor = _SHARE_OF_LARGEST * max(map(_largest, looped), default=0.0)
-        for value, other in zip(looped, folded):
-            is_number = value is not None and value.is_floating_point()
-            torch.testing.assert_close(
-                other,
-                value,
-                rtol=0.0,
-                atol=relative * _largest(value) + floor if is_number else 0.0,
-                equal_nan=True,
-            )
+        for index, (value, other) in enumerate(zip(looped, folded)):
+            if value is None or other is None:
+                if value is not other:
+                    raise AssertionError(f"tensor {index} is missing in one way")
+                continue
+            largest = _largest(value)
+            allowed = relative * largest + floor if value.is_floating_point() else 0.0
+            if value.shape != other.shape or not torch.allclose(
+                other, value, 0.0, allowed, equal_nan=True
+            ):
+                gap = (value.double() - other.double()).abs().max()
+                raise AssertionError(
+                    f"tensor {index} differs by {gap:.3g}, and its largest element is "
+                    f"{largest:.3g}"
+                )
 
 
 def _keeping_mode(run: Callable[..., Any], *arguments: Any) -> Any:
