@@ -397,9 +397,10 @@ def choose_runner(
         if is_given:
             logger.debug(_LOOPED, reason)
             return Runner()
-    if program.has_loss and layout.micro_batches_per_update == 1:
-        return SplitRunner(program)
-    return FoldRunner(program)
+    if not program.has_loss or layout.micro_batches_per_update > 1:
+        return FoldRunner(program)
+    parts = _split(program)
+    return Runner() if parts is None else SplitRunner(program, parts)
 
 
 class _Folds:
@@ -554,11 +555,10 @@ class SplitRunner(Runner):
     depends on, such as metrics, runs after it.
     """
 
-    def __init__(self, program: Program) -> None:
-        module: Any = program.run
+    def __init__(self, program: Program, parts: _Parts) -> None:
         self._max_bytes = fold_bytes(is_training=False)
         self._num_weights = len(program.weight_names)
-        self._parts = _split(module.__self__, self._num_weights)
+        self._before, self._loss, self._after = parts
         self._is_ahead: bool | None = None  # whether the first part runs first
         self._early: list[Results] = []  # its results
         self._most = 0  # micro-batches of the last part; 0 until the first one has run
@@ -567,29 +567,25 @@ class SplitRunner(Runner):
     def run(self, call: DeviceCall) -> None:
         """Run a call, and before it what depends on its inputs alone."""
         self._kept, self._early = [], []
-        if self._parts is not None:
-            before, count = self._parts[0], len(call.device.layout.micro_batches)
-            rows = call.inputs.stacked(0, count)
-            if self._is_ahead is None:
-                size = count * _size(before.program(*(row[0] for row in rows)))
-                self._is_ahead = 0 < size <= self._max_bytes
-            if self._is_ahead:
-                self._early = list(zip(*map(torch.unbind, _run_part(before, rows))))
+        before, count = self._before, len(call.device.layout.micro_batches)
+        rows = call.inputs.stacked(0, count)
+        if self._is_ahead is None:
+            size = count * _size(before.program(*(row[0] for row in rows)))
+            self._is_ahead = 0 < size <= self._max_bytes
+        if self._is_ahead:
+            self._early = list(zip(*map(torch.unbind, _run_part(before, rows))))
         super().run(call)
 
     def run_micro_batches(self, call: DeviceCall, indices: range) -> None:
         """Run the micro-batch of an update, and the last part where it is time."""
-        if self._parts is None:
-            super().run_micro_batches(call, indices)
-            return
-        before, loop, after = self._parts
         index, count = indices.start, len(call.device.layout.micro_batches)
 
         def run(*arguments: Tensor) -> Results:
-            if self._is_ahead:
-                return loop.forward(*arguments, *self._early[index])
+            if self._early:
+                return self._loss.forward(*arguments, *self._early[index])
             inputs = arguments[self._num_weights :]
-            return loop.forward(*arguments, *before.program.forward(*inputs))
+            early = self._before.program.forward(*inputs)
+            return self._loss.forward(*arguments, *early)
 
         self.loop(call, indices, lambda _, results: self._kept.append(results), run)
         if self._most == 0:
@@ -600,7 +596,7 @@ class SplitRunner(Runner):
                 self._most = 1  # the next update would change what waits
         if indices.stop == count or len(self._kept) == self._most:
             kept, self._kept = self._kept, []
-            results = _run_part(after, list(map(torch.stack, zip(*kept))))
+            results = _run_part(self._after, list(map(torch.stack, zip(*kept))))
             call.outputs.add_stacked(indices.stop - len(kept), results)
 
 
@@ -615,9 +611,10 @@ def _size(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _split(
-    program: GraphModule, num_weights: int
-) -> tuple[_Folds, GraphModule, _Folds] | None:
+_Parts = Tuple[_Folds, GraphModule, _Folds]
+
+
+def _split(program: Program) -> _Parts | None:
     """Split a training program into what depends on inputs alone, the loss, the rest.
 
     Returns:
@@ -625,7 +622,10 @@ def _split(
         then the results of the first one, and returns what the third one takes, then
         the loss. None if there is no third part, or all must run in its order.
     """
-    *nodes, output = program.graph.nodes
+    run: Any = program.run
+    module: GraphModule = run.__self__
+    num_weights = len(program.weight_names)
+    *nodes, output = module.graph.nodes
     *results, loss = output.args[0]
     places = [node for node in nodes if node.op == "placeholder"]
     weights, inputs = places[:num_weights], places[num_weights:]
@@ -652,7 +652,7 @@ def _split(
         if node in of_loss and needed and early.issuperset(needed) and not is_layout:
             early.add(node)
     early.difference_update(inputs)
-    given = [
+    early_results = [
         node for node in nodes if node in early and not early.issuperset(node.users)
     ]
 
@@ -665,11 +665,11 @@ def _split(
             if node in inside:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in returned))
-        return GraphModule(program, graph)
+        return GraphModule(module, graph)
 
     return (
-        _Folds(part(inputs, early, given), 0, "Parts"),
-        part([*places, *given], of_loss - early - set(places), [*kept, loss]),
+        _Folds(part(inputs, early, early_results), 0, "Parts"),
+        part([*places, *early_results], of_loss - early - set(places), [*kept, loss]),
         _Folds(part(kept, set(rest), results), 0, "Parts"),
     )
 
