@@ -42,8 +42,12 @@ class Layout:
         device_iterations: D.
         gradient_accumulation: G.
         replicas: R.
+        steps: Number of micro-batches that one replica runs in a call, `D * G`.
         input_groups: Number of groups of replicas that share rows; R without
             `inputReplicaGrouping`.
+        input_blocks: Number of micro-batches that the rows of a call are cut into.
+        micro_batches: The indices of all micro-batches of a call, `step * R + replica`.
+        micro_batches_per_update: Number of micro-batches of one update, `G * R`.
         mode: The output mode: Final, EveryN, All or Sum.
 
     Example:
@@ -54,32 +58,16 @@ class Layout:
     """
 
     def __init__(self, options: Options) -> None:
+        self._options = options
         self.device_iterations: int = options.device_iterations
         self.gradient_accumulation: int = options.Training.gradient_accumulation
         self.replicas: int = options.replication_factor
+        self.steps = self.device_iterations * self.gradient_accumulation
         self.input_groups = self.replicas // options.input_group_size
+        self.input_blocks = self.steps * self.input_groups
+        self.micro_batches = range(self.steps * self.replicas)
+        self.micro_batches_per_update = self.gradient_accumulation * self.replicas
         self.mode = OutputMode(options.output_mode)
-        self._options = options
-
-    @cached_property
-    def steps(self) -> int:
-        """Number of micro-batches that one replica runs in a call."""
-        return self.device_iterations * self.gradient_accumulation
-
-    @cached_property
-    def input_blocks(self) -> int:
-        """Number of micro-batches that the rows of a call are cut into."""
-        return self.steps * self.input_groups
-
-    @cached_property
-    def micro_batches(self) -> range:
-        """The indices of all micro-batches of a call, `step * R + replica`."""
-        return range(self.steps * self.replicas)
-
-    @cached_property
-    def micro_batches_per_update(self) -> int:
-        """Number of micro-batches of one update, `G * R`."""
-        return self.gradient_accumulation * self.replicas
 
     @cached_property
     def returned_steps(self) -> range:
