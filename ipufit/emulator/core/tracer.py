@@ -46,6 +46,7 @@ from .graph import (
     observed,
     overloads,
     requested_device,
+    storage_of,
     tensors_in,
 )
 from .places import PACKAGE, TORCH
@@ -241,11 +242,10 @@ class Tracer(TorchFunctionMode):
         if on_device and name == "__get__" and _tells_device(func):
             return _OF_DEVICE[func.__self__.__name__]  # type: ignore[attr-defined]
         if _sets_requires_grad(operation):
-            tensor = self.recording.on_device(on_device[0])
-            before = tensor.requires_grad
-            self.compute(operation)  # it tells autograd, and is no operator
-            if self.recording.is_training and tensor.is_leaf:  # too late for a device
-                tensor.requires_grad_(before)
+            weight = storage_of(self.recording.on_device(on_device[0]))
+            is_weight = weight in self.recording.weight_memory()
+            if not (is_weight and self.recording.is_training):  # there it is too late
+                self.compute(operation)  # it tells autograd, and is no operator
             return args[0] if name == "requires_grad_" else None
         # Creation takes constants from the host.
         self.check(operation, on_device, [] if is_creating else touched)
