@@ -36,8 +36,9 @@ def data_gradient(call: Call) -> Any:
     x, node = call.args[0], call.node
     accessor: Any = call.function
     name = accessor.__self__.__name__ if node is None else call.args[1]
-    trains = call.is_training and isinstance(x, Tensor) and x.requires_grad
-    if name != "data" or not trains or not (node or torch.is_grad_enabled()):
+    if name != "data" or not call.is_training:
+        return None  # before a look at x, which a trace would see
+    if not x.requires_grad or not (node or torch.is_grad_enabled()):
         return None
     if node is None:
         return True
