@@ -582,7 +582,7 @@ class PoplarExecutor:
         if self._optimizer is not None:
             self._optimizer.read()
         with self._host_weights():
-            self._require_device("copyNamedBuffersToDevice").upload_named(names)
+            self._require_device("copyNamedBuffersToDevice").upload(names)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
         """Load weights into the user's module, and upload them if attached.
@@ -1468,7 +1468,7 @@ def compile_model(
         anchors = add_anchors(program, options, names)
         if settings.stops_at_exceptions:
             program.stops_at_exceptions = True
-        runner = choose_runner(program, layout, settings, groups)
+        runner = choose_runner(program, layout, settings, groups, anchors)
     like = arguments.with_tensors(  # shapes and types, but no data
         tensor.detach().to("meta").as_subclass(type(tensor))
         for tensor in arguments.tensors()

@@ -12,6 +12,7 @@ from .kinds import (
     MID_FIT,
     REFUSED,
     RIGHT,
+    SAID,
     STEADY,
     Linear,
     Program,
@@ -71,7 +72,7 @@ def narrowed(hidden):
 
 
 enter("detach of a factor", lambda h: h * h.detach())
-enter("data of a factor", lambda h: h * h.data)
+enter("data of a factor", lambda h: h * h.data, SAID)
 enter("straight-through estimator", straight_through)
 enter("detach of everything", lambda h: h.detach(), REFUSED, **BY_AUTOGRAD)
 enter("no_grad around everything", without_gradients, REFUSED, **BY_AUTOGRAD)

@@ -12,14 +12,7 @@ import functools
 import hashlib
 from dataclasses import dataclass
 from time import perf_counter
-from typing import (
-    Any,
-    Callable,
-    Mapping,
-    NamedTuple,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -29,7 +22,7 @@ from torch._C import _set_grad_enabled
 from .._args_parser import CallArguments
 from .._logging import logger
 from .._processes import Processes
-from ..enums import MeanReductionStrategy, OutputMode, ReductionType
+from ..enums import MeanReductionStrategy, ReductionType
 from ..options import Options, Settings
 from .anchors import UPDATED, Anchors, snapshot
 from .device_optimizer import DeviceOptimizer
@@ -309,96 +302,16 @@ def find_backward() -> Callable[[Tensor, Tensor], None]:
     return backward
 
 
-class Watch:
-    """Collects the anchored gradients and updates of one call of a training model.
-
-    A gradient is that of one micro-batch on one replica, multiplied by the loss
-    scaling, before gradients are accumulated and reduced. On a device the tensor of
-    this name is the same (PopART, `tensornames.hpp`). All micro-batches of an update
-    have the same tensors after it.
-
-    Use it as a context manager around the call.
-
-    Args:
-        device: A device with a training model, which has anchored such tensors.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._anchors = device.anchors
-        self._weights = device.weights
-        self._gradients = Outputs(device.mode, device.layout.returned_steps)
-        self._updates = Outputs(device.mode, device.layout.returned_steps)
-        # By which the gradients are multiplied again.
-        self._share = device.gradients.share if device.gradients is not None else 1
-        self._latest: dict[str, Tensor] = {}
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-
-    def __enter__(self) -> Watch:
-        for name in set(self._anchors.gradients.values()):
-            elements = {id(t): t for t in self._weights.of_replicas(name)}
-            for element in elements.values():
-                keep = functools.partial(self._latest.__setitem__, name)
-                hook = element.register_hook(keep)  # type: ignore[no-untyped-call,unused-ignore]
-                self._hooks.append(hook)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def saw_micro_batch(self, step: int, replica: int) -> None:
-        """Collect the gradients of one micro-batch; zeros where there is none."""
-        values: list[Tensor] = []
-        for name in self._anchors.gradients.values():
-            gradient = self._latest.get(name)
-            if gradient is None:
-                gradient = torch.zeros_like(self._weights.of_replicas(name)[replica])
-            # A copy in any case: torch goes on adding to this memory.
-            values.append(torch.mul(gradient, self._share))
-        self._gradients.add(step, replica, tuple(values))
-
-    def saw_update(self, steps: range, optimizer: DeviceOptimizer) -> None:
-        """Collect the tensors after the update that consists of `steps`."""
-        if not self._anchors.after_updates:
-            return
-        tensors = optimizer.tensors()
-        values = [
-            [snapshot(value) for value in self._of_replicas(name, tensors)]
-            for name in self._anchors.after_updates.values()
-        ]
-        for step in steps:
-            for replica, of_replica in enumerate(zip(*values)):
-                self._updates.add(step, replica, of_replica)
-
-    def _of_replicas(self, name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        if name.startswith(UPDATED):
-            return self._weights.of_replicas(name[len(UPDATED) :])
-        for weight, groups in self._weights.groups.items():
-            if name.endswith(f"___{weight}"):
-                return [tensors[element_name(name, g)] for g in groups.members]
-        return [tensors[name]] * len(self._weights.arguments)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the collected tensors, by the names that the user gave them."""
-        return {
-            **dict(zip(self._anchors.gradients, self._gradients.tensors())),
-            **dict(zip(self._anchors.after_updates, self._updates.tensors())),
-        }
-
-
-class DeviceCall:
+class DeviceCall(contextlib.ExitStack):
     """A call while it runs.
 
     Args:
         device: The device that runs it.
         tensors: The tensors of all micro-batches.
-
-    Attributes:
-        watch: Collects anchored gradients, and tensors after updates; None if no such
-            tensor is anchored.
     """
 
     def __init__(self, device: Device, tensors: list[Tensor]) -> None:
+        super().__init__()
         self.device = device
         program = device.program
         self.inputs = Inputs(
@@ -407,15 +320,84 @@ class DeviceCall:
             program.written_inputs,
             reads_memory=program.reads_memory,
         )
-        self.outputs = Outputs(device.mode, device.layout.returned_steps)
-        self.watch = Watch(device) if device.anchors.num_watched else None
+        self.outputs = Outputs(device.layout)
 
     def collect(self, index: int, results: Results) -> None:
         """Store the results of a micro-batch; called in the order of indices."""
-        step, replica = divmod(index, self.device.layout.replicas)
-        self.outputs.add(step, replica, results)
-        if self.watch is not None:
-            self.watch.saw_micro_batch(step, replica)
+        self.outputs.add(index, results)
+
+    def saw_update(self, indices: range) -> None:
+        """Note that the update of these micro-batches is done."""
+
+    def watched(self) -> dict[str, Tensor]:
+        """Return the anchored tensors that aren't results of the program."""
+        return {}
+
+
+class WatchedCall(DeviceCall):
+    """A call of a training model that collects anchored gradients and updates.
+
+    A gradient is that of one micro-batch on one replica, multiplied by the loss
+    scaling, before gradients are accumulated and reduced. On a device the tensor of
+    this name is the same (PopART, `tensornames.hpp`). All micro-batches of an update
+    have the same tensors after it.
+    """
+
+    def __init__(self, device: Device, tensors: list[Tensor]) -> None:
+        super().__init__(device, tensors)
+        self._gradients = Outputs(device.layout)
+        self._updates = Outputs(device.layout)
+        self._latest: dict[str, Tensor] = {}
+        for name in set(device.anchors.gradients.values()):
+            for element in {
+                id(t): t for t in device.weights.of_replicas(name)
+            }.values():
+                keep = functools.partial(self._latest.__setitem__, name)
+                self.callback(element.register_hook(keep).remove)  # type: ignore[no-untyped-call,unused-ignore]
+
+    def collect(self, index: int, results: Results) -> None:
+        """Store the results and gradients of a micro-batch; zeros where it has none."""
+        super().collect(index, results)
+        device, values = self.device, []
+        replica = index % device.layout.replicas
+        share = device.gradients.share if device.gradients is not None else 1
+        for name in device.anchors.gradients.values():
+            gradient = self._latest.get(name)
+            if gradient is None:
+                gradient = torch.zeros_like(device.weights.of_replicas(name)[replica])
+            # A copy in any case: torch goes on adding to this memory.
+            values.append(torch.mul(gradient, share))
+        self._gradients.add(index, tuple(values))
+
+    def saw_update(self, indices: range) -> None:
+        """Store the tensors after an update."""
+        if not self.device.anchors.after_updates or self.device.gradients is None:
+            return
+        tensors = self.device.gradients.optimizer.tensors()
+        values = [
+            [snapshot(value) for value in self._of_replicas(name, tensors)]
+            for name in self.device.anchors.after_updates.values()
+        ]
+        of_replicas = list(zip(*values))
+        for index in indices:
+            self._updates.add(index, of_replicas[index % len(of_replicas)])
+
+    def _of_replicas(self, name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        weights = self.device.weights
+        if name.startswith(UPDATED):
+            return weights.of_replicas(name[len(UPDATED) :])
+        for weight, groups in weights.groups.items():
+            if name.endswith(f"___{weight}"):
+                return [tensors[element_name(name, g)] for g in groups.members]
+        return [tensors[name]] * len(weights.arguments)
+
+    def watched(self) -> dict[str, Tensor]:
+        """Return the collected tensors, by the names that the user gave them."""
+        anchors = self.device.anchors
+        return {
+            **dict(zip(anchors.gradients, self._gradients.tensors())),
+            **dict(zip(anchors.after_updates, self._updates.tensors())),
+        }
 
 
 class Runner:
@@ -430,43 +412,40 @@ class Runner:
         """
         gradients, layout = call.device.gradients, call.device.layout
         if gradients is None:
-            self.run_micro_batches(call, layout.micro_batches, call.collect)
+            self.run_micro_batches(call, layout.micro_batches)
             return
         gradients.begin()
-        size, replicas = layout.micro_batches_per_update, layout.replicas
+        size = layout.micro_batches_per_update
         for first in layout.micro_batches[::size]:
-            self.run_micro_batches(call, range(first, first + size), call.collect)
+            indices = range(first, first + size)
+            self.run_micro_batches(call, indices)
             gradients.optimizer.step(gradients.take())
-            if call.watch is not None:
-                steps = range(first // replicas, (first + size) // replicas)
-                call.watch.saw_update(steps, gradients.optimizer)
+            call.saw_update(indices)
 
-    def run_micro_batches(
-        self, call: DeviceCall, indices: range, collect: Collect
-    ) -> None:
+    def run_micro_batches(self, call: DeviceCall, indices: range) -> None:
         """Run the micro-batches of an update, or of an inference call.
 
         Args:
             call: The call.
             indices: Indices of the micro-batches: all replicas of one or more steps.
-            collect: Called after each micro-batch.
         """
-        self._loop(call, indices, collect, call.device.program.run)
+        self.loop(call, indices, call.collect, call.device.program.run)
 
-    def _loop(
+    def loop(
         self,
         call: DeviceCall,
         indices: range,
         collect: Collect,
         run: Callable[..., Results],
     ) -> None:
+        """Run micro-batches one after the other by a function of weights and inputs."""
         device = call.device
         replicas, gradients = device.layout.replicas, device.gradients
         weights = device.weights
         records = torch.is_grad_enabled()
         try:
             for index in indices:
-                rows = call.inputs.rows(*divmod(index, replicas))
+                rows = call.inputs.rows(index)
                 arguments = weights.fresh_arguments(index % replicas)
                 # Each time: the program may leave it otherwise.
                 _set_grad_enabled(gradients is not None)
@@ -565,7 +544,6 @@ class Device:
         self.rng = rng
         self._optimizer = optimizer
         self.layout = layout = Layout(options)
-        self.mode = OutputMode(options.output_mode)
         self.program, self.anchors = executable.program, executable.anchors
         self._draws = self.program.is_random or settings.rounds_at_random
         self.gradients: Gradients | None = None
@@ -610,17 +588,16 @@ class Device:
             logger.debug("Writing weights from IPU to host")
             self.weights.download(self._executable.host_weights)
 
-    def upload(self) -> None:
-        """Copy the host's weights to the device."""
+    def upload(self, names: Iterable[str] | None = None) -> None:
+        """Copy all or the named weights of the host to the device."""
+        host = self._executable.host_weights
+        if names is not None:
+            self.weights.upload({name: host[name] for name in names})
+            return
         logger.debug("Writing weights from host to IPU memory")
-        self.weights.upload(self._executable.host_weights)
+        self.weights.upload(host)
         if self._optimizer is not None:
             self._optimizer.weights_were_uploaded()
-
-    def upload_named(self, names: list[str]) -> None:
-        """Copy the named weights from the host to the device."""
-        host = self._executable.host_weights
-        self.weights.upload({name: host[name] for name in names})
 
     def run(self, tensors: list[Tensor]) -> CallResults:
         """Run one call of the executor on these tensors."""
@@ -631,19 +608,18 @@ class Device:
         is_synthetic = self._settings.is_synthetic
         if is_synthetic:
             tensors = synthetic_inputs(tensors)
-        call = DeviceCall(self, tensors)
-        nothing = contextlib.nullcontext()
-        is_stochastic = self._settings.rounds_at_random
-        numbers = self.rng if self._draws else nothing
-        rounds = rounding(is_stochastic=True) if is_stochastic else nothing
-        with numbers, rounds, call.watch or nothing:
+        kind = WatchedCall if self.anchors.num_watched else DeviceCall
+        with kind(self, tensors) as call:
+            if self._draws:
+                call.enter_context(self.rng)
+            if self._settings.rounds_at_random:
+                call.enter_context(rounding(is_stochastic=True))
             self._executable.runner.run(call)
         ran = perf_counter()
         results = call.outputs.tensors()
         num_outputs = len(results) - len(self.anchors.results)
         anchored = dict(zip(self.anchors.results, results[num_outputs:]))
-        if call.watch is not None:
-            anchored.update(call.watch.tensors())
+        anchored.update(call.watched())
         outputs = results[:num_outputs]
         if is_synthetic:  # PopTorch returns uninitialised memory
             outputs = list(map(torch.zeros_like, outputs))

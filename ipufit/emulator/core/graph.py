@@ -423,7 +423,7 @@ _RANDOM = frozenset(
     """.split()  # noqa: SIM905 - one per line would be a page
 ).union(factory.__name__ for factory in RANDOM_FACTORIES)
 
-_OF_A_SHAPE = frozenset(
+SHAPE_FUNCTIONS = frozenset(
     form.format(name)
     for name in ("empty", "full", "ones", "zeros")
     for form in ("{}_like", "new_{}")
@@ -479,7 +479,7 @@ def constant_nodes(graph: Graph, constant_inputs: Collection[str]) -> set[Node]:
             is_constant = node.target in constant_inputs
         else:
             name = function_name(node)
-            is_constant = name in _OF_A_SHAPE or (
+            is_constant = name in SHAPE_FUNCTIONS or (
                 name not in _RANDOM and constants.issuperset(node.all_input_nodes)
             )
         if is_constant:

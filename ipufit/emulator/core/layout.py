@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Dict, Iterable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Dict, Iterable, Mapping, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +42,13 @@ class Layout:
         device_iterations: D.
         gradient_accumulation: G.
         replicas: R.
+        steps: Number of micro-batches that one replica runs in a call, `D * G`.
         input_groups: Number of groups of replicas that share rows; R without
             `inputReplicaGrouping`.
+        input_blocks: Number of micro-batches that the rows of a call are cut into.
+        micro_batches: The indices of all micro-batches of a call, `step * R + replica`.
+        micro_batches_per_update: Number of micro-batches of one update, `G * R`.
+        mode: The output mode: Final, EveryN, All or Sum.
 
     Example:
         >>> from ipufit.emulator import Options
@@ -53,31 +58,16 @@ class Layout:
     """
 
     def __init__(self, options: Options) -> None:
+        self._options = options
         self.device_iterations: int = options.device_iterations
         self.gradient_accumulation: int = options.Training.gradient_accumulation
         self.replicas: int = options.replication_factor
+        self.steps = self.device_iterations * self.gradient_accumulation
         self.input_groups = self.replicas // options.input_group_size
-        self._options = options
-
-    @cached_property
-    def steps(self) -> int:
-        """Number of micro-batches that one replica runs in a call."""
-        return self.device_iterations * self.gradient_accumulation
-
-    @cached_property
-    def input_blocks(self) -> int:
-        """Number of micro-batches that the rows of a call are cut into."""
-        return self.steps * self.input_groups
-
-    @cached_property
-    def micro_batches(self) -> range:
-        """The indices of all micro-batches of a call, `step * R + replica`."""
-        return range(self.steps * self.replicas)
-
-    @cached_property
-    def micro_batches_per_update(self) -> int:
-        """Number of micro-batches of one update, `G * R`."""
-        return self.gradient_accumulation * self.replicas
+        self.input_blocks = self.steps * self.input_groups
+        self.micro_batches = range(self.steps * self.replicas)
+        self.micro_batches_per_update = self.gradient_accumulation * self.replicas
+        self.mode = OutputMode(options.output_mode)
 
     @cached_property
     def returned_steps(self) -> range:
@@ -85,13 +75,12 @@ class Layout:
 
         With `Sum` this is the last step, whose outputs are the sums over all steps.
         """
-        options = self._options
-        if options.output_mode == OutputMode.EveryN:
+        if self.mode is OutputMode.EveryN:
             # Counts micro-batches, not device iterations, once G > 1 (PopART,
             # `anchorreturntype_test.py`, against the words of its header).
-            period = options.output_return_period
+            period = self._options.output_return_period
             return range(period - 1, self.steps, period)
-        is_all = options.output_mode == OutputMode.All
+        is_all = self.mode is OutputMode.All
         return range(0 if is_all else self.steps - 1, self.steps)
 
     def describe(self) -> str:
@@ -154,16 +143,14 @@ class Inputs:
     def _blocks(self) -> list[tuple[Tensor, ...]]:
         """The rows of each micro-batch, cut at the first use."""
         count = self._layout.input_blocks
-        if not self._on_device:
-            return [()] * count
-        if count == 1:  # 0-d tensors too
-            return [tuple(self._on_device)]
-        cut = [torch.split(t, t.shape[0] // count) for t in self._on_device]
-        return list(zip(*cut))
+        if count == 1 or not self._on_device:  # 0-d tensors too
+            return [tuple(self._on_device)] * count
+        return list(zip(*map(torch.unbind, self.stacked(0, count))))
 
-    def rows(self, step: int, replica: int) -> tuple[Tensor, ...]:
-        """Return the rows of a replica's micro-batch at a step (`d * G + g`)."""
+    def rows(self, index: int) -> tuple[Tensor, ...]:
+        """Return the rows of a micro-batch."""
         self.taken.append(perf_counter())
+        step, replica = divmod(index, self._layout.replicas)
         group = self._layout.groups[replica]
         rows = self._blocks[step * self._layout.input_groups + group]
         if self._is_copied:
@@ -172,14 +159,14 @@ class Inputs:
             self._copies.append(rows)
         return rows
 
-    def joined(self, first: int, count: int) -> tuple[Tensor, ...]:
-        """Return the rows of `count` micro-batches, joined for each input."""
+    def stacked(self, first: int, count: int) -> list[Tensor]:
+        """Return the rows of micro-batches, with a first dimension of these."""
         total = self._layout.input_blocks
-        sizes = [tensor.shape[0] // total for tensor in self._on_device]
-        return tuple(
-            tensor.narrow(0, first * size, count * size)
-            for tensor, size in zip(self._on_device, sizes)
-        )
+        stacked = [
+            tensor.view(total, tensor.shape[0] // total, *tensor.shape[1:])
+            for tensor in self._on_device
+        ]
+        return [tensor[first : first + count].contiguous() for tensor in stacked]
 
     def note_fold(self, started: float, count: int) -> None:
         """Set the time stamps of `count` micro-batches that ran at once.
@@ -220,24 +207,18 @@ class Outputs:
     """Collects the results of micro-batches that an output mode selects.
 
     Args:
-        mode: The output mode: Final, EveryN, All or Sum.
-        returned: Steps whose results come back, from `Layout.returned_steps`.
-
-    Attributes:
-        are_sums: Whether results are added up.
-        takes_whole: Whether the rows of all micro-batches come back, so that a fold's
-            results need not be cut.
+        layout: The layout of the call.
     """
 
-    def __init__(self, mode: OutputMode, returned: range) -> None:
-        self.are_sums = mode is OutputMode.Sum
-        self.takes_whole = mode is OutputMode.All
-        self._returned = returned
+    def __init__(self, layout: Layout) -> None:
+        self._mode, self._replicas = layout.mode, layout.replicas
+        self._returned = layout.returned_steps
         self._kept: list[list[Tensor]] = []
 
-    def add(self, step: int, replica: int, tensors: tuple[Tensor, ...]) -> None:
+    def add(self, index: int, tensors: tuple[Tensor, ...]) -> None:
         """Store the results of one micro-batch; called in the order of the layout."""
-        if self.are_sums:
+        step, replica = divmod(index, self._replicas)
+        if self._mode is OutputMode.Sum:
             if step == 0:
                 self._kept.append([tensor.detach().clone() for tensor in tensors])
             else:
@@ -246,9 +227,14 @@ class Outputs:
         elif step in self._returned:
             self._kept.append([tensor.detach() for tensor in tensors])
 
-    def add_whole(self, tensors: Sequence[Tensor]) -> None:
-        """Store the rows of several micro-batches, joined for each result."""
-        self._kept.append([tensor.detach() for tensor in tensors])
+    def add_stacked(self, first: int, stacked: Iterable[Tensor]) -> None:
+        """Store the results of micro-batches from the index `first` on."""
+        stacked = [tensor.detach() for tensor in stacked]
+        if self._mode is OutputMode.All:
+            self._kept.append([t.flatten(0, 1) if t.dim() > 1 else t for t in stacked])
+            return
+        for index, tensors in enumerate(zip(*map(torch.unbind, stacked)), first):
+            self.add(index, tensors)
 
     def tensors(self) -> list[Tensor]:
         """Return the results of the call as new tensors, of at most 32 bits."""
@@ -259,7 +245,8 @@ class Outputs:
 def _join(blocks: tuple[Tensor, ...]) -> Tensor:
     if len(blocks) == 1:
         return torch.clone(blocks[0], memory_format=torch.contiguous_format)
-    return torch.stack(blocks) if blocks[0].dim() == 0 else torch.cat(blocks)
+    # Folds make vectors of scalars.
+    return torch.cat(torch.atleast_1d(*blocks))  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def synthetic_inputs(tensors: list[Tensor]) -> list[Tensor]:
@@ -363,11 +350,9 @@ def resolve_groupings(
         Error: A tensor can't be split between its groups.
     """
     weights = named_weights(module) if groupings else {}
-    resolved = {
-        name: ReplicaGroups.of(grouping, replicas)
-        for name, grouping in groupings.items()
-    }
-    for name, groups in resolved.items():
+    resolved: dict[str, ReplicaGroups] = {}
+    for name, grouping in groupings.items():
+        groups = resolved[name] = ReplicaGroups.of(grouping, replicas)
         weight, rows = weights[name], len(groups.returned)
         if weight.dim() == 0:
             raise createPoptorchError(

@@ -166,6 +166,9 @@ class OperatorRule(NamedTuple):
     topic: str
 
 
+_ACCESSORS = ("__get__", "getattr", "setattr")
+"""Functions of properties, for which a row has the name."""
+
 ANY_IN_PLACE = "any function in place"
 """The name of a rule for all functions that change their first argument."""
 
@@ -235,6 +238,7 @@ class Finding(NamedTuple):
             return row["message"].format(name=name, found=self.found)
         if isinstance(self.found, str):
             return self.found
+        name = row["names"] if name in _ACCESSORS else name
         when = f" ({row['when']})" if row["when"] else ""
         source = re.sub(r"[\w./-]+/", "", row["citation"].split(";")[0])
         instead = f" Instead: {row['instead']}." if row["instead"] else ""

@@ -11,6 +11,7 @@ turns, exactly as on hardware, so a forgotten `detachFromDevice()` shows here to
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import time
 import weakref
@@ -73,15 +74,13 @@ def lease(owner: object, count: int, first: int | None = None) -> Callable[[], A
     """
     total = count_ipus()
     wanted = range(total) if first is None else range(total)[first : first + count]
-    has_collected = False
-    while True:
+    for attempt in itertools.count():
         free = [ipu for ipu in wanted if ipu not in held_ipus]
         if len(free) >= count:
             held_ipus.update(free[:count])
             return weakref.finalize(owner, held_ipus.difference_update, free[:count])
-        if not has_collected:
+        if attempt == 0:
             gc.collect()  # a holder may be gone without Python knowing
-            has_collected = True
         elif (first or 0) + count <= total and is_on(_WAIT_VARIABLE):
             logger.warning(
                 "No IPU available, sleeping for %g seconds (%s is set).",

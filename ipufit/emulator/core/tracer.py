@@ -51,6 +51,7 @@ from .graph import (
     observed,
     overloads,
     requested_device,
+    storage_of,
     tensors_in,
     with_long_indices,
 )
@@ -308,8 +309,11 @@ class Tracer(TorchFunctionMode):
             return text_without_values(operation)
         if on_device and name == "__get__" and _tells_device(func):
             return _OF_DEVICE[func.__self__.__name__]  # type: ignore[attr-defined]
-        if _sets_requires_grad(operation) and not self.recording.is_training:
-            self.compute(operation)  # it tells autograd, and is no operator
+        if _sets_requires_grad(operation):
+            weight = storage_of(self.recording.on_device(on_device[0]))
+            is_weight = weight in self.recording.weight_memory()
+            if not (is_weight and self.recording.is_training):  # there it is too late
+                self.compute(operation)  # it tells autograd, and is no operator
             return args[0] if name == "requires_grad_" else None
         if operation.name in PARTS:
             is_training = self.recording.is_training

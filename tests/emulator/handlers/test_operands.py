@@ -192,3 +192,68 @@ def add_to_first_row(x):
 def test_what_a_check_says(function, x, words):
     said = reports(function, x)
     assert (words in said[0]) if words else not said
+
+
+def straight_through(w, x):
+    y = w * x
+    return y + (y.round() - y).data
+
+
+def written_through_data(w, x):
+    y = w * x
+    y.data.mul_(2)
+    return y * 1
+
+
+def assigned(w, x):
+    y = w * x
+    y.data = y.detach().round()
+    return y * 1
+
+
+WAYS_OF_DATA = {
+    "straight through": (straight_through, X * 0),  # the gradient of `round`
+    "frozen": (lambda w, x: w.data * x, X),
+    "written": (written_through_data, X * 2),
+    "assigned": (assigned, X),
+    "of a size": (lambda w, x: w * x.new_zeros(w.data.shape), X * 0),
+}
+
+
+@pytest.mark.parametrize("name", WAYS_OF_DATA)
+def test_data_is_the_tensor_itself(name):
+    function, expected = WAYS_OF_DATA[name]
+    [gradient] = gradients(lambda w, x: function(w, x).sum(), X, weights=[X * 0.3])
+    torch.testing.assert_close(gradient, expected)
+
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(X * 0.3)
+
+        def forward(self, x):
+            return function(self.weight, x)
+
+    said = reports(Weighted(), X, trains=True)
+    assert [text.split(":")[0] for text in said] == {
+        "assigned": ["`data` (x isn't a weight)"],
+        "of a size": [],
+    }.get(name, ["`data` (training and x requires a gradient)"])
+
+
+def test_an_assignment_to_data_is_lost_in_inference_too():
+    def shifted(x):
+        y = x * 1
+        y.data = y + 1
+        return y * 2
+
+    torch.testing.assert_close(infer(shifted, X), X * 2)
+
+
+def test_training_does_not_hear_of_requires_grad_in_forward():
+    class Frozen(nn.Linear):
+        def forward(self, x):
+            self.weight.requires_grad_(False)
+            return super().forward(x).requires_grad_(True)
+
+    assert trained(Frozen(3, 2), X) == {"weight", "bias"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx.node import Node
 
-from ..graph import function_name
+from ..graph import SHAPE_FUNCTIONS, effects_of, function_name, storage_of
 from ..operators import ANY_IN_PLACE, Call, row
 
 _IN_PLACE = """
@@ -28,6 +28,36 @@ _STRIDED = frozenset(
 """Views that are no slice and no reshape."""
 
 _DROPOUTS = "dropout dropout1d dropout2d dropout3d feature_dropout"
+
+
+@row("data-gradient", "getattr __get__")
+def data_gradient(call: Call) -> Any:
+    """Find `x.data`, which is `x` itself on a device."""
+    x, node = call.args[0], call.node
+    accessor: Any = call.function
+    name = accessor.__self__.__name__ if node is None else call.args[1]
+    if name != "data" or not call.is_training:
+        return None  # before a look at x, which a trace would see
+    if not x.requires_grad or not (node or torch.is_grad_enabled()):
+        return None
+    if node is None:
+        return True
+    if call.users and call.users <= SHAPE_FUNCTIONS:
+        return None
+    # Autograd refuses to change a weight, even through a view of it.
+    is_written = x.is_leaf and any(
+        storage_of(x) in effects_of(other).writes for other in node.graph.nodes
+    )
+    return is_written or (lambda x, _: x.view_as(x))
+
+
+@row("data-assignment", "setattr")
+def data_assignment(call: Call) -> Any:
+    """Find `x.data = y`, which leaves `x` what it was on a device."""
+    x, name, _ = call.args
+    if name != "data" or not isinstance(x, Tensor):
+        return None
+    return lambda *_: None
 
 
 @row("cross-negative-dim", "cross linalg_cross")
