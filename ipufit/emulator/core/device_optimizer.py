@@ -161,6 +161,11 @@ class UpdateRule(ABC):
         self.names, self.weights = list(weights), list(weights.values())
         slots = states[0] if states else {}
         self.state = {slot: [state[slot] for state in states] for slot in slots}
+        self._half_slots = {
+            slot
+            for slot, tensors in self.state.items()
+            if all(tensor.dtype is torch.float16 for tensor in tensors)
+        }
         self.step = float(slots.get(STEP, 0.0))
         self._counter = torch.full((), self.step)
         self.is_wide = all(weight.dtype is torch.float32 for weight in self.weights)
@@ -235,7 +240,7 @@ class UpdateRule(ABC):
         PopART casts streamed values to it (poplibs, `ElementWiseInternal.cpp`; PopART,
         `accumulatex.cpp`, `adamupdaterx.cpp`, `sgd1acclupdatex.cpp`).
         """
-        if any(tensor.dtype is not torch.float16 for tensor in self.state[slot]):
+        if slot not in self._half_slots:
             return value
         return float(torch.tensor(value, dtype=torch.float16))
 
