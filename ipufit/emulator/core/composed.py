@@ -39,10 +39,9 @@ def composition_of(
         p = given.get("dropout_p", 0.0) if given.get("training", True) else 0.0
         return parts if p == 1 or (p > 0 and not is_training) else None
     is_half = any(tensor.dtype == torch.float16 for tensor in tensors)
-    if name in ("soft_margin_loss", "triplet_margin_loss"):
+    if name == "soft_margin_loss":
         is_old = any(given.get(n) is not None for n in ("size_average", "reduce"))
         is_half &= operation.function is getattr(F, name) and not is_old
-        is_half &= name == "soft_margin_loss" or tensors[0].dim() == 2
     return parts if is_half else None
 
 
@@ -85,24 +84,6 @@ def _similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tens
     return (unit(x1) * unit(x2)).sum(dim)
 
 
-def _triplet_loss(
-    anchor: Tensor,
-    positive: Tensor,
-    negative: Tensor,
-    margin: float = 1.0,
-    p: float = 2.0,
-    eps: float = 1e-6,
-    swap: bool = False,
-    reduction: str = "mean",
-    **old: Any,
-) -> Tensor:
-    far = _distance(anchor, negative, p, eps)
-    if swap:
-        far = torch.minimum(far, _distance(positive, negative, p, eps))
-    loss = _distance(anchor, positive, p, eps) - far + margin
-    return identity_loss(loss.clamp(min=0), reduction)
-
-
 def _soft_margin_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", **old: Any
 ) -> Tensor:
@@ -117,8 +98,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": _attend,
     "cosine_similarity": _similarity,
     "pairwise_distance": _distance,
-    # PopTorch, `AtenHandlers.gen.cpp` and `LossOps.cpp`
+    # PopTorch, `AtenHandlers.gen.cpp`
     "soft_margin_loss": _soft_margin_loss,
-    "triplet_margin_loss": _triplet_loss,
 }
 """Functions that call the parts of others."""

@@ -30,6 +30,11 @@ def test_exact_gelu_is_the_tanh_form():
     assert not reports(lambda x: functional.gelu(x, approximate="tanh"), x)
 
 
+def test_mish_in_float16_is_0_where_the_square_of_a_sigmoid_rounds_to_1():
+    device = infer(functional.mish, torch.tensor([-9.0, -2.0]).half())
+    torch.testing.assert_close(device, torch.tensor([0, -0.2524]).half())
+
+
 def test_nothing_before_a_prelu_trains():
     network = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2))
     changed = trained(network, torch.randn(5, 3))

@@ -68,6 +68,7 @@ def test_erf_of_half_precision_is_a_polynomial_of_degree_3():
     )
     exact = infer(torch.erf, x.float())
     torch.testing.assert_close(exact, torch.erf(x.float()))
+    assert infer(torch.erfc, torch.tensor([2.7]).half()) == 0  # erf rounds to 1
 
 
 def test_addmm_with_beta_0_keeps_nan():

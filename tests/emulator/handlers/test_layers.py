@@ -107,7 +107,7 @@ def embedded(offsets):
         (
             functional.nll_loss,
             [torch.zeros(70_000, 2).half(), torch.zeros(70_000, dtype=torch.long)],
-            "clipped to 65504",
+            "cut at 65504",
         ),
     ],
 )

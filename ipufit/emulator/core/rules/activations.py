@@ -66,8 +66,11 @@ row("elu-large", "elu selu celu", lambda call: call.trains)
 
 @row("mish", "mish", is_reported=False)
 def mish(call: Call) -> Any:
+    def stored(x: Tensor) -> Tensor:
+        return x.half().float() if call.is_half else x
+
     def mish(input: Any, *_: Any, **__: Any) -> Any:
-        square = torch.sigmoid(-input) ** 2
+        square = stored(stored(torch.sigmoid(-input)) ** 2)
         return input * (1 - square) / (1 + square)
 
     return mish

@@ -178,18 +178,20 @@ def atan_rule(call: Call) -> Any:
     return atan
 
 
-@row("erf-half", "erf", is_reported=False)
-def erf_half(call: Call) -> Any:
-    def erf(x: Tensor) -> Tensor:
-        exact = torch.erf(x)  # for its gradient
-        size = x.abs()
-        eta = 1 / (2.1255340576171875 + size)
-        polynomial = 7.181612491607666 * eta - 0.43317505717277527
-        polynomial = (polynomial * eta + 0.7397372722625732) * eta
-        value = torch.copysign(1 - polynomial * torch.exp(-size * size), x)
-        return exact + (value - exact).detach()
-
-    return call.is_half and erf
+def _half_erf(x: Tensor) -> Tensor:
+    exact = torch.erf(x)  # for its gradient
+    size = x.abs()
+    eta = 1 / (2.1255340576171875 + size)
+    polynomial = 7.181612491607666 * eta - 0.43317505717277527
+    polynomial = (polynomial * eta + 0.7397372722625732) * eta
+    value = torch.copysign(1 - polynomial * torch.exp(-size * size), x)
+    return exact + (value.half().float() - exact).detach()
 
 
-row("erfc", "erfc", lambda call: lambda x: 1 - torch.erf(x), is_reported=False)
+row("erf-half", "erf", lambda call: call.is_half and _half_erf, is_reported=False)
+
+
+@row("erfc", "erfc", is_reported=False)
+def erfc(call: Call) -> Any:
+    erf = _half_erf if call.is_half else torch.erf
+    return lambda x: 1 - erf(x)
