@@ -282,3 +282,30 @@ def test_nothing_before_splines_trains(operators):
     assert "between 0 and 3" in reports(lambda x: basis(x, x, x, 4), X)[0]
     (gradient,) = gradients(lambda w: basis(w, w, w, 2) + w, weights=[X])
     torch.testing.assert_close(gradient, 2 * 3 * X / X.numel())
+
+
+@pytest.mark.parametrize(
+    ("index", "is_refused"),
+    [
+        ((torch.tensor([[0], [1]]), torch.tensor([0, 2])), True),
+        (([0], [1, 2]), True),
+        ((torch.tensor([[0, 1]]), torch.tensor([[2], [0]])), True),
+        (([1, 0], torch.tensor([1])), False),
+        ((torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 2])), False),
+        ((slice(None), [0, 2]), False),
+        (torch.tensor([[True, False, True], [False, True, True]]), False),
+    ],
+)
+def test_tensors_of_an_index_that_broadcast_each_other_are_refused(index, is_refused):
+    def read(x):
+        return x[index]
+
+    def write(x):
+        y = x * 1
+        y[index] = 5.0
+        return y
+
+    x = torch.arange(6.0).reshape(2, 3)
+    for function in (read, write) if is_refused else (write,):
+        said = any("torch.broadcast_tensors" in text for text in reports(function, x))
+        assert said == is_refused

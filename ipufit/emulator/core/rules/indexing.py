@@ -33,6 +33,17 @@ def has_negative(call: Call) -> bool:
     return any(bool(torch.as_tensor(part).lt(0).any()) for part in parts)
 
 
+@row("index-broadcast", "__getitem__ __setitem__ index_put")
+def index_broadcast(call: Call) -> bool:
+    parts = [p for p in _as_parts(call.args[1]) if isinstance(p, (Tensor, list))]
+    tensors = [torch.as_tensor(part) for part in parts]
+    shapes = [tensor.shape for tensor in tensors]
+    if not shapes or any(map(_is_mask, tensors)):
+        return False
+    broadcast: Any = torch.broadcast_shapes
+    return bool(broadcast(*shapes) != max(shapes, key=len))
+
+
 @row("index-negative", "__getitem__", is_reported=False)
 def index_negative(call: Call) -> Any:
     nodes = _as_parts(call.node.args[1]) if call.node else []
