@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional
 
 from ipufit.emulator.errors import Error
 from tests.emulator.handlers._programs import infer, reports
@@ -141,3 +142,22 @@ def test_numbers_that_float16_does_not_have_are_reported(function, is_reported):
 
 def test_a_whole_power_of_float16():
     assert infer(lambda x: x**2, HALVES).tolist() == [9.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "is_float"),
+    [
+        (functional.smooth_l1_loss, True),
+        (lambda x, y: functional.margin_ranking_loss(x, y, y), True),
+        (lambda x, y: functional.triplet_margin_loss(x, y, -y), True),
+        (lambda x, y: functional.cosine_embedding_loss(x, y, y[:, 0]), True),
+        (functional.mse_loss, False),
+        (lambda x, y: torch.baddbmm(x[None], x[None], y[None], alpha=0.5), True),
+        (lambda x, y: torch.baddbmm(x[None], x[None], y[None], beta=0.5), False),
+    ],
+)
+def test_numbers_inside_a_handler_make_float16_float32(function, is_float):
+    x = torch.eye(3)
+    messages = reports(function, x.half(), x.half())
+    assert any("returns float32" in text for text in messages) == is_float
+    assert not any("returns float32" in text for text in reports(function, x, x))

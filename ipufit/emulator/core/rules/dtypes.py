@@ -209,6 +209,17 @@ def half_operand(call: Call) -> Any:
     return compute
 
 
+_LOSSES_OF_NUMBERS = """
+    smooth_l1_loss margin_ranking_loss triplet_margin_loss cosine_embedding_loss
+    """
+row("half-loss-type", _LOSSES_OF_NUMBERS, lambda call: call.is_half)
+
+
+@row("half-product-type", "baddbmm")
+def half_product_type(call: Call) -> bool:
+    return call.is_half and type(call.get("alpha")) is float
+
+
 @row("half-number-lost", _PRODUCTS)
 def half_number_lost(call: Call) -> Any:
     return any(
