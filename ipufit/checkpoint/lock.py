@@ -30,6 +30,8 @@ class DirectoryLock:
         OSError: The file system has no locks, or the directory can't be written.
     """
 
+    _descriptor: int | None = None
+
     @uninterrupted
     def __init__(self, directory: Path) -> None:
         import fcntl  # Windows doesn't have it
@@ -40,15 +42,17 @@ class DirectoryLock:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         is_held = False
         while not is_held:
-            self._descriptor = os.open(self._path, flags, 0o644)
+            descriptor = os.open(self._path, flags, 0o644)
             try:
-                about = os.fstat(self._descriptor)
+                about = os.fstat(descriptor)
                 if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
                     raise OSError(f"{self._path} isn't a file of its own")
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_held = self._is_there()  # else its last holder has deleted it
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_held = self._is_there(
+                    descriptor
+                )  # else its last holder has deleted it
             except BlockingIOError as error:
-                text = os.read(self._descriptor, 200).decode(errors="replace")
+                text = os.read(descriptor, 200).decode(errors="replace")
                 holder = "".join(filter(str.isprintable, text)) or "it has just begun"
                 raise ConfigError(
                     f"Another run has {str(directory)!r}: {holder}. Each would delete "
@@ -57,28 +61,36 @@ class DirectoryLock:
                 ) from error
             finally:
                 if not is_held:
-                    os.close(self._descriptor)
-        _descriptors.add(self._descriptor)
+                    os.close(descriptor)
+        self._descriptor, self._process = descriptor, os.getpid()
+        _descriptors.add(descriptor)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {platform.node()}, since {since}"
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, holder.encode())
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, holder.encode())
 
-    def _is_there(self) -> bool:
+    def _is_there(self, descriptor: int) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
+            return os.path.samestat(os.fstat(descriptor), self._path.lstat())
         return False
 
     @uninterrupted
     def release(self) -> None:
         """Let others have the directory; delete it if it was made and is empty."""
+        descriptor = self._descriptor
+        if descriptor is None or os.getpid() != self._process:
+            return
         with contextlib.suppress(OSError):
-            if self._is_there():
+            if self._is_there(descriptor):
                 self._path.unlink()
             if self._is_new:
                 self._path.parent.rmdir()
-        _descriptors.discard(self._descriptor)
-        os.close(self._descriptor)
+        self._descriptor = None
+        _descriptors.discard(descriptor)
+        os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.release()  # Ctrl-C may have come just before
 
 
 _descriptors: set[int] = set()

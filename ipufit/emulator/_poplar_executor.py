@@ -225,7 +225,9 @@ class PoplarExecutor:
         if executable is None:
             executable = self._compile(args, kwargs)
         tensors = self._parser.tensors(args, kwargs, executable.arguments)
-        device = self._device or self._attach()
+        if self._device is None:
+            self.attachToDevice()
+        device = self._require_device("__call__")
         if not self._training:
             self._follow_training()
         # Before the run: a call that fails midway has made updates too.
@@ -310,7 +312,7 @@ class PoplarExecutor:
         self._last_call = None
         try:
             if self._options.connection_type == ConnectionType.Always:
-                self._attach()
+                self.attachToDevice()
         except Exception:
             self._forget_program()
             raise
@@ -322,6 +324,7 @@ class PoplarExecutor:
             raise createPoptorchError(NOT_COMPILED)
         return self._executable
 
+    @working()
     def attachToDevice(self) -> None:
         """Acquire IPUs and upload weights and optimizer state.
 
@@ -338,10 +341,6 @@ class PoplarExecutor:
             >>> inference.isAttachedToDevice()
             True
         """
-        self._attach()
-
-    @working()
-    def _attach(self) -> Device:
         executable, options = self._require_compiled(), self._options
         if options.connection_type == ConnectionType.Never:
             raise AssertionError(
@@ -358,7 +357,7 @@ class PoplarExecutor:
                 rng.restore(self._rng_state)
             first_ipu = options.ipu_id if options.exists("ipu_id") else None
             ipus = lease(self, executable.num_ipus, first_ipu)
-            device = self._device = Device(
+            self._device = Device(
                 executable, options, ipus, rng, self._optimizer, processes
             )
         try:
@@ -367,7 +366,6 @@ class PoplarExecutor:
         except Exception:
             self._release_device()
             raise
-        return device
 
     def _join_processes(self, executable: Executable) -> Processes | None:
         """Return the processes that train this model; None if there is only this one.
@@ -1135,7 +1133,10 @@ class PoplarExecutor:
         there = file.metadata["weights"]
         here = {name: describe(w) for name, w in named_weights(self._model).items()}
         for name in {**there, **here}:
-            saved, present = (known.get(name, "missing") for known in (there, here))
+            saved, present = (
+                repr(known[name]) if name in known else "missing"
+                for known in (there, here)
+            )
             if saved != present:
                 raise file.invalid(
                     "it was compiled for a module with other parameters or buffers: "
