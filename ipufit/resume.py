@@ -185,7 +185,6 @@ def compiled_settings(
         **_optimizer_in_words(optimization.optimizer),
         "ema_momentum": described(optimization.ema_momentum),
         "lr_schedule": optimization.schedule,
-        "per_batch_size": described(optimization.per_batch_size),
         "schedules": described(optimization.schedules),
     }
 

@@ -694,7 +694,7 @@ class IPUModel:
                 with naming(checkpoint):
                     snapshot.check(checkpoint)
                 resuming.enter_context(snapshot.trained.kept_on_error())
-            optimization.begin_fit(total, updates, len(to_come), plan.batch_size)
+            optimization.begin_fit(total, updates, len(to_come))
             if checkpoint is not None:
                 with naming(checkpoint):
                     snapshot.trained.put_back(checkpoint)
@@ -970,10 +970,8 @@ class IPUModel:
         self._require_ipus()
         is_in_fit = self._snapshot is not None  # at its rates; its schedules don't move
         with optimization.paused() if is_in_fit else contextlib.nullcontext():
-            if is_in_fit or self._batch_loop is optimization:
-                optimization.scale_to(size)  # each batch may have another size
-            else:
-                optimization.begin_fit(None, updates, batch_size=size)
+            if not is_in_fit and self._batch_loop is not optimization:
+                optimization.begin_fit(None, updates)
                 self._batch_loop = optimization
             training.prepare(Notes())
             if is_in_fit:
