@@ -22,7 +22,6 @@ import signal
 import sys
 import traceback
 from concurrent.futures import Future
-from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -35,7 +34,6 @@ from typing import (
 )
 
 from . import _env, doctor
-from ._files import file_errors
 from ._version import __version__
 from .errors import ConfigError, IpufitError
 
@@ -62,11 +60,13 @@ docs/how-to/check.md.
 _COMPILE = """\
 examples:
   ipufit compile train.py --epochs 3
-  ipufit compile --output compiled --ipu-version 21 -m package.train
+  ipufit compile --cache-dir compiled --ipu-version 21 -m package.train
+  ipufit compile package.models:make
 
-The script runs on this machine, which needs no IPUs. fit, evaluate and predict compile
-their programs and run none. Options of `compile` go before the script; everything after
-it is the script's. See docs/how-to/compile-ahead.md.
+A script or module runs up to its first fit, and not further; the programs of that fit,
+of evaluate and of predict are compiled. No IPU is needed. A function returns an
+IPUModel and its data: `(model, x)` or `(model, x, y)`. Options of `compile` go before
+the script; everything after it is the script's. See docs/how-to/compile-ahead.md.
 """
 
 _PLAN = """\
@@ -190,24 +190,23 @@ def plan(arguments: Sequence[str]) -> None:
 
 
 def compile_(arguments: Sequence[str]) -> None:
-    """Run a script so that its programs are compiled only, and list them.
+    """Run a script to its first fit, and compile the programs of that fit.
 
     Raises:
-        SystemExit: With the script's own status; with 1 if it compiled nothing.
+        SystemExit: Always: with 1 if PopTorch refuses a program, 2 if there is none.
     """
-    parser = _parser(
+    parser = _parser_of_model(
         "compile",
-        "[-h] [--output DIR] [--ipu-version V] (script | -m module) ...",
-        "Run a script so that its programs are compiled and not run, on a machine with "
-        "IPUs or without.",
+        "Compile the programs of the first fit of a script, on a machine with IPUs or "
+        "without. Nothing is trained.",
         _COMPILE,
     )
     parser.add_argument(
-        "--output",
-        default="compiled",
+        "--cache-dir",
+        default=os.environ.get("POPTORCH_CACHE_DIR") or "compiled",
         metavar="DIR",
-        help="directory for a description of each program, and for the cache of "
-        "executables unless POPTORCH_CACHE_DIR is set (default: compiled)",
+        help="directory of the executables, if the script's config has none (default: "
+        "POPTORCH_CACHE_DIR, else compiled)",
     )
     parser.add_argument(
         "--ipu-version",
@@ -217,28 +216,14 @@ def compile_(arguments: Sequence[str]) -> None:
         help="version of the IPUs: 2 for Mk2 (the default), 21 for Bow",
     )
     given = parser.parse_args(arguments)
-    folder = Path(given.output).absolute()
-    with _errors_told("compile"), file_errors("can't be written", folder):
-        if not given.is_module:
-            _require_script(given.script)
-        folder.mkdir(parents=True, exist_ok=True)
-    os.environ[_env.COMPILE_ONLY] = str(folder)
     os.environ[_env.COMPILE_FOR] = str(given.ipu_version)
-    os.environ.setdefault("POPTORCH_CACHE_DIR", str(folder / "cache"))
-    before = set(folder.glob("*.json"))
-    status = run_script(given.script, given.arguments, is_module=given.is_module)
-    done = sorted(set(folder.glob("*.json")) - before)
-    programs = "1 program" if len(done) == 1 else f"{len(done)} programs"
-    told = [f"ipufit: {programs} compiled, described in {folder}"]
-    told += [f"  {path.name}" for path in done]
-    if status == 0 and not done:
-        told.append(
-            "ipufit: the script calls no fit, evaluate or predict of an IPUModel, or "
-            "another PopTorch's"
+    folder = os.path.abspath(given.cache_dir)
+    with _errors_told("compile"):
+        built = _of_first_fit(
+            given, lambda model, of_fit: model._build_of_fit(of_fit, folder)
         )
-        status = 1
-    sys.stderr.write("\n".join([*told, ""]))
-    sys.exit(status)
+    sys.stdout.write(f"{built}\n")
+    sys.exit(0)
 
 
 def as_data(plan: ModelPlan) -> dict[str, Any]:

@@ -1310,6 +1310,4 @@ def _customized(
             merged = {**values, **after.get(key, {})}
             if merged != after.get(key):
                 options._Popart.set(key, merged)
-    if _env.compile_only() is not None:
-        options.useOfflineIpuTarget(_env.compile_for())
     return options

@@ -736,7 +736,7 @@ def find_checkpoint(
         return None
     found = None
     # First of all: a checkpoint of another run doesn't fit, or is just being deleted.
-    with held_directories(callbacks), files.missing_allowed():
+    with held_directories(callbacks):
         if resume is not None and not is_automatic:
             found = _checkpoint_at(as_path(resume, "resume"))
         elif stores:

@@ -22,7 +22,6 @@ from .store import (
     BackgroundWriter,
     CheckpointStore,
     load_newest,
-    missing_allowed,
     written_by_one,
 )
 from .weights import average_checkpoints, load_weights, save_weights
@@ -41,7 +40,6 @@ __all__ = [
     "load_checkpoint",
     "load_newest",
     "load_weights",
-    "missing_allowed",
     "names_that_differ",
     "read_manifest",
     "refuse_name_of_file",

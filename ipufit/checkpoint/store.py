@@ -13,14 +13,12 @@ import itertools
 import math
 import os
 import re
-import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple, TypeVar
 
-from ipufit import _env
 from ipufit._arguments import (
     check_choice,
     check_instance,
@@ -190,33 +188,6 @@ class BackgroundWriter:
                 wait([future])  # if this is interrupted, close() will wait again
             self._last = None
             then(hear(lambda: None if future is None else future.result()))
-
-
-@contextlib.contextmanager
-def missing_allowed() -> Iterator[None]:
-    """Skip a missing checkpoint, if programs are only compiled, and log it.
-
-    Nothing is saved then, so a script that trains, saves and loads would end there, and
-    its later programs wouldn't be compiled.
-
-    Raises:
-        MissingCheckpointError: Programs are run.
-
-    Example:
-        >>> with missing_allowed():
-        ...     raise MissingCheckpointError("There is none.")
-        Traceback (most recent call last):
-        ipufit.errors.MissingCheckpointError: There is none.
-    """
-    try:
-        yield
-    except MissingCheckpointError as error:
-        if _env.compile_only() is None:
-            raise
-        sys.stderr.write(
-            f"ipufit: {error} Weights stay as they are, because nothing is saved where "
-            "programs are only compiled.\n"
-        )
 
 
 class CheckpointStore:

@@ -64,7 +64,7 @@ from .directory import (
     tied_names,
     what_loads,
 )
-from .store import missing_allowed, written_by_one
+from .store import written_by_one
 
 _AVERAGED_KEY = "ipufit.averaged"
 _ZIP = b"PK\x03\x04"
@@ -317,7 +317,6 @@ def average_checkpoints(
 
     Returns:
         A state dict, on the host, for `module.load_state_dict` or `model.set_weights`.
-        It is empty under `ipufit compile`, if there are no checkpoints.
 
     Raises:
         ConfigError: An argument can't be used; no checkpoint contains a metric; the
@@ -359,51 +358,49 @@ def average_checkpoints(
         refuse("pattern", pattern, "a pattern of file names, such as 'epoch-*'")
     if save_to is not None:
         _check_suffix(as_path(save_to, "save_to"))
-    with missing_allowed():
-        folder = as_path(directory, "directory")
-        damaged: _Damaged = {}
-        for _ in range(MAX_READS):
-            chosen = _candidates(folder, pattern, damaged)
-            if last is not None:
-                chosen = chosen[-last:]
-            elif best is not None and chosen:
-                chosen = _best(chosen, folder, best, mode)
-            average = _average(chosen, ema, damaged)
-            if average is not None:
-                break
-        else:
-            raise CheckpointError(
-                f"Checkpoints in {str(directory)!r} were deleted {MAX_READS} times "
-                "before they were read: another process writes them faster than this "
-                "one reads."
-            )
-        texts = " ".join(str(error) for error in damaged.values())
-        if not chosen and damaged:
-            raise DamagedCheckpointError(
-                f"Every checkpoint in {str(directory)!r} is damaged. {texts}"
-            )
-        if not chosen:
-            raise MissingCheckpointError(
-                f"There is no checkpoint in {str(directory)!r} to average. Give the "
-                "directory that ModelCheckpoint writes to, or another pattern=."
-            )
-        if damaged:
-            them = "it" if len(damaged) == 1 else "them"
-            text = f"{texts} The average leaves {them} out."
-            warn(text, CheckpointWarning)
-        wanted = last or best
-        if wanted is not None and len(chosen) < wanted:
-            warn(
-                f"{wanted} checkpoints were asked for, and {len(chosen)} in "
-                f"{str(directory)!r} can be averaged: the average is of these.",
-                CheckpointWarning,
-            )
-        if save_to is not None:
-            target, weights = save_to, average
-            names = [path.name for path, _ in chosen]
-            written_by_one(lambda: save_weights(weights, target, averaged=names))
-        return average
-    return {}
+    folder = as_path(directory, "directory")
+    damaged: _Damaged = {}
+    for _ in range(MAX_READS):
+        chosen = _candidates(folder, pattern, damaged)
+        if last is not None:
+            chosen = chosen[-last:]
+        elif best is not None and chosen:
+            chosen = _best(chosen, folder, best, mode)
+        average = _average(chosen, ema, damaged)
+        if average is not None:
+            break
+    else:
+        raise CheckpointError(
+            f"Checkpoints in {str(directory)!r} were deleted {MAX_READS} times "
+            "before they were read: another process writes them faster than this "
+            "one reads."
+        )
+    texts = " ".join(str(error) for error in damaged.values())
+    if not chosen and damaged:
+        raise DamagedCheckpointError(
+            f"Every checkpoint in {str(directory)!r} is damaged. {texts}"
+        )
+    if not chosen:
+        raise MissingCheckpointError(
+            f"There is no checkpoint in {str(directory)!r} to average. Give the "
+            "directory that ModelCheckpoint writes to, or another pattern=."
+        )
+    if damaged:
+        them = "it" if len(damaged) == 1 else "them"
+        text = f"{texts} The average leaves {them} out."
+        warn(text, CheckpointWarning)
+    wanted = last or best
+    if wanted is not None and len(chosen) < wanted:
+        warn(
+            f"{wanted} checkpoints were asked for, and {len(chosen)} in "
+            f"{str(directory)!r} can be averaged: the average is of these.",
+            CheckpointWarning,
+        )
+    if save_to is not None:
+        target, weights = save_to, average
+        names = [path.name for path, _ in chosen]
+        written_by_one(lambda: save_weights(weights, target, averaged=names))
+    return average
 
 
 def _candidates(directory: Path, pattern: str, damaged: _Damaged) -> _Candidates:

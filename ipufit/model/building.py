@@ -1,23 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs, as `build` reports them and `ipufit compile` describes them."""
+"""Compiled programs, as `build` reports them."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Iterable, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from ipufit._files import file_errors, replace_file
-from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
-from ipufit.callbacks.progress import Notes
-from ipufit.data.random_state import HostRandomState
 from ipufit.engine.loop import Inference, Training
 from ipufit.types import ShownAsText
 
@@ -75,25 +66,19 @@ class Build(ShownAsText):
         return "\n".join(map(str, self.programs))
 
 
-def built(
-    one: Training | Inference, display: ProgressDisplay
-) -> tuple[BuiltProgram, set[str]]:
-    """Prepare a program, and compare the cache of executables before and after.
-
-    Returns:
-        The program, and the names of new files in the cache.
-    """
-    given = one.options.toDict()
-    folder = given.get("cachePath") if given.get("enableEngineCaching") else ""
-    before, seconds = _executables(folder), one.executors.seconds
-    one.prepare(display)
-    taken = one.executors.seconds - seconds
+def built(program: Training | Inference, display: ProgressDisplay) -> BuiltProgram:
+    """Prepare a program, and compare the cache of executables before and after."""
+    options = program.options.toDict()
+    folder = options.get("cachePath") if options.get("enableEngineCaching") else ""
+    before, seconds = _executables(folder), program.executors.seconds
+    program.prepare(display)
+    taken = program.executors.seconds - seconds
     new = _executables(folder) - before
     cache = "none"
     if taken and (before or new):
         cache = "miss" if new else "hit"
-    name = "training" if isinstance(one, Training) else "inference"
-    return BuiltProgram(name, one.plan, taken, cache, one.remark), new
+    name = "training" if isinstance(program, Training) else "inference"
+    return BuiltProgram(name, program.plan, taken, cache, program.remark)
 
 
 def _executables(folder: Any) -> set[str]:
@@ -107,64 +92,3 @@ def _executables(folder: Any) -> set[str]:
     except OSError:  # PopART makes the folder
         names = []
     return {name for name in names if name.endswith(".popef")}
-
-
-def compile_only(
-    programs: Iterable[Training | Inference],
-    folder: str,
-    module: torch.nn.Module,
-    *,
-    is_first: bool,
-) -> None:
-    """Compile programs, and write a file that describes each.
-
-    Random states are put back. A program that the model had already has no file of its
-    own.
-
-    Args:
-        programs: The programs of a run.
-        folder: Directory of the files.
-        module: The user's module.
-        is_first: Whether this is process 0, which writes and prints.
-    """
-    display = Notes()
-    for one in programs:
-        before = HostRandomState()
-        try:
-            program, files = built(one, display)
-        finally:
-            before.put_back()
-        if not program.seconds or not is_first:
-            continue
-        plan = one.plan
-        about = {
-            "program": program.name,
-            "module": type(module).__name__,
-            "micro_batch_size": plan.micro_batch_size,
-            "gradient_accumulation": plan.gradient_accumulation,
-            "replicas": plan.replicas,
-            "device_iterations": plan.device_iterations,
-            "samples_per_call": plan.samples_per_call,
-            "seconds": round(program.seconds, 3),
-            "cache": program.cache,
-            "executables": sorted(files),
-            "poptorch": str(poptorch.__version__),
-        }
-        number = 1 + sum(1 for _ in Path(folder).glob("*-*.json"))
-        target = Path(folder) / f"{number:03d}-{program.name}.json"
-        with file_errors("can't be written", target):
-            replace_file(target, [json.dumps(about, indent=2).encode() + b"\n"])
-        sys.stderr.write(f"ipufit: {replace(program, remark='')}\n")
-
-
-def end_script() -> NoReturn:
-    """End a script that needs outputs: nothing was computed.
-
-    Raises:
-        SystemExit: With status 0.
-    """
-    sys.stderr.write(
-        "ipufit: the script ends at its first prediction, because programs are only "
-        "compiled and there are no outputs.\n"
-    )
-    raise SystemExit(0)

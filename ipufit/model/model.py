@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import itertools
 import math
@@ -31,7 +32,6 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ipufit import _env
 from ipufit import checkpoint as files
 from ipufit._arguments import (
     check_choice,
@@ -667,8 +667,6 @@ class IPUModel:
             coverage["validation "] = _warn_of_coverage(
                 validation.options, validation.plan, "fit's validation"
             )
-        if self._only_compiled(*validations, training):
-            return self._unknown_history(training, validations, to_come)
 
         # The run: programs, then epochs of calls.
         history, self._batch_loop = History(), None
@@ -831,8 +829,6 @@ class IPUModel:
             "evaluate", samples=samples, batch_size=batch_size, steps=steps
         )
         test = self._evaluation(source, batch_size, steps, callbacks=callbacks)
-        if self._only_compiled(test):
-            return _as_asked(test.metrics, return_dict, is_known=False)
         run = RunState(params={"verbose": verbose, **_params(test.batches)})
         run.coverage = _warn_of_coverage(test.options, test.plan, "evaluate")
         with self._running(run, callbacks, verbose) as (hooks, display):
@@ -965,8 +961,6 @@ class IPUModel:
         )
         # Passes are numbered by updates, so that no batch draws alike.
         training = self._training(source, given, num_passes=optimization.num_updates)
-        if self._only_compiled(training):
-            return _as_asked(training.metrics, return_dict, is_known=False)
         self._require_ipus()
         is_in_fit = self._snapshot is not None  # at its rates; its schedules don't move
         with optimization.paused() if is_in_fit else contextlib.nullcontext():
@@ -1014,8 +1008,6 @@ class IPUModel:
         source = as_batch(x, y, sample_weight, columns=self._columns)
         self.processes.require_same("test_on_batch", samples=source.num_samples)
         test = self._evaluation(source, is_single=True)
-        if self._only_compiled(test):
-            return _as_asked(test.metrics, return_dict, is_known=False)
         self._require_ipus()
         test.prepare(Notes())
         test.run(CallbackList(None), RunState(processes=self.processes))
@@ -1279,7 +1271,7 @@ class IPUModel:
             to_build += [] if training is None else [training]
             for one in to_build:
                 try:
-                    programs.append(built(one, display)[0])
+                    programs.append(built(one, display))
                 except NoForwardError:
                     is_called = isinstance(one, Training) or one.inferred.step
                     if training is None or is_called:
@@ -1548,8 +1540,6 @@ class IPUModel:
         """
         host_calls.check_shapes(self.module)
         state = self.module.state_dict()
-        if isinstance(weights, Mapping) and not weights and _env.compile_only():
-            return  # an average of checkpoints that weren't written
         if isinstance(weights, Mapping):
             odd = sorted(str(name) for name in {*state} ^ {*weights})
             if odd:
@@ -1597,8 +1587,6 @@ class IPUModel:
             ConfigError: The name ends in something else.
             FileError: The file can't be written; a file that was there before is whole.
         """
-        if _env.compile_only() is not None:  # trained ones may be there
-            return
         weights = self._fetched_state()
 
         if moment is not None:
@@ -1624,11 +1612,7 @@ class IPUModel:
             FileError: The file can't be read.
         """
         host_calls.check_shapes(self.module)
-        given: dict[str, Tensor] | None = None
-        with files.missing_allowed():
-            given = files.load_weights(path)
-        if given is None:
-            return
+        given = files.load_weights(path)
         state = self.module.state_dict()
         odd = files.names_that_differ(state, given, "shape")
         if odd:
@@ -1718,8 +1702,6 @@ class IPUModel:
             CheckpointError: The checkpoint can't be written.
         """
         files.refuse_name_of_file(path)
-        if _env.compile_only() is not None:  # a trained model may be there
-            return
         taken = self.checkpoint(copied=False)
 
         def write() -> str:
@@ -1743,10 +1725,9 @@ class IPUModel:
             ConfigError: The checkpoint is of another module or optimizer.
         """
         host_calls.check_shapes(self.module)
-        with files.missing_allowed():
-            checkpoint = files.load_checkpoint(path)
-            with naming(checkpoint):
-                self._trained_state().put_back(checkpoint)
+        checkpoint = files.load_checkpoint(path)
+        with naming(checkpoint):
+            self._trained_state().put_back(checkpoint)
 
     def export(
         self,
@@ -2110,15 +2091,9 @@ class IPUModel:
         """Check that the model can run a program here and now.
 
         Raises:
-            ConfigError: The config is offline, or programs are only compiled; or
-                another thread runs the model.
+            ConfigError: The config is offline, or another thread runs the model.
         """
         self._refuse_other_thread()
-        if _env.compile_only() is not None:
-            raise ConfigError(
-                f"{_env.COMPILE_ONLY} is set, so that fit, evaluate and predict "
-                "compile their programs. Nothing else can be run."
-            )
         if self.config.offline:
             raise ConfigError(
                 "The config has offline=True, so that programs are compiled and can't "
@@ -2501,6 +2476,22 @@ class IPUModel:
             return replace(plan, refusal=str(error))
         return plan
 
+    def _build_of_fit(self, arguments: Mapping[str, Any], cache_dir: str) -> Build:
+        """Compile the programs of a `fit` for IPUs that may be elsewhere.
+
+        Args:
+            arguments: Arguments of `fit` by name.
+            cache_dir: Directory for the executables, if the config has none.
+        """
+        config = self._given_config
+        self.config = self._given_config = replace(
+            config, offline=True, cache_dir=config.cache_dir or cache_dir
+        )
+        if self._settings is not None:
+            self.compile(**self._settings.arguments)
+        of_build = inspect.signature(self.build).parameters
+        return self.build(**{n: v for n, v in arguments.items() if n in of_build})
+
     def _check_of_fit(self, arguments: Mapping[str, Any]) -> CheckReport:
         """Check a `fit` with arguments by name; a generator loses its first batch.
 
@@ -2768,10 +2759,6 @@ class IPUModel:
                 "predict() needs every row, and inference_options ask for OutputMode."
                 f"{mode.name}. Use OutputMode.All, or leave the mode at its default."
             )
-        if self._only_compiled(plan):
-            from .building import end_script
-
-            end_script()
         return plan
 
     def _predicted(
@@ -2978,36 +2965,6 @@ class IPUModel:
             self._fit_run, self._snapshot, self.history = outer, snapshot, history
             if run.was_told_to_end:
                 outer.tell_to_end(run.told_by)
-
-    # Runs that only compile, as `ipufit compile` asks for -----------------------------
-
-    def _only_compiled(self, *programs: Training | Inference | None) -> bool:
-        """Compile the programs of a run if it isn't to run, and return whether so."""
-        folder = _env.compile_only()
-        if folder is not None:
-            from .building import compile_only
-
-            planned = [one for one in programs if one is not None]
-            is_first = self.processes.is_first
-            compile_only(planned, folder, self.module, is_first=is_first)
-        return folder is not None
-
-    def _unknown_history(
-        self,
-        training: Training,
-        validations: Iterable[Evaluation],
-        epochs: Sequence[int],
-    ) -> History:
-        """Return a history of NaN."""
-        training.metrics.reset()
-        names = {*training.metrics.logs(), *_unknown_metrics(training.metrics)}
-        for one in validations:
-            unknown = _unknown_metrics(one.metrics)
-            names |= {f"val_{one.prefix}{name}" for name in unknown}
-        history = self.history = History()
-        history.epoch = list(epochs)
-        history.history = {name: [math.nan] * len(epochs) for name in sorted(names)}
-        return history
 
 
 class MethodStep:
@@ -3377,21 +3334,11 @@ def _rows_to_evaluate(
 # Metrics and outputs ------------------------------------------------------------------
 
 
-def _as_asked(
-    metrics: MetricState, return_dict: bool, *, is_known: bool = True
-) -> Logs | float | list[float]:
+def _as_asked(metrics: MetricState, return_dict: bool) -> Logs | float | list[float]:
     """Return metrics by name; or as Keras's list, or the loss if there is only that."""
     named = metrics.logs() if return_dict else metrics.in_order()
-    if not is_known:  # NaN, of a run that wasn't made
-        named = _unknown_metrics(metrics)
     values = list(named.values())
     return named if return_dict else values if len(values) > 1 else values[0]
-
-
-def _unknown_metrics(metrics: MetricState) -> Logs:
-    """Return NaN for each metric of a run that wasn't made, by name."""
-    names = [one.full_name for one in metrics.objective.metrics]
-    return dict.fromkeys(sorted({"loss", *names}), math.nan)
 
 
 def _params(batches: InferenceBatches) -> dict[str, Any]:
