@@ -162,9 +162,7 @@ def plan(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--device", default="mk2", help="kind of IPU: mk1, mk2 (the default) or bow"
     )
-    parser.add_argument(
-        "--save", help="also write it to a file: .html, or drawn as .svg, .png or .pdf"
-    )
+    parser.add_argument("--save", help="also draw it into a file: .svg, .png or .pdf")
     prints = parser.add_mutually_exclusive_group()
     prints.add_argument("--json", action="store_true", help="print data for programs")
     prints.add_argument(
