@@ -184,8 +184,8 @@ class IPUConfig:
         loader_mode: `"sync"` loads in this process, `"async"` in one beside it while
             the device computes, `"async_rebatched"` joins its workers' incomplete
             batches (`poptorch.DataLoaderMode`). Map-style data only.
-        profile_dir: Write PopVision reports of training here. `Profiler` records what
-            the host does.
+        profile_dir: Write PopVision reports of training here. `torch.profiler`
+            records what the host does.
         cache_dir: Keep compiled programs in this directory, and take them from it
             (`POPTORCH_CACHE_DIR` does so for all of PopTorch).
         offline: Compile for IPUs that aren't there: programs are built, not run.

@@ -51,9 +51,6 @@ REFUSED = [
     ("BackupAndRestore", "keep_last", ["2", 0, True], "whole number of 1 or more"),
     ("CSVLogger", "filename", [b"log.csv", None], "use a path"),
     ("CSVLogger", "separator", ["", ", ", None, 3], "one printable character"),
-    ("Profiler", "directory", [b"profile"], "use a path"),
-    ("Profiler", "calls", ["3", 0, 1.5], "whole number of 1 or more"),
-    ("Profiler", "skip", [-1], "whole number of 0 or more"),
     ("GradientMonitor", "parameters", [3, [None]], "names of parameters"),
     ("Throughput", "verbose", ["yes", 2], "one of 0, 1, 'auto'"),
 ]
