@@ -19,7 +19,6 @@ from .directory import (
     write_checkpoint,
 )
 from .store import (
-    BackgroundWriter,
     CheckpointStore,
     load_newest,
     written_by_one,
@@ -28,7 +27,6 @@ from .weights import average_checkpoints, load_weights, save_weights
 
 __all__ = [
     "MANIFEST",
-    "BackgroundWriter",
     "Checkpoint",
     "CheckpointStore",
     "Manifest",

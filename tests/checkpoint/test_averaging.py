@@ -303,11 +303,8 @@ def test_both_kinds_in_one_directory_are_refused(tmp_path):
 # Of a run ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("form", "is_background"),
-    [("e{epoch}.safetensors", False), ("kept", True)],
-)
-def test_checkpoints_of_a_run(tmp_path, monkeypatch, form, is_background):
+@pytest.mark.parametrize("form", ["e{epoch}.safetensors", "kept"])
+def test_checkpoints_of_a_run(tmp_path, monkeypatch, form):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
@@ -316,9 +313,7 @@ def test_checkpoints_of_a_run(tmp_path, monkeypatch, form, is_background):
     x, y = torch.rand(32, 3), torch.rand(32, 4)
     states = []
     keep = {"keep": 20} if form == "kept" else {}
-    saving = ModelCheckpoint(
-        tmp_path / "out" / form, "val_mae", is_background=is_background, **keep
-    )
+    saving = ModelCheckpoint(tmp_path / "out" / form, "val_mae", **keep)
     look = LambdaCallback(on_epoch_end=lambda *_: states.append(model.copied_weights()))
     history = model.fit(
         x,
