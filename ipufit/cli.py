@@ -38,6 +38,7 @@ from ._version import __version__
 from .errors import ConfigError, IpufitError
 
 if TYPE_CHECKING:
+    from .model.arguments import FitArguments
     from .planning.plan import ModelPlan
 
 ResultT = TypeVar("ResultT")
@@ -173,7 +174,7 @@ def plan(arguments: Sequence[str]) -> None:
     with _errors_told("plan"):
         found: ModelPlan = _of_first_fit(
             given,
-            lambda model, of_fit: model._plan_of_fit(
+            lambda model, of_fit: model._calls.model_plan(
                 of_fit, given.device, is_spare=True
             ),
         )
@@ -291,9 +292,10 @@ def _seconds(text: str) -> float:
 
 
 def _of_first_fit(
-    given: argparse.Namespace, look: Callable[[Any, dict[str, Any]], Any]
+    given: argparse.Namespace, look: Callable[[Any, FitArguments], Any]
 ) -> Any:
     """Return what `look` makes of a model and its `fit`, with the given batch size."""
+    from .model.arguments import FitArguments
 
     def looked(model: Any, of_fit: Mapping[str, Any]) -> Any:
         if "x" not in of_fit:
@@ -302,7 +304,7 @@ def _of_first_fit(
                 "number of samples are needed. Return (model, x) or (model, x, y)."
             )
         size = {} if given.batch_size is None else {"batch_size": given.batch_size}
-        return look(model, {**of_fit, **size})
+        return look(model, FitArguments.of({**of_fit, **size}))
 
     return look_at_model(
         *(given.script, given.arguments, looked),

@@ -5,12 +5,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Iterator
 
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
+from ipufit.data.datasets import Source
+from ipufit.data.random_state import HostRandomState
+from ipufit.data.sources import example_of, num_trained_on, validation_sources
+from ipufit.distributed import exchanges_off
 from ipufit.engine.loop import Inference, Training
+from ipufit.engine.metric_state import MetricState
+from ipufit.engine.step import NoForwardError
+from ipufit.errors import do_all
 from ipufit.types import ShownAsText
+
+from .arguments import FitArguments, InferenceArguments
+from .calls import CallPlanner
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,3 +102,88 @@ def _executables(folder: Any) -> set[str]:
     except OSError:  # PopART makes the folder
         names = []
     return {name for name in names if name.endswith(".popef")}
+
+
+def build_fit(
+    calls: CallPlanner, arguments: FitArguments, display: ProgressDisplay
+) -> Build:
+    """Compile the programs of a `fit` to come, of `evaluate` and of `predict`.
+
+    Args:
+        calls: Plans the calls of the model.
+        arguments: Arguments of the `fit`.
+        display: Shows what is compiled.
+
+    Raises:
+        DataError: Data that can't be used, or a generator, which would lose its first
+            batch.
+    """
+    source = example_of(*arguments.data, is_whole=arguments.pads, **calls.loading)
+    calls.settle(source)
+    before = HostRandomState()
+    try:
+        training, settings = None, calls.settings
+        if settings is not None and (
+            settings.objective.owns_loss or source.structure.has_targets
+        ):
+            training = calls.training(source, arguments)
+        programs: dict[object, Training | Inference] = {}
+        for inference in _inference_programs(calls, source, arguments, training):
+            left_over = tuple(getattr(inference, "left_over", ()))
+            key = inference.inferred, inference.plan, left_over
+            programs.setdefault(key, inference)
+        if training is not None:
+            programs[training] = training
+        prepared = []
+        for program in programs.values():
+            try:
+                prepared.append(built(program, display))
+            except NoForwardError:
+                is_called = isinstance(program, Training) or program.inferred.step
+                if training is None or is_called:
+                    raise  # else only its steps are used
+        return Build(tuple(prepared))
+    except BaseException:
+        with exchanges_off():  # other processes are elsewhere
+            do_all([calls.executors.detach], is_failing=True)
+        raise
+    finally:
+        before.put_back()
+
+
+def _inference_programs(
+    calls: CallPlanner,
+    source: Source,
+    arguments: FitArguments,
+    training: Training | None,
+) -> Iterator[Inference]:
+    """Yield plans with the arguments for which a run may have a program of its own."""
+    sets, num_validated = {"": source}, None
+    split, count = arguments.validation_split, source.num_certain
+    if arguments.validation_data is not None:
+        x, y, _ = arguments.data
+        sets = validation_sources(arguments.validation_data, y, x, **calls.loading)
+    elif count is not None and split:
+        num_validated = count - num_trained_on(count, split)
+    if training is None:
+        sizes = InferenceArguments(arguments.batch_size)
+        for data in sets.values():
+            yield calls.inference(data, calls.predicted, "predict", sizes)
+        return
+    usual = InferenceArguments()
+    for data in sets.values():
+        objective, metrics = training.metrics.objective, None
+        if arguments.validation_data is not None or num_validated is not None:
+            # The number of rows is known, and so are those left over.
+            metrics = MetricState(objective)
+        of_validation = InferenceArguments(
+            arguments.validation_batch_size,
+            callbacks=arguments.callbacks,
+            training=training.plan,
+            beside=[other for other in sets.values() if other is not data],
+            max_rows=num_validated,
+        )
+        for sizes in (of_validation, usual):
+            yield calls.inference(data, objective.evaluated, "test", sizes, metrics)
+    for data in sets.values():
+        yield calls.inference(data, calls.predicted, "predict", usual)

@@ -31,8 +31,9 @@ from ipufit.errors import ConfigError, UnsupportedError, suggesting
 from ipufit.losses import LossTerms
 from ipufit.types import ShownAsText
 
+from .arguments import FitArguments
 from .checking import findings_of_survey
-from .model import FitArguments, IPUModel
+from .model import IPUModel
 
 _NUMBERS = (bool, int, float, tuple)
 _WIDTH = 100
@@ -289,7 +290,7 @@ class _Twin:
         self.structure, self.leaves = source.structure, list(leaves)
         self.wide = [one.float() if one.is_floating_point() else one for one in leaves]
         self.notes: list[str] = []
-        settings = model._settings
+        settings = model._calls.settings
         self._mixes = settings is not None and settings.mixing is not None
         state = {**model._copied_state(), "trained": None}
         attributes = state.pop("attributes")  # a step reads them
@@ -315,8 +316,8 @@ class _Twin:
             module.get_submodule(name).training = False
         self.model = type(model).__new__(type(model))
         self.model.__setstate__({**state, "attributes": attributes})
-        self.model._settle(source)
-        own, executors = self.model._settings, self.model._executors
+        self.model._calls.settle(source)
+        own, executors = self.model._calls.settings, self.model._executors
         losses = () if own is None else own.objective.modules
         executors.begin_alike(losses)
         new: Any = self.model.optimizer
@@ -349,7 +350,7 @@ class _Twin:
     def outputs(self) -> Iterator[Difference]:
         """Compare the outputs in eval mode."""
         try:
-            on_host = self._on_host(self.model._predicted_by)
+            on_host = self._on_host(self.model._calls.predicted)
         except NoForwardError:
             self.notes.append(
                 "No outputs: there is neither a forward nor a predict_step."
@@ -363,7 +364,7 @@ class _Twin:
     def update(self) -> Iterator[Difference]:
         """Compare the loss, the gradients, and the weights after an update."""
         model, notes, structure = self.model, self.notes, self.structure
-        settings = model._settings
+        settings = model._calls.settings
         owns_loss = settings is not None and settings.objective.owns_loss
         if settings is None or not (owns_loss or structure.has_targets):
             notes.append(
@@ -394,10 +395,10 @@ class _Twin:
             )
         inputs, labels = structure.split(self.leaves)
         targets = labels.targets if structure.has_targets else None
-        training = model._training(
+        training = model._calls.training(
             as_batch(inputs, targets, labels.weights),
-            FitArguments(rows, shuffle=False, updates=1),
-            list(known),
+            FitArguments(batch_size=rows, shuffle=False, updates=1),
+            watched=list(known),
         )
         training.prepare(make_progress(0))
         training.metrics.reset()
@@ -501,7 +502,7 @@ class _Twin:
         _return_layers(module)
         _return_layers(self.host)
         on_host = self._on_host(Inferred(owns_loss=False))
-        bare = IPUModel(module, dataclasses.replace(self.model._given_config))
+        bare = IPUModel(module, dataclasses.replace(self.model._calls.given_config))
         on_device = bare.predict_on_batch(self._inputs(self.leaves))
         bare.detach()
         yield from differences("layer", on_host, on_device)
