@@ -50,7 +50,7 @@ from ipufit.batching import (
     BatchPlan,
 )
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
-from ipufit.callbacks.base import CallbackLike, say
+from ipufit.callbacks.base import CallbackLike
 from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig, forward_stages, with_stages
 from ipufit.data.calls import (
@@ -68,9 +68,7 @@ from ipufit.data.sources import (
     as_source,
     example_of,
     fit_sources,
-    generated_like,
     generators_of,
-    is_stream,
     num_trained_on,
     validation_sources,
 )
@@ -1411,49 +1409,8 @@ class IPUModel:
         """
         from . import benchmarking  # few processes ask for it
 
-        benchmarking.check_arguments(mode, data, calls, repeats, warmup)
-        is_training = mode == benchmarking.TRAINING
-        if is_training:
-            self._require_compiled()
-        before = HostRandomState(generators_of(x) if is_stream(x) else ())
-        try:
-            if is_training:
-                source = as_source(x, y, **self._of_data)
-            else:
-                source = self._inputs(x, column_names(y) or ())
-            copied = self._independent_copy("benchmark()")
-            is_real = data == benchmarking.REAL
-            program: Training | Inference
-            if is_training:
-                given = FitArguments(batch_size)
-                if not is_real:  # as many samples as a call of the real ones takes
-                    plan, _ = copied._training_plan(source, given)
-                    updates = plan.device_iterations
-                    source = generated_like(source, plan.batch_size * updates)
-                    given = FitArguments(plan.batch_size, updates=updates)
-                program = copied._training(source, given)
-            else:
-                how = copied._predicted_by, "predict", batch_size
-                program = copied._inference(source, *how, is_open=False)
-                if not is_real:
-                    rows = program.plan.samples_per_call * program.plan.processes
-                    source = generated_like(source, rows)
-                    program = copied._inference(source, *how, is_open=False)
-            with copied._running(RunState(), None, verbose) as (_, display):
-                try:
-                    times = benchmarking.measured(
-                        program, data, warmup, calls, repeats, display
-                    )
-                finally:
-                    program.batches.close()
-            copied.detach()
-            every = copied.processes.gathered(times)
-            result = benchmarking.result_of(every, mode, data, program.plan, calls)
-        finally:
-            before.put_back()
-        if verbose and self.processes.is_first:
-            say(str(result))
-        return result
+        how = mode, data, calls, repeats, warmup, verbose
+        return benchmarking.benchmark(self, x, y, batch_size, *how)
 
     def summary(self, x: Any = None) -> Summary:
         """Show the layers: shapes, parameters, and the stage and IPU of each.
