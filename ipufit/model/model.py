@@ -1719,7 +1719,7 @@ class IPUModel:
 
         Returns:
             The description: names, shapes and types of inputs and outputs in a call,
-            samples per call and the factors that make it, versions, size and SHA-256.
+            samples per call, versions, and the size and SHA-256 of the file.
 
         Raises:
             DataError: The data can't be used; or `x` is None, and there was no run.
@@ -1766,7 +1766,6 @@ class IPUModel:
                 plan = _plan_of_pass(self.module, alone, size)
                 return exporting.write_program(
                     *(self.module, alone, source, plan, path),
-                    num_updates=self.num_updates,
                     with_module=with_module,
                 )
             finally:
