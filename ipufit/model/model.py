@@ -50,7 +50,7 @@ from ipufit.batching import (
     BatchPlan,
 )
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
-from ipufit.callbacks.base import CallbackLike
+from ipufit.callbacks.base import CallbackLike, say
 from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig, forward_stages, with_stages
 from ipufit.data.calls import (
@@ -1446,7 +1446,7 @@ class IPUModel:
         from .summary import summarize  # few processes ask for it
 
         summary = summarize(self.module, self.config, example)
-        summary.print()
+        say(str(summary))
         return summary
 
     def reset_metrics(self) -> None:
