@@ -1,32 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`IPUModel.benchmark`: the times of calls of a copy of a model."""
+"""Measures of `IPUModel.benchmark`, and its result."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
+from typing import Iterator, NamedTuple
 
 import numpy as np
 
 from ipufit._arguments import check_whole, shown
-from ipufit.callbacks.base import say
+from ipufit.callbacks import ProgressDisplay
 from ipufit.callbacks.measuring import throughput_line
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
-from ipufit.data.datasets import Source, column_names
-from ipufit.data.random_state import HostRandomState
-from ipufit.data.sources import as_source, generated_like, generators_of, is_stream
+from ipufit.distributed import Processes
 from ipufit.engine.loop import Inference, Training
 from ipufit.errors import DataError, UnknownNameError
-from ipufit.state import RunState
 from ipufit.types import ShownAsText
-
-from .model import FitArguments
-
-if TYPE_CHECKING:
-    from .model import IPUModel
 
 _MODES = ("training", "inference")
 _DATA = {
@@ -103,68 +94,47 @@ class BenchmarkResult(ShownAsText):
         return "\n".join(lines)
 
 
-def benchmark(
-    model: IPUModel,
-    x: Any,
-    y: Any,
-    batch_size: int | None,
-    mode: str,
-    data: str,
-    calls: int,
-    repeats: int,
-    warmup: int,
-    verbose: int,
-) -> BenchmarkResult:
-    """Time calls of a copy of a model; see `IPUModel.benchmark`."""
+def check_arguments(
+    mode: str, data: str, calls: int, repeats: int, warmup: int
+) -> None:
+    """Refuse other words and numbers than `benchmark` knows."""
     for name, value, known in (("mode", mode, _MODES), ("data", data, tuple(_DATA))):
         if not isinstance(value, str) or value not in known:
             raise UnknownNameError(f"{name} of benchmark()", shown(value), known)
     check_whole("calls", calls, least=1)
     check_whole("repeats", repeats, least=1)
     check_whole("warmup", warmup)
-    is_training, is_synthetic = mode == "training", data == "synthetic"
-    if is_training:
-        model._require_compiled()
-    with HostRandomState(generators_of(x) if is_stream(x) else ()):
-        if is_training:
-            source = as_source(x, y, **model._of_data)
-        else:
-            source = model._inputs(x, column_names(y) or ())
-        copied = model._independent_copy("benchmark()")
 
-        def planned(source: Source, arguments: FitArguments) -> Training | Inference:
-            if is_training:
-                return copied._training(source, arguments)
-            how = copied._predicted_by, "predict", batch_size
-            return copied._inference(source, *how, is_open=False)
 
-        program = planned(source, FitArguments(batch_size))
-        plan = program.plan
-        samples_per_call = plan.samples_per_call * plan.processes
-        if data != "real":
-            arguments = FitArguments(plan.batch_size, updates=plan.device_iterations)
-            program = planned(generated_like(source, samples_per_call), arguments)
-        batches, loading = program.batches, None
-        run = copied._running(RunState(), None, verbose)
-        with run as (_, display), contextlib.closing(batches):
-            if isinstance(program, Training):
-                program.metrics.reset()
-            if is_synthetic:
-                program.options.enableSyntheticData(True)
-            began = perf_counter()
-            program.prepare(display)
-            build_seconds = perf_counter() - began
-            stream = _endless(batches)
-            if is_synthetic:
-                batch = [leaf.contiguous() for leaf in batches.example()]
-                rows = plan.samples_per_call
-                stream = itertools.repeat(Call(batch, rows, (rows,)))
-            elif data == "real" and not batches.source.is_one_shot:
-                loading = _timed(stream, warmup + calls)[warmup:]
-            count = warmup + calls * repeats
-            running = _timed(stream, count, program, is_synthetic)[warmup:]
-        copied.detach()
-        times = copied.processes.gathered((build_seconds, loading, running))
+def measure(
+    program: Training | Inference,
+    data: str,
+    calls: int,
+    repeats: int,
+    warmup: int,
+    display: ProgressDisplay,
+    processes: Processes,
+) -> BenchmarkResult:
+    """Build a program, and time its calls; its learning rates don't change."""
+    batches, plan, loading = program.batches, program.plan, None
+    is_training, is_synthetic = isinstance(program, Training), data == "synthetic"
+    if isinstance(program, Training):
+        program.metrics.reset()
+    if is_synthetic:
+        program.options.enableSyntheticData(True)
+    began = perf_counter()
+    program.prepare(display)
+    build_seconds = perf_counter() - began
+    stream = _endless(batches)
+    if is_synthetic:
+        batch = [leaf.contiguous() for leaf in batches.example()]
+        rows = plan.samples_per_call
+        stream = itertools.repeat(Call(batch, rows, (rows,)))
+    elif data == "real" and not batches.source.is_one_shot:
+        loading = _timed(stream, warmup + calls)[warmup:]
+    count = warmup + calls * repeats
+    running = _timed(stream, count, program, is_synthetic)[warmup:]
+    times = processes.gathered((build_seconds, loading, running))
     builds, loaders, runs = zip(*times)
     table = np.array(runs).reshape(len(runs), repeats, calls, 6)
     samples, seconds, call_ms, low, high, mean = np.moveaxis(table, -1, 0)
@@ -173,8 +143,8 @@ def benchmark(
     if loaders[0] is not None:
         loaded, loading_seconds, *_ = np.moveaxis(np.array(loaders), -1, 0)
         loader = float(loaded.sum() / loading_seconds.sum(axis=1).max())
-    result = BenchmarkResult(
-        mode,
+    return BenchmarkResult(
+        _MODES[0] if is_training else _MODES[1],
         data,
         samples_per_second=float(samples.sum() / slowest.sum()),
         repeats=tuple((samples.sum(axis=(0, 2)) / slowest).tolist()),
@@ -185,11 +155,8 @@ def benchmark(
         loader_samples_per_second=loader,
         build_seconds=max(builds),
         calls=calls,
-        samples_per_call=samples_per_call,
+        samples_per_call=plan.samples_per_call * plan.processes,
     )
-    if verbose and model.processes.is_first:
-        say(str(result))
-    return result
 
 
 def _endless(batches: TrainingBatches | InferenceBatches) -> Iterator[Call]:

@@ -68,7 +68,9 @@ from ipufit.data.sources import (
     as_source,
     example_of,
     fit_sources,
+    generated_like,
     generators_of,
+    is_stream,
     num_trained_on,
     validation_sources,
 )
@@ -1409,8 +1411,40 @@ class IPUModel:
         """
         from . import benchmarking  # few processes ask for it
 
-        how = mode, data, calls, repeats, warmup, verbose
-        return benchmarking.benchmark(self, x, y, batch_size, *how)
+        benchmarking.check_arguments(mode, data, calls, repeats, warmup)
+        is_training = mode == "training"
+        if is_training:
+            self._require_compiled()
+        with HostRandomState(generators_of(x) if is_stream(x) else ()):
+            if is_training:
+                source = as_source(x, y, **self._of_data)
+            else:
+                source = self._inputs(x, column_names(y) or ())
+            copied = self._independent_copy("benchmark()")
+
+            def planned(source: Source, fitted: FitArguments) -> Training | Inference:
+                if is_training:
+                    return copied._training(source, fitted)
+                how = copied._predicted_by, "predict", batch_size
+                return copied._inference(source, *how, is_open=False)
+
+            program = planned(source, FitArguments(batch_size))
+            if data != "real":  # as many samples as a call of the real ones takes
+                plan = program.plan
+                source = generated_like(source, plan.samples_per_call * plan.processes)
+                updates = plan.device_iterations
+                program = planned(
+                    source, FitArguments(plan.batch_size, updates=updates)
+                )
+            run = copied._running(RunState(), None, verbose)
+            with run as (_, display), contextlib.closing(program.batches):
+                result = benchmarking.measure(
+                    program, data, calls, repeats, warmup, display, copied.processes
+                )
+            copied.detach()
+        if verbose and self.processes.is_first:
+            say(str(result))
+        return result
 
     def summary(self, x: Any = None) -> Summary:
         """Show the layers: shapes, parameters, and the stage and IPU of each.
