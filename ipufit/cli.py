@@ -15,6 +15,7 @@ import inspect
 import json
 import operator
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -575,18 +576,8 @@ def _require_module(name: str) -> None:
 _LAUNCHERS = ("poprun", "torchrun")
 _THREADS = "OMP_NUM_THREADS"
 
-# How hosts find each other. torchrun also reads `--nnodes` from PET_NNODES, and so on.
-_MEETING = (
-    "--standalone",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--rdzv-conf",
-    "--node-rank",
-    "--master-addr",
-    "--master-port",
-)
-_OUTPUT = {"--redirects", "-r", "--tee", "-t", "--local-ranks-filter"}
+_MEETING_PLACE = re.compile("--(rdzv.endpoint|master.addr)|PET_(RDZV_END|MASTER_ADD)")
+"""Options and variables of torchrun that say where hosts find each other."""
 
 
 def launch(arguments: Sequence[str]) -> None:
@@ -662,7 +653,7 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
         prog="ipufit launch",
         usage="%(prog)s [-h] --processes P [--replicas N] [--ipus-per-replica I]\n"
         f"         [--launcher {{{','.join(_LAUNCHERS)}}}] [--options OPTIONS]\n"
-        "         [--all-output] [--dry-run] (script | -m module) ...",
+        "         [--dry-run] (script | -m module) ...",
         description="Run a script in several processes: by PopRun on a host with IPUs "
         "(PopTorch is installed, and poprun on PATH), by torchrun elsewhere.",
         epilog=_LAUNCH,
@@ -701,18 +692,10 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
         parser.add_argument(
             "--options",
             default="",
-            help='more options of the launcher, in quotes: "--max-restarts 3", '
-            '"--host=host1,host2"',
+            help='options of torchrun or PopRun, in quotes: "--max-restarts 3", '
+            '"--host=host1,host2"; they come after those that ipufit sets',
         ),
     ]
-    parser.add_argument(
-        "--all-output",
-        dest="shows_all",
-        action="store_true",
-        help="show what all processes write; otherwise torchrun shows the standard "
-        "output of one process on each host, and the errors of all (poprun shows both "
-        "of all, because its option for less hides errors)",
-    )
     parser.add_argument(
         "--dry-run",
         dest="is_dry_run",
@@ -765,10 +748,6 @@ def _poprun_line(
     given: argparse.Namespace, program: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the arguments of PopRun, and the variables to set."""
-    _refuse_option(given, "--num-instances", by="--processes")
-    _refuse_option(given, "--num-replicas", by="--replicas")
-    by = "`ipufit launch --ipus-per-replica`"
-    _refuse_option(given, "--ipus-per-replica", by=by)
     command = [
         "poprun",
         f"--num-instances={given.processes}",
@@ -791,21 +770,27 @@ def _poprun_line(
 def _torchrun_line(
     given: argparse.Namespace, program: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments of torchrun on this host, and the variables to set."""
-    _refuse_option(given, "--nproc-per-node", by="--processes")
-    here = given.processes // _num_hosts(given)
-    command = [sys.executable, "-m", "ipufit._torchrun"]
-    command.append(f"--nproc-per-node={here}")
-    if not any(_is_set(given, name) for name in _MEETING):
+    """Return the arguments of torchrun on this host, and the variables to set.
+
+    Of an option that comes twice torchrun takes the last, which is the user's.
+    """
+    hosts = _num_hosts(given.options)
+    _require_shares("--processes", given.processes, hosts, "hosts")
+    here = given.processes // hosts
+    command = [sys.executable, "-m", "ipufit._torchrun", f"--nproc-per-node={here}"]
+    if hosts == 1:
         # As --standalone, which has one fixed port for all runs on a host in torch 2.0.
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    if here > 1 and not given.shows_all and not _OUTPUT & {*map(_name, given.options)}:
+    elif not any(map(_MEETING_PLACE.match, [*given.options, *os.environ])):
+        raise ConfigError(
+            f"{hosts} hosts need a place to meet: add --rdzv-backend c10d "
+            "--rdzv-endpoint HOST:29500 to the options, with one of the hosts."
+        )
+    if here > 1:
         # 1: their standard output, to files. Errors still come to the terminal.
         redirects = ",".join(f"{index}:1" for index in range(1, here))
         command.append(f"--redirects={redirects}")
-    command += given.options
-    if given.is_module:
-        command.append("--module")
+    command += [*given.options, *(["--module"] if given.is_module else [])]
     if "--" in program:
         command.append("--")  # torchrun drops the first one
     variables = {}
@@ -818,37 +803,18 @@ def _torchrun_line(
     return [*command, *program], variables
 
 
-def _num_hosts(given: argparse.Namespace) -> int:
+def _num_hosts(options: Sequence[str]) -> int:
     """Read the number of hosts from torchrun's `--nnodes`."""
-    text = os.environ.get(_variable("--nnodes")) or "1"
-    for option, following in zip(given.options, [*given.options[1:], "1"]):
-        if _name(option) == "--nnodes":
-            text = option.partition("=")[2] if "=" in option else following
-    least, _, most = text.partition(":")
-    hosts = _env.whole_number(least)
-    if not hosts or (most or least) != least:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--nnodes", default=os.environ.get("PET_NNODES") or "1")
+    text = parser.parse_known_args(options)[0].nnodes
+    hosts = _env.whole_number(text)
+    if not hosts:
         raise ConfigError(
             f"--nnodes {text}: `ipufit launch` needs one number of hosts, which share "
             "the processes and replicas. Use --nnodes 2, for example."
         )
-    _require_shares("--processes", given.processes, hosts, "hosts")
-    places = "--rdzv-endpoint", "--master-addr"
-    if hosts > 1 and not any(_is_set(given, name) for name in places):
-        raise ConfigError(
-            f"{hosts} hosts need a place to meet: add --rdzv-backend c10d "
-            "--rdzv-endpoint HOST:29500 to the options, with one of the hosts."
-        )
     return hosts
-
-
-def _name(option: str) -> str:
-    """Return an option's name in one spelling: torchrun takes `_` for `-`."""
-    return option.partition("=")[0].replace("_", "-")
-
-
-def _refuse_option(given: argparse.Namespace, name: str, by: str) -> None:
-    if name in map(_name, given.options):
-        raise ConfigError(f"{name} can't be among the options: {by} sets it.")
 
 
 def conformance(arguments: Sequence[str]) -> None:
@@ -868,15 +834,6 @@ def conformance(arguments: Sequence[str]) -> None:
         "docs/how-to/conformance.md.\n"
     )
     sys.exit(2)
-
-
-def _is_set(given: argparse.Namespace, name: str) -> bool:
-    return name in map(_name, given.options) or bool(os.environ.get(_variable(name)))
-
-
-def _variable(name: str) -> str:
-    """Return the variable that torchrun reads where an option isn't given."""
-    return "PET_" + name[2:].replace("-", "_").upper()
 
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {

@@ -1274,47 +1274,38 @@ class IPUModel:
         from . import benchmarking  # few processes ask for it
 
         benchmarking.check_arguments(mode, data, calls, repeats, warmup)
-        is_training = mode == benchmarking.TRAINING
+        is_training = mode == "training"
         if is_training:
             self._calls.require_compiled()
-        before = HostRandomState(generators_of(x) if is_stream(x) else ())
-        try:
+        with HostRandomState(generators_of(x) if is_stream(x) else ()):
             if is_training:
                 source = as_source(x, y, **self._calls.loading)
             else:
                 source = self._inputs(x, column_names(y) or ())
             copied = self._independent_copy("benchmark()")
-            is_real = data == benchmarking.REAL
-            program: Training | Inference
-            calls_of_copy = copied._calls
-            if is_training:
-                given = FitArguments(batch_size=batch_size)
-                if not is_real:  # as many samples as a call of the real ones takes
-                    plan, _ = calls_of_copy.training_plan(source, given)
-                    updates = plan.device_iterations
-                    source = generated_like(source, plan.batch_size * updates)
-                    given = FitArguments(batch_size=plan.batch_size, updates=updates)
-                program = calls_of_copy.training(source, given)
-            else:
+
+            def planned(source: Source, fitted: FitArguments) -> Training | Inference:
+                if is_training:
+                    return copied._calls.training(source, fitted)
                 sizes = InferenceArguments(batch_size, is_open=False)
-                how = calls_of_copy.predicted, "predict", sizes
-                program = calls_of_copy.inference(source, *how)
-                if not is_real:
-                    rows = program.plan.samples_per_call * program.plan.processes
-                    source = generated_like(source, rows)
-                    program = calls_of_copy.inference(source, *how)
-            with copied._running(RunState(), None, verbose) as (_, display):
-                try:
-                    times = benchmarking.measured(
-                        program, data, warmup, calls, repeats, display
-                    )
-                finally:
-                    program.batches.close()
+                how = copied._calls.predicted, "predict", sizes
+                return copied._calls.inference(source, *how)
+
+            program = planned(source, FitArguments(batch_size=batch_size))
+            if data != "real":  # as many samples as a call of the real ones takes
+                plan = program.plan
+                source = generated_like(source, plan.samples_per_call * plan.processes)
+                updates = plan.device_iterations
+                program = planned(
+                    source,
+                    FitArguments(batch_size=plan.batch_size, updates=updates),
+                )
+            run = copied._running(RunState(), None, verbose)
+            with run as (_, display), contextlib.closing(program.batches):
+                result = benchmarking.measure(
+                    program, data, calls, repeats, warmup, display, copied.processes
+                )
             copied.detach()
-            every = copied.processes.gathered(times)
-            result = benchmarking.result_of(every, mode, data, program.plan, calls)
-        finally:
-            before.put_back()
         if verbose and self.processes.is_first:
             say(str(result))
         return result
@@ -1353,7 +1344,7 @@ class IPUModel:
         from .summary import summarize  # few processes ask for it
 
         summary = summarize(self.module, self.config, example)
-        summary.print()
+        say(str(summary))
         return summary
 
     def reset_metrics(self) -> None:
@@ -1626,7 +1617,7 @@ class IPUModel:
 
         Returns:
             The description: names, shapes and types of inputs and outputs in a call,
-            samples per call and the factors that make it, versions, size and SHA-256.
+            samples per call, versions, and the size and SHA-256 of the file.
 
         Raises:
             DataError: The data can't be used; or `x` is None, and there was no run.
@@ -1673,7 +1664,6 @@ class IPUModel:
                 plan = plan_of_pass(self.module, alone, size)
                 return exporting.write_program(
                     *(self.module, alone, source, plan, path),
-                    num_updates=self.num_updates,
                     with_module=with_module,
                 )
             finally:
