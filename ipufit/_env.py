@@ -7,8 +7,7 @@
 | `IPUFIT_REPLICAS` | a number | replicas of all processes, as `ipufit launch` sets it |
 | `IPUFIT_PROCESS` | `1/4:0/1` | which process others load for, as ipufit sets it |
 | `IPUFIT_PROCESS_TIMEOUT` | seconds, 600 | how long a process waits for others |
-| `IPUFIT_COMPILE_ONLY` | a directory | programs are compiled, and described there |
-| `IPUFIT_COMPILE_FOR` | `1`, `2`, `21` | version of the IPUs that these are for |
+| `IPUFIT_COMPILE_FOR` | `1`, `2`, `21` | version of the IPUs of an offline config |
 | `IPUFIT_TRACEBACK` | `full` | tracebacks show the frames of ipufit and torch, too |
 | `POPTORCH_WAIT_FOR_IPU` | PopTorch's own | no attempt to hold two programs at once |
 
@@ -29,7 +28,6 @@ BACKEND = "IPUFIT_BACKEND"
 REPLICAS = "IPUFIT_REPLICAS"
 PROCESS = "IPUFIT_PROCESS"
 PROCESS_TIMEOUT = "IPUFIT_PROCESS_TIMEOUT"
-COMPILE_ONLY = "IPUFIT_COMPILE_ONLY"
 COMPILE_FOR = "IPUFIT_COMPILE_FOR"
 IPU_VERSIONS = (1, 2, 21)
 
@@ -208,16 +206,6 @@ def process_timeout() -> float:
             f"{PROCESS_TIMEOUT}={text!r} is no positive number of seconds."
         )
     return seconds
-
-
-def compile_only() -> str | None:
-    """Return the directory for descriptions of programs to compile only, or None.
-
-    Example:
-        >>> compile_only() is None
-        True
-    """
-    return os.environ.get(COMPILE_ONLY) or None
 
 
 def compile_for() -> int:

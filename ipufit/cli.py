@@ -15,6 +15,7 @@ import inspect
 import json
 import operator
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -22,7 +23,6 @@ import signal
 import sys
 import traceback
 from concurrent.futures import Future
-from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -35,11 +35,11 @@ from typing import (
 )
 
 from . import _env, doctor
-from ._files import file_errors
 from ._version import __version__
 from .errors import ConfigError, IpufitError
 
 if TYPE_CHECKING:
+    from .model.arguments import FitArguments
     from .planning.plan import ModelPlan
 
 ResultT = TypeVar("ResultT")
@@ -62,11 +62,13 @@ docs/how-to/check.md.
 _COMPILE = """\
 examples:
   ipufit compile train.py --epochs 3
-  ipufit compile --output compiled --ipu-version 21 -m package.train
+  ipufit compile --cache-dir compiled --ipu-version 21 -m package.train
+  ipufit compile package.models:make
 
-The script runs on this machine, which needs no IPUs. fit, evaluate and predict compile
-their programs and run none. Options of `compile` go before the script; everything after
-it is the script's. See docs/how-to/compile-ahead.md.
+A script or module runs up to its first fit, and not further; the programs of that fit,
+of evaluate and of predict are compiled. No IPU is needed. A function returns an
+IPUModel and its data: `(model, x)` or `(model, x, y)`. Options of `compile` go before
+the script; everything after it is the script's. See docs/how-to/compile-ahead.md.
 """
 
 _PLAN = """\
@@ -162,9 +164,7 @@ def plan(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--device", default="mk2", help="kind of IPU: mk1, mk2 (the default) or bow"
     )
-    parser.add_argument(
-        "--save", help="also write it to a file: .html, or drawn as .svg, .png or .pdf"
-    )
+    parser.add_argument("--save", help="also draw it into a file: .svg, .png or .pdf")
     prints = parser.add_mutually_exclusive_group()
     prints.add_argument("--json", action="store_true", help="print data for programs")
     prints.add_argument(
@@ -175,7 +175,7 @@ def plan(arguments: Sequence[str]) -> None:
     with _errors_told("plan"):
         found: ModelPlan = _of_first_fit(
             given,
-            lambda model, of_fit: model._plan_of_fit(
+            lambda model, of_fit: model._calls.model_plan(
                 of_fit, given.device, is_spare=True
             ),
         )
@@ -190,24 +190,23 @@ def plan(arguments: Sequence[str]) -> None:
 
 
 def compile_(arguments: Sequence[str]) -> None:
-    """Run a script so that its programs are compiled only, and list them.
+    """Run a script to its first fit, and compile the programs of that fit.
 
     Raises:
-        SystemExit: With the script's own status; with 1 if it compiled nothing.
+        SystemExit: Always: with 1 if PopTorch refuses a program, 2 if there is none.
     """
-    parser = _parser(
+    parser = _parser_of_model(
         "compile",
-        "[-h] [--output DIR] [--ipu-version V] (script | -m module) ...",
-        "Run a script so that its programs are compiled and not run, on a machine with "
-        "IPUs or without.",
+        "Compile the programs of the first fit of a script, on a machine with IPUs or "
+        "without. Nothing is trained.",
         _COMPILE,
     )
     parser.add_argument(
-        "--output",
-        default="compiled",
+        "--cache-dir",
+        default=os.environ.get("POPTORCH_CACHE_DIR") or "compiled",
         metavar="DIR",
-        help="directory for a description of each program, and for the cache of "
-        "executables unless POPTORCH_CACHE_DIR is set (default: compiled)",
+        help="directory of the executables, if the script's config has none (default: "
+        "POPTORCH_CACHE_DIR, else compiled)",
     )
     parser.add_argument(
         "--ipu-version",
@@ -217,28 +216,14 @@ def compile_(arguments: Sequence[str]) -> None:
         help="version of the IPUs: 2 for Mk2 (the default), 21 for Bow",
     )
     given = parser.parse_args(arguments)
-    folder = Path(given.output).absolute()
-    with _errors_told("compile"), file_errors("can't be written", folder):
-        if not given.is_module:
-            _require_script(given.script)
-        folder.mkdir(parents=True, exist_ok=True)
-    os.environ[_env.COMPILE_ONLY] = str(folder)
     os.environ[_env.COMPILE_FOR] = str(given.ipu_version)
-    os.environ.setdefault("POPTORCH_CACHE_DIR", str(folder / "cache"))
-    before = set(folder.glob("*.json"))
-    status = run_script(given.script, given.arguments, is_module=given.is_module)
-    done = sorted(set(folder.glob("*.json")) - before)
-    programs = "1 program" if len(done) == 1 else f"{len(done)} programs"
-    told = [f"ipufit: {programs} compiled, described in {folder}"]
-    told += [f"  {path.name}" for path in done]
-    if status == 0 and not done:
-        told.append(
-            "ipufit: the script calls no fit, evaluate or predict of an IPUModel, or "
-            "another PopTorch's"
+    folder = os.path.abspath(given.cache_dir)
+    with _errors_told("compile"):
+        built = _of_first_fit(
+            given, lambda model, of_fit: model._build_of_fit(of_fit, folder)
         )
-        status = 1
-    sys.stderr.write("\n".join([*told, ""]))
-    sys.exit(status)
+    sys.stdout.write(f"{built}\n")
+    sys.exit(0)
 
 
 def as_data(plan: ModelPlan) -> dict[str, Any]:
@@ -308,9 +293,10 @@ def _seconds(text: str) -> float:
 
 
 def _of_first_fit(
-    given: argparse.Namespace, look: Callable[[Any, dict[str, Any]], Any]
+    given: argparse.Namespace, look: Callable[[Any, FitArguments], Any]
 ) -> Any:
     """Return what `look` makes of a model and its `fit`, with the given batch size."""
+    from .model.arguments import FitArguments
 
     def looked(model: Any, of_fit: Mapping[str, Any]) -> Any:
         if "x" not in of_fit:
@@ -319,7 +305,7 @@ def _of_first_fit(
                 "number of samples are needed. Return (model, x) or (model, x, y)."
             )
         size = {} if given.batch_size is None else {"batch_size": given.batch_size}
-        return look(model, {**of_fit, **size})
+        return look(model, FitArguments.of({**of_fit, **size}))
 
     return look_at_model(
         *(given.script, given.arguments, looked),
@@ -590,18 +576,8 @@ def _require_module(name: str) -> None:
 _LAUNCHERS = ("poprun", "torchrun")
 _THREADS = "OMP_NUM_THREADS"
 
-# How hosts find each other. torchrun also reads `--nnodes` from PET_NNODES, and so on.
-_MEETING = (
-    "--standalone",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--rdzv-conf",
-    "--node-rank",
-    "--master-addr",
-    "--master-port",
-)
-_OUTPUT = {"--redirects", "-r", "--tee", "-t", "--local-ranks-filter"}
+_MEETING_PLACE = re.compile("--(rdzv.endpoint|master.addr)|PET_(RDZV_END|MASTER_ADD)")
+"""Options and variables of torchrun that say where hosts find each other."""
 
 
 def launch(arguments: Sequence[str]) -> None:
@@ -677,7 +653,7 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
         prog="ipufit launch",
         usage="%(prog)s [-h] --processes P [--replicas N] [--ipus-per-replica I]\n"
         f"         [--launcher {{{','.join(_LAUNCHERS)}}}] [--options OPTIONS]\n"
-        "         [--all-output] [--dry-run] (script | -m module) ...",
+        "         [--dry-run] (script | -m module) ...",
         description="Run a script in several processes: by PopRun on a host with IPUs "
         "(PopTorch is installed, and poprun on PATH), by torchrun elsewhere.",
         epilog=_LAUNCH,
@@ -716,18 +692,10 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
         parser.add_argument(
             "--options",
             default="",
-            help='more options of the launcher, in quotes: "--max-restarts 3", '
-            '"--host=host1,host2"',
+            help='options of torchrun or PopRun, in quotes: "--max-restarts 3", '
+            '"--host=host1,host2"; they come after those that ipufit sets',
         ),
     ]
-    parser.add_argument(
-        "--all-output",
-        dest="shows_all",
-        action="store_true",
-        help="show what all processes write; otherwise torchrun shows the standard "
-        "output of one process on each host, and the errors of all (poprun shows both "
-        "of all, because its option for less hides errors)",
-    )
     parser.add_argument(
         "--dry-run",
         dest="is_dry_run",
@@ -780,10 +748,6 @@ def _poprun_line(
     given: argparse.Namespace, program: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the arguments of PopRun, and the variables to set."""
-    _refuse_option(given, "--num-instances", by="--processes")
-    _refuse_option(given, "--num-replicas", by="--replicas")
-    by = "`ipufit launch --ipus-per-replica`"
-    _refuse_option(given, "--ipus-per-replica", by=by)
     command = [
         "poprun",
         f"--num-instances={given.processes}",
@@ -806,21 +770,27 @@ def _poprun_line(
 def _torchrun_line(
     given: argparse.Namespace, program: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments of torchrun on this host, and the variables to set."""
-    _refuse_option(given, "--nproc-per-node", by="--processes")
-    here = given.processes // _num_hosts(given)
-    command = [sys.executable, "-m", "ipufit._torchrun"]
-    command.append(f"--nproc-per-node={here}")
-    if not any(_is_set(given, name) for name in _MEETING):
+    """Return the arguments of torchrun on this host, and the variables to set.
+
+    Of an option that comes twice torchrun takes the last, which is the user's.
+    """
+    hosts = _num_hosts(given.options)
+    _require_shares("--processes", given.processes, hosts, "hosts")
+    here = given.processes // hosts
+    command = [sys.executable, "-m", "ipufit._torchrun", f"--nproc-per-node={here}"]
+    if hosts == 1:
         # As --standalone, which has one fixed port for all runs on a host in torch 2.0.
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    if here > 1 and not given.shows_all and not _OUTPUT & {*map(_name, given.options)}:
+    elif not any(map(_MEETING_PLACE.match, [*given.options, *os.environ])):
+        raise ConfigError(
+            f"{hosts} hosts need a place to meet: add --rdzv-backend c10d "
+            "--rdzv-endpoint HOST:29500 to the options, with one of the hosts."
+        )
+    if here > 1:
         # 1: their standard output, to files. Errors still come to the terminal.
         redirects = ",".join(f"{index}:1" for index in range(1, here))
         command.append(f"--redirects={redirects}")
-    command += given.options
-    if given.is_module:
-        command.append("--module")
+    command += [*given.options, *(["--module"] if given.is_module else [])]
     if "--" in program:
         command.append("--")  # torchrun drops the first one
     variables = {}
@@ -833,37 +803,18 @@ def _torchrun_line(
     return [*command, *program], variables
 
 
-def _num_hosts(given: argparse.Namespace) -> int:
+def _num_hosts(options: Sequence[str]) -> int:
     """Read the number of hosts from torchrun's `--nnodes`."""
-    text = os.environ.get(_variable("--nnodes")) or "1"
-    for option, following in zip(given.options, [*given.options[1:], "1"]):
-        if _name(option) == "--nnodes":
-            text = option.partition("=")[2] if "=" in option else following
-    least, _, most = text.partition(":")
-    hosts = _env.whole_number(least)
-    if not hosts or (most or least) != least:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--nnodes", default=os.environ.get("PET_NNODES") or "1")
+    text = parser.parse_known_args(options)[0].nnodes
+    hosts = _env.whole_number(text)
+    if not hosts:
         raise ConfigError(
             f"--nnodes {text}: `ipufit launch` needs one number of hosts, which share "
             "the processes and replicas. Use --nnodes 2, for example."
         )
-    _require_shares("--processes", given.processes, hosts, "hosts")
-    places = "--rdzv-endpoint", "--master-addr"
-    if hosts > 1 and not any(_is_set(given, name) for name in places):
-        raise ConfigError(
-            f"{hosts} hosts need a place to meet: add --rdzv-backend c10d "
-            "--rdzv-endpoint HOST:29500 to the options, with one of the hosts."
-        )
     return hosts
-
-
-def _name(option: str) -> str:
-    """Return an option's name in one spelling: torchrun takes `_` for `-`."""
-    return option.partition("=")[0].replace("_", "-")
-
-
-def _refuse_option(given: argparse.Namespace, name: str, by: str) -> None:
-    if name in map(_name, given.options):
-        raise ConfigError(f"{name} can't be among the options: {by} sets it.")
 
 
 def conformance(arguments: Sequence[str]) -> None:
@@ -883,15 +834,6 @@ def conformance(arguments: Sequence[str]) -> None:
         "docs/how-to/conformance.md.\n"
     )
     sys.exit(2)
-
-
-def _is_set(given: argparse.Namespace, name: str) -> bool:
-    return name in map(_name, given.options) or bool(os.environ.get(_variable(name)))
-
-
-def _variable(name: str) -> str:
-    """Return the variable that torchrun reads where an option isn't given."""
-    return "PET_" + name[2:].replace("-", "_").upper()
 
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {

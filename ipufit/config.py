@@ -184,8 +184,8 @@ class IPUConfig:
         loader_mode: `"sync"` loads in this process, `"async"` in one beside it while
             the device computes, `"async_rebatched"` joins its workers' incomplete
             batches (`poptorch.DataLoaderMode`). Map-style data only.
-        profile_dir: Write PopVision reports of training here. `Profiler` records what
-            the host does.
+        profile_dir: Write PopVision reports of training here. `torch.profiler`
+            records what the host does.
         cache_dir: Keep compiled programs in this directory, and take them from it
             (`POPTORCH_CACHE_DIR` does so for all of PopTorch).
         offline: Compile for IPUs that aren't there: programs are built, not run.
@@ -414,7 +414,7 @@ class IPUConfig:
             >>> config.resolved(model, torch.zeros(8, 4))
             IPUConfig(pipeline=['0', '2'])
         """
-        return model._resolved(self, x) if self.has_open_stages else self
+        return model._calls.resolved(self, x) if self.has_open_stages else self
 
     @property
     def first_block(self) -> str | None:
@@ -1310,6 +1310,4 @@ def _customized(
             merged = {**values, **after.get(key, {})}
             if merged != after.get(key):
                 options._Popart.set(key, merged)
-    if _env.compile_only() is not None:
-        options.useOfflineIpuTarget(_env.compile_for())
     return options

@@ -63,10 +63,6 @@ class Finding(NamedTuple):
     is_wrong: bool = False
 
 
-Found = Tuple[Any, ...]
-"""Name, value, advice and whether it is wrong: a `Finding` without its topic."""
-
-
 def examine() -> tuple[Finding, ...]:
     """Check all that ipufit runs on, without changes or errors.
 
@@ -75,16 +71,12 @@ def examine() -> tuple[Finding, ...]:
         >>> found["back end"].value.split(":")[0] in ("emulator", "PopTorch")
         True
     """
-    looks = {
-        "Back end": _back_end,
-        "Versions": _versions,
-        "Poplar SDK": _poplar_sdk,
-        "IPUs": _ipus,
-        "Optional packages": _extras,
-        "Environment": _variables,
-    }
-    return tuple(
-        Finding(topic, *one) for topic, look in looks.items() for one in look()
+    return (
+        *(Finding("Back end", *row) for row in _back_end()),
+        *(Finding("Versions", *row) for row in _versions()),
+        *(Finding("Poplar SDK", *row) for row in _poplar_sdk()),
+        *(Finding("Optional packages", *row) for row in _extras()),
+        *(Finding("Environment", *row) for row in _variables()),
     )
 
 
@@ -138,134 +130,97 @@ def in_words(found: Sequence[Finding]) -> str:
 # What is looked at --------------------------------------------------------------------
 
 
-def _back_end() -> Iterator[Found]:
-    name, is_there = "back end", _is_there("poptorch")
-    try:
-        wanted = _env.backend()
-    except ConfigError as error:
-        yield name, "none", str(error), True
-        return
-    if wanted == "poptorch" and not is_there:
-        why = "IPUFIT_BACKEND=poptorch insists on PopTorch, which isn't installed"
-        yield name, f"none: {why}", _env.no_poptorch(), True
-    elif wanted == "emulator":
-        yield name, "emulator: IPUFIT_BACKEND=emulator asks for it"
-        yield _trial()
-    elif is_there:
-        why = "it is installed" if wanted == "auto" else "IPUFIT_BACKEND asks for it"
-        yield name, f"PopTorch: {why}"
-    elif _env.signs_of_ipus():
-        signs = ", ".join(_env.signs_of_ipus())
-        why = f"this host has IPUs ({signs}), and PopTorch isn't installed"
-        yield name, f"none: {why}", _env.no_poptorch(), True
-    else:
-        yield name, "emulator: PopTorch isn't installed", _env.no_poptorch()
-        yield _trial()
+_Row = Tuple[Any, ...]  # a Finding without its topic
 
 
-def _trial() -> Found:
-    """Check that a model runs on the emulator, and report its variables."""
+def _back_end() -> Iterator[_Row]:
+    """Import the PopTorch that models run on, and look for its IPUs."""
     logger = logging.getLogger("ipufit")
     was_disabled, logger.disabled = logger.disabled, True
     try:
+        poptorch: Any = importlib.import_module("ipufit._poptorch").poptorch
+    except ConfigError as error:
+        yield "back end", "none", str(error), True
+        return
+    except Exception as error:  # noqa: BLE001 - a broken one may raise anything
+        value = f"PopTorch can't be imported: {type(error).__name__}: {error}"
+        advice = "Source the enable.sh of the SDK's poplar and popart folders"
+        yield "back end", value, advice, True
+        return
+    finally:
+        logger.disabled = was_disabled
+    if poptorch.__name__ == "poptorch":
+        where = os.path.dirname(poptorch.__file__ or "")
+        yield "back end", f"PopTorch {poptorch.__version__}, in {where}"
+        yield _ipus(poptorch)
+        return
+    if _env.backend() == "emulator":
+        yield "back end", "emulator: IPUFIT_BACKEND=emulator asks for it"
+    else:
+        yield "back end", "emulator: PopTorch isn't installed", _env.no_poptorch()
+    try:
         torch: Any = importlib.import_module("torch")
-        seam: Any = importlib.import_module("ipufit._poptorch")
-        model = seam.poptorch.inferenceModel(torch.nn.ReLU())
+        model = poptorch.inferenceModel(torch.nn.ReLU())
         model(torch.zeros(1))
         model.destroy()
     except Exception as error:  # noqa: BLE001 - that is what it looks for
         value = f"a small model fails: {type(error).__name__}: {error}"
-        return (
-            "trial",
-            value,
-            "Mend that: your models would end with the same error",
-            True,
+        advice = "Mend that: your models would end with the same error"
+        yield "trial", value, advice, True
+    else:
+        yield "trial", "a small model runs"
+
+
+def _ipus(poptorch: Any) -> _Row:
+    if not poptorch.ipuHardwareIsAvailable(1):
+        advice = (
+            "Look at gc-monitor and at IPUOF_VIPU_API_PARTITION_ID; POPTORCH_IPU_MODEL "
+            "and POPTORCH_SMALL_IPU_MODEL must not be set"
         )
-    finally:
-        logger.disabled = was_disabled
-    return "trial", "a small model runs"
+        return "IPUs", "none", advice, True
+    count = 1
+    while count < _MOST_IPUS and poptorch.ipuHardwareIsAvailable(2 * count):
+        count *= 2
+    version = poptorch.ipuHardwareVersion()
+    return "IPUs", f"up to {count} for one program, of version {version}"
 
 
-def _versions() -> Iterator[Found]:
+def _versions() -> Iterator[_Row]:
     has_poptorch = _is_there("poptorch")
-    is_odd = has_poptorch and sys.version_info[:2] != POPTORCH_PYTHON
     asked = "PopTorch 3.3 and 3.4 are built for Python 3.8 and torch 2.0.1"
+    is_odd = has_poptorch and sys.version_info[:2] != POPTORCH_PYTHON
     yield "ipufit", __version__
     yield "Python", platform.python_version(), asked if is_odd else ""
     yield "system", f"{platform.system()}, {platform.machine()}"
     for package in ("torch", "numpy", "rich", "safetensors"):
         version = _installed(package)
-        if version == "missing":
-            yield package, version, f"pip install {package}", True
-            continue
+        is_missing = version == "missing"
         is_odd = package == "torch" and not version.startswith(POPTORCH_TORCH)
-        yield package, version, asked if has_poptorch and is_odd else ""
+        advice = asked if has_poptorch and is_odd else ""
+        if is_missing:
+            advice = f"pip install {package}"
+        yield package, version, advice, is_missing
 
 
-def _poplar_sdk() -> Iterator[Found]:
+def _poplar_sdk() -> Iterator[_Row]:
     yield "SDK", os.environ.get("POPLAR_SDK_ENABLED", "") or "not enabled in this shell"
-    module, error = _real_poptorch()
-    if error is not None:
-        value = f"can't be imported: {type(error).__name__}: {error}"
-        advice = "Source the enable.sh of the SDK's poplar and popart folders"
-        yield "poptorch", value, advice, True
-    elif module is not None:
-        where = os.path.dirname(module.__file__ or "")
-        yield "poptorch", f"{module.__version__}, in {where}"
-    elif _is_there("poptorch"):
-        yield "poptorch", "installed, not used"
-    else:
-        found = ", ".join(_folders("poptorch"))
-        advice = f"{found} is a folder of that name only, and no PopTorch"
-        yield "poptorch", "missing", advice if found else ""
-    yield "popdist", "installed" if _is_there("popdist") else "missing"
+    for module in ("poptorch", "popdist"):
+        yield module, "installed" if _is_there(module) else "missing"
     for tool in ("poprun", "popc", "gc-monitor"):
         yield tool, shutil.which(tool) or "missing"
 
 
-def _ipus() -> Iterator[Found]:
-    poptorch, _ = _real_poptorch()
-    if poptorch is None:
-        yield "IPUs", "not looked for: PopTorch isn't used"
-    elif not poptorch.ipuHardwareIsAvailable(1):
-        advice = (
-            "Look at gc-monitor and at IPUOF_VIPU_API_PARTITION_ID; POPTORCH_IPU_MODEL "
-            "and POPTORCH_SMALL_IPU_MODEL must not be set"
-        )
-        yield "IPUs", "none", advice, True
-    else:
-        count = 1
-        while count < _MOST_IPUS and poptorch.ipuHardwareIsAvailable(2 * count):
-            count *= 2
-        version = poptorch.ipuHardwareVersion()
-        yield "IPUs", f"up to {count} for one program, of version {version}"
-
-
-def _extras() -> Iterator[Found]:
+def _extras() -> Iterator[_Row]:
     for extra, package in EXTRAS.items():
         version = _installed(package)
         advice = f'pip install "ipufit[{extra}]"' if version == "missing" else ""
         yield package, version, advice
 
 
-def _variables() -> Iterator[Found]:
-    names = sorted(name for name in os.environ if name.startswith(_PREFIXES))
-    if not names:
-        yield "variables", "none of IPUFIT_*, POPTORCH_*, POPLAR_*, IPUOF_*"
-    for name in names:
-        yield name, "set" if _SECRET.search(name) else os.environ[name]
-
-
-def _real_poptorch() -> tuple[Any, Exception | None]:
-    """Return PopTorch if models run on it, and the error of its import, if any."""
-    if not _is_there("poptorch") or os.environ.get("IPUFIT_BACKEND") == "emulator":
-        return None, None
-    try:
-        seam: Any = importlib.import_module("ipufit._poptorch")
-    except Exception as error:  # noqa: BLE001 - a broken one may raise anything
-        return None, error
-    is_real = seam.poptorch.__name__ == "poptorch"
-    return (seam.poptorch if is_real else None), None
+def _variables() -> Iterator[_Row]:
+    for name in sorted(os.environ):
+        if name.startswith(_PREFIXES):
+            yield name, "set" if _SECRET.search(name) else os.environ[name]
 
 
 def _is_there(module: str) -> bool:
@@ -274,17 +229,6 @@ def _is_there(module: str) -> bool:
     except ValueError:  # something else stands under its name in this process
         return False
     return spec is not None and spec.origin is not None  # else a folder of this name
-
-
-def _folders(module: str) -> list[str]:
-    """List the folders of a module's name on the path that have no `__init__.py`."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except ValueError:
-        return []
-    if spec is None or spec.origin is not None:
-        return []
-    return list(spec.submodule_search_locations or ())
 
 
 def _installed(package: str) -> str:

@@ -185,7 +185,6 @@ def compiled_settings(
         **_optimizer_in_words(optimization.optimizer),
         "ema_momentum": described(optimization.ema_momentum),
         "lr_schedule": optimization.schedule,
-        "per_batch_size": described(optimization.per_batch_size),
         "schedules": described(optimization.schedules),
     }
 
@@ -737,7 +736,7 @@ def find_checkpoint(
         return None
     found = None
     # First of all: a checkpoint of another run doesn't fit, or is just being deleted.
-    with held_directories(callbacks), files.missing_allowed():
+    with held_directories(callbacks):
         if resume is not None and not is_automatic:
             found = _checkpoint_at(as_path(resume, "resume"))
         elif stores:

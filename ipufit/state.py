@@ -174,11 +174,6 @@ class RunState:
         return self._is_ending if self.processes.are_several else self.is_stopping
 
 
-def is_recorded() -> bool:
-    """Return whether a profiler of torch records this thread."""
-    return bool(_profiler_enabled())
-
-
 def span(*name: str) -> ContextManager[None]:
     """Name the operations inside the context, if a profiler of torch records them.
 

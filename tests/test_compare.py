@@ -82,14 +82,8 @@ def parts(found):
 
 OPTIMIZERS = {
     "sgd": "sgd",
-    "momentum": Optimizer("sgd", 0.1, momentum=0.9, weight_decay=0.1),
-    "dampening": Optimizer("sgd", 0.1, momentum=0.9, dampening=0.3),
     "adam": "adam",
-    "adamw": Optimizer("adamw", 0.01, weight_decay=0.1, no_decay=("bias",)),
-    "rmsprop": Optimizer("rmsprop", 0.01, momentum=0.5, centered=True),
-    "lamb": "lamb",
     "clipped": Optimizer("adam", 0.01, global_clipnorm=0.01),
-    "lamb in groups": Optimizer("lamb", 0.1, no_trust_ratio="*"),
     "clipped sgd": Optimizer("sgd", 0.1, global_clipnorm=0.01, loss_scaling=8.0),
 }
 
@@ -97,8 +91,8 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_that_float32_agrees(optimizer):
     found = compare(make(OPTIMIZERS[optimizer]), (X, Y))
-    assert parts(found) == {"output", "loss", "gradient", "weight"}
-    assert len(found.of("gradient")) == len(found.of("weight")) == 6
+    assert parts(found) == {"output", "loss", "gradient"}
+    assert len(found.of("gradient")) == 6
     assert max(one.share for one in found.differences) < 1e-4
     assert found.notes == ("Dropout layers are off: 2.",)
 
@@ -114,10 +108,9 @@ LAYOUTS = {
 def test_that_layouts_agree(layout):
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     found = compare(make("sgd", module=module, **LAYOUTS[layout]), (X, Y))
-    assert max(one.share for one in found.of("weight")) < 1e-5
+    assert max(one.share for one in found.of("gradient")) < 1e-5
     assert max(one.share for one in found.of("output")) < 1e-5
     assert abs(found.of("loss")[0].absolute) < 1e-5
-    assert ("buffer" in parts(found)) == (layout != "all factors")
 
 
 def test_that_ignored_targets_count_in_whole_updates():
@@ -142,7 +135,7 @@ def test_that_other_batches_agree():
         (make("sgd"), (X, Y, torch.linspace(0, 2, 32))),
     ):
         found = compare(model, batch)
-        assert {"output", "loss", "gradient", "weight"} <= parts(found)
+        assert {"output", "loss", "gradient"} <= parts(found)
         assert max(one.share for one in found.differences) < 1e-5
 
 
@@ -157,13 +150,9 @@ def test_that_settings_and_lazy_layers_count():
     assert "Samples aren't mixed, though compile() got augment." in found.notes
     assert isinstance(model.module[0].weight, torch.nn.UninitializedParameter)
     model.fit(X, Y, 8, verbose=0)
-    model.optimizer.param_groups[0]["lr"] = 0.0
-    before = model.module[0].weight.detach().clone()
     found = compare(model, (X[:8], Y[:8]))
     plain = torch.nn.CrossEntropyLoss(label_smoothing=0.2)(model.module(X[:8]), Y[:8])
     assert found.of("loss")[0].host == pytest.approx(plain.item(), rel=1e-5)
-    weight = next(one for one in found.of("weight") if one.name == "0.weight")
-    assert weight.device == before[weight.index]
 
 
 def test_that_a_model_without_settings_or_targets_compares_outputs():
@@ -276,12 +265,3 @@ def worst_in_a_process():
 
 def test_that_processes_compare_the_weights_of_the_first(pool):
     assert max(pool.run(worst_in_a_process)) < 1e-4
-
-
-def test_what_a_device_computes_otherwise_is_noted():
-    layers = [torch.nn.Linear(3, 6), torch.nn.GELU(), torch.nn.Linear(6, 4)]
-    found = compare(make(module=torch.nn.Sequential(*layers)), (X, Y))
-    (note,) = [one for one in found.notes if "gelu" in one]
-    assert "the tanh form" in note
-    assert "in 1" in note
-    assert not any("a device" in one for one in compare(make(), (X, Y)).notes)

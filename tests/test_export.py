@@ -83,7 +83,6 @@ def test_that_the_file_gives_the_bits_of_predict(layout, tmp_path):
     assert about["outputs"] == [
         {"name": "output", "shape": [size, 4], "dtype": "float32"}
     ]
-    assert about["num_updates"] == model.num_updates > 0
 
 
 @pytest.mark.skipif(not HAS_HALF, reason="torch computes nothing in float16 here")
@@ -129,8 +128,7 @@ def test_an_executable_alone(tmp_path):
     loaded = poptorch.load(str(tmp_path / files[0]))
     assert torch.equal(loaded(X[:8]), model.predict(X[:8], verbose=0))
     path = str(tmp_path / "alone.popef")
-    about = model.export(path, X, with_module=False)
-    assert not about["has_module"]
+    model.export(path, X, with_module=False)
     with pytest.raises(AssertionError):
         poptorch.load(path)
     options = model.config.build_inference_options(model.config.inference_plan(8))

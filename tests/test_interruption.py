@@ -455,7 +455,6 @@ def test_weights_are_saved_and_not_the_averages_that_are_looked_at(tmp_path):
     ("make", "resume", "update"),
     [
         *((lambda: ModelCheckpoint("run", keep=2), "auto", at) for at in (3, 6, 10)),
-        (lambda: ModelCheckpoint("run", keep=2, is_background=True), "auto", 10),
         (lambda: ModelCheckpoint("run"), "run", 3),
     ],
 )

@@ -220,7 +220,7 @@ def test_a_schedule_counts_the_updates_of_its_own_fit(nested, name):
     rates = []
     for act in (lambda model: None, NESTED[nested]):
         model = reference.compiled(
-            optimizer=Optimizer("sgd", 0.1, per_batch_size=6),
+            optimizer=Optimizer("sgd", 0.1),
             lr_schedule=Schedule(name, warmup_updates=2),
         )
         seen = []

@@ -277,73 +277,6 @@ def test_unusable_validations_within_epochs_are_refused(config, fitted, error, m
         validated_fit(model_of(config=IPUConfig(seed=7, **config)), **fitted)
 
 
-# Rates for a batch size ---------------------------------------------------------------
-
-
-def same_weights(model, other):
-    pairs = zip(model.module.parameters(), other.module.parameters())
-    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
-
-
-@pytest.mark.parametrize("schedule", [None, "cosine"])
-def test_a_rate_for_a_batch_size_is_scaled_to_that_of_the_fit(schedule, capsys):
-    scaled = model_of(Optimizer("sgd", 0.1, per_batch_size=4), lr_schedule=schedule)
-    by_hand = model_of(Optimizer("sgd", 0.2), lr_schedule=schedule)
-    for model in (scaled, by_hand):
-        model.fit(*data(), batch_size=8, epochs=2, verbose=2)
-    assert same_weights(scaled, by_hand)
-    assert capsys.readouterr().out.count("Learning rate: 0.1 * 8 / 4 = 0.2\n") == 1
-    # Another batch size, another rate; and no other without.
-    rates = values_of(scaled, "lr", epochs=1, batch_size=16)
-    assert rates[0] == 0.4
-    again = values_of(scaled, "lr", epochs=1, batch_size=16)
-    assert again == rates
-    if schedule is None:
-        scaled.optimizer.learning_rate = 0.3  # by hand, it stays
-        assert values_of(scaled, "lr", epochs=1, batch_size=16) == [0.3] * 2
-
-
-def test_replicas_count_for_the_rate():
-    config = IPUConfig(replicas=2, gradient_accumulation=2, micro_batch_size=2)
-    model = model_of(Optimizer("sgd", 0.1, per_batch_size=4), config)
-    model.fit(*data(), verbose=0)
-    assert model.optimizer.learning_rate == 0.2
-
-
-@pytest.mark.parametrize("schedule", [None, Schedule("constant")])
-def test_a_batch_of_another_size_has_another_rate(schedule):
-    scaled = model_of(Optimizer("sgd", 0.1, per_batch_size=4), lr_schedule=schedule)
-    by_hand = model_of("sgd")
-    for rows, rate in ((8, 0.2), (16, 0.4), (4, 0.1)):
-        scaled.train_on_batch(*data(rows))
-        assert scaled.optimizer.learning_rate == rate
-        by_hand.optimizer.learning_rate = rate
-        by_hand.train_on_batch(*data(rows))
-    assert same_weights(scaled, by_hand)
-
-
-def test_a_loaded_model_keeps_its_scaled_rate(tmp_path):
-    model, other = (model_of(Optimizer("sgd", 0.1, per_batch_size=4)) for _ in "12")
-    model.fit(*data(), batch_size=8, verbose=0)
-    model.save(tmp_path / "saved")
-    other.load(tmp_path / "saved")
-    assert other.optimizer.learning_rate == 0.2
-    for one in (model, other):
-        assert values_of(one, "lr", epochs=1, shuffle=False) == [0.2] * 4
-    assert same_weights(model, other)
-
-
-def test_a_scheduler_of_torch_keeps_rates_of_its_own():
-    with pytest.raises(ConfigError, match="StepLR keeps rates of its own"):
-        model_of(
-            Optimizer("sgd", 0.1, per_batch_size=4),
-            lr_schedule=lambda sgd: lr_scheduler.StepLR(sgd, 1),
-        )
-    for size in (0, 2.5, True):
-        with pytest.raises(ConfigError, match="per_batch_size"):
-            Optimizer("sgd", per_batch_size=size)
-
-
 # Loss scaling -------------------------------------------------------------------------
 
 
@@ -450,7 +383,7 @@ def test_a_ramp_may_count_epochs():
 
 
 def fit_of_a_process():
-    spec = Optimizer("sgd", 0.1, per_batch_size=4, momentum=0.9, weight_decay=0.1)
+    spec = Optimizer("sgd", 0.2, momentum=0.9, weight_decay=0.1)
     schedules = {"weight_decay": Schedule("linear", final=2.0)}
     model = IPUModel(nn.Linear(4, 2), IPUConfig(seed=7))
     with torch.no_grad():

@@ -371,10 +371,6 @@ SCENARIOS = {
     "schedule in epochs of all fits": Scenario(
         compiled={"lr_schedule": Schedule("linear", warmup_epochs=1, total_epochs=4.5)}
     ),
-    "rate for a batch size": Scenario(
-        optimizer=lambda module: Optimizer("sgd", 0.2, per_batch_size=16),
-        compiled={"lr_schedule": Schedule("cosine", total_updates=20)},
-    ),
     "velocity that follows a ramp": Scenario(
         optimizer=lambda module: Optimizer(
             "sgd",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .checkpoints import BackupAndRestore, ModelCheckpoint
     from .history import History
     from .loggers import CSVLogger, MLflowLogger, TensorBoard, WandbLogger
-    from .measuring import GradientMonitor, Profiler, Throughput
+    from .measuring import GradientMonitor, Throughput
     from .monitoring import (
         EarlyStopping,
         LearningRateScheduler,
@@ -38,7 +38,6 @@ __all__ = [
     "LearningRateScheduler",
     "MLflowLogger",
     "ModelCheckpoint",
-    "Profiler",
     "ProgressBar",
     "ProgressDisplay",
     "ReduceLROnPlateau",
@@ -56,7 +55,7 @@ _HOMES = {
     "checkpoints": ("BackupAndRestore", "ModelCheckpoint"),
     "history": ("History",),
     "loggers": ("CSVLogger", "MLflowLogger", "TensorBoard", "WandbLogger"),
-    "measuring": ("GradientMonitor", "Profiler", "Throughput"),
+    "measuring": ("GradientMonitor", "Throughput"),
     "monitoring": (
         "EarlyStopping",
         "LearningRateScheduler",

@@ -6,22 +6,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from time import monotonic
-from typing import Any, Callable, ClassVar, Mapping
+from typing import Any, ClassVar, Mapping
 
 from ipufit._arguments import check_flags, check_whole
 from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, number, optional, whole
 from ipufit.checkpoint import (
-    BackgroundWriter,
-    Checkpoint,
     CheckpointStore,
     SavedAt,
-    save_weights,
     write_checkpoint,
     written_by_one,
 )
@@ -30,13 +25,12 @@ from ipufit.errors import (
     ConfigError,
     IpufitWarning,
     UnsupportedError,
-    do_all,
     suggesting,
     warn,
 )
 from ipufit.state import EVICTED
 
-from .base import Callback, check_argument, check_frequency, copied
+from .base import Callback, check_frequency
 from .monitoring import MonitorCallback, direction_of
 
 SUFFIX = ".safetensors"
@@ -44,7 +38,7 @@ _OTHER_SUFFIX = re.compile(r"[^.{}/]\.[A-Za-z][A-Za-z0-9]*/?$")
 
 
 class ModelCheckpoint(MonitorCallback):
-    """Save the run or its weights after epochs, after updates, or by the clock.
+    """Save the run or its weights after epochs or updates.
 
     As in Keras, with other formats, and `save_best_only` works together with a number
     for `save_freq`. A `filepath` that ends with `.safetensors` is a file of weights.
@@ -52,8 +46,7 @@ class ModelCheckpoint(MonitorCallback):
     `fit(resume=filepath)` continues. It holds the state of every callback after the
     hook in which it is saved. On SIGTERM a whole checkpoint is saved too, and the run
     ends in order. With `save_best_only` and without `keep`, SIGTERM saves nothing, so
-    that the best checkpoint stays. With several processes the first one writes, and
-    its clock counts for all.
+    that the best checkpoint stays. With several processes the first one writes.
 
     Args:
         filepath: Path that ends with `.safetensors` or has no suffix. Its fields are
@@ -74,32 +67,23 @@ class ModelCheckpoint(MonitorCallback):
         keep: Number of newest whole checkpoints to keep in the directory `filepath`,
             besides the best one. `fit(resume=filepath)` continues from the newest that
             isn't damaged.
-        save_seconds: Seconds between checkpoints, instead of `save_freq`. It saves
-            after the first call that ends this many seconds after the last checkpoint,
-            or after the run began.
-        is_background: If True, write in a thread while training goes on. The state is
-            copied first, and only one copy is made at a time: the next checkpoint waits
-            until this one is written. `fit` waits for the last one. It raises an error
-            of the thread, or warns of it if an earlier error is raised.
 
     Attributes:
         best: Best value so far. It outlives the run, as in Keras.
         store: The checkpoints in `filepath`, with `keep`.
 
     Raises:
-        ConfigError: If `filepath`, `save_freq` or `save_seconds` can't be used;
-            if `filepath` contradicts `save_weights_only` or `keep`. When `fit` begins,
-            if the run has no such metric, or `filepath` has a field that isn't in the
-            logs; if callbacks of your own may add to the logs, when it saves. At the
-            metric's first value, with `save_best_only` or `keep`, if `mode="auto"` and
-            the direction isn't known.
+        ConfigError: If `filepath` or `save_freq` can't be used; if `filepath`
+            contradicts `save_weights_only` or `keep`. When `fit` begins, if the run has
+            no such metric, or `filepath` has a field that isn't in the logs; if
+            callbacks of your own may add to the logs, when it saves. At the metric's
+            first value, with `save_best_only` or `keep`, if `mode="auto"` and the
+            direction isn't known.
 
     Example:
         >>> checkpoint = ModelCheckpoint("best.safetensors", save_best_only=True)
         >>> checkpoint = ModelCheckpoint("run-{epoch:03d}")
-        >>> checkpoint = ModelCheckpoint(
-        ...     "checkpoints", keep=3, save_seconds=600, is_background=True
-        ... )
+        >>> checkpoint = ModelCheckpoint("checkpoints", keep=3, save_freq=1000)
         >>> ModelCheckpoint("best.h5")
         Traceback (most recent call last):
         ipufit.errors.ConfigError: filepath='best.h5': it must end in .safetensors...
@@ -124,33 +108,17 @@ class ModelCheckpoint(MonitorCallback):
         initial_value_threshold: float | None = None,
         *,
         keep: int | None = None,
-        save_seconds: float | None = None,
-        is_background: bool = False,
     ) -> None:
         super().__init__(monitor, mode, 0.0, verbose, initial_value_threshold)
-        check_flags(
-            "ModelCheckpoint",
-            save_best_only=save_best_only,
-            is_background=is_background,
-        )
+        check_flags("ModelCheckpoint", save_best_only=save_best_only)
         if save_weights_only is not None:
             check_flags("ModelCheckpoint", save_weights_only=save_weights_only)
         as_path(filepath, "filepath")
         self.filepath = os.fspath(filepath)
         self.save_weights_only = _is_of_weights(self.filepath, save_weights_only)
         check_frequency(self, "save_freq", save_freq, "epoch")
-        if save_seconds is not None:
-            check_argument(self, "save_seconds", save_seconds, least=0)
-            if save_freq != "epoch":
-                raise ConfigError(
-                    f"save_seconds={save_seconds} and save_freq={save_freq} are two "
-                    "rules for when to save: give one, or use two callbacks."
-                )
         self.save_best_only = save_best_only
         self.save_freq = save_freq
-        self.save_seconds = save_seconds
-        self._saved_at = 0.0
-        self._writer = BackgroundWriter() if is_background else None
         self.store: CheckpointStore | None = None
         if keep is not None:
             _check_keep(keep, self.filepath, self.save_weights_only)
@@ -172,7 +140,6 @@ class ModelCheckpoint(MonitorCallback):
             self._path({**self._known_fields(), "epoch": 1})
         if self.store is not None and self.mode == "auto":
             self.store.mode = direction_of(self.monitor, self.run.directions)
-        self._saved_at = monotonic()
         is_whole = not self.save_weights_only
         if is_whole and (self.store is not None or not self.save_best_only):
             self.run.on_eviction(self._save_evicted)
@@ -186,7 +153,7 @@ class ModelCheckpoint(MonitorCallback):
         names = {*(self.run.names or ())}
         if "{learning_rate" in self.filepath:  # perhaps another callback adds it
             names.add("learning_rate")
-        if self.save_freq == "epoch" and self.save_seconds is None:
+        if self.save_freq == "epoch":
             return dict.fromkeys(names, 0.0)
         of_training = (name for name in names if not name.startswith("val_"))
         return {**dict.fromkeys(of_training, 0.0), "batch": 1}
@@ -196,36 +163,19 @@ class ModelCheckpoint(MonitorCallback):
         self.last_update = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Save if enough updates were made, or enough seconds have passed."""
-        fields = {"batch": batch + 1, **logs}
-        if self.save_seconds is not None:
-            # Several processes give logs at calls at which they can agree.
-            if (logs or not self.run.processes.are_several) and self._is_time():
-                self._save(self.run.epoch, logs, fields)
-                self._saved_at = monotonic()
-            return
+        """Save if enough updates were made."""
         if not isinstance(self.save_freq, int):
             return
         self.updates_since_save += batch - self.last_update
         self.last_update = batch
         if self.updates_since_save >= self.save_freq:
             self.updates_since_save = 0
-            self._save(self.run.epoch, logs, fields)
+            self._save(self.run.epoch, logs, {"batch": batch + 1, **logs})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Save if `save_freq` is `"epoch"`."""
-        if self.save_freq == "epoch" and self.save_seconds is None:
+        if self.save_freq == "epoch":
             self._save(epoch, logs, logs)
-
-    def on_train_end(self, logs: dict[str, Any]) -> None:
-        """Wait until every checkpoint is written; after Ctrl-C `close` does so."""
-        if self._writer is not None and self.run.stop_reason != "interrupted":
-            self._writer.wait()
-
-    def close(self) -> None:
-        """Wait until every checkpoint is written, and end the thread."""
-        if self._writer is not None:
-            self._writer.close()
 
     @property
     def hears_every(self) -> int | None:
@@ -236,14 +186,8 @@ class ModelCheckpoint(MonitorCallback):
 
     @property
     def reads_batch_logs(self) -> bool:  # type: ignore[override]
-        """Whether metrics are needed after each call.
-
-        With several processes it saves by the clock at calls for which they exchange
-        metrics anyway.
-        """
-        if self.save_seconds is None and self.save_freq == "epoch":
-            return False
-        if self.save_seconds is not None and self.run.processes.are_several:
+        """Whether metrics are needed after each call."""
+        if self.save_freq == "epoch":
             return False
         return any(not name.startswith("val_") for name in self._figures_needed)
 
@@ -253,10 +197,6 @@ class ModelCheckpoint(MonitorCallback):
         if self.save_best_only or self.store is not None:
             fields.add(self.monitor)
         return {field for field in fields if field} - {"epoch", "batch"}
-
-    def _is_time(self) -> bool:
-        seconds = self.save_seconds or 0.0
-        return self.run.processes.first(monotonic() - self._saved_at >= seconds)
 
     def _save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
         path = self._path({**fields, "epoch": epoch + 1})
@@ -270,19 +210,10 @@ class ModelCheckpoint(MonitorCallback):
             return
         with file_errors("can't be written", path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-        if self._writer is not None:
-            self._write(epoch, path, moment)
-        else:
-            self.model.save_weights(path, moment=moment)
-            self._say_finished(epoch, path)
+        self.model.save_weights(path, moment=moment)
+        self._say_finished(epoch, path)
 
     def _save_evicted(self) -> None:
-        if self._writer is None:
-            self._write_evicted()
-        else:  # save this one even if the one before fails
-            do_all([self._writer.wait, self._write_evicted])
-
-    def _write_evicted(self) -> None:
         epoch, moment = self.run.epoch, self._moment({})
         if self._saved is not None and self._saved[0].update == moment.update:
             moment, is_epoch_done = self._saved  # with the metric
@@ -304,32 +235,20 @@ class ModelCheckpoint(MonitorCallback):
         return SavedAt(self.run.updates, self.monitor, float(value), mode)
 
     def _write(self, epoch: int, path: str, moment: SavedAt) -> None:
-        """Copy the state, and let process 0 write it, now or in the background."""
-        finished = partial(self._finish, epoch, (moment, self.run.is_epoch_done))
-        if self._writer is None:
-            finished(written_by_one(self._copied_state(path, moment)))
-        else:
-            self._writer.write(partial(self._copied_state, path, moment), finished)
-
-    def _copied_state(self, path: str, moment: SavedAt) -> Callable[[], str | Path]:
-        """Take the state, and return a function that writes it, and returns the path.
-
-        Training doesn't change what is written in the background.
-        """
-        if self.save_weights_only:
-            weights = self.model.copied_weights()
-            return partial(_write_to, path, save_weights, weights, path, moment=moment)
-        now: Checkpoint = self.model.checkpoint(copied=self._writer is not None)
-        copy = Checkpoint(now.tensors, copied(now.state))
+        """Write a whole checkpoint."""
+        now = self.model.checkpoint(copied=False)
         if self.store is not None:
-            complete = self.run.epoch + self.run.is_epoch_done
-            return partial(self.store.save_here, copy, replace(moment, epoch=complete))
-        return partial(_write_to, path, write_checkpoint, path, copy, moment=moment)
-
-    def _finish(
-        self, epoch: int, saved: tuple[SavedAt, bool], path: str | Path
-    ) -> None:
-        self._saved = saved
+            target = self.store.save(
+                now,
+                epoch=self.run.epoch + self.run.is_epoch_done,
+                update=moment.update,
+                metric=moment.value,
+                monitor=moment.monitor,
+            )
+            path = str(target)
+        else:
+            written_by_one(lambda: write_checkpoint(path, now, moment=moment))
+        self._saved = moment, self.run.is_epoch_done
         self._say_finished(epoch, path)
 
     def _say_finished(self, epoch: int, path: str | Path) -> None:
@@ -494,11 +413,6 @@ def _warn_of_unsaved_eviction(error: Exception) -> None:
         "the checkpoint before, if there is one.",
         CheckpointWarning,
     )
-
-
-def _write_to(path: str, write: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    write(*args, **kwargs)
-    return path
 
 
 def _is_of_weights(filepath: str, given: bool | None) -> bool:

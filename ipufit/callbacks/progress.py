@@ -251,12 +251,24 @@ class LineProgress(_Printing):
         )
 
 
-class BarProgress(_Printing):
-    """Display of `verbose=1`: a bar while a run lasts, and a line per epoch after it.
+class ProgressBar(_Printing):
+    """Show the bars of `verbose=1`, and a line per epoch.
 
     The bar shows the updates or batches so far, the seconds, those to come (ETA),
-    samples per second, and the metrics. It moves within a call, by the time of the call
-    before. Where no bar can be redrawn, only the lines are printed.
+    samples per second, and the metrics. Where no bar can be redrawn, only the lines are
+    printed.
+
+    It replaces the display that `verbose` chooses, and shows values that earlier
+    callbacks add to the logs.
+
+    Args:
+        console: Console to write to; standard output by default.
+        clock: Returns the time in seconds, from any origin.
+
+    Example:
+        >>> import sys
+        >>> from rich.console import Console
+        >>> bar = ProgressBar(Console(file=sys.stderr))
     """
 
     _console_with_bar: ClassVar[Console | None] = None  # of this run, or an outer one
@@ -265,8 +277,7 @@ class BarProgress(_Printing):
     _title = ""
     _figures = ""
     _shown_at = 0.0
-    _first_step = 0
-    _call = (0.0, 0.0, 0)  # when it began, seconds and steps of the one before
+    _first_call: tuple[float, int] | None = None  # seconds and steps at its end
 
     @property
     def is_due(self) -> bool:
@@ -286,26 +297,23 @@ class BarProgress(_Printing):
         """Start a bar."""
         super()._begin(title)
         self._title, self._figures, self._shown_at = title, "", -math.inf
-        self._first_step = self._steps_done = self._steps_before()
-        self._call = (self._clock(), 0.0, 0)
-        console = self._console
+        self._first_call, console = None, self._console
         if _is_in_notebook(console):
             display = import_module("IPython.display").display
             self._cell = display({"text/plain": title}, raw=True, display_id=True)
-        elif can_redraw(console) and BarProgress._console_with_bar is None:
+        elif can_redraw(console) and ProgressBar._console_with_bar is None:
             from rich.live import Live
 
-            BarProgress._console_with_bar = console
+            ProgressBar._console_with_bar = console
             self._live = Live(get_renderable=self._bar, console=console, transient=True)
             self._live.start()
 
     def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
         """Count a call; the metrics change at most ten times a second."""
-        now = self._clock()
-        self._call = (now, now - self._call[0], steps - self._steps_done)
         super()._advance(steps, logs)
+        self._first_call = self._first_call or (self._seconds(), steps)
         if self.is_due and (logs or logs is None):
-            self._shown_at = now
+            self._shown_at = self._clock()
             samples = self.run.samples - self._samples_before
             rate = f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
             figures = format_logs(logs or {}, "  ", " ")
@@ -332,55 +340,39 @@ class BarProgress(_Printing):
             self._print(line)
         self._cell = None
 
-    def _steps_before(self) -> int:
-        """Return the updates of this epoch that an interrupted run made."""
-        steps, calls = self.params.get("steps"), self.params.get("calls")
-        if not self._is_fit:
-            return 0
-        return self.run.calls * (steps // calls if steps and calls else 1)
-
     def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
-            self._live = BarProgress._console_with_bar = None
+            self._live = ProgressBar._console_with_bar = None
 
     def _bar(self) -> RenderableType:
         """Draw the bar, with the metrics beside it or, where it's narrow, below."""
         from rich.console import Group
-        from rich.progress_bar import ProgressBar
+        from rich.progress_bar import ProgressBar as Bar
         from rich.table import Table
         from rich.text import Text
 
-        console, done = self._console, self._steps_done
+        done, seconds = self._steps_done, self._seconds()
         total = self.params.get("steps")  # None for a stream of unknown length
-        began, call_seconds, call_steps = self._call
-        part = (self._clock() - began) / call_seconds if call_seconds else 0.0
-        reached = done + call_steps * min(part, 0.9)
-        seconds = self._seconds()
         times = _in_hours(seconds)
-        if total is not None and done > self._first_step:
-            per_step = seconds / (done - self._first_step)
-            times += f" ETA {_in_hours(per_step * max(total - reached, 0))}"
+        if total is not None and self._first_call is not None:
+            first_seconds, first_steps = self._first_call
+            if done > first_steps:
+                per_step = (seconds - first_seconds) / (done - first_steps)
+                times += f" ETA {_in_hours(per_step * max(total - done, 0))}"
         counts = f"{done}/{'?' if total is None else total}"
-        texts = len(self._title) + len(counts) + len(times) + 3
-        cells: list[RenderableType] = [Text(f"{self._title} {counts} {times}")]
-        width = min(20, console.width - texts)
+        cells: list[RenderableType] = [Text(self._title)]
+        cells += [Text(counts, "green"), Text(times, "yellow")]
+        taken = len(self._title) + len(counts) + len(times) + 3
+        width = min(20, self._console.width - taken)
         if width >= 4:
-            bar = ProgressBar(total, min(reached, total or reached), width)
-            cells = [
-                Text(self._title),
-                bar,
-                Text(counts, "green"),
-                Text(times, "yellow"),
-            ]
-        below: list[RenderableType] = []
-        if texts + max(width, 0) + 1 + len(self._figures) <= console.width:
-            cells.append(Text(self._figures))
-        else:
-            below.append(Text(in_lines(self._figures, console.width)))
+            cells.insert(1, Bar(total, min(done, total or done), width))
+            taken += width + 1
+        figures = Text(in_lines(self._figures, self._console.width))
+        is_wide = taken + len(self._figures) <= self._console.width
         row = Table.grid(padding=(0, 1))
-        row.add_row(*cells)
-        return Group(row, *below)
+        row.add_row(*cells, *([figures] if is_wide else []))
+        return Group(row) if is_wide else Group(row, figures)
 
 
 def _in_hours(seconds: float) -> str:
@@ -409,7 +401,7 @@ def make_progress(
         'LineProgress'
     """
     check_choice("verbose", verbose, (0, 1, 2, "auto"))
-    displays = {0: ProgressDisplay, 1: BarProgress, "auto": BarProgress}
+    displays = {0: ProgressDisplay, 1: ProgressBar, "auto": ProgressBar}
     return displays.get(verbose, LineProgress)(console, clock)
 
 
@@ -431,8 +423,8 @@ def can_redraw(console: Console) -> bool:
 def _standard_output() -> Console:
     from rich.console import Console
 
-    if BarProgress._console_with_bar is not None:  # which puts lines above its bar
-        return BarProgress._console_with_bar
+    if ProgressBar._console_with_bar is not None:  # which puts lines above its bar
+        return ProgressBar._console_with_bar
     console = Console()
     if not console.is_jupyter:
         return console
@@ -446,23 +438,6 @@ def _is_in_notebook(console: Console) -> bool:
 
     is_standard = console.file is sys.stdout and find_spec("IPython") is not None
     return is_standard and Console().is_jupyter
-
-
-class ProgressBar(BarProgress):
-    """Show the bars of `verbose=1`, and a line per epoch.
-
-    It replaces the display that `verbose` chooses, and shows values that earlier
-    callbacks add to the logs.
-
-    Args:
-        console: Console to write to; standard output by default.
-        clock: Returns the time in seconds, from any origin.
-
-    Example:
-        >>> import sys
-        >>> from rich.console import Console
-        >>> bar = ProgressBar(Console(file=sys.stderr))
-    """
 
 
 def in_lines(line: str, width: int) -> str:

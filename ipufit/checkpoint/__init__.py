@@ -19,17 +19,14 @@ from .directory import (
     write_checkpoint,
 )
 from .store import (
-    BackgroundWriter,
     CheckpointStore,
     load_newest,
-    missing_allowed,
     written_by_one,
 )
 from .weights import average_checkpoints, load_weights, save_weights
 
 __all__ = [
     "MANIFEST",
-    "BackgroundWriter",
     "Checkpoint",
     "CheckpointStore",
     "Manifest",
@@ -41,7 +38,6 @@ __all__ = [
     "load_checkpoint",
     "load_newest",
     "load_weights",
-    "missing_allowed",
     "names_that_differ",
     "read_manifest",
     "refuse_name_of_file",

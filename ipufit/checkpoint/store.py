@@ -13,14 +13,11 @@ import itertools
 import math
 import os
 import re
-import sys
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple, TypeVar
 
-from ipufit import _env
 from ipufit._arguments import (
     check_choice,
     check_instance,
@@ -110,115 +107,6 @@ def written_by_one(write: Callable[[], T]) -> T:
     return result
 
 
-class BackgroundWriter:
-    """Runs one write at a time in a thread, and loses none.
-
-    A write that is requested while another runs waits, and copies its data only then.
-    So there is one copy in memory, however slow the disk is. A process that ends
-    normally waits for the thread.
-
-    Of several processes the first writes. All of them must call `write` and `wait`, in
-    which they exchange whether the last write succeeded; the thread exchanges nothing.
-
-    Example:
-        >>> writer, written = BackgroundWriter(), []
-        >>> writer.write(lambda: lambda: "run-001", then=written.append)
-        >>> writer.wait()
-        >>> written
-        ['run-001']
-        >>> writer.close()
-    """
-
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-        # Where another process writes there is no future.
-        self._last: tuple[Future[Any] | None, Callable[[Any], None]] | None = None
-
-    def write(
-        self, take: Callable[[], Callable[[], Any]], then: Callable[[Any], None]
-    ) -> None:
-        """Wait for the last write, then start the next one.
-
-        Args:
-            take: Called in this thread when no write is running. It returns a function
-                that writes, which is called in the other thread. So the data must be a
-                copy that doesn't change.
-            then: Called with the result of the write, in this thread, at the next call
-                of a method.
-
-        Raises:
-            Exception: The error of the last write.
-        """
-        self.wait()
-        if not processes().is_first:
-            take()  # which may need all processes
-            self._last = None, then
-            return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="ipufit-checkpoint")
-        waiting = [take()]
-        # The job is popped, so that its copy is freed before `then` is called.
-        self._last = self._thread.submit(lambda: waiting.pop()()), then
-
-    def wait(self) -> None:
-        """Wait until the write has ended.
-
-        Raises:
-            Exception: The error of the write.
-        """
-        self._end_job(written_by_one)
-
-    def close(self) -> None:
-        """Wait until the write has ended, and end the thread.
-
-        Nothing is exchanged with other processes: they or this one may have failed.
-
-        Raises:
-            Exception: The error of the write.
-        """
-        try:
-            self._end_job(lambda result: result())
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-                self._thread = None
-
-    def _end_job(self, hear: Callable[[Callable[[], Any]], Any]) -> None:
-        if self._last is not None:
-            future, then = self._last
-            if future is not None:
-                wait([future])  # if this is interrupted, close() will wait again
-            self._last = None
-            then(hear(lambda: None if future is None else future.result()))
-
-
-@contextlib.contextmanager
-def missing_allowed() -> Iterator[None]:
-    """Skip a missing checkpoint, if programs are only compiled, and log it.
-
-    Nothing is saved then, so a script that trains, saves and loads would end there, and
-    its later programs wouldn't be compiled.
-
-    Raises:
-        MissingCheckpointError: Programs are run.
-
-    Example:
-        >>> with missing_allowed():
-        ...     raise MissingCheckpointError("There is none.")
-        Traceback (most recent call last):
-        ipufit.errors.MissingCheckpointError: There is none.
-    """
-    try:
-        yield
-    except MissingCheckpointError as error:
-        if _env.compile_only() is None:
-            raise
-        sys.stderr.write(
-            f"ipufit: {error} Weights stay as they are, because nothing is saved where "
-            "programs are only compiled.\n"
-        )
-
-
 class CheckpointStore:
     """Keeps the checkpoints of one run in one directory.
 
@@ -297,6 +185,7 @@ class CheckpointStore:
         Warns:
             CheckpointWarning: An old checkpoint couldn't be deleted.
         """
+        check_instance("checkpoint", checkpoint, Checkpoint)
         for name, count in (("epoch", epoch), ("update", update)):
             check_number(name, count, least=0, is_whole=True, allows_numpy=True)
         is_nan = is_number(metric, allows_numpy=True) and metric != metric
@@ -305,15 +194,10 @@ class CheckpointStore:
         if monitor is not None:
             check_instance("monitor", monitor, str)
         moment = SavedAt(int(update), monitor, metric, epoch=int(epoch))
-        return written_by_one(lambda: self.save_here(checkpoint, moment))
+        return written_by_one(lambda: self._save_here(checkpoint, moment))
 
-    def save_here(self, checkpoint: Checkpoint, moment: SavedAt) -> Path:
-        """Write a checkpoint in this process, without the others.
-
-        It exchanges nothing, so that a thread may call it.
-        """
-        check_instance("checkpoint", checkpoint, Checkpoint)
-        check_instance("moment", moment, SavedAt)
+    def _save_here(self, checkpoint: Checkpoint, moment: SavedAt) -> Path:
+        """Write a checkpoint in this process, without the others."""
         with self._lock:
             self._delete_leftovers()
             found = self._listed({}, is_strict=False)

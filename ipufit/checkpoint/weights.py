@@ -8,36 +8,34 @@ dict of torch can be read, too.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import json
 import math
 import os
 import re
 import warnings
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import (
     IO,
     Any,
     Dict,
+    Iterable,
     Iterator,
-    List,
     Mapping,
     Optional,
     Sequence,
-    Tuple,
 )
 
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_choice, check_number, check_whole, refuse
+from ipufit._arguments import check_choice, check_number, check_whole
 from ipufit._files import as_path, file_errors, open_regular, replace_file
 from ipufit.errors import (
     CheckpointError,
     CheckpointWarning,
     ConfigError,
-    DamagedCheckpointError,
     DataError,
     MissingCheckpointError,
     warn,
@@ -46,7 +44,6 @@ from ipufit.types import PathLike
 
 from .directory import (
     MANIFEST,
-    MAX_READS,
     MOMENT_KEY,
     STATE,
     SUFFIX,
@@ -64,7 +61,7 @@ from .directory import (
     tied_names,
     what_loads,
 )
-from .store import missing_allowed, written_by_one
+from .store import written_by_one
 
 _AVERAGED_KEY = "ipufit.averaged"
 _ZIP = b"PK\x03\x04"
@@ -274,34 +271,32 @@ def _check_suffix(target: Path, others: Sequence[str] = ()) -> None:
         )
 
 
-_Candidates = List[Tuple[Path, Optional[SavedAt]]]
-_Damaged = Dict[Path, Exception]
+_Moments = Dict[Path, Optional[SavedAt]]
 
 
 def average_checkpoints(
-    directory: PathLike,
+    paths: PathLike | Iterable[PathLike],
     *,
     last: int | None = None,
     best: int | None = None,
     ema: float | None = None,
     mode: str | None = None,
-    pattern: str = "*",
     save_to: PathLike | None = None,
 ) -> dict[str, Tensor]:
     """Average the weights of several checkpoints, buffers included.
 
     The checkpoints are those that `ModelCheckpoint`, `BackupAndRestore` and
-    `CheckpointStore` wrote into one directory: whole checkpoints, or files of weights.
-    They are ordered by their numbers of updates; without such numbers, by the numbers
-    in their names, so that 10 comes after 9. Damaged ones are left out, with a warning,
-    and replaced by the next in order.
+    `CheckpointStore` write: whole checkpoints, or files of weights. They are ordered by
+    their numbers of updates; without such numbers, by the numbers in their names, so
+    that 10 comes after 9.
 
     Floating-point tensors are averaged in float64 and keep their dtype, the statistics
     of batch norm included; integers and bools are those of the newest. One checkpoint
     at a time is in memory, with the sums in float64.
 
     Args:
-        directory: The directory of the checkpoints.
+        paths: The directory of the checkpoints; or the paths of checkpoints, such as
+            `Path("run").glob("epoch-*.safetensors")`.
         last: Number of the newest checkpoints to average. None, with `best` None, for
             all of them.
         best: Number of the checkpoints with the best metric to average. The metric is
@@ -311,26 +306,25 @@ def average_checkpoints(
             after the weights of the first.
         mode: Whether `"min"` or `"max"` of the metric is better, if the checkpoints
             don't contain it.
-        pattern: Pattern of names to use, such as `"epoch-*.safetensors"`.
         save_to: A path that ends in `.safetensors`, to write the average to as
             `model.save_weights` would. None to write none.
 
     Returns:
         A state dict, on the host, for `module.load_state_dict` or `model.set_weights`.
-        It is empty under `ipufit compile`, if there are no checkpoints.
 
     Raises:
         ConfigError: An argument can't be used; no checkpoint contains a metric; the
             checkpoints contain different metrics; or the directory has both kinds of
             checkpoints.
-        DataError: The checkpoints are of modules with other names, shapes or dtypes.
-        MissingCheckpointError: There is none in the directory.
-        DamagedCheckpointError: All checkpoints are damaged.
+        DataError: The checkpoints are of modules with other names, shapes or dtypes; or
+            a file of weights is damaged.
+        MissingCheckpointError: There is none in the directory, or none at a path.
+        DamagedCheckpointError: A checkpoint is damaged.
         CheckpointError: A newer ipufit wrote one, or one can't be read.
         FileError: The average can't be written.
 
     Warns:
-        CheckpointWarning: Some are damaged, or there are fewer than asked for.
+        CheckpointWarning: There are fewer than asked for.
 
     Example:
         >>> import tempfile, torch
@@ -348,233 +342,155 @@ def average_checkpoints(
         if number is not None:
             check_whole(name, number, least=1)
     if last is not None and best is not None:
-        raise ConfigError(
-            f"last={last} and best={best} are two rules for which checkpoints are "
-            "averaged: give one."
-        )
+        raise ConfigError(f"last={last} and best={best}: use one of them.")
     if ema is not None:
         check_number("ema", ema, least=0, below=1)
     check_choice("mode", mode, ("min", "max", None))
-    if not isinstance(pattern, str):
-        refuse("pattern", pattern, "a pattern of file names, such as 'epoch-*'")
     if save_to is not None:
         _check_suffix(as_path(save_to, "save_to"))
-    with missing_allowed():
-        folder = as_path(directory, "directory")
-        damaged: _Damaged = {}
-        for _ in range(MAX_READS):
-            chosen = _candidates(folder, pattern, damaged)
-            if last is not None:
-                chosen = chosen[-last:]
-            elif best is not None and chosen:
-                chosen = _best(chosen, folder, best, mode)
-            average = _average(chosen, ema, damaged)
-            if average is not None:
-                break
-        else:
-            raise CheckpointError(
-                f"Checkpoints in {str(directory)!r} were deleted {MAX_READS} times "
-                "before they were read: another process writes them faster than this "
-                "one reads."
-            )
-        texts = " ".join(str(error) for error in damaged.values())
-        if not chosen and damaged:
-            raise DamagedCheckpointError(
-                f"Every checkpoint in {str(directory)!r} is damaged. {texts}"
-            )
-        if not chosen:
-            raise MissingCheckpointError(
-                f"There is no checkpoint in {str(directory)!r} to average. Give the "
-                "directory that ModelCheckpoint writes to, or another pattern=."
-            )
-        if damaged:
-            them = "it" if len(damaged) == 1 else "them"
-            text = f"{texts} The average leaves {them} out."
-            warn(text, CheckpointWarning)
-        wanted = last or best
-        if wanted is not None and len(chosen) < wanted:
-            warn(
-                f"{wanted} checkpoints were asked for, and {len(chosen)} in "
-                f"{str(directory)!r} can be averaged: the average is of these.",
-                CheckpointWarning,
-            )
-        if save_to is not None:
-            target, weights = save_to, average
-            names = [path.name for path, _ in chosen]
-            written_by_one(lambda: save_weights(weights, target, averaged=names))
-        return average
-    return {}
-
-
-def _candidates(directory: Path, pattern: str, damaged: _Damaged) -> _Candidates:
-    """List the checkpoints or files of weights in a directory, oldest first.
-
-    Args:
-        damaged: Errors of damaged checkpoints by path. These are left out, and newly
-            found ones are added.
-    """
-    if os.path.isfile(directory):
-        raise ConfigError(
-            f"{str(directory)!r} is a file: give the directory of the checkpoints."
-        )
-    if not directory.is_dir():
+    if isinstance(paths, (str, os.PathLike)):
+        listed = _checkpoints_in(as_path(paths, "paths"))
+    else:
+        listed = [as_path(path, "paths") for path in paths]
+    if not listed:
         raise MissingCheckpointError(
-            f"There is no directory {str(directory)!r} of checkpoints. Check the path."
+            "There is no checkpoint to average. Give the directory that "
+            "ModelCheckpoint writes to, or the paths of checkpoints."
+        )
+    moments = {
+        path: read_manifest(path).moment if path.is_dir() else read_moment(path)[0]
+        for path in listed
+    }
+    chosen = sorted(moments, key=partial(_order, moments))
+    if last is not None:
+        chosen = chosen[-last:]
+    elif best is not None:
+        chosen = _best(chosen, moments, best, mode)
+    wanted = last or best or 0
+    if len(chosen) < wanted:
+        warn(
+            f"{wanted} checkpoints were asked for, and {len(chosen)} can be averaged: "
+            "the average is of these.",
+            CheckpointWarning,
+        )
+    average = _average(chosen, ema)
+    if save_to is not None:
+        target, names = save_to, [path.name for path in chosen]
+        written_by_one(lambda: save_weights(average, target, averaged=names))
+    return average
+
+
+def _checkpoints_in(directory: Path) -> list[Path]:
+    """List the whole checkpoints of a directory, or its files of weights."""
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "isn't there"
+        raise MissingCheckpointError(
+            f"{str(directory)!r} {what}: give the directory of the checkpoints."
         )
     if (directory / MANIFEST).exists():
         raise ConfigError(
             f"{str(directory)!r} is one checkpoint: give the directory that it is in."
         )
-    with file_errors("can't be read", directory), os.scandir(directory) as found:
-        entries = [one for one in found if not one.name.startswith(".")]
-    whole: _Candidates = []
-    weights: _Candidates = []
-    for entry in sorted(entries, key=lambda one: one.name):
-        path = directory / entry.name
-        if not fnmatch.fnmatchcase(entry.name, pattern) or path in damaged:
-            continue
-        try:
-            if entry.is_dir(follow_symlinks=False):
-                if (path / MANIFEST).exists() or (path / STATE).exists():
-                    whole.append((path, read_manifest(path).moment))
-            elif path.suffix == SUFFIX and entry.is_file(follow_symlinks=False):
-                moment, is_average = read_moment(path)
-                if not is_average:
-                    weights.append((path, moment))
-        except MissingCheckpointError:  # deleted since it was listed
-            pass
-        except (DamagedCheckpointError, DataError) as error:
-            damaged[path] = error
+    with file_errors("can't be read", directory):
+        plain = [
+            path
+            for path in sorted(directory.iterdir())
+            if not path.name.startswith(".") and not path.is_symlink()
+        ]
+        whole = [p for p in plain if (p / MANIFEST).exists() or (p / STATE).exists()]
+        files = [path for path in plain if path.suffix == SUFFIX and path.is_file()]
+    weights = [path for path in files if not read_moment(path)[1]]
     if whole and weights:
         raise ConfigError(
-            f"{str(directory)!r} has whole checkpoints, such as "
-            f"{whole[0][0].name!r}, and files of weights, such as "
-            f"{weights[0][0].name!r}, perhaps of the same updates. Say which to "
-            f'average: pattern="*{SUFFIX}", or that of the others.'
+            f"{str(directory)!r} has whole checkpoints, such as {whole[0].name!r}, and "
+            f"files of weights, such as {weights[0].name!r}. Give the paths of one "
+            f'kind: Path({str(directory)!r}).glob("*{SUFFIX}").'
         )
-    candidates = whole or weights
-    moments = [moment for _, moment in candidates if moment is not None]
-    are_of_store = all(moment.sequence is not None for moment in moments)
+    return whole or weights
 
-    def order(candidate: tuple[Path, SavedAt | None]) -> list[Any]:
-        """Return the sort key: a store's number, updates, or numbers in the name."""
-        path, moment = candidate
-        parts = re.split(r"([0-9]+)", path.name)  # numbers by their size
-        name = [int(part) if part.isdecimal() else part for part in parts]
-        if moment is None or len(moments) < len(candidates):
-            return name
-        return [moment.sequence if are_of_store else 0, moment.update, name]
 
-    return sorted(candidates, key=order)
+def _order(moments: _Moments, path: Path) -> list[Any]:
+    """Return the sort key: a store's number and updates, or numbers in the name."""
+    parts = re.split(r"([0-9]+)", path.name)
+    name = [int(part) if part.isdecimal() else part for part in parts]
+    moment = moments[path]
+    if moment is None or None in moments.values():
+        return name
+    return [moment.sequence or 0, moment.update, name]
 
 
 def _best(
-    candidates: _Candidates, directory: Path, count: int, mode: str | None
-) -> _Candidates:
-    """Choose the candidates with the best metric, oldest first."""
-    rated = [
-        (moment.value, index)
-        for index, (_, moment) in enumerate(candidates)
+    paths: Sequence[Path], moments: _Moments, count: int, mode: str | None
+) -> list[Path]:
+    """Choose the checkpoints with the best metric, in their order."""
+    rated = {
+        path: moment
+        for path in paths
+        for moment in [moments[path]]
         if moment is not None
         if moment.value is not None and not math.isnan(moment.value)
-    ]
+    }
     if not rated:
         raise ConfigError(
-            f"None of the {len(candidates)} checkpoints in {str(directory)!r} contains "
-            f"a metric, by which to choose best={count}. ModelCheckpoint(monitor=...) "
-            "writes it, if it is in the logs when it saves. Give last= instead."
+            f"None of the {len(paths)} checkpoints contains a metric, by which to "
+            f"choose best={count}. ModelCheckpoint(monitor=...) writes it, if it is in "
+            "the logs when it saves. Give last= instead."
         )
-    moments = [moment for _, index in rated for moment in candidates[index][1:]]
-    monitors = sorted({one.monitor for one in moments if one and one.monitor})
+    monitors = sorted({moment.monitor for moment in rated.values() if moment.monitor})
     if len(monitors) > 1:
         raise ConfigError(
-            f"The checkpoints in {str(directory)!r} contain different metrics: "
-            f"{', '.join(monitors)}. Choose those with one metric by pattern=."
+            f"The checkpoints contain different metrics: {', '.join(monitors)}. Give "
+            "the paths of those with one metric."
         )
-    modes = {one.mode for one in moments if one and one.mode}
+    modes = {moment.mode for moment in rated.values() if moment.mode}
     if mode is None and len(modes) == 1:
         mode = modes.pop()
     if mode is None:
-        what = f" of {monitors[0]}" if monitors else ""
         raise ConfigError(
-            f"The checkpoints in {str(directory)!r} don't say whether more or less"
-            f'{what} is better: give mode="min" or mode="max".'
+            "The checkpoints don't say whether more or less of their metric is better: "
+            'give mode="min" or mode="max".'
         )
-    sign = 1 if mode == "min" else -1
-    rated.sort(key=lambda one: sign * one[0])  # the oldest of equals first
-    return [candidates[index] for index in sorted(index for _, index in rated[:count])]
+    values = {path: moment.value or 0.0 for path, moment in rated.items()}
+    best = sorted(values, key=values.__getitem__, reverse=mode == "max")[:count]
+    return [path for path in paths if path in best]
 
 
-def _average(
-    chosen: _Candidates, ema: float | None, damaged: _Damaged
-) -> dict[str, Tensor] | None:
-    """Read checkpoints, oldest first, and average them.
-
-    Args:
-        damaged: Errors by path; the error of a damaged checkpoint is added.
-
-    Returns:
-        The average, in the dtypes of the weights; tied names share a tensor. None if
-        one of the checkpoints is damaged, or gone.
-    """
+def _average(paths: Sequence[Path], ema: float | None) -> dict[str, Tensor]:
+    """Read checkpoints, oldest first, and average them; tied names share a tensor."""
     sums: dict[str, Tensor] = {}
-    newest: dict[str, Tensor] = {}
-    tied: list[list[str]] = []
-    for path, _ in chosen:
-        try:
-            if path.suffix == SUFFIX:
-                weights = load_weights(path)
-            else:
-                weights = read_group(path, "model")
-                if not weights:
-                    raise DataError(f"Checkpoint {str(path)!r} holds no weights.")
-        except MissingCheckpointError:  # deleted since it was listed
-            return None
-        except (DamagedCheckpointError, DataError) as error:
-            damaged[path] = error
-            return None
-        odd = names_that_differ(newest, weights, "shape", "dtype")
-        if odd and path != chosen[0][0]:
-            shown = ", ".join(odd[:8]) + (", ..." if len(odd) > 8 else "")
+    forms: dict[str, Tensor] = {}
+    for path in paths:
+        weights = read_group(path, "model") if path.is_dir() else load_weights(path)
+        if not weights:
+            raise DataError(f"{str(path)!r} holds no weights.")
+        forms = forms or {name: one.to("meta") for name, one in weights.items()}
+        odd = names_that_differ(forms, weights, "shape", "dtype")
+        if odd:
+            names = ", ".join(odd[:8]) + (", ..." if odd[8:] else "")
             raise DataError(
                 f"{str(path)!r} has the weights of another module than "
-                f"{str(chosen[0][0])!r}: {shown} are only in one of the two, or have "
-                "other shapes or dtypes. Name those of one module by pattern=."
+                f"{str(paths[0])!r}: {names} are only in one of the two, or have other "
+                "shapes or dtypes. Give the paths of those of one module."
             )
-        tied = tied_names(weights)
-        newest = _add(weights, sums, ema)
-        del weights  # one checkpoint at a time is in memory
-    count = len(chosen) if ema is None else 1
+        for name, tensor in weights.items():
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            is_complex = tensor.is_complex()
+            wide = tensor.to(torch.complex128 if is_complex else torch.float64)
+            if name not in sums:
+                sums[name] = wide.clone()
+            elif ema is None:
+                sums[name] += wide
+            else:  # equal values stay as they are, infinities of a mask too
+                moving = torch.lerp(sums[name], wide, 1.0 - ema)
+                sums[name] = torch.where(sums[name] == wide, wide, moving)
+    count = len(paths) if ema is None else 1
     average = {
-        name: sums.pop(name).div_(count).to(form.dtype) if name in sums else form
-        for name, form in newest.items()
+        name: sums.pop(name).div_(count).to(one.dtype) if name in sums else one
+        for name, one in weights.items()
     }
-    for first, *others in tied:
+    for first, *others in tied_names(weights):
         for name in others:
             if torch.equal(average[first], average[name]):
                 average[name] = average[first]
     return average
-
-
-def _add(
-    weights: dict[str, Tensor], sums: dict[str, Tensor], ema: float | None
-) -> dict[str, Tensor]:
-    """Add floating-point tensors in float64; return the other and the empty tensors."""
-    newest = {}
-    for name, tensor in weights.items():
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            newest[name] = tensor
-            continue
-        newest[name] = torch.empty_like(tensor, device="meta")
-        dtype = torch.complex128 if tensor.is_complex() else torch.float64
-        wide = tensor.to(dtype, copy=True)
-        if name not in sums:
-            sums[name] = wide
-        elif ema is None:
-            sums[name] += wide
-        else:  # equal values stay as they are, infinities of a mask too
-            average = sums[name]
-            is_equal = average == wide
-            average.lerp_(wide, 1.0 - ema)
-            torch.where(is_equal, wide, average, out=average)
-    return newest

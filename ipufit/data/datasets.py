@@ -33,7 +33,7 @@ from ipufit._arguments import check_whole, shown
 from ipufit._tree import ConstantChangedError, Structure
 from ipufit.batching import BatchPlan
 from ipufit.distributed import Processes
-from ipufit.errors import DataError
+from ipufit.errors import DataError, IpufitWarning, warn
 from ipufit.types import Batch
 
 from .random_state import HostRandomState, seed_all
@@ -1101,13 +1101,10 @@ class Source:
 
 
 _CHUNK_ROWS = 32
-"""Samples that a process computes and sends at a time."""
+"""Samples of a cache that a process computes and sends at a time."""
 
 _NUM_CHECKED = 16
-"""Samples that are computed twice before any is stored."""
-
-_NUM_REPEATED = 64
-"""Samples that are computed again, at least, if random numbers were drawn."""
+"""Samples of a dataset in memory that are looked at before a run."""
 
 
 class CachedDataset(Dataset):  # type: ignore[type-arg]
@@ -1125,11 +1122,8 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
     tensors without axes. No reference to the dataset is kept. A `TensorDataset` or
     another `CachedDataset` is in memory already, and isn't copied.
 
-    Random transforms are refused, because a cache would freeze them. To find them, up
-    to 16 samples, spread over the dataset, are computed twice, with different seeds of
-    Python, NumPy and torch. If random numbers were drawn, all samples are computed
-    twice. Apply such transforms in a dataset around the cache. The caller's random
-    states don't change.
+    Random transforms are frozen, too: every epoch sees the same random numbers. Apply
+    them in a dataset around the cache. The caller's random states don't change.
 
     Args:
         dataset: Has `__len__` and `__getitem__`. Samples nest in tuples, lists and
@@ -1139,7 +1133,10 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
     Raises:
         ConfigError: `num_workers` is not a whole number of 0 or more.
         DataError: The dataset is a stream or has no samples; or its samples can't be
-            stacked, aren't the same each time, or don't fit into memory.
+            stacked.
+
+    Warns:
+        IpufitWarning: Random numbers were drawn in this process.
 
     Example:
         >>> from torch.utils.data import Dataset
@@ -1171,7 +1168,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
             self._tensors = [dense_tensor(t, "`dataset`") for t in dataset.tensors]
             return
         parts_of = _row_as_inputs if is_hugging_face(dataset) else _as_inputs
-        with HostRandomState():
+        with HostRandomState() as before:
             sample = dataset[0]
             structure = SampleStructure.of(parts_of(sample))
             if not structure.num_inputs:
@@ -1180,8 +1177,27 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
                 )
             samples = FlatDataset(dataset, parts_of, structure, "dataset", dense_tensor)
             samples.flat(sample, 0)
+            likes = samples.likes
             self._structure = structure.inputs
-            self._tensors = _filled(samples, num_workers)
+            self._tensors = [torch.empty((len(samples), *s), dtype=t) for s, t in likes]
+            first = 0
+            for chunk in DataLoader(
+                samples,
+                batch_size=_CHUNK_ROWS,
+                num_workers=num_workers,
+                collate_fn=unchanged,
+                generator=torch.Generator(),
+            ):
+                for tensor, part in zip(self._tensors, chunk):
+                    tensor[first : first + len(part)] = part
+                first += len(chunk[0])
+            if before.has_changed():
+                warn(
+                    "Samples of `dataset` draw random numbers, and the cache freezes "
+                    "them for every epoch. Cache the dataset without its random "
+                    "transforms, and apply those in a dataset around the cache.",
+                    IpufitWarning,
+                )
 
     @property
     def stacked(self) -> Any:
@@ -1227,160 +1243,6 @@ def _require_map_style(dataset: Any) -> None:
             f"`dataset` is a {kind}: pass a map-style dataset of samples, with "
             "__len__ and __getitem__; of a loader its `dataset`."
         )
-
-
-def _filled(samples: FlatDataset, num_workers: int) -> list[Tensor]:
-    """Compute and stack all samples; refuse samples that change.
-
-    Args:
-        samples: The dataset; its first sample was read.
-        num_workers: Number of processes that compute samples; 0 to use this one.
-
-    Raises:
-        DataError: A sample can't be stacked, changes, or there is no memory for all.
-    """
-    count = len(samples)
-    last, spread = count - 1, min(_NUM_CHECKED - 1, count - 1)
-    checked = {}
-    for index in sorted({last * i // max(spread, 1) for i in range(spread + 1)}):
-        chunk = []
-        for time in range(2):
-            seed_all(mixed(1, time, index))
-            try:
-                chunk.append([leaf[None].clone() for leaf in samples[index]])
-            except DataError as error:
-                if time or not index:  # it was computed before
-                    raise _not_the_same(index, str(error)) from None
-                raise
-        _require_same(samples, index, *chunk)
-        checked[index] = chunk[0]
-    try:
-        stored = [torch.empty((count, *s), dtype=t) for s, t in samples.likes]
-    except RuntimeError as error:
-        sizes = [leaf.numel() * leaf.element_size() for leaf in checked[0]]
-        raise DataError(
-            f"{count} samples of `dataset`, of {sum(sizes)} bytes each, don't fit into "
-            f"memory: {error}. Leave it uncached."
-        ) from error
-
-    def store(first: int, chunk: list[Tensor]) -> None:
-        for tensor, part in zip(stored, chunk):
-            tensor[first : first + len(part)].copy_(part)
-
-    def compare(first: int, chunk: list[Tensor]) -> None:
-        _require_same(samples, first, [tensor[first:] for tensor in stored], chunk)
-
-    has_drawn = _each_chunk(samples, mixed(0), num_workers, store)
-    for index, leaves in checked.items():
-        compare(index, leaves)
-    if has_drawn:
-        for number in range(-(-_NUM_REPEATED // count)):
-            _each_chunk(samples, mixed(2, number), num_workers, compare)
-    return stored
-
-
-def _require_same(
-    samples: FlatDataset, first: int, stored: Sequence[Tensor], again: Sequence[Tensor]
-) -> None:
-    """Refuse samples that change when they are computed again.
-
-    Args:
-        samples: The dataset.
-        first: Index of the first sample.
-        stored: Leaves of the samples, `[count or more, ...]`.
-        again: Leaves of the same samples, computed again, `[count, ...]`.
-    """
-    paths = samples.structure.inputs.paths("sample")
-    for path, tensor, new in zip(paths, stored, again):
-        old = tensor[: len(new)]
-        differs = (old != new) & ~((old != old) & (new != new))  # NaN is like NaN
-        counts = differs.reshape(len(new), -1).sum(dim=1)
-        if not counts.any():
-            continue
-        row = int(counts.nonzero()[0])
-        raise _not_the_same(
-            first + row,
-            f"{path} differs in {int(counts[row])} of {new[row].numel()} numbers."
-            if new.dim() > 1
-            else f"{path} is {old[row].item()} once and {new[row].item()} the next "
-            "time.",
-        )
-
-
-def _not_the_same(index: int, reason: str) -> DataError:
-    return DataError(
-        f"Sample {index} of `dataset` isn't the same when it is computed again: "
-        f"{reason} A cache would freeze one of them for every epoch. Cache the "
-        "dataset without its random transforms, and apply those in a dataset around "
-        "the cache; or leave it uncached."
-    )
-
-
-def _each_chunk(
-    samples: FlatDataset,
-    seed: int,
-    num_workers: int,
-    use: Callable[[int, list[Tensor]], None],
-) -> bool:
-    """Compute all samples; return whether any of them drew random numbers.
-
-    Args:
-        samples: The dataset.
-        seed: Seed of the random numbers that they draw.
-        num_workers: Number of processes that compute samples; 0 to use this one.
-        use: Called with the index of a chunk's first sample, and the stacked samples.
-    """
-    iterator: Any = iter(
-        DataLoader(
-            _Chunks(samples, seed),
-            batch_size=None,
-            num_workers=num_workers,
-            collate_fn=unchanged,
-        )
-    )
-    has_drawn = False
-    try:
-        for number, chunk in enumerate(iterator):
-            if isinstance(chunk, DataError):
-                raise chunk
-            leaves, has_chunk_drawn = chunk
-            use(number * _CHUNK_ROWS, leaves)
-            has_drawn = has_drawn or has_chunk_drawn
-    finally:
-        if num_workers:
-            # The traceback of an error would keep the processes, and torch has no
-            # public way to end them.
-            iterator._shutdown_workers()
-    return has_drawn
-
-
-@dataclass(frozen=True, eq=False)
-class _Chunks(Dataset):  # type: ignore[type-arg]
-    """The samples in chunks of `_CHUNK_ROWS`."""
-
-    samples: FlatDataset
-    seed: int
-
-    def __len__(self) -> int:
-        return -(-len(self.samples) // _CHUNK_ROWS)
-
-    def __getitem__(self, number: int) -> tuple[list[Tensor], bool] | DataError:
-        """Return a chunk, and whether random numbers were drawn.
-
-        A DataError is returned and not raised, because torch would bury it in a
-        traceback.
-        """
-        seed_all(mixed(self.seed, number))
-        begun = HostRandomState()
-        first = number * _CHUNK_ROWS
-        rows = []
-        try:
-            for index in range(first, min(first + _CHUNK_ROWS, len(self.samples))):
-                # Copied at once: a dataset may use its memory again.
-                rows.append([leaf.clone() for leaf in self.samples[index]])
-        except DataError as error:
-            return error
-        return [torch.stack(leaf) for leaf in zip(*rows)], begun.has_changed()
 
 
 def unchanged(value: Any) -> Any:

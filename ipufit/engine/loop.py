@@ -14,6 +14,9 @@ know: after each call if a callback listens to calls; else every n calls, where 
 from __future__ import annotations
 
 import contextlib
+import math
+import signal
+import threading
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -37,9 +40,11 @@ from ipufit._signals import uninterrupted
 from ipufit._tree import Structure, leaves_of, map_tensors, tree_map
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
+from ipufit.data.calls import Call, Epochs, InferenceBatches, TrainingBatches, pad
 from ipufit.data.datasets import Labels
-from ipufit.distributed import Processes
+from ipufit.data.random_state import HostRandomState, set_random_state
+from ipufit.data.sources import StreamSource
+from ipufit.distributed import Processes, exchanges_off
 from ipufit.engine.host_calls import bytes_of, refuse_sums
 from ipufit.engine.metric_state import (
     MetricState,
@@ -58,10 +63,17 @@ from ipufit.engine.program import (
 )
 from ipufit.engine.step import CountsMissingError
 from ipufit.engine.weights import mode
-from ipufit.errors import ConfigError, DataError, UnsupportedError
+from ipufit.errors import (
+    ConfigError,
+    DataError,
+    DataRanOutWarning,
+    NonFiniteLossWarning,
+    UnsupportedError,
+    warn,
+)
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
-from ipufit.state import RunState, awaited, span
+from ipufit.state import EVICTED, EVICTING_SIGNALS, RunState, awaited, span
 from ipufit.types import Batch, Logs
 
 T = TypeVar("T")
@@ -950,3 +962,259 @@ def _counts(program: Inference, call: Call, is_real: Tensor | None) -> list[int]
 def _row_shapes(outputs: Any) -> list[torch.Size]:
     leaves = leaves_of(outputs)
     return [leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+# Training, epoch after epoch ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Validations:
+    """The validations of a fit.
+
+    Attributes:
+        sets: The evaluation of each set of validation data.
+        is_after_epoch: Tells of an epoch's index whether a validation follows it.
+        calls_between: Number of calls between validations within an epoch; None for
+            none within.
+    """
+
+    sets: Sequence[Evaluation]
+    is_after_epoch: Callable[[int], bool]
+    calls_between: int | None
+
+    def prepare(self, display: ProgressDisplay) -> None:
+        """Compile the programs, or find them."""
+        for validation in self.sets:
+            validation.prepare(display)
+
+    def close(self) -> None:
+        """End the loading of all data."""
+        for validation in self.sets:
+            validation.batches.close()
+
+    def names(self) -> list[tuple[str, set[str]]]:
+        """Return the prefix of each set, and the names of its metrics."""
+        return [(validation.prefix, validation.names()) for validation in self.sets]
+
+    def directions(self, trained: MetricState) -> dict[str, str]:
+        """Return the better direction of each metric, of training too."""
+        directions: dict[str, str] = {}
+        for validation in self.sets:
+            of_set = {**validation.metrics.directions, **trained.directions}
+            directions.update(validation.named(of_set))
+        return {**directions, **trained.directions}
+
+    def are_due(self, num_calls: int) -> bool:
+        """Return whether validations follow this number of calls of an epoch."""
+        return self.calls_between is not None and num_calls % self.calls_between == 0
+
+    def run(
+        self,
+        calls: Epochs,
+        hooks: CallbackList,
+        run: RunState,
+        display: ProgressDisplay,
+    ) -> None:
+        """Validate on all sets, unless the run was resumed after the validation.
+
+        If the run is evicted meanwhile, random states and streams are restored: the
+        process that resumes the run validates again.
+
+        Raises:
+            EvictedError: The process was told to end.
+        """
+        if not self.sets or run.validated_calls == run.calls:
+            return
+        generators = calls.generators
+        before = HostRandomState(generators) if run.heeds_eviction else None
+        sources = [validation.batches.source for validation in self.sets]
+        streams = [source for source in sources if isinstance(source, StreamSource)]
+        first_passes = [stream.first_pass() for stream in streams]
+        logs: Logs = {}
+        for validation in self.sets:
+            validation.prepare(display)
+            logs.update(validation.run(hooks, run))
+            if before is not None and run.is_evicted:
+                for stream, first_pass in zip(streams, first_passes):
+                    stream.go_on(first_pass, is_due=True)
+                set_random_state(before.tensors(), generators)
+                run.heed_eviction()
+                raise EvictedError
+            run.directions.update(validation.named(validation.metrics.directions))
+        run.validated, run.validated_calls = logs, run.calls
+
+
+def train(
+    training: Training,
+    calls: Epochs,
+    epochs: Iterable[int],
+    validations: Validations,
+    hooks: CallbackList,
+    run: RunState,
+    display: ProgressDisplay,
+    sync: ProcessSync,
+) -> None:
+    """Train for some epochs, and validate within and after them.
+
+    Args:
+        training: The training; its program is prepared.
+        calls: Calls of each epoch.
+        epochs: Indices of the epochs. The first may be under way, in a resumed run.
+        validations: Validations between calls and after epochs.
+        hooks: Callbacks of the run.
+        run: State of the run.
+        display: Shows what is compiled for a validation.
+        sync: Exchanges logs and requests between processes.
+    """
+    updates = training.plan.device_iterations
+    for epoch in epochs:
+        if not run.calls:  # else it began before the interruption
+            run.begin_epoch(epoch)
+            training.metrics.reset()
+            hooks.on_epoch_begin(epoch, {})
+        elif validations.are_due(run.calls):
+            validations.run(calls, hooks, run, display)
+        for call in awaited(calls):
+            first = run.calls * updates
+            hooks.on_train_batch_begin(first, {})
+            with uninterrupted:
+                training.run(call)
+                run.count_call(updates, call.num_samples_of_all)
+            _warn_if_not_finite(training, run, first)
+            logs = sync.running(training.metrics)
+            hooks.on_train_batch_end(first + updates - 1, logs)
+            if _has_ended(run, sync.sync):
+                break
+            # Before the next call is taken from the data: a run that is saved meanwhile
+            # goes on with the validation.
+            if validations.are_due(run.calls):
+                validations.run(calls, hooks, run, display)
+        _check_length(calls, training, run)
+        if validations.is_after_epoch(epoch):
+            validations.run(calls, hooks, run, display)
+        # An eviction before this saves each process's own sums.
+        training.metrics.gather()
+        logs = training.metrics.logs()
+        for name, value in run.validated.items():
+            logs[f"val_{name}"] = value
+        logs = dict(sorted(logs.items()))
+        hooks.on_epoch_end(epoch, dict(logs))
+        with uninterrupted:
+            run.end_epoch(logs)
+            training.optimization.end_epoch()
+        if _has_ended(run, sync.sync_now):
+            break
+
+
+class EvictedError(Exception):
+    """Raised if the process was told to end; another one will resume the epoch."""
+
+
+@contextlib.contextmanager
+def ended_in_order(
+    training: Training, hooks: CallbackList, run: RunState
+) -> Iterator[None]:
+    """End the loop in this context in order, if it is interrupted.
+
+    On Ctrl-C `on_train_end` gets the metrics of the last complete epoch, and the IPUs
+    are released; then the interrupt continues. SIGTERM and SIGUSR1 tell the run of an
+    eviction, if a callback saves then, and only the loop ends. Python handles signals
+    in the main thread only.
+
+    Args:
+        training: The training of the loop, whose IPUs are released.
+        hooks: Callbacks of the run.
+        run: State of the run.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    before: dict[Any, Any] = {}
+    if run.heeds_eviction and is_main:
+        for name in EVICTING_SIGNALS:
+            number = getattr(signal, name, None)  # Windows hasn't all of them
+            if number is not None:
+                tell = partial(_tell_to_end, run)
+                before[number] = signal.signal(number, tell)
+    try:
+        try:
+            yield
+        finally:
+            for number, own in before.items():
+                # None is a handler that wasn't installed from Python.
+                signal.signal(number, signal.SIG_DFL if own is None else own)
+    except EvictedError:
+        pass
+    except KeyboardInterrupt:
+        run.stop("interrupted")
+        with exchanges_off():  # other processes are elsewhere
+            hooks.on_train_end(dict(run.logs))
+            training.executors.detach()
+        raise
+
+
+def _tell_to_end(run: RunState, number: int, frame: Any) -> None:
+    run.tell_to_end(signal.Signals(number).name)
+
+
+def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
+    """Save the run if requested, and return whether it ends.
+
+    Args:
+        run: State of the run.
+        sync: Exchanges requests between processes.
+
+    Raises:
+        EvictedError: The process was told to end, and the run was saved.
+    """
+    run.act()
+    sync()
+    run.heed_eviction()
+    if run.stop_reason == EVICTED:
+        raise EvictedError
+    return run.is_ending
+
+
+def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
+    """Warn if the data ran out in the epoch; refuse an epoch without a call."""
+    if calls.ran_out:
+        updates = run.calls * training.plan.device_iterations
+        ending = "Training ends." if calls.is_spent else "The next begins anew."
+        if run.processes.is_first:
+            warn(
+                f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
+                f"fewer than steps_per_epoch asks for. {ending}",
+                DataRanOutWarning,
+            )
+        if calls.is_spent:
+            run.stop("the data ran out")
+    elif not run.calls:
+        raise DataError(
+            f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
+            f"{training.plan.describe_as_too_large()}"
+        )
+
+
+def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
+    """Warn once if the loss of the last call isn't finite."""
+    if math.isfinite(training.metrics.loss) or not run.is_finite:
+        return
+    if training.metrics.is_loss_empty:
+        return
+    run.is_finite = False  # once is enough
+    losses = training.losses_of_call()
+    at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
+    is_known = len(losses) == training.plan.device_iterations
+    where = f"{first + at}" if is_known else f"{first} or one of its call"
+    ignored = ""
+    if training.metrics.objective.owns_loss:
+        ignored = (
+            "In a step or forward, cross_entropy of a micro-batch whose targets are "
+            "all ignored (-100) is NaN: divide its sum by their number, at least 1. "
+        )
+    warn(
+        f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
+        f"{where}. The weights are probably lost. "
+        f"{training.batches.source.first_not_finite()}{ignored}Lower the learning "
+        "rate, or look for NaN, infinite and large values in the data. `ipufit check` "
+        "names operators that make NaN on a device.",
+        NonFiniteLossWarning,
+    )

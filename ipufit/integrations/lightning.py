@@ -116,7 +116,10 @@ class LightningModel(IPUModel):
         self.detach()
         tester = copy.copy(self)
         step = _Step(self.module, _TEST, self._given)
-        arguments = {**self._compiled.arguments, "validation_step": step}
+        arguments = {
+            **self._calls.require_compiled().arguments,
+            "validation_step": step,
+        }
         IPUModel.compile(tester, **arguments)
         tester._of_test = True
         try:

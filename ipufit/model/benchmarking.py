@@ -6,43 +6,33 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Iterator, NamedTuple
+
+import numpy as np
 
 from ipufit._arguments import check_whole, shown
-from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.callbacks.measuring import throughput_line
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
+from ipufit.distributed import Processes
 from ipufit.engine.loop import Inference, Training
 from ipufit.errors import DataError, UnknownNameError
 from ipufit.types import ShownAsText
 
-REAL, GENERATED, SYNTHETIC = DATA_KINDS = ("real", "generated", "synthetic")
-TRAINING, INFERENCE = MODES = ("training", "inference")
-
-_DATA_IN_WORDS = {
-    REAL: "real data",
-    GENERATED: "data generated on the host",
-    SYNTHETIC: "synthetic data, made on the device",
+_MODES = ("training", "inference")
+_DATA = {
+    "real": "real data",
+    "generated": "data generated on the host",
+    "synthetic": "synthetic data, made on the device",
 }
 
 
 class Spread(NamedTuple):
-    """The minimum, mean and maximum of several times, in milliseconds.
-
-    Example:
-        >>> Spread.of([1.0, 3.0, 2.0])
-        Spread(min=1.0, mean=2.0, max=3.0)
-    """
+    """The minimum, mean and maximum of several times, in milliseconds."""
 
     min: float
     mean: float
     max: float
-
-    @classmethod
-    def of(cls, times: Sequence[float]) -> Spread:
-        """Return the spread of times."""
-        return cls(min(times), sum(times) / len(times), max(times))
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,20 +67,19 @@ class BenchmarkResult(ShownAsText):
     calls: int
     samples_per_call: int
 
-    @property
-    def lines(self) -> list[str]:
+    def __str__(self) -> str:
         """Return the lines that `benchmark` prints."""
         calls = "call" if self.calls == 1 else "calls"
+        low, mean, high = self.call_ms
         lines = [
-            f"{self.mode}, {_DATA_IN_WORDS[self.data]}: {self.calls} {calls} of "
+            f"{self.mode}, {_DATA[self.data]}: {self.calls} {calls} of "
             f"{self.samples_per_call} samples, built in {self.build_seconds:.1f} s",
             *map(throughput_line, self.repeats),
+            f"call: {mean:.3f} ms (min: {low:.3f}, max: {high:.3f})",
         ]
         if self.loader_samples_per_second is not None:
             rate = self.loader_samples_per_second
-            lines.append(f"loader alone: {rate:.1f} samples per second")
-        low, mean, high = self.call_ms
-        lines.append(f"call: {mean:.3f} ms (min: {low:.3f}, max: {high:.3f})")
+            lines.insert(-1, f"loader alone: {rate:.1f} samples per second")
         if self.latency_ms is None:
             lines.append(
                 "NOTE: with synthetic data only times count. Losses and outputs mean "
@@ -102,41 +91,14 @@ class BenchmarkResult(ShownAsText):
                 f"latency avg: {mean:.3f} ms, latency: {mean:.3f} ms (mean) "
                 f"(min: {low:.3f}, max: {high:.3f})"
             )
-        return lines
-
-    def __str__(self) -> str:
-        """Return the lines as one text."""
-        return "\n".join(self.lines)
-
-
-class _Times(NamedTuple):
-    """Times measured by one process, in seconds.
-
-    Attributes:
-        build: Until the program was on the device.
-        loader: Samples and seconds of the loader alone; None if there is none.
-        repeats: Samples and seconds of each repeat.
-        calls: Time of each call on the host, once its batch was there.
-        latencies: Minimum, maximum and mean latency of each call.
-    """
-
-    build: float
-    loader: tuple[int, float] | None
-    repeats: list[tuple[int, float]]
-    calls: list[float]
-    latencies: list[tuple[float, float, float]]
+        return "\n".join(lines)
 
 
 def check_arguments(
     mode: str, data: str, calls: int, repeats: int, warmup: int
 ) -> None:
-    """Refuse other words and numbers than `benchmark` knows.
-
-    Raises:
-        UnknownNameError: `mode` or `data` is another word.
-        ConfigError: A number of calls is not a whole number.
-    """
-    for name, value, known in (("mode", mode, MODES), ("data", data, DATA_KINDS)):
+    """Refuse other words and numbers than `benchmark` knows."""
+    for name, value, known in (("mode", mode, _MODES), ("data", data, tuple(_DATA))):
         if not isinstance(value, str) or value not in known:
             raise UnknownNameError(f"{name} of benchmark()", shown(value), known)
     check_whole("calls", calls, least=1)
@@ -144,115 +106,101 @@ def check_arguments(
     check_whole("warmup", warmup)
 
 
-def measured(
+def measure(
     program: Training | Inference,
     data: str,
-    warmup: int,
     calls: int,
     repeats: int,
+    warmup: int,
     display: ProgressDisplay,
-) -> _Times:
-    """Build the program and measure it; its learning rates don't change."""
-
-    def run(call: Call) -> Any:
-        if not isinstance(program, Training):
-            return program.infer(call.batch)
-        if data == SYNTHETIC:  # nothing is written to what comes back
-            return program.train(call.batch)
-        return program.run(call, is_scheduled=False)
-
+    processes: Processes,
+) -> BenchmarkResult:
+    """Build a program, and time its calls; its learning rates don't change."""
+    batches, plan, loading = program.batches, program.plan, None
+    is_training, is_synthetic = isinstance(program, Training), data == "synthetic"
     if isinstance(program, Training):
         program.metrics.reset()
-    if data == SYNTHETIC:
+    if is_synthetic:
         program.options.enableSyntheticData(True)
     began = perf_counter()
     program.prepare(display)
-    build, loader = perf_counter() - began, None
-    given = _endless(program.batches, program.plan)
-    if data == SYNTHETIC:
-        rows = program.plan.samples_per_call
-        batch = [leaf.contiguous() for leaf in program.batches.example()]
-        given = itertools.repeat(Call(batch, rows, (rows,)))
-    elif data == REAL and not program.batches.source.is_one_shot:
-        loader = _loader_alone(given, warmup, calls)
-    for call in itertools.islice(given, warmup):
-        run(call)
-    times = _Times(build, loader, [], [], [])
-    for _ in range(repeats):
-        samples, seconds = 0, 0.0
-        for _ in range(calls):
-            began = perf_counter()
-            call = next(given)
-            ready = perf_counter()
-            run(call)
-            done = perf_counter()
-            samples += call.num_real
-            seconds += done - began
-            times.calls.append(done - ready)
-            # PopTorch computes it outside of the time that is measured.
-            times.latencies.append(program.program.executor.getLatency())
-        times.repeats.append((samples, seconds))
-    return times
-
-
-def _endless(
-    batches: TrainingBatches | InferenceBatches, plan: BatchPlan
-) -> Iterator[Call]:
-    """Yield the calls of one pass after the other.
-
-    Raises:
-        DataError: The data is a generator, and has ended.
-    """
-    count = 0
-    while True:
-        before = count
-        for call in batches:
-            count += 1
-            yield call
-        if count == before:
-            raise DataError(
-                f"`x` has ended after {count} calls of {plan.describe()}, "
-                "and can't begin anew. Ask for fewer calls, repeats or warmup, or pass "
-                "a dataset or a loader."
-            )
-
-
-def _loader_alone(given: Iterator[Call], warmup: int, calls: int) -> tuple[int, float]:
-    """Load the samples of calls without running them; return samples and seconds."""
-    for _ in itertools.islice(given, warmup):
-        pass
-    began = perf_counter()
-    samples = sum(call.num_real for call in itertools.islice(given, calls))
-    return samples, perf_counter() - began
-
-
-def result_of(
-    every: Sequence[_Times], mode: str, data: str, plan: BatchPlan, calls: int
-) -> BenchmarkResult:
-    """Return the results of all processes: all samples, in the slowest one's time."""
-    repeats_of_each = (times.repeats for times in every)
-    repeats = [
-        (sum(samples), max(seconds))
-        for samples, seconds in (zip(*of_all) for of_all in zip(*repeats_of_each))
-    ]
-    samples, seconds = map(sum, zip(*repeats))
-    call_ms = Spread.of([1e3 * one for times in every for one in times.calls])
-    lows, highs, means = zip(*(one for times in every for one in times.latencies))
-    latency = Spread(min(lows), sum(means) / len(means), max(highs))
-    loaders = [times.loader for times in every if times.loader is not None]
+    build_seconds = perf_counter() - began
+    stream = _endless(batches)
+    if is_synthetic:
+        batch = [leaf.contiguous() for leaf in batches.example()]
+        rows = plan.samples_per_call
+        stream = itertools.repeat(Call(batch, rows, (rows,)))
+    elif data == "real" and not batches.source.is_one_shot:
+        loading = _timed(stream, warmup + calls)[warmup:]
+    count = warmup + calls * repeats
+    running = _timed(stream, count, program, is_synthetic)[warmup:]
+    times = processes.gathered((build_seconds, loading, running))
+    builds, loaders, runs = zip(*times)
+    table = np.array(runs).reshape(len(runs), repeats, calls, 6)
+    samples, seconds, call_ms, low, high, mean = np.moveaxis(table, -1, 0)
+    slowest = seconds.sum(axis=2).max(axis=0)  # of the processes, in each repeat
+    loader = None
+    if loaders[0] is not None:
+        loaded, loading_seconds, *_ = np.moveaxis(np.array(loaders), -1, 0)
+        loader = float(loaded.sum() / loading_seconds.sum(axis=1).max())
     return BenchmarkResult(
-        mode=mode,
-        data=data,
-        samples_per_second=samples / seconds,
-        repeats=tuple(count / time for count, time in repeats),
-        call_ms=call_ms,
-        latency_ms=None if data == SYNTHETIC else Spread(*(1e3 * t for t in latency)),
-        loader_samples_per_second=(
-            sum(count for count, _ in loaders) / max(time for _, time in loaders)
-            if loaders
-            else None
-        ),
-        build_seconds=max(times.build for times in every),
+        _MODES[0] if is_training else _MODES[1],
+        data,
+        samples_per_second=float(samples.sum() / slowest.sum()),
+        repeats=tuple((samples.sum(axis=(0, 2)) / slowest).tolist()),
+        call_ms=Spread(*map(float, (call_ms.min(), call_ms.mean(), call_ms.max()))),
+        latency_ms=None
+        if is_synthetic
+        else Spread(*map(float, (low.min(), mean.mean(), high.max()))),
+        loader_samples_per_second=loader,
+        build_seconds=max(builds),
         calls=calls,
         samples_per_call=plan.samples_per_call * plan.processes,
     )
+
+
+def _endless(batches: TrainingBatches | InferenceBatches) -> Iterator[Call]:
+    """Yield the calls of one pass after the other, until a pass has none."""
+    is_empty = False
+    while not is_empty:
+        is_empty = True
+        for call in batches:
+            is_empty = False
+            yield call
+
+
+def _timed(
+    stream: Iterator[Call],
+    count: int,
+    program: Training | Inference | None = None,
+    is_synthetic: bool = False,
+) -> list[tuple[float, ...]]:
+    """Time calls of a program, or by default their loading alone.
+
+    Returns:
+        For each call its samples, the seconds from asking for its batch, the
+        milliseconds from having it, and the least, greatest and mean latency in
+        milliseconds.
+    """
+    times, latency = [], (0.0, 0.0, 0.0)
+    for index in range(count):
+        began = perf_counter()
+        call = next(stream, None)
+        ready = perf_counter()
+        if call is None:
+            raise DataError(
+                f"`x` has ended after {index} calls, and can't begin anew. Ask for "
+                "fewer calls, repeats or warmup, or pass a dataset or a loader."
+            )
+        if isinstance(program, Inference):
+            program.infer(call.batch)
+        elif program is not None and is_synthetic:  # nothing is written to the results
+            program.train(call.batch)
+        elif program is not None:
+            program.run(call, is_scheduled=False)
+        done = perf_counter()
+        if program is not None:  # PopTorch computes it outside of the time measured
+            latency = program.program.executor.getLatency()
+        milliseconds = (1e3 * seconds for seconds in (done - ready, *latency))
+        times.append((call.num_real, done - began, *milliseconds))
+    return times

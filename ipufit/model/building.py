@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs, as `build` reports them and `ipufit compile` describes them."""
+"""Compiled programs, as `build` reports them."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Iterable, NoReturn
+from dataclasses import dataclass
+from typing import Any, Iterator
 
-import torch
-
-from ipufit._files import file_errors, replace_file
-from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
-from ipufit.callbacks.progress import Notes
+from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState
+from ipufit.data.sources import example_of, num_trained_on, validation_sources
+from ipufit.distributed import exchanges_off
 from ipufit.engine.loop import Inference, Training
+from ipufit.engine.metric_state import MetricState
+from ipufit.engine.step import NoForwardError
+from ipufit.errors import do_all
 from ipufit.types import ShownAsText
+
+from .arguments import FitArguments, InferenceArguments
+from .calls import CallPlanner
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,25 +76,19 @@ class Build(ShownAsText):
         return "\n".join(map(str, self.programs))
 
 
-def built(
-    one: Training | Inference, display: ProgressDisplay
-) -> tuple[BuiltProgram, set[str]]:
-    """Prepare a program, and compare the cache of executables before and after.
-
-    Returns:
-        The program, and the names of new files in the cache.
-    """
-    given = one.options.toDict()
-    folder = given.get("cachePath") if given.get("enableEngineCaching") else ""
-    before, seconds = _executables(folder), one.executors.seconds
-    one.prepare(display)
-    taken = one.executors.seconds - seconds
+def built(program: Training | Inference, display: ProgressDisplay) -> BuiltProgram:
+    """Prepare a program, and compare the cache of executables before and after."""
+    options = program.options.toDict()
+    folder = options.get("cachePath") if options.get("enableEngineCaching") else ""
+    before, seconds = _executables(folder), program.executors.seconds
+    program.prepare(display)
+    taken = program.executors.seconds - seconds
     new = _executables(folder) - before
     cache = "none"
     if taken and (before or new):
         cache = "miss" if new else "hit"
-    name = "training" if isinstance(one, Training) else "inference"
-    return BuiltProgram(name, one.plan, taken, cache, one.remark), new
+    name = "training" if isinstance(program, Training) else "inference"
+    return BuiltProgram(name, program.plan, taken, cache, program.remark)
 
 
 def _executables(folder: Any) -> set[str]:
@@ -109,62 +104,86 @@ def _executables(folder: Any) -> set[str]:
     return {name for name in names if name.endswith(".popef")}
 
 
-def compile_only(
-    programs: Iterable[Training | Inference],
-    folder: str,
-    module: torch.nn.Module,
-    *,
-    is_first: bool,
-) -> None:
-    """Compile programs, and write a file that describes each.
-
-    Random states are put back. A program that the model had already has no file of its
-    own.
+def build_fit(
+    calls: CallPlanner, arguments: FitArguments, display: ProgressDisplay
+) -> Build:
+    """Compile the programs of a `fit` to come, of `evaluate` and of `predict`.
 
     Args:
-        programs: The programs of a run.
-        folder: Directory of the files.
-        module: The user's module.
-        is_first: Whether this is process 0, which writes and prints.
-    """
-    display = Notes()
-    for one in programs:
-        before = HostRandomState()
-        try:
-            program, files = built(one, display)
-        finally:
-            before.put_back()
-        if not program.seconds or not is_first:
-            continue
-        plan = one.plan
-        about = {
-            "program": program.name,
-            "module": type(module).__name__,
-            "micro_batch_size": plan.micro_batch_size,
-            "gradient_accumulation": plan.gradient_accumulation,
-            "replicas": plan.replicas,
-            "device_iterations": plan.device_iterations,
-            "samples_per_call": plan.samples_per_call,
-            "seconds": round(program.seconds, 3),
-            "cache": program.cache,
-            "executables": sorted(files),
-            "poptorch": str(poptorch.__version__),
-        }
-        number = 1 + sum(1 for _ in Path(folder).glob("*-*.json"))
-        target = Path(folder) / f"{number:03d}-{program.name}.json"
-        with file_errors("can't be written", target):
-            replace_file(target, [json.dumps(about, indent=2).encode() + b"\n"])
-        sys.stderr.write(f"ipufit: {replace(program, remark='')}\n")
-
-
-def end_script() -> NoReturn:
-    """End a script that needs outputs: nothing was computed.
+        calls: Plans the calls of the model.
+        arguments: Arguments of the `fit`.
+        display: Shows what is compiled.
 
     Raises:
-        SystemExit: With status 0.
+        DataError: Data that can't be used, or a generator, which would lose its first
+            batch.
     """
-    sys.stderr.write(
-        "ipufit: the script ends at its first prediction, because programs are only "
-        "compiled and there are no outputs.\n"
-    )
-    raise SystemExit(0)
+    source = example_of(*arguments.data, is_whole=arguments.pads, **calls.loading)
+    calls.settle(source)
+    before = HostRandomState()
+    try:
+        training, settings = None, calls.settings
+        if settings is not None and (
+            settings.objective.owns_loss or source.structure.has_targets
+        ):
+            training = calls.training(source, arguments)
+        programs: dict[object, Training | Inference] = {}
+        for inference in _inference_programs(calls, source, arguments, training):
+            left_over = tuple(getattr(inference, "left_over", ()))
+            key = inference.inferred, inference.plan, left_over
+            programs.setdefault(key, inference)
+        if training is not None:
+            programs[training] = training
+        prepared = []
+        for program in programs.values():
+            try:
+                prepared.append(built(program, display))
+            except NoForwardError:
+                is_called = isinstance(program, Training) or program.inferred.step
+                if training is None or is_called:
+                    raise  # else only its steps are used
+        return Build(tuple(prepared))
+    except BaseException:
+        with exchanges_off():  # other processes are elsewhere
+            do_all([calls.executors.detach], is_failing=True)
+        raise
+    finally:
+        before.put_back()
+
+
+def _inference_programs(
+    calls: CallPlanner,
+    source: Source,
+    arguments: FitArguments,
+    training: Training | None,
+) -> Iterator[Inference]:
+    """Yield plans with the arguments for which a run may have a program of its own."""
+    sets, num_validated = {"": source}, None
+    split, count = arguments.validation_split, source.num_certain
+    if arguments.validation_data is not None:
+        x, y, _ = arguments.data
+        sets = validation_sources(arguments.validation_data, y, x, **calls.loading)
+    elif count is not None and split:
+        num_validated = count - num_trained_on(count, split)
+    if training is None:
+        sizes = InferenceArguments(arguments.batch_size)
+        for data in sets.values():
+            yield calls.inference(data, calls.predicted, "predict", sizes)
+        return
+    usual = InferenceArguments()
+    for data in sets.values():
+        objective, metrics = training.metrics.objective, None
+        if arguments.validation_data is not None or num_validated is not None:
+            # The number of rows is known, and so are those left over.
+            metrics = MetricState(objective)
+        of_validation = InferenceArguments(
+            arguments.validation_batch_size,
+            callbacks=arguments.callbacks,
+            training=training.plan,
+            beside=[other for other in sets.values() if other is not data],
+            max_rows=num_validated,
+        )
+        for sizes in (of_validation, usual):
+            yield calls.inference(data, objective.evaluated, "test", sizes, metrics)
+    for data in sets.values():
+        yield calls.inference(data, calls.predicted, "predict", usual)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,10 +16,15 @@ from torch import Tensor
 
 from ipufit.batching import BatchPlan
 from ipufit.data.datasets import SampleStructure
+from ipufit.data.random_state import HostRandomState
+from ipufit.data.sources import example_of, fit_sources, generators_of
 from ipufit.engine.loop import Training, describe_coverage
-from ipufit.engine.program import Surveyed
-from ipufit.errors import IpufitError, OtherNumbersWarning
+from ipufit.engine.program import Surveyed, surveyed
+from ipufit.errors import DataError, IpufitError, OtherNumbersWarning
 from ipufit.types import ShownAsText
+
+from .arguments import FitArguments
+from .calls import CallPlanner
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -391,3 +397,54 @@ def _parted(message: str, *, by_colon: bool = True) -> tuple[str, str]:
     if not by_colon or not mark or len(advice.split()) < 2:
         return message, ""
     return what, advice[:1].upper() + advice[1:]
+
+
+def check_fit(calls: CallPlanner, arguments: FitArguments) -> CheckReport:
+    """Check a `fit`; a generator loses its first batch.
+
+    Data that is too little for a call is refused, and the program is checked
+    nevertheless.
+
+    Args:
+        calls: Plans the calls of the model.
+        arguments: Arguments of the `fit`.
+    """
+    before = HostRandomState(generators_of(arguments.x))
+    module, findings, training = calls.module, [], None
+    in_order = replace(arguments, shuffle=False)
+    title = type(module).__name__
+    try:
+        try:
+            source, _ = fit_sources(
+                *arguments.data,
+                arguments.validation_split,
+                arguments.validation_data,
+                **calls.loading,
+            )
+            training = calls.training(source, replace(in_order, validation_split=0.0))
+        except DataError as error:
+            findings.append(finding_of(error, "data"))
+            with contextlib.suppress(IpufitError):  # of which the first is known
+                source = example_of(*arguments.data, **calls.loading)
+                training = calls.training(source, in_order)
+        except IpufitError as error:
+            findings.append(finding_of(error, "config"))
+        if training is not None:
+            plan, batches = training.plan, training.batches
+            title += f", {plan.samples_per_call} samples per call"
+            findings += findings_of_calls(training)
+            with torch.no_grad():
+                seen = surveyed(
+                    module,
+                    calls.config,
+                    batches.structure,
+                    training.metrics.objective,
+                    training.options,
+                    plan,
+                    batches.example(),
+                    training.optimization.optimizer,
+                )
+            findings += findings_of_program(module, plan, batches.structure, seen)
+    finally:
+        before.put_back()
+    return report_of(title, findings)

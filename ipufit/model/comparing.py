@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import math
 import textwrap
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,20 +20,17 @@ from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import StreamSource, as_batch, as_source
-from ipufit.engine.loop import Training
 from ipufit.engine.objective import Inferred, Objective
-from ipufit.engine.program import surveyed
 from ipufit.engine.step import NoForwardError, results_of, total_loss
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import deep_copied, mode
-from ipufit.errors import ConfigError, UnsupportedError, suggesting
+from ipufit.errors import ConfigError, suggesting
 from ipufit.losses import LossTerms
 from ipufit.types import ShownAsText
 
-from .checking import findings_of_survey
-from .model import FitArguments, IPUModel
+from .arguments import FitArguments
+from .model import IPUModel
 
-_NUMBERS = (bool, int, float, tuple)
 _WIDTH = 100
 _SHOWN = 20
 """Rows of a table that is printed; the record has all."""
@@ -48,7 +44,7 @@ class Difference:
     """The largest difference between two tensors, and where it is.
 
     Attributes:
-        part: "output", "layer", "loss", "gradient", "weight" or "buffer".
+        part: "output", "layer", "loss" or "gradient".
         name: Name of the tensor: of a parameter, a layer, or an output among several.
         index: Position of the largest difference; of the first element that is NaN or
             infinite on one side only, if there is one.
@@ -122,51 +118,36 @@ class Comparison(ShownAsText):
         return "\n".join(lines)
 
 
-def differences(
-    part: str, host: Mapping[str, Tensor], device: Mapping[str, Tensor]
-) -> Iterator[Difference]:
-    """Yield the largest difference of each pair of tensors.
-
-    Args:
-        part: As in `Difference`.
-        host: Tensors by name.
-        device: Tensors with the same names.
+def _difference(part: str, name: str, host: Tensor, device: Tensor) -> Difference:
+    """Return the largest difference between two tensors.
 
     Example:
-        >>> given = {"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([1.0, 4.5])}
-        >>> (one,) = differences("weight", *given)
-        >>> one.index, one.absolute, one.share
+        >>> host, device = torch.tensor([1.0, 4.0]), torch.tensor([1.0, 4.5])
+        >>> largest = _difference("output", "", host, device)
+        >>> largest.index, largest.absolute, largest.share
         ((1,), 0.5, 0.125)
     """
-    for name, expected in host.items():
-        yield _difference(part, name, expected, device[name])
-
-
-def _difference(part: str, name: str, host: Tensor, device: Tensor) -> Difference:
-    expected = host.detach().to(torch.float64).reshape(host.shape)
-    got = device.detach().to(torch.float64).reshape(host.shape)
+    expected = host.detach().double()
+    got = device.detach().double().reshape(host.shape)
     apart = (got - expected).abs()
     is_same = got.eq(expected) | (got.isnan() & expected.isnan())
     apart[is_same] = 0.0
-    broken = ~is_same & ~(got.isfinite() & expected.isfinite())
-    finite = expected[expected.isfinite()].abs()
-    largest = float(finite.max()) if finite.numel() else 0.0
     if not apart.numel():
         return Difference(part, name, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0, 1)
+    broken = ~is_same & ~(got.isfinite() & expected.isfinite())
+    finite = expected[expected.isfinite()].abs()
     where = broken if broken.any() else apart
-    flat = int(where.reshape(-1).to(torch.float64).argmax())
-    index = tuple(map(int, np.unravel_index(flat, tuple(apart.shape))))
-    absolute = float(apart.reshape(-1)[flat])
-    one, other = (float(values.reshape(-1)[flat]) for values in (expected, got))
+    index = np.unravel_index(int(where.double().argmax()), tuple(host.shape))
+    absolute, value = float(apart[index]), float(expected[index])
     return Difference(
         part,
         name,
-        index,
-        one,
-        other,
+        tuple(map(int, index)),
+        value,
+        float(got[index]),
         absolute,
-        _ratio(absolute, abs(one)),
-        _ratio(absolute, largest),
+        _ratio(absolute, abs(value)),
+        _ratio(absolute, float(finite.max()) if finite.numel() else 0.0),
         int(broken.sum()),
         apart.numel(),
     )
@@ -212,14 +193,11 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
     """Compare what the device computes for a batch with plain torch in float32.
 
     It compares the outputs in eval mode. If `compile` was called and there are targets,
-    it also makes one weight update on the batch, and compares the loss, the gradients
-    and the updated weights. Use it to find the layer that half precision breaks.
+    it also compares the loss and the gradients of one weight update on the batch. Use
+    it to find the layer that half precision breaks.
 
     The host computes in float32, with the weights of the model, which are rounded if
-    the module is float16. It splits the update into the same micro-batches. The update
-    is the first one of the optimizer, without momentum of earlier updates, with its
-    present learning rates and other values. On the host the `step` of the same
-    optimizer makes it, from the host's gradients.
+    the module is float16. It splits the update into the same micro-batches.
 
     Dropout layers are off, and samples aren't mixed (`compile(augment=)`). Labels are
     smoothed as in training. The model stays as it is: everything is done on copies,
@@ -250,36 +228,32 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
         >>> model.compile("sgd", "cross_entropy")
         >>> found = compare(model, (torch.randn(8, 4), torch.randint(0, 3, (8,))))
         >>> sorted({one.part for one in found.differences})
-        ['gradient', 'loss', 'output', 'weight']
+        ['gradient', 'loss', 'output']
         >>> max(one.share for one in found.differences) < 1e-3
         True
     """
     if not isinstance(model, IPUModel):
         raise ConfigError(f"model={model!r:.80} is not an ipufit.IPUModel.")
     model._require_ipus()
-    before = HostRandomState()
-    try:
+    with HostRandomState():
         source = as_source(iter([batch]), name="batch")
         assert isinstance(source, StreamSource)  # noqa: S101 - an iterator is one
         leaves = next(iter(source.blocks()))
         model.detach()
-        twin = _Twin(model, source, leaves)
-        found = [*twin.outputs(), *twin.update()]
-        twin.model.detach()
-        of_layers = tuple(_Twin(model, source, leaves).layers()) if layers else ()
-    finally:
-        before.put_back()
-    found = sorted((*found, *of_layers), key=lambda one: one.rank, reverse=True)
-    return Comparison(tuple(found), of_layers, tuple(twin.notes))
+        twins = _Twins(model, source, leaves)
+        of_layers = twins.layers() if layers else []
+        differences = [*twins.outputs(), *of_layers, *twins.update()]
+        twins.device.detach()
+    differences.sort(key=lambda one: one.rank, reverse=True)
+    return Comparison(tuple(differences), tuple(of_layers), tuple(twins.notes))
 
 
-class _Twin:
-    """A copy of a model with its weights and a new optimizer, and a copy for the host.
+class _Twins:
+    """A copy of a model for the device, and of its module for the host.
 
     Attributes:
-        model: The copy, which makes one update per call; its dropout layers are off.
+        device: The copy, which makes one update per call; its dropout layers are off.
         host: A float32 copy of its module.
-        optimizer: An optimizer of the host's module; None if the model isn't compiled.
         notes: Sentences about what was left out or can't be equal.
     """
 
@@ -289,11 +263,11 @@ class _Twin:
         self.structure, self.leaves = source.structure, list(leaves)
         self.wide = [one.float() if one.is_floating_point() else one for one in leaves]
         self.notes: list[str] = []
-        settings = model._settings
-        self._mixes = settings is not None and settings.mixing is not None
         state = {**model._copied_state(), "trained": None}
         attributes = state.pop("attributes")  # a step reads them
         if state["arguments"] is not None:
+            if state["arguments"].get("augment") is not None:
+                self.notes.append("Samples aren't mixed, though compile() got augment.")
             once = {"lr_schedule": None, "steps_per_execution": None, "augment": None}
             state["arguments"] = {**state["arguments"], **once}
         config: IPUConfig = state["config"]
@@ -306,98 +280,89 @@ class _Twin:
         module: torch.nn.Module = state["module"]
         if not module.training:
             module.train()
-        self._dropouts = [
-            name
-            for name, child in module.named_modules()
-            if isinstance(child, torch.nn.modules.dropout._DropoutNd)
-        ]
-        for name in self._dropouts:
-            module.get_submodule(name).training = False
-        self.model = type(model).__new__(type(model))
-        self.model.__setstate__({**state, "attributes": attributes})
-        self.model._settle(source)
-        own, executors = self.model._settings, self.model._executors
-        losses = () if own is None else own.objective.modules
-        executors.begin_alike(losses)
-        new: Any = self.model.optimizer
-        old: Any = model.optimizer
-        if new is not None and old is not None:  # learning rates and other numbers
-            for group, values in zip(new.param_groups, old.param_groups):
-                for name, value in values.items():
-                    if isinstance(value, _NUMBERS) and name in group:
-                        group[name] = value
-            if hasattr(old, "loss_scaling"):
-                new.loss_scaling = old.loss_scaling
-        self.host, self.optimizer = deep_copied((module, self.model.optimizer))
-        self.host.float()
-        # PopTorch's copies lack some values, such as LAMB's largest norm.
-        for name, value in getattr(self.model.optimizer, "__dict__", {}).items():
-            if isinstance(value, _NUMBERS) and name not in vars(self.optimizer):
-                vars(self.optimizer)[name] = value
+        dropouts = []
+        for name, child in module.named_modules():
+            if isinstance(child, torch.nn.modules.dropout._DropoutNd):
+                child.training = False
+                dropouts.append(name)
+        if dropouts:
+            self.notes.append(f"Dropout layers are off: {', '.join(dropouts)}.")
+        self.device = type(model).__new__(type(model))
+        self.device.__setstate__({**state, "attributes": attributes})
+        self.device._calls.settle(source)
+        settings = self.device._calls.settings
+        losses = () if settings is None else settings.objective.modules
+        self.device._executors.begin_alike(losses)
+        self.host = deep_copied(module).float()
 
-    def _inputs(self, tensors: Sequence[Tensor]) -> Any:
-        return self.structure.nested(tensors)
-
-    def _on_host(self, inferred: Inferred) -> Any:
-        """Return the outputs of the host's module in eval mode, without its loss."""
-        inputs = self._inputs([tensor.detach() for tensor in self.wide])
-        given = inferred, self.host, self.structure, inputs, ()
+    def _on_host(self, module: torch.nn.Module, inferred: Inferred) -> Any:
+        """Return the outputs of a module in eval mode, without its loss."""
+        inputs = self.structure.nested([tensor.detach() for tensor in self.wide])
         # In the grad mode it is called in: `forward` may call torch.autograd.grad.
-        with mode(self.host, training=False), ResultsNoted() as noted:
-            return map_tensors(torch.detach, results_of(*given, noted.marked)[1])
+        with mode(module, training=False), ResultsNoted() as noted:
+            how = inferred, module, self.structure, inputs, (), noted.marked
+            return map_tensors(torch.detach, results_of(*how)[1])
 
-    def outputs(self) -> Iterator[Difference]:
+    def outputs(self) -> list[Difference]:
         """Compare the outputs in eval mode."""
         try:
-            on_host = self._on_host(self.model._predicted_by)
+            outputs = self._on_host(self.host, self.device._calls.predicted)
         except NoForwardError:
             self.notes.append(
                 "No outputs: there is neither a forward nor a predict_step."
             )
-        else:
-            on_device = self.model.predict_on_batch(self._inputs(self.leaves))
-            yield from differences("output", _named(on_host), _named(on_device))
-        if self._dropouts:
-            self.notes.append(f"Dropout layers are off: {', '.join(self._dropouts)}.")
+            return []
+        on_device = self.device.predict_on_batch(self.structure.nested(self.leaves))
+        return _differences("output", _named(outputs), _named(on_device))
 
-    def update(self) -> Iterator[Difference]:
-        """Compare the loss, the gradients, and the weights after an update."""
-        model, notes, structure = self.model, self.notes, self.structure
-        settings = model._settings
+    def layers(self) -> list[Difference]:
+        """Compare the outputs of layers, in the order of their calls."""
+        module = deep_copied(self.device.module)
+        host = deep_copied(module).float()
+        _return_layers(module)
+        _return_layers(host)
+        outputs = self._on_host(host, Inferred(owns_loss=False))
+        bare = IPUModel(module, dataclasses.replace(self.device._calls.given_config))
+        on_device = bare.predict_on_batch(self.structure.nested(self.leaves))
+        bare.detach()
+        return _differences("layer", outputs, on_device)
+
+    def update(self) -> list[Difference]:
+        """Compare the loss and the gradients of an update."""
+        device, structure = self.device, self.structure
+        settings = device._calls.settings
         owns_loss = settings is not None and settings.objective.owns_loss
         if settings is None or not (owns_loss or structure.has_targets):
-            notes.append(
+            self.notes.append(
                 "Only outputs: compile() wasn't called, or there are no targets."
             )
-            return
+            return []
         rows = len(self.leaves[0])
         before = torch.get_rng_state()
-        expected = self._host_loss(
-            settings.trained,
-            model.config.training_plan(rows).micro_batch_size,
-        )
-        draws = not torch.equal(before, torch.get_rng_state())
-        trained = {n: p for n, p in self.host.named_parameters() if p.requires_grad}
+        size = device.config.training_plan(rows).micro_batch_size
+        expected = torch.tensor(self._host_loss(settings.trained, size))
+        if not torch.equal(before, torch.get_rng_state()):
+            self.notes.append(
+                "forward draws random numbers in train mode: loss and gradients differ "
+                "by those."
+            )
         # A tensor that isn't in the program can't be watched.
-        known = {n: p.grad for n, p in trained.items() if p.grad is not None}
+        gradients = {
+            name: parameter.grad
+            for name, parameter in self.host.named_parameters()
+            if parameter.requires_grad and parameter.grad is not None
+        }
         if settings.optimization.automatic_loss_scaling:
-            notes.append(
+            self.notes.append(
                 "No gradients: the loss scaling is automatic, and unknown here."
             )
-            known = {}
-        if self._mixes:
-            notes.append("Samples aren't mixed, though compile() got augment.")
-        if draws:
-            notes.append(
-                "forward draws random numbers in train mode: loss, gradients and "
-                "weights differ by those."
-            )
+            gradients = {}
         inputs, labels = structure.split(self.leaves)
         targets = labels.targets if structure.has_targets else None
-        training = model._training(
+        training = device._calls.training(
             as_batch(inputs, targets, labels.weights),
-            FitArguments(rows, shuffle=False, updates=1),
-            list(known),
+            FitArguments(batch_size=rows, shuffle=False, updates=1),
+            watched=list(gradients),
         )
         training.prepare(make_progress(0))
         training.metrics.reset()
@@ -405,53 +370,22 @@ class _Twin:
             sums, _ = training.train(call.batch)
             training.metrics.add(sums)
         training.metrics.gather()
-        self._note_other_numbers(training)
         loss = torch.tensor(training.metrics.loss)
-        yield from differences("loss", {"": torch.tensor(expected)}, {"": loss})
-        yield from differences("gradient", known, training.gradients())
-        model._executors.fetch_weights()
-        reason = _step_on_host(self.optimizer, model.optimizer)
-        if reason:
-            notes.append(f"No weights: {reason}.")
-        else:
-            named = dict(model.module.named_parameters())
-            yield from differences("weight", trained, named)
-        buffers = {n: b for n, b in self.host.named_buffers() if b.is_floating_point()}
-        if training.plan.replicas * training.plan.processes == 1:
-            named = dict(model.module.named_buffers())
-            yield from differences("buffer", buffers, named)
-        elif buffers:
-            notes.append("No buffers: each replica has its own.")
-
-    def _note_other_numbers(self, training: Training) -> None:
-        """Note the operations that a device computes otherwise than torch.
-
-        They explain differences. The emulator knows them, so on PopTorch there are no
-        such notes.
-        """
-        model, objective = self.model, training.metrics.objective
-        with contextlib.suppress(UnsupportedError):
-            seen = surveyed(
-                *(model.module, model.config, training.batches.structure, objective),
-                *(training.options, training.plan, training.batches.example()),
-            )
-            self.notes += [
-                str(finding)
-                for finding in findings_of_survey(seen.survey)
-                if finding.topic == "numbers"
-            ]
+        return [
+            _difference("loss", "", expected, loss),
+            *_differences("gradient", gradients, training.gradients()),
+        ]
 
     def _host_loss(self, objective: Objective, micro_batch_size: int) -> float:
         """Return the mean loss of an update on the host, and compute its gradients.
 
         These are the mean over micro-batches, or their sum if the loss is a sum over
-        samples, as on the device. The module's buffers change as in training.
+        samples, as on the device.
         """
         structure = self.structure
         parts = list(zip(*(torch.split(leaf, micro_batch_size) for leaf in self.wide)))
         factor = 1 if objective.is_sum else len(parts)
         sums: dict[str, list[float]] = {}
-        self.host.zero_grad(set_to_none=True)
         with mode(self.host, training=True), torch.enable_grad():
             for tensors in parts:
                 inputs, labels = structure.split(tensors)
@@ -494,65 +428,17 @@ class _Twin:
         }
         return counted if num_parts > 1 else None
 
-    def layers(self) -> Iterator[Difference]:
-        """Compare the outputs of layers, in the order of their calls."""
-        module = self.model.module
-        self.host = deep_copied(module).float()
-        _return_layers(module)
-        _return_layers(self.host)
-        on_host = self._on_host(Inferred(owns_loss=False))
-        bare = IPUModel(module, dataclasses.replace(self.model._given_config))
-        on_device = bare.predict_on_batch(self._inputs(self.leaves))
-        bare.detach()
-        yield from differences("layer", on_host, on_device)
 
-
-def _step_on_host(optimizer: Any, on_device: Any) -> str:
-    """Make the first update of an optimizer on the host, by PopTorch's formula.
-
-    Returns:
-        The reason why it can't be made; "" if it was.
-    """
-    kind = type(optimizer).__name__
-    if on_device.has_state() and optimizer.has_state():
-        return "the optimizer was given with a state, which only a device can use"
-    if any(group.get("use_tf_variant") for group in optimizer.param_groups) or getattr(
-        optimizer, "use_tf_variant", False
-    ):
-        return f"the host's {kind} knows no use_tf_variant"
-    limit = getattr(optimizer, "max_grad_norm", None)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if limit is not None and math.isfinite(limit):
-        # PopTorch's SGD clips gradients of the scaled loss.
-        scale = float(optimizer.loss_scaling) if kind == "SGD" else 1.0
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = float(torch.stack([g.norm() for g in gradients]).norm())
-        for gradient in gradients if norm > limit / scale else ():
-            gradient.mul_(limit / scale / norm)
-    for group in optimizer.param_groups:
-        if kind != "SGD" or not group["dampening"]:
-            continue
-        if not group["momentum"]:
-            return "dampening counts on devices only, where there is no momentum"
-        for parameter in group["params"]:  # torch dampens from the second update on
-            zeros = torch.zeros_like(parameter)
-            optimizer.state[parameter]["momentum_buffer"] = zeros
-    groups = list(optimizer.param_groups)
-    for group in groups:
-        optimizer.param_groups[:] = [group]
-        if "max_weight_norm" in group:  # LAMB's step reads the optimizer's own alone
-            vars(optimizer)["max_weight_norm"] = group["max_weight_norm"]
-        optimizer.step()
-    optimizer.param_groups[:] = groups
-    return ""
+def _differences(
+    part: str, host: Mapping[str, Tensor], device: Mapping[str, Tensor]
+) -> list[Difference]:
+    return [_difference(part, name, host[name], device[name]) for name in host]
 
 
 def _named(outputs: Any) -> dict[str, Tensor]:
     """Return the tensors of outputs, by their path."""
     leaves = [leaf for leaf in leaves_of(outputs) if isinstance(leaf, Tensor)]
-    if len(leaves) == 1:
-        return {"": leaves[0]}
-    return {str(index): leaf for index, leaf in enumerate(leaves)}
+    return {str(i) if leaves[1:] else "": leaf for i, leaf in enumerate(leaves)}
 
 
 def _return_layers(module: torch.nn.Module) -> None:

@@ -25,7 +25,15 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import (
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Sequence,
+)
 
 import torch
 from torch import Tensor

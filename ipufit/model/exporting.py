@@ -7,8 +7,9 @@ import contextlib
 import inspect
 import json
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor
@@ -19,11 +20,11 @@ from ipufit._files import (
     file_errors,
     make_folder,
     open_folder,
+    replace_file,
     sync_file,
-    write_parts,
 )
 from ipufit._poptorch import poptorch
-from ipufit._tree import leaves_of, tree_map
+from ipufit._tree import leaves_of, map_tensors
 from ipufit._version import __version__
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import make_progress
@@ -37,7 +38,6 @@ from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 from ipufit.placement import find_beginnings
 from ipufit.types import PathLike
 
-_FORMAT_VERSION = 1
 _ELSEWHERE = {
     ".pt2": "torch.export.export(model.module.eval(), args)",
     ".onnx": "torch.onnx.export(model.module.eval(), args, path)",
@@ -67,7 +67,6 @@ def write_program(
     plan: BatchPlan,
     path: PathLike,
     *,
-    num_updates: int,
     with_module: bool,
 ) -> dict[str, Any]:
     """Compile a copy of a module by itself for one process, and write it to a file.
@@ -78,7 +77,6 @@ def write_program(
         source: Samples to compile for.
         plan: The factors of a call.
         path: File, or a directory that exists.
-        num_updates: Updates of the weights, for the description.
         with_module: Whether the module is pickled into the file.
 
     Returns:
@@ -93,20 +91,16 @@ def write_program(
     _begin_blocks(module, config.inference_config, options)
     compute_in_types(module, config)
     example = source.example(plan.samples_per_call, inputs_only=True)
-    inputs = source.structure.nested(
-        [
-            leaf.half().contiguous()
-            if config.types.is_half and leaf.is_floating_point()
-            else leaf.contiguous()
-            for leaf in example
-        ]
-    )
+    if config.types.is_half:
+        example = [one.half() if one.is_floating_point() else one for one in example]
+    inputs = source.structure.nested([leaf.contiguous() for leaf in example])
     by_place, by_name = arguments_of(inputs)
     parameters = inspect.signature(module.forward).parameters
     executor = poptorch.inferenceModel(module, options=options)
     seen: list[Any] = []
+    without_values = partial(torch.empty_like, device="meta")
     handle = module.register_forward_hook(
-        lambda _, __, outputs: seen.append(tree_map(_traced, outputs))
+        lambda _, __, outputs: seen.append(map_tensors(without_values, outputs))
     )
     try:
         with failures_explained(module, inputs), display.compiling("exported"):
@@ -115,74 +109,54 @@ def write_program(
         handle.remove()
     outputs = named_outputs(seen[-1])
     about: dict[str, Any] = {
-        "format": "ipufit export",
-        "format_version": _FORMAT_VERSION,
         "module": type(module).__name__,
-        "has_module": with_module,
-        "num_updates": num_updates,
-        "versions": {
-            "ipufit": __version__,
-            "poptorch": str(poptorch.__version__),
-            "torch": str(torch.__version__),
-        },
         "samples_per_call": plan.samples_per_call,
-        "micro_batch_size": plan.micro_batch_size,
-        "device_iterations": plan.device_iterations,
-        "replicas": plan.replicas,
         "inputs": _described({**dict(zip(parameters, by_place)), **by_name}, 1),
         "outputs": _described(
             {"output": seen[-1]} if outputs is None else outputs,
             plan.micro_batches_per_call,
         ),
+        "versions": {
+            "ipufit": __version__,
+            "poptorch": str(poptorch.__version__),
+            "torch": str(torch.__version__),
+        },
     }
-
-    def save(path: str) -> None:
-        try:
-            executor.save(path, export_model=with_module)
-        except (OSError, poptorch.Error, IpufitError):
-            raise
-        except Exception as error:  # a user's object may raise anything
-            raise UnsupportedError(
-                f"{type(module).__name__} can't be pickled: {error}. Functions "
-                "and classes have to be defined at the top of a module; or give "
-                "with_module=False, and load the file with loadExecutable. A strategy "
-                "of PopTorch's with named stages can't be saved at all."
-            ) from error
-
     target = Path(path)
     if target.is_dir():
         target /= _NAME_IN_FOLDER
+    description = target.with_name(f"{target.name}.json")
     try:
         with file_errors("can't be written", target):
             make_folder(target.parent)
             with open_folder(target.parent) as folder:
-                _write(folder, target.name, save, about)
+                name = target.name
+                private = draft(folder, name, 0o700)
+                with private as (directory, inner):
+                    try:  # wherever the directory is by now
+                        executor.save(f"/dev/fd/{inner}/program", with_module)
+                    except (OSError, poptorch.Error, IpufitError):
+                        raise
+                    except Exception as error:  # a user's object may raise anything
+                        raise UnsupportedError(
+                            f"{type(module).__name__} can't be pickled: {error}. "
+                            "Functions and classes have to be defined at the top of a "
+                            "module; or give with_module=False, and load the file with "
+                            "loadExecutable. A strategy of PopTorch's with named "
+                            "stages can't be saved at all."
+                        ) from error
+                    about["bytes"], about["sha256"] = sync_file("program", inner)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(description.name, dir_fd=folder)  # the old one
+                    os.rename(
+                        "program", target.name, src_dir_fd=inner, dst_dir_fd=folder
+                    )
+                    os.rmdir(directory, dir_fd=folder)
+                    os.fsync(folder)
+            replace_file(description, [json.dumps(about, indent=2).encode() + b"\n"])
     finally:
         executor.destroy()
     return about
-
-
-def _write(
-    folder: int, name: str, save: Callable[[str], None], about: dict[str, Any]
-) -> None:
-    """Write a program and its description into an open directory.
-
-    Args:
-        save: Writes the program to a path.
-        about: The description; size and SHA-256 of the program are added.
-    """
-    described = f"{name}.json"
-    private, beside = draft(folder, name, 0o700), draft(folder, described)
-    with private as (directory, inner), beside as (hidden, file):
-        save(f"/dev/fd/{inner}/program")  # wherever the directory is by now
-        about["bytes"], about["sha256"] = sync_file("program", inner)
-        write_parts(file, [json.dumps(about, indent=2).encode() + b"\n"])
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(described, dir_fd=folder)  # it is of the old program
-        os.rename("program", name, src_dir_fd=inner, dst_dir_fd=folder)
-        os.rename(hidden, described, src_dir_fd=folder, dst_dir_fd=folder)
-        os.rmdir(directory, dir_fd=folder)
-        os.fsync(folder)
 
 
 def _begin_blocks(
@@ -234,13 +208,6 @@ def _begin_blocks(
     )
 
 
-def _traced(output: Any) -> Any:
-    """Return a tensor without values in place of a traced one."""
-    if not isinstance(output, Tensor):
-        return output
-    return torch.empty(tuple(output.shape), dtype=output.dtype, device="meta")
-
-
 def _described(values: Mapping[str, Any], times: int) -> list[dict[str, Any]]:
     """List names, shapes and types of tensors.
 
@@ -248,17 +215,16 @@ def _described(values: Mapping[str, Any], times: int) -> list[dict[str, Any]]:
         values: Tensors by name, nested ones too.
         times: How often their rows come in a call.
     """
-    found = []
+    described = []
     for name, value in values.items():
-        leaves = leaves_of(value)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
         for index, tensor in enumerate(tensors):
-            shape = list(tensor.shape) or [1]
-            found.append(
+            num_rows, *others = tensor.shape or (1,)
+            described.append(
                 {
                     "name": name if len(tensors) == 1 else f"{name}.{index}",
-                    "shape": [shape[0] * times, *shape[1:]],
+                    "shape": [num_rows * times, *others],
                     "dtype": str(tensor.dtype).replace("torch.", ""),
                 }
             )
-    return found
+    return described

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +15,6 @@ from ipufit.config import IPUConfig
 from ipufit.engine.step import arguments_of, failures_explained
 from ipufit.engine.weights import mode
 from ipufit.placement import Begun, blocks_begun, followed, stage_and_ipu
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-
-_WIDE = 10_000
 
 
 @dataclass(frozen=True)
@@ -74,71 +67,35 @@ class Summary:
         totals = f"{len(self.layers)} layers, {self.total_parameters:,} parameters"
         return f"<Summary: {self.title}, {totals}>"
 
-    def table(self) -> Table:
-        """Return the table that `print` shows."""
-        from rich.table import Column, Table
-
-        table = Table(Column("Layer", overflow="fold"), "Type", "Output shape")
-        for name in ("Parameters", *(("Stage", "IPU") if self._has_stages else ())):
-            table.add_column(name, justify="right")
-        table.title = self.title
-        table.caption = "\n".join(self._totals())
+    def __str__(self) -> str:
+        """Return the table that `IPUModel.summary` prints, and the totals."""
+        rows: list[tuple[str, ...]] = [
+            ("Layer", "Type", "Output shape", "Parameters", "Stage", "IPU")
+        ]
         for layer in self.layers:
-            cells = [layer.name, layer.kind, layer.shape, f"{layer.parameters:,}"]
-            if self._has_stages:
-                cells += [_dash(layer.stage), _dash(layer.ipu)]
-            table.add_row(*cells)
-        return table
-
-    def print(self, console: Console | None = None) -> None:
-        """Print the table, or lines on a terminal that is too narrow for one.
-
-        Args:
-            console: Console of rich; standard output by default.
-        """
-        from rich.console import Console
-        from rich.measure import Measurement
-
-        console, table = console or Console(), self.table()
-        anything = console.options.update(width=_WIDE)
-        width = Measurement.get(console, anything, table).maximum
-        if width <= console.width:
-            console.print(table)
-        elif console.is_terminal:
-            console.print("\n".join(self._lines()), highlight=False, markup=False)
-        else:  # where lines have no end, whatever rich takes for it
-            wide = Console(
-                file=console.file, width=width, force_jupyter=console.is_jupyter
-            )
-            wide.print(table)
-
-    def _lines(self) -> list[str]:
-        lines = [self.title]
-        for layer in self.layers:
-            lines.append(f"{layer.name}: {layer.kind} {layer.shape}")
-            place = f", stage {_dash(layer.stage)}, IPU {_dash(layer.ipu)}"
-            lines.append(
-                f"  {layer.parameters:,} parameters{place if self._has_stages else ''}"
-            )
-        return lines + self._totals()
-
-    @property
-    def _has_stages(self) -> bool:
-        return any(layer.stage is not None for layer in self.layers)
-
-    def _totals(self) -> list[str]:
-        totals = [
+            place = ("-" if n is None else str(n) for n in (layer.stage, layer.ipu))
+            count = f"{layer.parameters:,}"
+            rows.append((layer.name, layer.kind, layer.shape, count, *place))
+        if all(layer.stage is None for layer in self.layers):
+            rows = [row[:4] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        layout = "  ".join(
+            f"{{:{'<' if index < 3 else '>'}{width}}}"
+            for index, width in enumerate(widths)
+        )
+        lines = [self.title, *(layout.format(*row) for row in rows)]
+        lines.append(
             f"Parameters: {self.total_parameters:,}, trainable: "
             f"{self.trainable_parameters:,}"
-        ]
+        )
         if self.num_ipus is not None:
-            totals.append(f"IPUs: {self.num_ipus}")
+            lines.append(f"IPUs: {self.num_ipus}")
         if not self.was_run:
-            totals.append(
+            lines.append(
                 "summary(x) runs a sample, to show shapes and the IPUs of blocks that "
                 "forward begins."
             )
-        return totals
+        return "\n".join(lines)
 
 
 def summarize(
@@ -173,12 +130,15 @@ def summarize(
     if (inputs is not None or config.stages) and not has_strategy and None not in ipus:
         # A replica has all IPUs up to its highest.
         num_ipus = (max(filter(None, ipus), default=0) + 1) * config.num_replicas
-    children = dict(_layers(module))
-    order = [name for name in shapes if name in children]
-    order += [name for name in children if name not in shapes]
+    children = {
+        name: child
+        for name, child in module.named_modules()
+        if not any(True for _ in child.children())
+        or any(True for _ in child.parameters(recurse=False))
+    }
     layers = []
-    for name in order:
-        own = list(children[name].parameters(recurse=False))
+    for name in dict.fromkeys([*filter(children.__contains__, shapes), *children]):
+        parameters = list(children[name].parameters(recurse=False))
         stage, ipu = None, None
         if name and has_blocks:
             stage, ipu = places.get(name, (None, None))
@@ -187,8 +147,8 @@ def summarize(
                 name=name or "(itself)",
                 kind=type(children[name]).__name__,
                 shape=shapes.get(name, "?"),
-                parameters=_count(own),
-                trainable=_count(p for p in own if p.requires_grad),
+                parameters=_count(parameters),
+                trainable=_count(p for p in parameters if p.requires_grad),
                 stage=stage,
                 ipu=ipu,
             )
@@ -201,13 +161,6 @@ def summarize(
         num_ipus=num_ipus,
         was_run=inputs is not None,
     )
-
-
-def _layers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    for name, child in module.named_modules():
-        is_leaf = next(child.children(), None) is None
-        if is_leaf or next(child.parameters(recurse=False), None) is not None:
-            yield name, child
 
 
 def _count(parameters: Any) -> int:
@@ -246,10 +199,9 @@ def _calls(
         name: tensor.float() if tensor.dtype == torch.float16 else tensor
         for name, tensor in module.named_parameters()
     }
-    tensors.update(
-        (name, tensor.float() if tensor.dtype == torch.float16 else tensor.clone())
-        for name, tensor in module.named_buffers()
-    )
+    for name, tensor in module.named_buffers():
+        is_half = tensor.dtype == torch.float16
+        tensors[name] = tensor.float() if is_half else tensor.clone()
     by_place, by_name = arguments_of(inputs)
     # In the grad mode it is called in: `forward` may call torch.autograd.grad.
     with failures_explained(module, inputs), mode(module, training=False), followed(
@@ -263,14 +215,9 @@ def _calls(
 
 
 def _describe(output: Any) -> str:
-    leaves = leaves_of(output)
     shapes = [
         "(" + ", ".join(["N", *map(str, leaf.shape[1:])][: leaf.dim()]) + ")"
-        for leaf in leaves
+        for leaf in leaves_of(output)
         if isinstance(leaf, Tensor)
     ]
     return ", ".join(shapes) or "-"
-
-
-def _dash(value: int | None) -> str:
-    return "-" if value is None else str(value)

@@ -32,7 +32,7 @@ from typing import (
 
 import torch
 
-from ipufit._arguments import check_instance, check_number, check_whole, shown
+from ipufit._arguments import check_instance, check_number, shown
 from ipufit._kinds import Kind, count, fields
 from ipufit._poptorch import poptorch
 from ipufit.errors import (
@@ -389,10 +389,6 @@ class Optimizer:
     Args:
         name: "sgd", "adam", "adamw", "rmsprop" or "lamb".
         learning_rate: 0.001 by default, 0.01 for SGD. torch's `lr` will do.
-        per_batch_size: Batch size that the learning rate is meant for. `fit` multiplies
-            the rate by its own batch size, the samples of an update, and divides it by
-            this one; `train_on_batch` does so with each batch. None uses the rate
-            unchanged.
         weight_decay: By default 0.01 for AdamW and LAMB, 0 for the others.
         no_decay: Parameters that do not decay: "bias", "norm" (normalisation layers),
             "bias_and_norm" for both, or patterns of their names such as "embed*".
@@ -432,7 +428,6 @@ class Optimizer:
     global_clipnorm: float | None = None
     loss_scaling: float | str | LossScaleRamp | None = None
     ema_momentum: float | None = None
-    per_batch_size: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __init__(
@@ -440,7 +435,6 @@ class Optimizer:
         name: str,
         learning_rate: float | None = None,
         *,
-        per_batch_size: int | None = None,
         weight_decay: float | None = None,
         no_decay: str | Sequence[str] = (),
         no_trust_ratio: str | Sequence[str] = (),
@@ -470,7 +464,6 @@ class Optimizer:
             "global_clipnorm": global_clipnorm,
             "loss_scaling": loss_scaling,
             "ema_momentum": ema_momentum,
-            "per_batch_size": per_batch_size,
             "settings": {
                 # PopTorch takes betas as a tuple only.
                 name: tuple(value) if isinstance(value, list) else value
@@ -602,8 +595,6 @@ class Optimizer:
                 "here, and the schedule to compile(lr_schedule=...)."
             )
         check_number("learning_rate", self.learning_rate, of=self._who, least=0)
-        if self.per_batch_size is not None:
-            check_whole("per_batch_size", self.per_batch_size, of=self._who, least=1)
         bounds: dict[str, dict[str, Any]] = {
             "weight_decay": {"least": 0},
             "global_clipnorm": {"above": 0},
@@ -986,7 +977,6 @@ class Optimization:
         ramp = spec.loss_scaling if spec else None
         self.optimizer = optimizer
         self.num_updates = 0
-        self.per_batch_size = spec.per_batch_size if spec else None
         self.ema_momentum = spec.ema_momentum if spec else None
         self.automatic_loss_scaling = ramp == "auto"
         self.needs_running_mean = bool(
@@ -998,7 +988,6 @@ class Optimization:
         self._setters = [one for one in setters if type(one) is not Setter]
         self._spec = spec
         self._source = source
-        self._batch_size: int | None = None
         self._notes: list[str] = []
         self._told: set[str] = set()
         self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
@@ -1077,13 +1066,6 @@ class Optimization:
         lines = list(self._notes)
         if self._spec is not None and len(self.optimizer.param_groups) > 1:
             lines.append(f"Optimizer groups: {groups_in_words(self.optimizer)}")
-        per = self.per_batch_size
-        if self._spec is not None and per is not None:
-            rate = self._spec.learning_rate
-            size = self._batch_size or per
-            lines.append(
-                f"Learning rate: {rate:g} * {size} / {per} = {rate * size / per:g}"
-            )
         new = [line for line in lines if line not in self._told]
         self._told.update(new)
         return new
@@ -1093,7 +1075,6 @@ class Optimization:
         total_updates: int | None,
         updates_per_call: int,
         epochs: int | None = None,
-        batch_size: int | None = None,
     ) -> None:
         """Prepare for the updates of a fit, and set the values of the first.
 
@@ -1102,8 +1083,6 @@ class Optimization:
             updates_per_call: Number of updates that share one learning rate, since
                 values are sent between calls only.
             epochs: Number of epochs it will have; None outside `fit`.
-            batch_size: Number of samples of an update, for an optimizer whose rate is
-                meant for another number; None leaves the rate as it is.
 
         Raises:
             ConfigError: A schedule needs to know the total, or is longer than the fit.
@@ -1111,7 +1090,6 @@ class Optimization:
         Warns:
             SharedRateWarning: A schedule can't be followed update by update.
         """
-        self.scale_to(batch_size)
         if self._ramp is not None and self._ramp.every_epochs is not None:
             per_epoch = updates_per_epoch(total_updates, epochs)
             self._ramp_in_updates = self._ramp.in_updates(per_epoch)
@@ -1130,12 +1108,11 @@ class Optimization:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let another run train: the schedules of a fit go on after it."""
-        begun, size, ramp = self.num_updates, self._batch_size, self._ramp_in_updates
+        begun, ramp = self.num_updates, self._ramp_in_updates
         positions = [(setter, setter.position()) for setter in self._setters]
         try:
             yield
         finally:
-            self.scale_to(size)
             self._ramp_in_updates = ramp
             for setter, position in positions:
                 setter.go_on(position, self.num_updates - begun)
@@ -1143,21 +1120,6 @@ class Optimization:
     def note(self, line: str) -> None:
         """Add a line for `news`."""
         self._notes.append(line)
-
-    def scale_to(self, batch_size: int | None) -> None:
-        """Scale the rates to a batch size, if they are meant for another one.
-
-        Args:
-            batch_size: Number of samples of the next update; None if unknown.
-        """
-        per = self.per_batch_size
-        if per is None or batch_size in (None, self._batch_size):
-            return
-        factor = (batch_size or per) / (self._batch_size or per)
-        self._batch_size = batch_size
-        for group in self.optimizer.param_groups:
-            group["lr"] *= factor
-        self._rates.rescale(factor)
 
     def before_call(self) -> None:
         """Set the values of the next call, which all its updates share.
@@ -1186,8 +1148,6 @@ class Optimization:
         if self._schedules:
             others = self._schedules.items()
             state["schedules"] = {name: one.state_dict() for name, one in others}
-        if self._batch_size is not None:
-            state["batch_size"] = self._batch_size
         return state
 
     @property
@@ -1206,8 +1166,6 @@ class Optimization:
                     for name, setter in self._schedules.items()
                 }
                 kinds["schedules"] = fields(others, is_closed=True)
-            if isinstance(state, Mapping) and "batch_size" in state:
-                kinds["batch_size"] = count
             return fields(kinds)(state, where)
 
         return check
@@ -1216,7 +1174,6 @@ class Optimization:
         """Restore a state of the same optimiser and schedules."""
         self.num_updates = int(state["num_updates"])
         self._rates.load_state_dict(state["rates"])
-        self._batch_size = state.get("batch_size", self._batch_size)
         for name, rates in self._schedules.items():
             rates.load_state_dict(state["schedules"][name])
 
@@ -1277,12 +1234,6 @@ def resolve_optimization(
         optimizer = spec = spec.scaled_for_float16()
     resolved = resolve_optimizer(optimizer, module, own)
     rates = make_rates(lr_schedule, resolved, optimizer)
-    if spec and spec.per_batch_size and isinstance(rates, TorchScheduler):
-        raise ConfigError(
-            f"{rates.describe()} keeps rates of its own, and the optimizer has "
-            f"per_batch_size={spec.per_batch_size}, which scales them. Use an "
-            "ipufit.Schedule, or give the optimizer the rate for your batch size."
-        )
     others = make_schedules(schedules, resolved)
     is_torchs = spec is None and optimizer is not resolved
     source: Any = optimizer if is_torchs else None

@@ -526,9 +526,6 @@ class Setter:
     def end_epoch(self) -> None:
         """Count an epoch."""
 
-    def rescale(self, factor: float) -> None:
-        """Multiply the groups' own values."""
-
     def position(self) -> Mapping[str, Any]:
         """Return the position in the present fit."""
         return {}
@@ -616,10 +613,6 @@ class ScheduledValues(Setter):
             else:
                 group[self._name] = value
         self._written[self._name] = values, self._own
-
-    def rescale(self, factor: float) -> None:
-        """Multiply the groups' own values."""
-        self._own = [value * factor for value in self._own]
 
     def position(self) -> Mapping[str, Any]:
         """Return start and length in the present fit."""

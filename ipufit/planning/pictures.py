@@ -254,31 +254,22 @@ def as_text(contents: Sequence[Content]) -> str:
 
 
 def save(contents: Sequence[Content], title: str, path: PathLike) -> None:
-    """Write all contents to an HTML page, or bars and timelines to a picture.
+    """Draw bars and timelines into a file.
 
     Raises:
-        ConfigError: The ending is another one, or matplotlib is missing, which draws
-            pictures.
+        ConfigError: The ending is of no format, or matplotlib is missing.
         FileError: The file can't be written.
     """
     target = Path(path)
     ending = target.suffix.lower()
-    if ending not in (*_FORMATS, ".html"):
+    if ending not in _FORMATS:
         raise ConfigError(
             f"save({str(path)!r}) knows no format by this ending. Give a path that "
-            f"ends with {', '.join(_FORMATS)} or .html."
+            f"ends with {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}."
         )
     with file_errors("can't be written", target):
-        if ending == ".html":
-            console = Console(
-                file=io.StringIO(), width=150, record=True, force_jupyter=False
-            )
-            show(contents, console)
-            data = console.export_html().encode()
-        else:
-            pictures = [one for one in contents if isinstance(one, (Bars, Timeline))]
-            data = _drawn(pictures, title, ending[1:])
-        replace_file(target, [data])
+        pictures = [part for part in contents if isinstance(part, (Bars, Timeline))]
+        replace_file(target, [_drawn(pictures, title, ending[1:])])
 
 
 # In a file ----------------------------------------------------------------------------

@@ -245,8 +245,8 @@ class ModelPlan(ShownAsText):
         """Write the plan to a file.
 
         Args:
-            path: The file: `.svg`, `.png` or `.pdf` for memory, FLOPs and schedule,
-                drawn by matplotlib; `.html` for a page of what `show` prints.
+            path: A path that ends with `.svg`, `.png` or `.pdf`: matplotlib draws
+                memory, FLOPs and schedule.
 
         Raises:
             ConfigError: Another ending, or matplotlib isn't installed.

@@ -125,8 +125,7 @@ class PipelineSchedule(NamedTuple):
         """Write the schedule to a file.
 
         Args:
-            path: The file: `.svg`, `.png` or `.pdf` for a picture by matplotlib,
-                `.html` for a page of what `show` prints.
+            path: A path that ends with `.svg`, `.png` or `.pdf`, for matplotlib.
 
         Raises:
             ConfigError: Another ending, or matplotlib isn't installed.

@@ -39,7 +39,6 @@ REFUSED = [
         "a number of updates",
     ),
     ("ModelCheckpoint", "keep", [0, -1, 1.5, True, "2"], "whole number of 1 or more"),
-    ("ModelCheckpoint", "save_seconds", [-1, NAN, "10", True], "a number of 0 or more"),
     ("ModelCheckpoint", "initial_value_threshold", ["1", NAN], "use a number"),
     ("BackupAndRestore", "backup_dir", [b"run", None], "use a path"),
     (
@@ -51,9 +50,6 @@ REFUSED = [
     ("BackupAndRestore", "keep_last", ["2", 0, True], "whole number of 1 or more"),
     ("CSVLogger", "filename", [b"log.csv", None], "use a path"),
     ("CSVLogger", "separator", ["", ", ", None, 3], "one printable character"),
-    ("Profiler", "directory", [b"profile"], "use a path"),
-    ("Profiler", "calls", ["3", 0, 1.5], "whole number of 1 or more"),
-    ("Profiler", "skip", [-1], "whole number of 0 or more"),
     ("GradientMonitor", "parameters", [3, [None]], "names of parameters"),
     ("Throughput", "verbose", ["yes", 2], "one of 0, 1, 'auto'"),
 ]
@@ -80,7 +76,6 @@ def test_what_can_not_be_meant_is_refused_at_once(name, argument, value, message
         ("x.safetensors", {"save_weights_only": False}, "but save_weights_only=False"),
         ("x.safetensors", {"keep": 2}, "directory of checkpoints"),
         ("runs/{q}", {"keep": 2}, "directory of checkpoints"),
-        ("a", {"save_freq": 5, "save_seconds": 60}, "give one, or use two callbacks"),
     ],
 )
 def test_arguments_that_contradict_are_refused(path, arguments, message):

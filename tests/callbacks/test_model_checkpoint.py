@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from safetensors.torch import load_file
 
 from ipufit import (
-    BackupAndRestore,
     Callback,
-    CheckpointError,
     ConfigError,
     EarlyStopping,
     IPUConfig,
@@ -22,8 +18,7 @@ from ipufit import (
     load_checkpoint,
 )
 from ipufit.callbacks import ModelCheckpoint
-from ipufit.checkpoint import read_manifest, store, write_checkpoint
-from ipufit.errors import CheckpointWarning
+from ipufit.checkpoint import read_manifest
 from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
 
@@ -221,31 +216,6 @@ def test_an_eviction_right_after_a_start_leaves_the_best():
     assert metrics == [0.9, None]
 
 
-class Clock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self, monkeypatch):
-        self.now = 100.0
-        monkeypatch.setattr("ipufit.callbacks.checkpoints.monotonic", self)
-
-    def __call__(self):
-        return self.now
-
-
-def test_seconds_are_counted_from_the_last_save(monkeypatch):
-    clock = Clock(monkeypatch)
-
-    class Pass(Callback):
-        def on_train_batch_begin(self, batch, logs):
-            clock.now += 4.0
-
-    model = ScriptedModel()
-    checkpoint = ModelCheckpoint("e{epoch}-b{batch}.safetensors", save_seconds=10)
-    play([Pass(), checkpoint], [1.0, 1.0], model=model, batches=4)
-    # 12 seconds after the beginning, then 12 after that.
-    assert model.saved == ["e1-b3.safetensors", "e2-b2.safetensors"]
-
-
 def small_fit(*callbacks, **arguments):
     torch.manual_seed(1)
     model = IPUModel(torch.nn.Linear(3, 1), IPUConfig(seed=1))
@@ -253,150 +223,6 @@ def small_fit(*callbacks, **arguments):
     x = torch.arange(24.0).reshape(8, 3) / 24
     model.fit(x, x[:, :1], 2, verbose=0, callbacks=list(callbacks), **arguments)
     return model
-
-
-@pytest.mark.parametrize("path", ["e{epoch}.safetensors", "e{epoch}"])
-def test_what_is_written_in_the_background_is_the_same(path):
-    here = ModelCheckpoint(f"here/{path}")
-    behind = ModelCheckpoint(f"behind/{path}", is_background=True)
-    small_fit(here, behind, epochs=3)
-    names = sorted(f.name for f in Path("here").iterdir())
-    assert names == sorted(f.name for f in Path("behind").iterdir())
-    for name in names:
-        if path.endswith(".safetensors"):
-            pairs = [load_file(Path(folder, name)) for folder in ("here", "behind")]
-        else:
-            pairs = []
-            for folder in ("here", "behind"):
-                checkpoint = load_checkpoint(Path(folder, name))
-                pairs.append(checkpoint.tensors["model"])
-                assert checkpoint.state["run"]["epoch"] == int(name[1:])
-        assert all(torch.equal(pairs[0][n], pairs[1][n]) for n in pairs[0])
-        assert pairs[0].keys() == pairs[1].keys()
-
-
-def test_training_goes_on_while_it_is_written(monkeypatch):
-    held, seen = threading.Event(), []
-
-    def write(path, checkpoint, **_):
-        assert held.wait(timeout=60)  # until a later call has been made
-        seen.append(checkpoint.state["run"]["updates"])
-
-    class Release(Callback):
-        def on_train_batch_end(self, batch, logs):
-            if self.run.updates == 2:
-                held.set()
-
-    monkeypatch.setattr("ipufit.callbacks.checkpoints.write_checkpoint", write)
-    checkpoint = ModelCheckpoint("a", save_freq=1, is_background=True)
-    small_fit(Release(), checkpoint, epochs=1)
-    assert seen == [1, 2, 3, 4]
-
-
-def test_a_run_that_fails_leaves_what_was_being_written(monkeypatch):
-    class Fail(Callback):
-        def on_epoch_begin(self, epoch, logs):
-            if epoch:
-                raise RuntimeError("in the second epoch")
-
-    with pytest.raises(RuntimeError, match="in the second epoch"):
-        small_fit(ModelCheckpoint("a", is_background=True), Fail(), epochs=2)
-    assert load_checkpoint("a").state["run"]["epoch"] == 1
-
-
-# Failures in the background ---------------------------------------------------------
-
-
-class Raise(Callback):
-    """Raises an error once the second epoch begins."""
-
-    def __init__(self, error):
-        self.error = error
-        self.has_ended = False
-
-    def on_epoch_begin(self, epoch, logs):
-        if epoch:
-            raise self.error
-
-    def on_train_end(self, logs):
-        self.has_ended = True
-
-
-def full(path, checkpoint, **_):
-    raise CheckpointError("the disk is full")
-
-
-@pytest.mark.parametrize(
-    ("error", "is_before"),
-    [(ValueError("a mistake"), True), (KeyboardInterrupt("by hand"), False)],
-)
-def test_the_error_that_came_first_is_raised(monkeypatch, error, is_before):
-    monkeypatch.setattr("ipufit.callbacks.checkpoints.write_checkpoint", full)
-    callbacks = [ModelCheckpoint("a", is_background=True), Raise(error)]
-    if not is_before:
-        callbacks.reverse()
-    with pytest.warns(CheckpointWarning, match="disk is full"), pytest.raises(
-        type(error), match=str(error)
-    ):
-        small_fit(*callbacks, epochs=3)
-
-
-@pytest.mark.parametrize("is_before", [True, False])
-def test_a_backup_stays_if_the_last_write_fails(monkeypatch, is_before):
-    write = write_checkpoint
-
-    def fail_at_last(path, checkpoint, **_):
-        if checkpoint.state["run"]["epoch"] == 2:
-            full(path, checkpoint)
-        write(path, checkpoint)
-
-    monkeypatch.setattr("ipufit.callbacks.checkpoints.write_checkpoint", fail_at_last)
-    backup = BackupAndRestore("backup")
-    callbacks = [backup, ModelCheckpoint("run-{epoch}", is_background=True)]
-    if not is_before:
-        callbacks.reverse()
-    with pytest.raises(CheckpointError, match="disk is full"):
-        small_fit(*callbacks, epochs=2)
-    assert load_checkpoint(backup.store.latest()).state["run"]["epoch"] == 2
-
-
-def test_an_eviction_is_saved_though_the_write_before_failed(monkeypatch):
-    write, failed = write_checkpoint, []
-
-    def fail_once(path, checkpoint, **_):
-        if not failed:
-            failed.append(path)
-            full(path, checkpoint)
-        write(path, checkpoint)
-
-    class Evict(Callback):
-        def on_train_batch_end(self, batch, logs):
-            self.run.is_evicted = self.run.updates == 5
-
-    monkeypatch.setattr("ipufit.callbacks.checkpoints.write_checkpoint", fail_once)
-    checkpoint = ModelCheckpoint("run-{epoch}", is_background=True)
-    with pytest.raises(CheckpointError, match="disk is full"):
-        small_fit(checkpoint, Evict(), epochs=3)
-    assert failed == ["run-1"]
-    assert load_checkpoint("run-2").state["run"]["updates"] == 5
-
-
-def test_an_interrupt_while_it_waits_loses_no_failure(monkeypatch):
-    waited, wait = [], store.wait
-
-    def interrupted(futures):
-        waited.append(futures)
-        if len(waited) == 1:
-            raise KeyboardInterrupt
-        return wait(futures)
-
-    monkeypatch.setattr("ipufit.callbacks.checkpoints.write_checkpoint", full)
-    monkeypatch.setattr(store, "wait", interrupted)
-    checkpoint = ModelCheckpoint("a", is_background=True)
-    with pytest.warns(CheckpointWarning, match="disk is full"), pytest.raises(
-        KeyboardInterrupt
-    ):
-        small_fit(checkpoint, epochs=1)
 
 
 class Odd(torch.nn.Module):
@@ -413,17 +239,11 @@ class Odd(torch.nn.Module):
         return self.second(self.first(x)).sum(1, keepdim=True)
 
 
-def test_weights_of_any_dtype_and_tied_ones_are_written_in_the_background():
+def test_weights_of_any_dtype_and_tied_ones_are_written():
     model = IPUModel(Odd())
     model.compile("sgd", "mse")
-    callbacks = [
-        ModelCheckpoint("here.safetensors"),
-        ModelCheckpoint("behind.safetensors", is_background=True),
-    ]
-    model.fit(torch.rand(4, 3), torch.rand(4, 1), 2, verbose=0, callbacks=callbacks)
-    assert Path("here.safetensors").read_bytes() == (
-        Path("behind.safetensors").read_bytes()
-    )
-    with safetensors.safe_open("behind.safetensors", "pt") as file:
+    saving = ModelCheckpoint("weights.safetensors")
+    model.fit(torch.rand(4, 3), torch.rand(4, 1), 2, verbose=0, callbacks=saving)
+    with safetensors.safe_open("weights.safetensors", "pt") as file:
         assert "first.weight" in file.metadata()["ipufit.tied"]
         assert file.get_tensor("odd").dtype == torch.bfloat16

@@ -22,7 +22,6 @@ from ipufit.callbacks import (
     progress,
 )
 from ipufit.callbacks.progress import (
-    BarProgress,
     LineProgress,
     ProgressDisplay,
     format_logs,
@@ -43,10 +42,10 @@ def test_a_dumb_terminal_redraws_nothing(term):
     ("verbose", "is_terminal", "expected"),
     [
         (0, True, ProgressDisplay),
-        (1, False, BarProgress),
+        (1, False, ProgressBar),
         (2, True, LineProgress),
-        ("auto", True, BarProgress),
-        ("auto", False, BarProgress),
+        ("auto", True, ProgressBar),
+        ("auto", False, ProgressBar),
     ],
 )
 def test_verbose_chooses_the_display(verbose, is_terminal, expected):

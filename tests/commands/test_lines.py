@@ -190,7 +190,7 @@ ENDLESS = "import time\nwhile True: time.sleep(0.01)"
         (BARE, "{}:make", r"You must call compile\(\)"),
         (FIT.replace("(8, 3)", "(7, 3)"), "{}.py", r"inputs of float32 \[4, 4\]"),
         (FIT, "--device mk9 {}.py", "Unknown kind of IPU 'mk9'"),
-        (FIT, "--save plan.gif {}.py", r"or \.html"),
+        (FIT, "--save plan.gif {}.py", r"or \.pdf"),
     ],
 )
 def test_what_cannot_be_planned_ends_with_2(run, written, source, line, message):
@@ -299,7 +299,7 @@ def test_a_generator_gives_its_first_batch(as_json, written):
         assert of_batches["epoch"][one] == of_tensors["epoch"][one]
 
 
-def test_pictures_are_printed_and_a_page_is_saved(tmp_path, run, written, monkeypatch):
+def test_pictures_are_printed_and_saved(tmp_path, run, written, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     name = f"{written(FIT)}.py"
     _, out, _ = run("plan", "--pictures", name)
@@ -308,6 +308,7 @@ def test_pictures_are_printed_and_a_page_is_saved(tmp_path, run, written, monkey
     assert "Pipeline of 2 stages, 5 micro-batches in training" in lines
     assert "1 FB    . 0 1 2 3 4 ." in lines
     assert max(map(len, lines)) <= 60
-    _, out, _ = run("plan", "--save", "plan.html", "--json", name)
+    pytest.importorskip("matplotlib")
+    _, out, _ = run("plan", "--save", "plan.svg", "--json", name)
     assert json.loads(out)["num_ipus"] == 2
-    assert "Plan of Sequential" in (tmp_path / "plan.html").read_text("utf-8")
+    assert "Plan of Sequential" in (tmp_path / "plan.svg").read_text("utf-8")

@@ -134,7 +134,7 @@ def train(folder, case):
         validation_data=(torch.ones(8, 3), torch.zeros(8, 1)),
         callbacks=[
             ipufit.BackupAndRestore(f"{folder}/backup", save_freq=3),
-            ipufit.ModelCheckpoint(f"{folder}/kept", keep=1, is_background=True),
+            ipufit.ModelCheckpoint(f"{folder}/kept", keep=1),
             failing,
         ],
     )

@@ -570,7 +570,7 @@ def torch_optimizer():
 def schedules():
     return fitted(
         mlp(),
-        optimizer=Optimizer("adamw", 0.05, per_batch_size=4, weight_decay=0.02),
+        optimizer=Optimizer("adamw", 0.05 * 8 / 4, weight_decay=0.02),
         compiled={
             "lr_schedule": Schedule("cosine", warmup_updates=3, final=0.1),
             "schedules": {

@@ -175,18 +175,6 @@ def test_a_limit_that_is_near_is_drawn(plan, tmp_path):
         assert ("memory of one IPU" in text) == is_drawn
 
 
-def test_a_page_has_what_a_terminal_shows_and_needs_no_matplotlib(
-    plan, tmp_path, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    plan.save(tmp_path / "plan.html")
-    text = (tmp_path / "plan.html").read_text("utf-8")
-    lines = [re.sub(r"<[^>]+>", "", line) for line in text.splitlines()]
-    assert read(lines) == expected(4, 10, True)
-    assert "~1.84 MB" in text
-    assert "http" not in text
-
-
 def test_without_matplotlib_the_error_says_what_to_install(plan, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install ipufit\[plot\]"):
@@ -196,5 +184,5 @@ def test_without_matplotlib_the_error_says_what_to_install(plan, tmp_path, monke
 
 @pytest.mark.parametrize("name", ["plan.gif", "plan"])
 def test_another_ending_is_refused(plan, name, tmp_path):
-    with pytest.raises(ConfigError, match=r"\.svg, \.png, \.pdf or \.html"):
+    with pytest.raises(ConfigError, match=r"\.svg, \.png or \.pdf"):
         plan.save(tmp_path / name)

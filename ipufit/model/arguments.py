@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of `compile` and `fit`, and checks of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
+
+from ipufit import checkpoint as files
+from ipufit._arguments import (
+    check_choice,
+    check_flags,
+    check_number,
+    check_whole,
+    shown,
+)
+from ipufit.batching import BatchPlan
+from ipufit.callbacks import CallbackList
+from ipufit.callbacks.base import CallbackLike
+from ipufit.config import IPUConfig
+from ipufit.data.datasets import Source
+from ipufit.data.sources import StreamSource
+from ipufit.distributed import Processes
+from ipufit.engine.objective import Objective
+from ipufit.errors import ConfigError, DataError, UnsupportedError
+from ipufit.losses import check_smoothing
+from ipufit.mixing import Mixing
+from ipufit.optimizers import Optimization, WeightAverage
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """The settings that `compile` makes from its arguments.
+
+    Attributes:
+        objective: Losses and metrics of `evaluate` and of validations.
+        trained: Losses and metrics of `fit`.
+        optimization: The optimiser and its schedule.
+        average: The running average of the weights; None for none.
+        mixing: Mixup and CutMix in training; None without.
+        in_words: Each setting as text, which a resumed run compares.
+        arguments: The arguments of `compile` by name, for copies of the model.
+    """
+
+    objective: Objective
+    trained: Objective
+    optimization: Optimization
+    average: WeightAverage | None
+    mixing: Mixing | None
+    in_words: dict[str, str]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FitArguments:
+    """Arguments of `fit` on which its data, its program and its calls depend.
+
+    Attributes:
+        updates: Updates of a call, if they were chosen before; None to choose them.
+        checkpoint: Checkpoint of the run to resume; None for a new run.
+    """
+
+    x: Any = None
+    y: Any = None
+    batch_size: int | None = None
+    callbacks: CallbackLike = None
+    validation_split: float = 0.0
+    validation_data: Any = None
+    shuffle: bool = True
+    class_weight: Mapping[int, float] | None = None
+    sample_weight: Any = None
+    steps_per_epoch: int | None = None
+    validation_batch_size: int | None = None
+    validation_updates: int | None = None
+    drop_last: bool | str = True
+    updates: int | None = None
+    checkpoint: files.Checkpoint | None = None
+
+    def __post_init__(self) -> None:
+        check_flags(shuffle=self.shuffle)
+        check_choice("drop_last", self.drop_last, (True, False, "pad"))
+        for name in ("batch_size", "steps_per_epoch", "validation_updates"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least=1)
+        if self.validation_split is not None:
+            check_number("validation_split", self.validation_split, least=0, below=1)
+        CallbackList(self.callbacks)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> FitArguments:
+        """Select these among all arguments of a `fit`, by name."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{n: value for n, value in arguments.items() if n in names})
+
+    @property
+    def data(self) -> tuple[Any, Any, Any]:
+        """Inputs, targets and weights of samples."""
+        return self.x, self.y, self.sample_weight
+
+    @property
+    def pads(self) -> bool:
+        """Whether the last call of an epoch is filled with rows that count nothing."""
+        return self.drop_last is not True
+
+
+@dataclass(frozen=True, eq=False)
+class InferenceArguments:
+    """Arguments of an evaluation or prediction, on which its calls depend.
+
+    Attributes:
+        batch_size: Samples of one pass over all replicas, and of a step; None for the
+            default.
+        steps: Number of steps; None for all samples.
+        callbacks: Callbacks of the run.
+        training: Plan of the training that is validated; None outside `fit`.
+        beside: Other sets that are validated on, by the same program if possible.
+        max_rows: Number of samples that later data will have; None if unknown.
+        is_open: Whether passes may be chosen, if the config leaves them open.
+        is_single: Whether the data is a batch for one call, if the config leaves the
+            micro-batch open.
+    """
+
+    batch_size: int | None = None
+    steps: int | None = None
+    callbacks: CallbackLike = None
+    training: BatchPlan | None = None
+    beside: Sequence[Source] = ()
+    max_rows: int | None = None
+    is_open: bool = True
+    is_single: bool = False
+
+
+def epochs_to_run(
+    initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
+) -> tuple[range, Callable[[int], bool]]:
+    """Return the epochs to run, 0-based, and a function that tells if one validates."""
+    check_whole("epochs", epochs)
+    check_whole("initial_epoch", initial_epoch)
+    to_come = range(initial_epoch, epochs)
+    freq = validation_freq
+    if isinstance(freq, (int, str, bytes)) or not isinstance(freq, Sequence):
+        check_whole("validation_freq", freq, least=1)
+        every = int(freq)
+        return to_come, lambda epoch: (epoch + 1) % every == 0
+    for epoch in freq:
+        check_whole("validation_freq", epoch, least=1)
+    return to_come, lambda epoch: epoch + 1 in freq
+
+
+def calls_between(
+    updates: int | None, per_call: int, validated: Mapping[str, Source]
+) -> int | None:
+    """Return the number of calls between validations in an epoch; None for none.
+
+    Raises:
+        ConfigError: There is no data for it, or a call ends in between.
+    """
+    if updates is None:
+        return None
+    check_whole("validation_updates", updates, least=1)
+    calls, rest = divmod(updates, per_call)
+    if rest:
+        raise ConfigError(
+            f"validation_updates={updates} is no multiple of the {per_call} updates "
+            "that a call makes (device_iterations), and a validation comes between "
+            "calls. Choose a multiple."
+        )
+    if not validated:
+        raise ConfigError(
+            f"validation_updates={updates} was given, and there is nothing to validate "
+            "on. Pass validation_data, or leave it out."
+        )
+    return calls
+
+
+def check_repeats(source: Source, steps: int | None, num_validations: int) -> None:
+    """Refuse to iterate over a generator several times.
+
+    Raises:
+        DataError: The data is a generator, and there are several validations.
+    """
+    is_one_shot = isinstance(source, StreamSource) and source.is_one_shot
+    if steps is None and is_one_shot and num_validations > 1:
+        raise DataError(
+            f"`{source.name}` is a generator, which can be gone through once, and "
+            "there are several validations. Pass a loader or a dataset, "
+            "which can be begun anew."
+        )
+
+
+def check_weighting(objective: Objective, arguments: FitArguments) -> None:
+    """Refuse class weights or padding that a loss can't take.
+
+    Raises:
+        UnsupportedError: The module returns its own loss.
+    """
+    drop_last, class_weight = arguments.drop_last, arguments.class_weight
+    if not objective.owns_loss or (class_weight is None and drop_last is True):
+        return
+    what = f"drop_last={drop_last!r}" if class_weight is None else "class_weight"
+    whose, instead = "the module returns its own loss", "compile() with a loss"
+    if objective.steps is not None:
+        whose = "the model's step returns the mean loss"
+        instead = "Pass sample_weight to fit(), which the step gets"
+        if class_weight is None:
+            instead = "Choose factors that divide the number of samples"
+    raise UnsupportedError(
+        f"{what} was given, but {whose}, in which samples can't be told apart. "
+        f"{instead}, or leave it out."
+    )
+
+
+def common_samples(source: Source) -> int | None:
+    """Return the number of samples, if all processes have the same ones."""
+    return None if isinstance(source, StreamSource) else source.num_samples
+
+
+def require_same_rows(processes: Processes, *sources: Source) -> None:
+    """Refuse arrays in memory that differ between processes.
+
+    Raises:
+        DataError: Some of their rows, or the shapes, aren't the same everywhere.
+    """
+    for source in sources if processes.are_several else ():
+        if len(set(processes.gathered(source.checksum()))) > 1:
+            raise DataError(
+                f"The arrays of `{source.name}` have other rows in some processes. "
+                "Each process takes its part of the same data, so a row could be "
+                "trained on in one process and validated on in another. Seed what "
+                "splits or makes them: train_test_split(..., random_state=0), or "
+                "random_split(..., generator=torch.Generator().manual_seed(0))."
+            )
+
+
+def require_targets(
+    source: Source, objective: Objective, name: str, purpose: str
+) -> None:
+    """Refuse samples without targets if a loss or metric needs them.
+
+    Raises:
+        DataError: Targets are missing.
+        UnsupportedError: There are weights, and the module returns its own loss.
+    """
+    if not objective.owns_loss:
+        source.require_targets(name, purpose)
+    elif objective.metrics:
+        source.require_targets(name, "compute metrics")
+    is_of_module = objective.owns_loss and objective.steps is None
+    if is_of_module and source.structure.has_weights:
+        raise UnsupportedError(
+            f"`{name}` has sample weights, but the module returns its own loss, in "
+            "which samples can't be told apart. Give the weights to the module as an "
+            "input, or compile() with a loss."
+        )
+
+
+def names_in_logs(
+    names: Sequence[str], validated: Sequence[tuple[str, set[str]]]
+) -> set[str]:
+    """Return the names of an epoch's logs; arguments as in the check of names."""
+    losses = {name for name in names if name.endswith("_loss")}  # of several outputs
+    return {
+        *names,
+        *(f"val_{part}{name}" for part, seen in validated for name in seen | losses),
+    }
+
+
+def refuse_names_of_validation(
+    names: Sequence[str], validated: Sequence[tuple[str, set[str]]]
+) -> None:
+    """Refuse metrics with the name of another one of a validation.
+
+    Args:
+        names: Names of the training's metrics.
+        validated: Prefix of each validation's set, and names of its metrics.
+
+    Raises:
+        ConfigError: A name of the training begins with `val_`, or metrics of two sets
+            have one name.
+    """
+    for name in names if validated else ():
+        if name.startswith("val_"):
+            raise ConfigError(
+                f"The training reports {name!r}, and fit() puts val_ in front of the "
+                "metrics of validation_data. Give the scalar or metric another name."
+            )
+    sets_of: dict[str, str] = {}
+    for prefix, own in validated:
+        for metric in sorted(own.union(names)):
+            name, other = prefix + metric, sets_of.get(prefix + metric)
+            if prefix and name in names:
+                other = "the training"
+            if other is not None:
+                raise ConfigError(
+                    f"{metric!r} of validation_data[{prefix[:-1]!r}] would be called "
+                    f"'val_{name}', like a metric of {other}. Give the set another "
+                    "name."
+                )
+            sets_of[name] = f"validation_data[{prefix[:-1]!r}]"
+
+
+def with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
+    """Return a config with the updates of a call that `compile` was told."""
+    if steps_per_execution is None:
+        return config
+    check_whole("steps_per_execution", steps_per_execution, least=1)
+    own = config.training_options
+    now = config.device_iterations if own is None else own.device_iterations
+    if now not in (None, steps_per_execution):
+        raise ConfigError(
+            f"steps_per_execution={steps_per_execution}, but the config has "
+            f"device_iterations={now}, which is the same thing. Give one of them."
+        )
+    return replace(config, device_iterations=steps_per_execution)
+
+
+def check_augmentation(
+    objective: Objective, mixing: Mixing | None, label_smoothing: float
+) -> None:
+    """Refuse mixing or label smoothing that the loss can't take.
+
+    Raises:
+        ConfigError: `augment` or `label_smoothing` is of an unusable type or number.
+        UnsupportedError: The module returns its own loss, or the loss has no classes.
+    """
+    if mixing is not None and not isinstance(mixing, Mixing):
+        raise ConfigError(
+            f"augment={shown(mixing)} is no ipufit.Mixing: pass Mixing(mixup=0.2, "
+            "cutmix=1.0), or one of its two numbers."
+        )
+    check_smoothing(label_smoothing)
+    for what, is_given in (
+        (f"augment={mixing!r}", mixing is not None),
+        (f"label_smoothing={label_smoothing!r}", label_smoothing > 0),
+    ):
+        if is_given and objective.steps is not None:
+            raise UnsupportedError(
+                f"{what} was given, but the model has a step of its own, which "
+                "computes the loss. Do it there, or leave it out."
+            )
+        if is_given and objective.owns_loss:
+            raise UnsupportedError(
+                f"{what} was given, but the module returns its own loss, of whose "
+                "targets nothing is known: compile() got none. Pass "
+                "loss='cross_entropy' or the like, or leave it out."
+            )
+
+
+class MethodStep:
+    """A method of a model as a function of module and batch.
+
+    Args:
+        method: Method of one argument, of the model that is trained.
+
+    Example:
+        >>> class Model:
+        ...     def training_step(self, batch):
+        ...         return batch
+        >>> MethodStep(Model().training_step)(None, 3)
+        3
+    """
+
+    def __init__(self, method: Callable[[Any], Any]) -> None:
+        self.method = method
+        self.__qualname__ = str(getattr(method, "__qualname__", method))
+
+    def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
+        """Call the method with a batch, while `self.module` is the module."""
+        owner: Any = getattr(self.method, "__self__", None)
+        own = getattr(owner, "module", module)
+        if own is module:
+            return self.method(batch)
+        owner.module = module
+        try:
+            return self.method(batch)
+        finally:
+            owner.module = own
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same method of the same model."""
+        return isinstance(other, MethodStep) and self.method == other.method
+
+    def __hash__(self) -> int:
+        return hash(self.method)

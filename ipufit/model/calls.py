@@ -1,0 +1,889 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan the calls of a model: the samples, updates and passes of each."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from ipufit._arguments import check_whole
+from ipufit._poptorch import poptorch
+from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan
+from ipufit.callbacks import CallbackList
+from ipufit.callbacks.base import CallbackLike
+from ipufit.config import IPUConfig, forward_stages, with_stages
+from ipufit.data.calls import InferenceBatches, Loading, Position, TrainingBatches
+from ipufit.data.datasets import SampleStructure, Source
+from ipufit.data.sources import as_source, example_of, num_trained_on
+from ipufit.distributed import Processes
+from ipufit.engine import host_calls
+from ipufit.engine.loop import Evaluation, Inference, Training, describe_coverage
+from ipufit.engine.metric_state import MetricState
+from ipufit.engine.objective import Inferred
+from ipufit.engine.program import Executors, gradient_anchors
+from ipufit.errors import (
+    ConfigError,
+    CoverageWarning,
+    DataError,
+    DroppedRowsWarning,
+    EmptyUpdatesWarning,
+    IpufitError,
+    NotCompiledError,
+    UnsupportedError,
+    warn,
+)
+from ipufit.optimizers import check_covers
+from ipufit.placement import own_stages
+from ipufit.planning import choices
+from ipufit.resume import position_of
+
+from .arguments import (
+    CompileSettings,
+    FitArguments,
+    InferenceArguments,
+    check_weighting,
+    require_targets,
+)
+
+if TYPE_CHECKING:
+    from ipufit.planning.memory import Device
+    from ipufit.planning.plan import ModelPlan
+    from ipufit.planning.schedule import EpochPlan
+
+_METRIC_BYTES = 4096
+"""Bytes of the losses, means and scalars of a micro-batch, without large metrics.
+
+The real number is known once a program is traced.
+"""
+
+_LEAST_CALLS = 16
+"""Calls of a pass over samples that are loaded: some are loaded while others train."""
+
+
+class CallPlanner:
+    """Plans training, evaluation and prediction of a model, call by call.
+
+    Args:
+        module: The module that runs.
+        config: Layout on IPUs.
+        executors: Programs of the module.
+        processes: Processes of the run.
+
+    Attributes:
+        given_config: The user's config. In `config`, `compile` may have set the updates
+            of a call, and data the stages of a pipeline.
+        settings: The settings of `compile`; None before it was called.
+        num_passes: Passes over training data so far, so that no fit repeats an order.
+        trained_rows: Samples of a micro-batch of the last fit.
+        last_source: Data of the last run.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        config: IPUConfig,
+        executors: Executors,
+        processes: Processes,
+    ) -> None:
+        self.module, self.executors, self.processes = module, executors, processes
+        self.given_config = self.config = config
+        self.settings: CompileSettings | None = None
+        self.num_passes = 0
+        self.trained_rows: int | None = None
+        self.last_source: Source | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was found out for the settings of the last `compile`."""
+        self._output_sizes: list[tuple[Any, host_calls.OutputSize | None]] = []
+        self._compared_modes: list[SampleStructure] = []  # outputs of both modes fit
+        self._built_options: tuple[object, poptorch.Options] | None = None
+
+    def compile(self, config: IPUConfig, settings: CompileSettings) -> None:
+        """Plan with new settings from now on."""
+        self.config, self.settings = config, settings
+        self._forget()
+
+    def compile_offline(self, cache_dir: str) -> None:
+        """Plan programs for IPUs that may be elsewhere from now on.
+
+        Args:
+            cache_dir: Directory for the executables, if the config has none.
+        """
+        config = self.given_config
+        self.config = self.given_config = replace(
+            config, offline=True, cache_dir=config.cache_dir or cache_dir
+        )
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments that all forms of data take."""
+        return {"num_workers": self.config.num_workers, "processes": self.processes}
+
+    @property
+    def predicted(self) -> Inferred:
+        """The computation of a program for `predict`, also before `compile`."""
+        settings = self.settings
+        return Inferred(False) if settings is None else settings.objective.predicted
+
+    def count_passes(self, batches: TrainingBatches) -> None:
+        """Let the next fit draw other orders than these."""
+        number, done = batches.position
+        self.num_passes = max(self.num_passes, number + (done > 0))
+
+    def require_compiled(self) -> CompileSettings:
+        """Return the settings of `compile`, which must have been called."""
+        if self.settings is None:
+            raise NotCompiledError(
+                "You must call compile() before using the model: "
+                "model.compile(optimizer='adamw', loss='cross_entropy')."
+            )
+        return self.settings
+
+    def settle(self, source: Source) -> None:
+        """Determine the shapes of lazy weights, and the stages, from a sample.
+
+        Stages that `pipeline="auto"` leaves open depend only on the module, the shapes,
+        the config and the optimizer, so all processes choose the same, and so do a
+        resumed run, `build` and `ipufit compile`.
+
+        Raises:
+            ConfigError: Some weights still have no shapes, or there is no such split.
+            DataError: `forward` can't take such a sample.
+        """
+        host_calls.give_shapes(self.module, source)
+        if not self.config.has_open_stages:
+            return
+        names, in_words = self._split(self.config, source)
+        now = with_stages(self.given_config, names)
+        if now.pipeline != self.executors.config.pipeline:
+            self.executors.place(now, in_words)
+        self.config = with_stages(self.config, names)
+        self._built_options = None
+
+    def resolved(self, config: IPUConfig, x: Any = None) -> IPUConfig:
+        """Return a config with the stages it leaves open, for `config.resolved`."""
+        given = self.given_config
+        is_chosen = given.has_open_stages and not self.config.has_open_stages
+        if x is None and is_chosen and given.ipus == config.ipus:
+            return with_stages(config, self.config.pipeline or ())
+        source = self.last_source if x is None else as_source(x)
+        if source is None:
+            raise ConfigError(
+                "pipeline='auto' needs the shapes of samples, and this model has seen "
+                "none: give data, config.resolved(model, x), or call fit() before."
+            )
+        host_calls.give_shapes(self.module, source)
+        return with_stages(config, self._split(config, source)[0])
+
+    def _split(self, config: IPUConfig, source: Source) -> tuple[tuple[str, ...], str]:
+        from .costs import split_of_module  # few processes need it
+
+        settings = self.settings
+        optimizer = steps = None
+        if settings is not None:
+            optimizer = settings.optimization.optimizer
+            steps = settings.objective.steps
+        return split_of_module(self.module, config, source, optimizer, steps)
+
+    def training(
+        self,
+        source: Source,
+        arguments: FitArguments,
+        num_passes: int | None = None,
+        watched: Sequence[str] | None = None,
+    ) -> Training:
+        """Plan the training of the compiled model on data, and the calls of a pass.
+
+        Args:
+            source: The data.
+            arguments: Arguments of `fit`.
+            num_passes: Number of the next pass over the data; None for that of the
+                model.
+            watched: Names of parameters whose gradients are sent to the host; None for
+                those that a callback watches.
+
+        Raises:
+            ConfigError: The optimiser lacks a weight, or the batch size a factor.
+            DataError: Targets are missing.
+            UnsupportedError: The loss can't take weights or padding, or gradients are
+                watched with automatic loss scaling.
+        """
+        settings, checkpoint = self.require_compiled(), arguments.checkpoint
+        optimization, objective = settings.optimization, settings.objective
+        check_covers(optimization.optimizer, self.module)
+        require_targets(source, objective, "x", "train")
+        if source.structure.rows is None:
+            check_weighting(objective, arguments)
+        plan, choice = self.training_plan(source, arguments)
+        self._check_processes(plan)
+        seed = self.config.seed
+        start = Position(self.num_passes if num_passes is None else num_passes)
+        if checkpoint is not None:
+            seed, start = checkpoint.state["data"]["seed"], position_of(checkpoint)
+        if watched is None:
+            watched = CallbackList(arguments.callbacks).watched_gradients(self.module)
+        if watched and optimization.automatic_loss_scaling:
+            raise UnsupportedError(
+                "Gradients are watched, and the loss scaling is automatic: only the "
+                "device knows what it has multiplied them by. Use a fixed loss_scaling."
+            )
+        parameters = dict(self.module.named_parameters()) if watched else {}
+        gradients = {name: parameters[name].shape for name in watched}
+        options = self._training_options(plan, gradients)
+        batches = TrainingBatches(
+            source,
+            plan,
+            options,
+            shuffle=arguments.shuffle,
+            seed=seed,
+            drop_last=arguments.drop_last,
+            class_weight=arguments.class_weight,
+            has_labels=objective.has_labels,
+            mixing=settings.mixing,
+            ignored=objective.ignored,
+            loading=Loading(self.config.num_workers, self.config.loader_mode),
+            start=start,
+            processes=self.processes,
+        )
+        return Training(
+            self.executors,
+            batches,
+            plan,
+            options,
+            optimization,
+            MetricState(settings.trained.fresh(), self.processes),
+            settings.average,
+            gradients,
+            choice,
+        )
+
+    def training_plan(
+        self, source: Source, arguments: FitArguments
+    ) -> tuple[BatchPlan, choices.Choice | None]:
+        """Plan a call of training, and choose its updates if they are left open.
+
+        Returns:
+            The factors of a call; the updates that were chosen, and why not more, or
+            None if the config or its own options say how many.
+
+        Raises:
+            ConfigError: The batch size is not made of its factors.
+        """
+        self.settle(source)
+        config, batch_size = _config_of_items(self.config, source), arguments.batch_size
+        if batch_size is None and config.micro_batch_size is None:
+            batch_size = source.batch_size
+        plan = config.training_plan(batch_size, own_stages(self.module, config))
+        is_set = config.device_iterations or config.training_options
+        if arguments.updates is not None:
+            return replace(plan, device_iterations=arguments.updates), None
+        if is_set is not None:
+            return plan, None
+        choice = self._updates_per_call(source, plan, arguments)
+        return replace(plan, device_iterations=choice.value), choice
+
+    def _training_options(
+        self, plan: BatchPlan, watched: Iterable[str] = ()
+    ) -> poptorch.Options:
+        settings = self.require_compiled()
+        optimization = settings.optimization
+        settings_of_program: dict[str, Any] = {
+            "own_stages": own_stages(self.module, self.config),
+            "sums_gradients": settings.objective.is_sum,
+            "returns_outputs": settings.objective.is_streamed,
+            "scales_automatically": optimization.automatic_loss_scaling,
+            "divides_early": optimization.needs_running_mean,
+            "anchors": gradient_anchors(watched),
+        }
+        key = plan, settings_of_program
+        if self._built_options is None or self._built_options[0] != key:
+            options = self.config.build_training_options(plan, **settings_of_program)
+            self._built_options = key, options
+        return self._built_options[1]
+
+    def _updates_per_call(
+        self, source: Source, plan: BatchPlan, arguments: FitArguments
+    ) -> choices.Choice:
+        """Choose the updates of a call.
+
+        `fit` gives the same results as with one update per call. The choice is the same
+        in all processes, and depends only on the arguments.
+        """
+        if arguments.checkpoint is not None:
+            begun = int(arguments.checkpoint.state["plan"]["device_iterations"])
+            return choices.Choice(begun, "the run was begun with so many")
+        objective = self.require_compiled().objective
+        multiples: dict[str, int] = {}
+        most: dict[str, int] = {}
+
+        # Callbacks of all processes.
+        listening = CallbackList(arguments.callbacks)
+        is_watching = bool(listening.watched_gradients(self.module))
+        everyone = self.processes.gathered((listening.call_ends(), is_watching))
+        for every, name in [end for ends, _ in everyone for end in ends]:
+            if every > 1:
+                multiples[f"the {every} updates that {name} counts"] = every
+            else:
+                most[f"{name} hears each update"] = 1
+        if any(is_watching for _, is_watching in everyone):
+            most["gradients are watched"] = 1
+
+        # Settings with which something happens after each update.
+        moves = self.require_compiled().optimization.moves_per_update
+        if moves:
+            most[moves] = 1
+        if objective.is_streamed:
+            most["outputs come back for a streamed metric, and may be large"] = 1
+        if self.config.customize is not None:
+            # Larger calls would return metrics of fewer samples, or sums that the
+            # device rounds.
+            options = self._training_options(plan)
+            mode = poptorch.OutputMode(options.output_mode)
+            if mode != poptorch.OutputMode.All:
+                most[f"customize asks for {mode.name}"] = 1
+
+        # Whole epochs.
+        count, updates = source.num_certain, 0
+        if count is None:
+            most["the data doesn't say for certain how many samples come"] = 1
+        else:
+            if arguments.validation_split:
+                count = num_trained_on(count, arguments.validation_split)
+            updates = count // plan.batch_size
+            if arguments.pads:
+                updates = -(-count // plan.batch_size)
+            if not updates:
+                return choices.Choice(1, "these data have fewer samples than an update")
+            span = "an epoch" if arguments.steps_per_epoch is None else "a pass"
+            words = "one update" if updates == 1 else f"{updates} updates"
+            multiples = {f"the {words} of {span}": updates, **multiples}
+        for name in ("steps_per_epoch", "validation_updates"):
+            value = getattr(arguments, name)
+            if isinstance(value, int) and value > 0:  # others are refused later
+                multiples[f"{name}={value}"] = value
+
+        # What a call holds, and how long it takes.
+        rows, weights = plan.samples_per_update, host_calls.num_weights(self.module)
+        large = host_calls.metric_bytes(
+            self.module, objective, source.structure, source.example(1)
+        )
+        of_metrics = (_METRIC_BYTES + large) * plan.micro_batches_per_call
+        held = rows * host_calls.bytes_of(source.first()) + of_metrics
+        most[
+            "a call's samples and metrics take "
+            f"{choices.MOST_CALL_BYTES >> 20} MiB of host memory at most"
+        ] = max(1, choices.MOST_CALL_BYTES // held)
+        most[
+            f"a larger call would take long, with {rows} samples and {weights} "
+            "weights per update"
+        ] = max(1, choices.MOST_WORK // max(1, rows * weights))
+        if not source.is_in_memory:  # some samples are loaded while others train
+            least = max(_LEAST_CALLS, 4 * self.config.num_workers)
+            most[f"{least} calls or more share the data"] = max(1, updates // least)
+            ahead = source.num_ahead
+            if ahead is not None:
+                reason = f"workers load {ahead} samples ahead"
+                most[reason] = max(1, ahead // (2 * plan.batch_size))
+        return choices.chosen_device_iterations(multiples, most)
+
+    def epoch_plan(
+        self, arguments: FitArguments, *, is_spare: bool = False
+    ) -> tuple[Source, EpochPlan]:
+        """Read the data of a `fit`, and divide them into calls.
+
+        Args:
+            arguments: Arguments of the `fit`.
+            is_spare: Whether that `fit` won't run, so that a generator may lose its
+                first batch.
+        """
+        from ipufit.planning.schedule import EpochPlan  # few processes ask for it
+
+        source = example_of(
+            *arguments.data, is_whole=True, is_spare=is_spare, **self.loading
+        )
+        plan, choice = self.training_plan(source, arguments)
+        config, own = self.config, own_stages(self.module, self.config)
+        stages = 1
+        if config.is_pipelined and config.training_options is None:
+            stages = max(forward_stages(config), own)
+        count, steps = source.num_samples, arguments.steps_per_epoch
+        if count is not None and arguments.validation_split:
+            count = num_trained_on(count, arguments.validation_split)
+        is_enough = count is None or count >= plan.samples_per_call * plan.processes
+        if isinstance(steps, int) and steps > 0 and is_enough:  # others, fit refuses
+            count = steps * plan.batch_size
+        nearest: tuple[int, ...] = ()
+        if count is not None and not arguments.pads:
+            nearest = self._nearest_batch_sizes(count, plan, choice)
+        reason = "" if choice is None else choice.reason
+        return source, EpochPlan(plan, count, arguments.pads, stages, nearest, reason)
+
+    def model_plan(
+        self, arguments: FitArguments, device: str | Device, *, is_spare: bool = False
+    ) -> ModelPlan:
+        """Plan the memory and the pipeline of a `fit`; arguments as for `epoch_plan`.
+
+        Args:
+            arguments: Arguments of the `fit`.
+            device: Kind of IPU, or its numbers.
+            is_spare: As for `epoch_plan`.
+        """
+        # Few processes ask for a plan, so the others don't import what makes it.
+        from ipufit.planning.memory import device_named
+
+        from .costs import plan_of_module
+
+        settings, kind = self.require_compiled(), device_named(device)
+        source, epoch = self.epoch_plan(arguments, is_spare=is_spare)
+        plan = plan_of_module(
+            self.module,
+            self.config,
+            settings.optimization.optimizer,
+            settings.objective.steps,
+            source,
+            epoch,
+            kind,
+        )
+        try:
+            require_targets(source, settings.objective, "x", "train")
+        except IpufitError as error:  # what is planned doesn't depend on targets
+            return replace(plan, refusal=str(error))
+        return plan
+
+    def _nearest_batch_sizes(
+        self, count: int, plan: BatchPlan, choice: choices.Choice | None
+    ) -> tuple[int, ...]:
+        """Return batch sizes near a plan's that leave out none of `count` samples."""
+        one = plan if choice is None else replace(plan, device_iterations=1)
+        stages = own_stages(self.module, self.config)
+        derive = partial(self.config.training_plan, own_stages=stages)
+        return choices.nearest_batch_sizes(count, one, derive)
+
+    def warn_of_tail(self, training: Training) -> None:
+        """Warn of samples that are left out, and of updates without any; for `fit`."""
+        batches, plan = training.batches, training.plan
+        if not self.processes.is_first:
+            return
+        if batches.num_dropped:
+            total = batches.source.num_samples
+            of = "" if total is None else f" of {total}"
+            whole = plan.describe_unfilled(batches.num_dropped)
+            sizes: tuple[int, ...] = ()
+            if total is not None:
+                sizes = self._nearest_batch_sizes(total, plan, training.choice)
+            other = f", or batch_size={' or '.join(map(str, sizes))}" if sizes else ""
+            warn(
+                f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
+                f"because they don't fill {whole}. To train on all of them: "
+                f"drop_last='pad', as Keras does{other}.",
+                DroppedRowsWarning,
+            )
+        if batches.num_empty_updates:
+            warn(
+                f"{batches.num_empty_updates} of the {plan.device_iterations} updates "
+                "of the last call have padding only. Their gradients are zero, but "
+                "momentum and weight decay go on. Fewer device_iterations avoid it.",
+                EmptyUpdatesWarning,
+            )
+
+    def _check_processes(self, plan: BatchPlan) -> None:
+        """Refuse processes that differ from those when the model was made.
+
+        Raises:
+            ConfigError: A process group was made, or a launcher's variables were set,
+                after the model.
+        """
+        if plan.processes != self.processes.count:
+            raise ConfigError(
+                f"There are {plan.processes} processes now, and there were "
+                f"{self.processes.count} when the model was made. Make the process "
+                "group (torch.distributed.init_process_group) before "
+                "ipufit.IPUModel(...)."
+            )
+
+    def inference(
+        self,
+        source: Source,
+        inferred: Inferred,
+        kind: str,
+        arguments: InferenceArguments,
+        metrics: MetricState | None = None,
+    ) -> Inference:
+        """Plan the calls of a run, and choose their passes if they are left open.
+
+        Args:
+            source: The data.
+            inferred: The computation of the program.
+            kind: "test" or "predict", as in the names of the hooks.
+            arguments: Sizes that the user gave, and the rest of the run.
+            metrics: Loss and metrics of an evaluation.
+
+        Raises:
+            ConfigError: The replicas don't divide the batch size.
+        """
+        batch_size, steps = arguments.batch_size, arguments.steps
+        training = arguments.training
+        settings = training, batch_size, steps, self.config.micro_batch_size
+        is_default = all(x is None for x in (*settings, source.structure.rows))
+        copies = self.config.num_inference_replicas * self.config.process.count
+        if is_default and source.num_samples == (self.trained_rows or 0) * copies:
+            batch_size = source.num_samples  # one batch of `fit`: a graph, or its nodes
+        sets = source, *arguments.beside
+        asked = [
+            rows_to_evaluate(self.config, one, batch_size, steps, training)
+            for one in sets
+        ]
+        batch_size, rows = asked[0]
+        max_rows = rows if arguments.max_rows is None else arguments.max_rows
+        limits = [max_rows, *(rows for _, rows in asked[1:])]
+        counts = [_samples_to_infer(*one) for one in zip(sets, limits)]
+        self.settle(source)
+        config, choice = _config_of_items(self.config, source), None
+        plan = plan_of_pass(self.module, config, batch_size)
+        is_set = config.inference_iterations or config.inference_options
+        if arguments.is_open and not arguments.is_single and is_set is None:
+            least = plan_of_pass(self.module, config, batch_size, 1)
+            # Of other output modes the number of passes says which rows come back.
+            all_rows = poptorch.OutputMode.All.value
+            if (
+                config.customize is None
+                or config.build_inference_options(least).output_mode == all_rows
+            ):
+                # All processes choose the same: process 0's data decide, and callbacks
+                # of any process. A batch that one listens to is a call.
+                hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
+                is_heard = CallbackList(arguments.callbacks).hears(*hooks)
+                if not is_heard:
+                    choice = self._chosen_passes(source, least, counts, inferred)
+                everyone = self.processes.gathered((is_heard, choice))
+                choice = None if any(one for one, _ in everyone) else everyone[0][1]
+        if choice is not None:
+            plan = plan_of_pass(self.module, config, batch_size, choice.value)
+        if arguments.is_single and config.micro_batch_size is None:
+            num_micro_batches = plan.micro_batches_per_call * plan.processes
+            size = -(-(source.num_samples or 0) // num_micro_batches)
+            plan = replace(plan, micro_batch_size=size)
+        if metrics is not None and inferred.owns_loss and counts[0]:
+            # The others of a loss over a micro-batch would be padding.
+            size = min(plan.micro_batch_size, counts[0])
+            plan = replace(plan, micro_batch_size=size)
+        self._check_processes(plan)
+
+        def planned(
+            plan: BatchPlan,
+        ) -> tuple[Executors, InferenceBatches, BatchPlan, poptorch.Options, Inferred]:
+            options = config.build_inference_options(plan)
+            batches = InferenceBatches(
+                source,
+                plan,
+                options,
+                max_rows=max_rows,
+                loading=Loading(config.num_workers, config.loader_mode),
+                seed=config.seed,
+                processes=self.processes,
+            )
+            return self.executors, batches, plan, options, inferred
+
+        def resized(size: int) -> Inference:
+            least = plan
+            if choice is not None:
+                least = plan_of_pass(self.module, config, batch_size, 1)
+            return Inference(*planned(replace(least, micro_batch_size=size)), None)
+
+        run = planned(plan)
+        if metrics is None:
+            return Inference(*run, choice)
+        left_over = run[1].left_over(counts[0]) if counts[0] else ()
+        return Evaluation(*run, choice, metrics, resized, left_over)
+
+    def evaluation(self, source: Source, arguments: InferenceArguments) -> Evaluation:
+        """Plan an evaluation of the compiled model.
+
+        Raises:
+            DataError: Targets are missing.
+            ConfigError: The own inference options return sums of outputs.
+        """
+        settings = self.require_compiled()
+        words = "validation_data", "validate"
+        if arguments.training is None:
+            words = "x", "evaluate"
+        require_targets(source, settings.objective, *words)
+        structure, compared = source.structure, self._compared_modes
+        losses = [loss for _, loss in settings.objective.losses]
+        are_several = len(losses) > 1 or structure.targets.num_leaves > 1
+        is_unsure = are_several or any(loss.is_function for loss in losses)
+        if is_unsure and structure not in compared:
+            host_calls.refuse_outputs_of_training(
+                self.module, settings.objective, structure, source.example(2)
+            )
+            compared.append(structure)
+        metrics = MetricState(settings.objective.fresh(), self.processes)
+        inferred = settings.objective.evaluated
+        test = self.inference(source, inferred, "test", arguments, metrics)
+        assert isinstance(test, Evaluation)  # noqa: S101 - it has metrics
+        if test.options.output_mode == poptorch.OutputMode.Sum.value:
+            raise ConfigError(
+                "inference_options or customize ask for OutputMode.Sum, which adds "
+                "outputs of different samples: nothing can be evaluated from that. Use "
+                "OutputMode.All, or leave the mode at its default."
+            )
+        return test
+
+    def validations(
+        self,
+        sources: Mapping[str, Source],
+        batch_size: int | None,
+        steps: int | None,
+        training: BatchPlan,
+        callbacks: CallbackLike,
+    ) -> list[Evaluation]:
+        """Plan a validation on each set of data.
+
+        Args:
+            sources: Data by the name of the set; "" for a set without a name.
+            batch_size: Samples of one pass over all replicas.
+            steps: Number of steps; None for all samples.
+            training: Plan of the training.
+            callbacks: Callbacks of the run.
+        """
+        planned = []
+        for name, source in sources.items():
+            arguments = InferenceArguments(
+                batch_size,
+                steps,
+                callbacks,
+                training,
+                beside=[other for other in sources.values() if other is not source],
+            )
+            validation = self.evaluation(source, arguments)
+            validation.prefix = f"{name}_" if name else ""
+            planned.append(validation)
+        return planned
+
+    def prediction(self, source: Source, arguments: InferenceArguments) -> Inference:
+        """Plan a prediction.
+
+        Raises:
+            ConfigError: The own inference options don't return every row.
+        """
+        plan = self.inference(source, self.predicted, "predict", arguments)
+        mode = poptorch.OutputMode(plan.options.output_mode)
+        if mode != poptorch.OutputMode.All:
+            raise ConfigError(
+                "predict() needs every row, and inference_options ask for OutputMode."
+                f"{mode.name}. Use OutputMode.All, or leave the mode at its default."
+            )
+        return plan
+
+    def _chosen_passes(
+        self,
+        source: Source,
+        plan: BatchPlan,
+        counts: Sequence[int | None],
+        inferred: Inferred,
+    ) -> choices.Choice:
+        least, num_workers = plan.device_iterations, self.config.num_workers
+        known = [count for count in counts if count is not None]
+        is_one_call = len(known) == len(counts)
+        is_one_call = is_one_call and max(known) <= plan.batch_size * least
+        if is_one_call and all(one % plan.micro_batch_size == 0 for one in known):
+            return choices.Choice(least)
+
+        # Bytes of inputs, labels and outputs of a pass in one process, if they can be
+        # known. The module was asked before for data of the same shapes, perhaps.
+        example = source.example(plan.micro_batch_size)
+        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
+        key = inferred, source.structure, shapes
+        find_size = partial(
+            host_calls.output_size, self.module, inferred, source.structure, example
+        )
+        if all(one != key for one, _ in self._output_sizes):
+            self._output_sizes.append((key, find_size()))
+        size = next(found for one, found in self._output_sizes if one == key)
+        num_bytes = None
+        if size is not None:
+            rows = plan.micro_batch_size
+            whole = partial(find_size, num_samples=rows)
+            host_calls.refuse_other_axes(size.outputs, rows, whole)
+        if is_one_call:
+            return choices.Choice(least)
+        if size is not None:
+            num_bytes = plan.replicas * (host_calls.bytes_of(example) + size.num_bytes)
+            if size.moves_buffers:
+                reason = "the module changes a buffer, and would in padding, too"
+                return choices.Choice(least, reason)
+
+        passes = []
+        for count in known:
+            if size is None or size.has_scalars:  # the others have their own program
+                count -= count % plan.micro_batch_size
+            passes.append(max(1, -(-count // plan.batch_size)))
+        most = choices.MOST_PASSES
+        if not source.is_in_memory:  # some samples are loaded while others are computed
+            most = choices.MOST_LOADED_PASSES if passes else choices.MOST_UNKNOWN_PASSES
+            if passes and source.num_ahead is not None:
+                most = min(most, source.num_ahead // (2 * plan.batch_size))
+            elif passes and num_workers:  # each loads whole calls
+                most = min(most, sum(passes) // (4 * num_workers))
+        work = plan.samples_per_update * host_calls.num_weights(self.module)
+        return choices.chosen_inference_iterations(
+            passes, num_bytes, least, max(1, most), work
+        )
+
+    @contextlib.contextmanager
+    def naming_rows_of_fit(self, inference: Inference) -> Iterator[None]:
+        """Say in errors of shapes that `fit` had micro-batches of another size."""
+        trained, rows = self.trained_rows, inference.plan.micro_batch_size
+        try:
+            yield
+        except (DataError, UnsupportedError) as error:
+            is_of_shapes = any(
+                words in str(error)
+                for words in ("failed with inputs of", "samples. Outside training")
+            )
+            if trained in (None, rows) or not is_of_shapes:
+                raise
+            raise type(error)(
+                f"{error} fit had micro-batches of {trained}, and this run has ones of "
+                f"{rows}: if forward needs that number, give evaluate and predict "
+                f"batch_size={trained} for each replica, or "
+                f"IPUConfig(micro_batch_size={trained})."
+            ) from error.__cause__
+
+
+def _config_of_items(config: IPUConfig, source: Source) -> IPUConfig:
+    """Return the config for data whose items may be whole micro-batches.
+
+    Raises:
+        ConfigError: It asks for several of these in a micro-batch.
+    """
+    if source.structure.rows is None or config.micro_batch_size == 1:
+        return config
+    if config.micro_batch_size is not None:
+        raise ConfigError(
+            f"micro_batch_size={config.micro_batch_size}, and each batch of "
+            "FixedSizeBatches is a whole micro-batch: leave it out."
+        )
+    return replace(config, micro_batch_size=1)
+
+
+def plan_of_pass(
+    module: torch.nn.Module,
+    config: IPUConfig,
+    batch_size: int,
+    inference_iterations: int | None = None,
+) -> BatchPlan:
+    """Return the factors of a call that evaluates or predicts.
+
+    Args:
+        module: The user's module, which may begin stages itself.
+        config: The layout.
+        batch_size: Samples of one pass over all replicas.
+        inference_iterations: Passes of a call, if the config leaves them open.
+
+    Raises:
+        ConfigError: The replicas don't divide the batch size.
+    """
+    count = config.process.count
+    stages = own_stages(module, config.inference_config)
+    size = -(-batch_size // count) * count
+    return config.inference_plan(size, stages, inference_iterations)
+
+
+def rows_to_evaluate(
+    config: IPUConfig,
+    source: Source,
+    batch_size: int | None,
+    steps: int | None,
+    training: BatchPlan | None = None,
+) -> tuple[int, int | None]:
+    """Samples of one pass over all replicas, and of all `steps`.
+
+    Args:
+        config: The layout.
+        source: The data; steps are batches of its loader, if it has one.
+        batch_size: Samples of a pass, and of a step; None for the default.
+        steps: Number of steps; None for all samples.
+        training: Plan of the training that is validated, whose micro-batch counts if
+            the config has none; None outside `fit`, for Keras's 32.
+
+    Raises:
+        ConfigError: `steps` is no positive whole number.
+
+    Example:
+        >>> source = as_source(torch.zeros(100, 2))
+        >>> rows_to_evaluate(IPUConfig(replicas=2), source, None, steps=None)
+        (64, None)
+        >>> rows_to_evaluate(IPUConfig(replicas=2), source, 8, steps=3)
+        (8, 24)
+    """
+    size = batch_size
+    if size is not None:
+        check_whole("batch_size", size, least=1)
+    if steps is not None:
+        check_whole("steps" if training is None else "validation_steps", steps, least=1)
+    if source.structure.rows is not None:
+        copies = config.num_inference_replicas * config.process.count
+        if size not in (None, copies):
+            raise ConfigError(
+                f"batch_size={size}, and a pass takes {copies} of the batches of "
+                "FixedSizeBatches, one for each replica: leave it out."
+            )
+        return copies, None if steps is None else steps * copies
+    if size is None:
+        micro = DEFAULT_BATCH_SIZE if training is None else training.micro_batch_size
+        copies = config.num_inference_replicas * config.process.count
+        size = (config.micro_batch_size or micro) * copies
+    if steps is None:
+        return size, None
+    own = size if training is None else training.batch_size
+    return size, steps * (batch_size or source.batch_size or own)
+
+
+def _samples_to_infer(source: Source, max_rows: int | None) -> int | None:
+    """Return the number of samples, `max_rows` at most; None if unknown."""
+    known = source.num_certain
+    known = source.num_samples if known is None else known
+    counts = [count for count in (known, max_rows) if count is not None]
+    return min(counts, default=None)
+
+
+def warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -> str:
+    """Warn if metrics cover only a part of the samples; called by a public method.
+
+    Returns:
+        The samples, in words; "" for all.
+    """
+    coverage = describe_coverage(options, plan)
+    if coverage:
+        warn(
+            f"{method}() reports metrics of only a part of the samples, as your "
+            f"options ask: {coverage}. For all leave the output mode at its default.",
+            CoverageWarning,
+        )
+    return coverage
+
+
+def warn_of_coverage_of_fit(
+    training: Training, validations: Sequence[Evaluation]
+) -> str:
+    """Warn if the metrics of a fit cover only a part of the samples.
+
+    Returns:
+        The parts that training and validation report, in words; "" for all.
+    """
+    parts = [warn_of_coverage(training.options, training.plan, "fit")]
+    total, dropped = training.batches.source.num_samples, training.batches.num_dropped
+    if total and total <= 10 * (dropped or 0):  # not to be overlooked
+        parts.append(f"training on {total - (dropped or 0)} of {total} samples")
+    for validation in validations[:1]:  # all have the same options
+        of_set = warn_of_coverage(
+            validation.options, validation.plan, "fit's validation"
+        )
+        parts.append(of_set and f"validation {of_set}")
+    return ", ".join(part for part in parts if part)
