@@ -167,7 +167,7 @@ def from_lightning(
       A scheduler keeps its `interval` and `frequency`, and `ReduceLROnPlateau` its
       `monitor`.
     - `self.log` and `self.log_dict` report tensors of one element. In History a value
-      of a validation has `val_` before its name: one logged as `"val_loss"`,
+      of a validation has `val_` before its name: a value logged as `"val_loss"`,
       `"val/loss"` or `"loss"` is `val_loss`.
     - Hooks between epochs, such as `on_train_epoch_end`, are called. Methods that
       nothing would call, such as `optimizer_step`, are refused.
@@ -744,7 +744,7 @@ def _read_optimizers(
 
 
 def _check_keys(what: str, settings: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse unknown keys of a dict, and one without the first known key."""
+    """Refuse unknown keys of a dict, and a dict without the first known key."""
     for name in settings:
         if name not in known:
             raise UnknownNameError(f"key of {what}", str(name), known)
