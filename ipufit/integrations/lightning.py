@@ -8,12 +8,16 @@ import copy
 import functools
 import inspect
 import re
+import sys
+from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Iterator, Mapping, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
 
+from ipufit._arguments import check_choice, check_whole
+from ipufit._hints import hints_at
 from ipufit._kinds import Kind, anything, list_of, number
 from ipufit.callbacks import Callback, History
 from ipufit.config import IPUConfig
@@ -32,23 +36,34 @@ from ipufit.types import Logs
 
 __all__ = ["LightningModel", "from_lightning"]
 
-_FIT, _VALIDATE, _TEST, _PREDICT, _SETUP = "fit", "validate", "test", "predict", "setup"
-_STEPS = {
-    _FIT: "training_step",
-    _VALIDATE: "validation_step",
-    _TEST: "test_step",
-    _PREDICT: "predict_step",
-}
-_LOADERS = {
-    "fit": "train_dataloader",
-    "evaluate": "val_dataloader",
-    "test": "test_dataloader",
-    "predict": "predict_dataloader",
-}
-"""Lightning's method with the data, for a method of the model."""
+
+class _Stage(NamedTuple):
+    """Names of Lightning for a task of a module.
+
+    Attributes:
+        call: Method of the model.
+        step: Method that is called with a batch.
+        loader: Method that returns the data.
+        flag: Attribute of the Trainer that is True during the task.
+        hooks: Part of the names of hooks.
+    """
+
+    call: str
+    step: str
+    loader: str
+    flag: str
+    hooks: str
+
+
+_FIT, _VALIDATE, _TEST, _PREDICT = _STAGES = (
+    _Stage("fit", "training_step", "train_dataloader", "training", "train"),
+    _Stage("evaluate", "validation_step", "val_dataloader", "validating", "validation"),
+    _Stage("test", "test_step", "test_dataloader", "testing", "test"),
+    _Stage("predict", "predict_step", "predict_dataloader", "predicting", "predict"),
+)
 
 _LIBRARIES = ("lightning", "lightning_fabric", "pytorch_lightning", "torch")
-"""Packages whose own methods are no overrides."""
+"""Packages whose methods are no overrides."""
 
 
 @all_suggesting
@@ -59,45 +74,23 @@ class LightningModel(IPUModel):
     addition, they call the module's hooks between epochs.
     """
 
-    _given: Mapping[str, Any] = {}
+    _trainer_values: Mapping[str, Any] = {}
     _plateau: Callable[[], Callback] | None = None
-    _of_test = False
 
     @functools.wraps(IPUModel.fit, assigned=())  # type: ignore[override]
     def fit(self, *args: Any, **kwargs: Any) -> History:
         """Train by `training_step`, with the arguments of `IPUModel.fit`."""
-        own = [] if self._plateau is None else [self._plateau()]
-        return self._with_hooks(IPUModel.fit, own, *args, **kwargs)
+        return self._with_hooks(IPUModel.fit, _FIT, args, kwargs)
 
     @functools.wraps(IPUModel.evaluate, assigned=())  # type: ignore[override]
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate by `validation_step`, with the arguments of `IPUModel.evaluate`."""
-        return self._with_hooks(IPUModel.evaluate, [], *args, **kwargs)
+        return self._with_hooks(IPUModel.evaluate, _VALIDATE, args, kwargs)
 
     @functools.wraps(IPUModel.predict, assigned=())  # type: ignore[override]
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict by `predict_step`, with the arguments of `IPUModel.predict`."""
-        return self._with_hooks(IPUModel.predict, [], *args, **kwargs)
-
-    def _with_hooks(
-        self, method: Callable[..., Any], own: list[Callback], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Call a method of `IPUModel` with the module's hooks as a callback."""
-        given = inspect.signature(method).bind_partial(self, *args, **kwargs)
-        loader = _LOADERS["test" if self._of_test else method.__name__]
-        if given.arguments.get("x") is None and _is_overridden(self.module, loader):
-            raise DataError(
-                f"{method.__name__}() got no data, and nothing calls {loader}() of the "
-                f"module: give it, {method.__name__}(model.module.{loader}())."
-            )
-        callbacks = given.arguments.get("callbacks")
-        hooks = _ModuleHooks(self.module, self._given, of_test=self._of_test)
-        given.arguments["callbacks"] = [
-            hooks,
-            *own,
-            [] if callbacks is None else callbacks,
-        ]
-        return method(*given.args, **given.kwargs)
+        return self._with_hooks(IPUModel.predict, _PREDICT, args, kwargs)
 
     def test(self, *args: Any, **kwargs: Any) -> Logs:
         """Evaluate by `test_step`, with the arguments of `IPUModel.evaluate`.
@@ -108,25 +101,45 @@ class LightningModel(IPUModel):
         Raises:
             UnsupportedError: The module has no `test_step`.
         """
-        if not _is_overridden(self.module, "test_step"):
+        step = _step_of(self.module, _TEST, self._trainer_values)
+        if step is None:
             raise UnsupportedError(
                 f"{type(self.module).__name__} has no test_step: write one, or use "
                 "evaluate(), which uses validation_step."
             )
         self.detach()
         tester = copy.copy(self)
-        step = _Step(self.module, _TEST, self._given)
-        arguments = {
-            **self._calls.require_compiled().arguments,
-            "validation_step": step,
-        }
+        compiled = self._calls.require_compiled().arguments
+        arguments = {**compiled, "validation_step": step}
         IPUModel.compile(tester, **arguments)
-        tester._of_test = True
         try:
-            logs: Logs = tester.evaluate(*args, **kwargs)
+            logs: Logs = tester._with_hooks(IPUModel.evaluate, _TEST, args, kwargs)
         finally:
             tester.detach()
         return logs
+
+    def _with_hooks(
+        self,
+        method: Callable[..., Any],
+        stage: _Stage,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a method of `IPUModel` with the module's hooks as a callback."""
+        bound = inspect.signature(method).bind_partial(self, *args, **kwargs)
+        arguments = bound.arguments
+        if arguments.get("x") is None and _is_overridden(self.module, stage.loader):
+            raise DataError(
+                f"{stage.call}() got no data, and nothing calls {stage.loader}() of "
+                f"the module: give it, {stage.call}(model.module.{stage.loader}())."
+            )
+        callbacks: list[Any] = [_ModuleHooks(self.module, self._trainer_values, stage)]
+        if stage == _FIT and self._plateau is not None:
+            callbacks.append(self._plateau())
+        if arguments.get("callbacks") is not None:
+            callbacks.append(arguments["callbacks"])
+        arguments["callbacks"] = callbacks
+        return method(*bound.args, **bound.kwargs)
 
 
 def from_lightning(
@@ -154,7 +167,7 @@ def from_lightning(
       A scheduler keeps its `interval` and `frequency`, and `ReduceLROnPlateau` its
       `monitor`.
     - `self.log` and `self.log_dict` report tensors of one element. In History a value
-      of a validation has `val_` before its name: one logged as `"val_loss"`,
+      of a validation has `val_` before its name: a value logged as `"val_loss"`,
       `"val/loss"` or `"loss"` is `val_loss`.
     - Hooks between epochs, such as `on_train_epoch_end`, are called. Methods that
       nothing would call, such as `optimizer_step`, are refused.
@@ -200,263 +213,211 @@ def from_lightning(
         raise ConfigError(f"module={module!r} is not a LightningModule.")
     if trainer is not None and not isinstance(trainer, Mapping):
         raise ConfigError(
-            f"trainer={trainer!r} is no dict. ipufit takes the place of Lightning's "
-            "Trainer: give the values that the module reads from it, {'max_epochs': "
-            "10}, and the rest to fit()."
+            f"trainer={trainer!r} is no dict. Give the values that the module reads "
+            "from its Trainer, {'max_epochs': 10}, and everything else to fit()."
         )
     if not _is_overridden(module, "training_step"):
         raise ConfigError(
             f"{type(module).__name__} has no training_step: write one, or use "
             "ipufit.IPUModel(module) and compile(optimizer, loss)."
         )
-    _refuse_hooks(module)
-    given = dict(trainer or {})
+    _refuse_methods(module)
+    values = dict(trainer or {})
     # Layers are made before their types are those of the config.
-    if _is_overridden(module, "setup"):
-        _at_start(module, given, "setup").setup(stage="fit")
-    if _is_overridden(module, "configure_model"):
-        _at_start(module, given, "configure_model").configure_model()
+    for hook, arguments in (("setup", {"stage": "fit"}), ("configure_model", {})):
+        if _is_overridden(module, hook):
+            _call_at_start(module, values, hook, **arguments)
     model = LightningModel(module, config, in_place=in_place)
-    own: Any = model.module
-    configured = _Configured(optimizer, lr_schedule)
+    trained = model.module
     if optimizer is None:
         if lr_schedule is not None:
             raise ConfigError(
-                "lr_schedule was given, and the optimizer is that of "
-                "configure_optimizers, which returns its scheduler too. Give the "
-                "optimizer here as well, or the scheduler there."
+                "lr_schedule was given, and configure_optimizers returns the optimizer "
+                "with its scheduler. Give the optimizer here too, or both there."
             )
-        if not _is_overridden(own, "configure_optimizers"):
+        configured = None
+        if _is_overridden(trained, "configure_optimizers"):
+            configured = _call_at_start(trained, values, "configure_optimizers")
+        if configured is None:
             raise ConfigError(
-                f"{type(own).__name__} has no configure_optimizers: write one, or pass "
-                "from_lightning(module, optimizer='adamw')."
+                f"{type(trained).__name__} has no configure_optimizers that returns "
+                "an optimizer: write it, or give from_lightning() an optimizer."
             )
-        view = _at_start(own, given, "configure_optimizers")
-        configured = _read_optimizers(view.configure_optimizers())
+        optimizer, lr_schedule, model._plateau = _read_optimizers(configured)
     IPUModel.compile(
         model,
-        configured.optimizer,
-        lr_schedule=configured.lr_schedule,
-        step=_Step(own, _FIT, given),
-        validation_step=_step(own, _VALIDATE, given),
-        predict_step=_step(own, _PREDICT, given),
+        optimizer,
+        lr_schedule=lr_schedule,
+        step=_step_of(trained, _FIT, values),
+        validation_step=_step_of(trained, _VALIDATE, values),
+        predict_step=_step_of(trained, _PREDICT, values),
         **compile_arguments,
     )
-    model._given = given
-    model._plateau = configured.plateau
+    model._trainer_values = values
     return model
 
 
-def _at_start(module: torch.nn.Module, given: Mapping[str, Any], hook: str) -> Any:
-    """Return the module as a hook sees it before the first epoch."""
-    live = {"current_epoch": lambda: 0, "global_step": lambda: 0}
-    return _view_of(module, _no_log(hook), _Trainer(given, _SETUP, live))
-
-
-def _step(
-    module: torch.nn.Module, stage: str, given: Mapping[str, Any]
-) -> _Step | None:
-    has_one = _is_overridden(module, _STEPS[stage])
-    return _Step(module, stage, given) if has_one else None
+def _is_overridden(module: torch.nn.Module, name: str) -> bool:
+    """Return whether a module has a method that isn't Lightning's."""
+    method = getattr(module, name, None)
+    package = str(getattr(method, "__module__", "")).partition(".")[0]
+    return method is not None and package not in _LIBRARIES
 
 
 # Steps --------------------------------------------------------------------------------
 
 
+def _step_of(
+    module: torch.nn.Module, stage: _Stage, values: Mapping[str, Any]
+) -> _Step | None:
+    """Return the step of a stage; None if the module doesn't have it."""
+    if not _is_overridden(module, stage.step):
+        return None
+    return _Step(getattr(module, stage.step), stage, values, type(module).__qualname__)
+
+
+@dataclass(repr=False, unsafe_hash=True)
 class _Step:
-    """A step of a LightningModule as a function of module and batch."""
+    """A step of a LightningModule as a function of module and batch.
 
-    def __init__(
-        self, module: torch.nn.Module, stage: str, given: Mapping[str, Any]
-    ) -> None:
-        self.name = _STEPS[stage]
-        self.method = getattr(module, self.name)  # its code's values are looked at
-        self.stage = stage
-        self.given = given
-        self.__qualname__ = f"{type(module).__qualname__}.{self.name}"
+    Attributes:
+        method: The bound method, whose code is searched for constants.
+        stage: The stage of the step.
+        values: Values of the Trainer.
+        owner: Name of the module's class.
+    """
 
-    def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
-        """Call the step; its logged values are logged by ipufit."""
-        logged: dict[str, Tensor] = {}
-        hear: Any = functools.partial(_hear, logged)
-        if self.stage == _PREDICT:
-            hear = _no_log(f"{self.name}, whose program gives outputs only")
-        view = _view_of(module, hear, _Trainer(self.given, self.stage))
-        step = getattr(view, self.name)
-        with _metrics_refused(module, self.name), _lists_as_before(module, self.name):
-            returned = step(batch, *([_BatchIndex()] if _takes_index(step) else []))
-        if self.stage == _PREDICT:
-            return returned
-        is_loss = self.stage == _FIT  # elsewhere Lightning uses no returned tensor
-        bare = {"loss": returned} if is_loss else {}
-        parts = returned if isinstance(returned, Mapping) else bare
-        loss = parts.get("loss")
-        loss = loss if isinstance(loss, Tensor) else None
-        report = self._trained if self.stage == _FIT else self._measured
-        reported = report(loss, logged, _kind(returned))
-        if "outputs" in parts:
-            reported["outputs"] = parts["outputs"]
-        return reported
+    method: Callable[..., Any]
+    stage: _Stage
+    values: Mapping[str, Any] = field(hash=False)
+    owner: str
 
-    def _trained(
-        self, loss: Tensor | None, logged: dict[str, Tensor], returned: str
-    ) -> dict[str, Tensor]:
-        if loss is None:
-            raise ConfigError(
-                f"{self.name} returned {returned}, and must return the loss, or a dict "
-                "with 'loss'. None can't leave out a batch: a program makes an update "
-                "of each."
-            )
-        if logged.pop("loss", loss) is not loss:
-            raise ConfigError(
-                f"{self.name} logs 'loss', and it isn't the tensor that it returns, "
-                "which is reported as 'loss': log it under another name."
-            )
-        for name, value in logged.items():
-            log(name, value)
-        return {"loss": loss}
-
-    def _measured(
-        self, loss: Tensor | None, logged: dict[str, Tensor], returned: str
-    ) -> dict[str, Tensor]:
-        if loss is None and not logged:
-            prefix = "val" if self.stage == _VALIDATE else "test"
-            raise ConfigError(
-                f"{self.name} logged nothing and returned {returned}: there is nothing "
-                "to report, because Lightning logs nothing that it returns. Log each "
-                f"value under its name, self.log('{prefix}_loss', loss) or "
-                f"self.log('{prefix}_acc', accuracy), or return {{'loss': loss}}."
-            )
-        for name, value in logged.items():
-            own = _own_name(name) if self.stage == _VALIDATE else name
-            if own == "loss":
-                loss = value
-            else:
-                log(own, value)
-        return {} if loss is None else {"loss": loss}
+    def __post_init__(self) -> None:
+        # A resumed run compares it, and messages show it.
+        self.__qualname__ = f"{self.owner}.{self.stage.step}"
 
     def __repr__(self) -> str:
-        """Return the method's name with its class, which a resumed run compares."""
         return self.__qualname__
 
-    def __eq__(self, other: object) -> bool:
-        """Return whether it is the same step of the same module."""
-        return isinstance(other, _Step) and (
-            (self.method, self.stage) == (other.method, other.stage)
-            and self.given == other.given
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.method, self.stage))
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"a dict with {', '.join(map(repr, value)) or 'nothing'}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
+        """Call the step, and log what it logs."""
+        name = self.stage.step
+        logged: dict[str, Tensor] = {}
+        is_training, is_prediction = self.stage == _FIT, self.stage == _PREDICT
+        hear: Callable[..., None] = functools.partial(_hear, logged)
+        hear = _no_log(name) if is_prediction else hear
+        view = _view_of(module, hear, self.stage, self.values)
+        step = getattr(view, name)
+        with _memory_refused(module, name):
+            returned = step(batch, *([_BatchIndex()] if _takes_index(step) else []))
+        if is_prediction:
+            return returned
+        results = returned if isinstance(returned, Mapping) else {}
+        if is_training and isinstance(returned, Tensor):  # as in Lightning, only here
+            results = {"loss": returned}
+        loss = results.get("loss")
+        loss = loss if isinstance(loss, Tensor) else None
+        what = "None" if returned is None else f"a {type(returned).__name__}"
+        if loss is None and is_training:
+            raise ConfigError(
+                f"{name} returned {what}. Return the loss, or {{'loss': loss}}, for "
+                "each batch: a program makes an update of each."
+            )
+        if loss is None and not logged:
+            metric = "val_acc" if self.stage == _VALIDATE else "test_acc"
+            raise ConfigError(
+                f"{name} returned {what} and logged nothing: there is nothing to "
+                f"report. Log each value, self.log('{metric}', accuracy), or return "
+                "{'loss': loss}."
+            )
+        if is_training and logged.pop("loss", loss) is not loss:
+            raise ConfigError(
+                f"{name} logs 'loss', which is the name of the loss that it returns: "
+                "log it under another name."
+            )
+        for key, value in logged.items():
+            metric = _without_val(key) if self.stage == _VALIDATE else key
+            if metric == "loss":
+                loss = value
+            else:
+                log(metric, value)
+        reported = {} if loss is None else {"loss": loss}
+        if "outputs" in results:
+            reported["outputs"] = results["outputs"]
+        return reported
 
 
 def _takes_index(step: Callable[..., Any]) -> bool:
     """Return whether a step takes `batch_idx` after the batch."""
-    parameters = inspect.signature(step).parameters
-    if "dataloader_iter" in parameters:
+    signature = inspect.signature(step)
+    if "dataloader_iter" in signature.parameters:
         raise UnsupportedError(
             f"{step.__name__} takes dataloader_iter, and a program gets batches: take "
             "(self, batch, batch_idx)."
         )
     try:
-        inspect.signature(step).bind(None, None)
+        signature.bind(None, None)
     except TypeError:
         return False
     return True
 
 
-class _BatchIndex:
-    """Stands for `batch_idx`: a step may pass it on, but not use it.
+def _refusing(message: str) -> Callable[..., NoReturn]:
+    """Return a function that raises, whatever its arguments."""
 
-    Example:
-        >>> _BatchIndex() % 100
-        Traceback (most recent call last):
-        ipufit.errors.UnsupportedError: batch_idx was used in a step...
-    """
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(message)
 
-    def __repr__(self) -> str:
-        """Return a name for messages."""
-        return "batch_idx (without a number: a step is compiled once)"
+    return refuse
 
 
-def _refuse_index(*_: Any) -> NoReturn:
-    raise UnsupportedError(
-        "batch_idx was used in a step. A step runs once in Python, when its program is "
-        "compiled, so that every batch would have the same number. Do what belongs to "
-        "every 100th batch in a callback, on_train_batch_end(batch, logs)."
-    )
-
-
-_USES = (
-    *("index", "int", "float", "bool", "hash", "str", "format", "eq", "ne", "lt", "le"),
-    *("gt", "ge", "neg", "abs", "add", "radd", "sub", "rsub", "mul", "rmul", "mod"),
-    *("rmod", "floordiv", "rfloordiv", "truediv", "rtruediv", "divmod", "rdivmod"),
-    *("pow", "rpow", "and"),
+_INDEX_METHODS = {"__str__", *vars(int)} - {
+    *("__new__", "__repr__", "__getattribute__", "__doc__"),
+}
+_REFUSE_INDEX = _refusing(
+    "batch_idx was used in a step. A step runs once in Python, when its program is "
+    "compiled, so that every batch would have the same number. Do what belongs to "
+    "every 100th batch in a callback, on_train_batch_end(batch, logs)."
 )
-for _use in _USES:
-    setattr(_BatchIndex, f"__{_use}__", _refuse_index)
+_BatchIndex = type("_BatchIndex", (), dict.fromkeys(_INDEX_METHODS, _REFUSE_INDEX))
+"""Stands for `batch_idx`: a step may pass it on, but not use it as a number."""
 
 
 @contextlib.contextmanager
-def _metrics_refused(module: torch.nn.Module, name: str) -> Iterator[None]:
-    """Refuse updates of torchmetrics's objects inside the context."""
+def _memory_refused(module: torch.nn.Module, name: str) -> Iterator[None]:
+    """Refuse a step that puts values into torchmetrics' objects, lists or dicts."""
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise UnsupportedError(_metric_refusal(name))
+    def lengths() -> dict[str, int]:
+        return {
+            attribute: len(value)
+            for attribute, value in vars(module).items()
+            if isinstance(value, (list, dict, set)) and attribute[0] != "_"
+        }
 
-    metrics = [
-        part
-        for part in module.modules()
-        if "update" in vars(part)
-        and any(
-            kind.__module__.partition(".")[0] == "torchmetrics"
-            for kind in type(part).__mro__
-        )
-    ]
-    with contextlib.ExitStack() as stack:
-        for metric in metrics:
-            stack.callback(vars(metric).update, update=vars(metric)["update"])
-            vars(metric)["update"] = refuse
-        yield
-
-
-def _metric_refusal(what: str) -> str:
-    return (
-        f"{what} uses an object of torchmetrics, which keeps what it has seen on the "
-        "host, and a step runs on the device. Log the mean over the batch, "
-        "self.log('acc', (logits.argmax(1) == y).float().mean()): its average over "
-        "all samples is exact. Or return {'loss': loss, 'outputs': logits}, and give "
-        "the metric to from_lightning(module, metrics=[...])."
+    refuse = _refusing(
+        f"{name} uses an object of torchmetrics, which keeps values on the host. Log "
+        "the mean over the batch, self.log('acc', (logits.argmax(1) == y).float()"
+        ".mean()): its average over all samples is exact. Or return {'loss': loss, "
+        "'outputs': logits}, and use from_lightning(module, metrics=[...])."
     )
-
-
-@contextlib.contextmanager
-def _lists_as_before(module: torch.nn.Module, name: str) -> Iterator[None]:
-    """Refuse a step that appends to a list or dict of its module."""
-    before = _lengths(module)
-    yield
-    for attribute, length in _lengths(module).items():
+    library: Any = sys.modules.get("torchmetrics")
+    metrics = [m for m in module.modules() if library and isinstance(m, library.Metric)]
+    updates = [metric.update for metric in metrics]
+    before = lengths()
+    try:
+        for metric in metrics:
+            metric.update = refuse
+        yield
+    finally:
+        for metric, update in zip(metrics, updates):
+            metric.update = update
+    for attribute, length in lengths().items():
         if length > before.get(attribute, length):
             raise UnsupportedError(
                 f"{name} puts something into self.{attribute}. A step runs once in "
-                "Python, when its program is compiled: it would be there once, and "
-                "never again. Log means, which ipufit averages over all samples, or "
-                "get the outputs of all samples from predict()."
+                "Python, when its program is compiled. Log means, which are averaged "
+                "over all samples, or get the outputs of all samples from predict()."
             )
-
-
-def _lengths(module: torch.nn.Module) -> dict[str, int]:
-    return {
-        name: len(value)
-        for name, value in vars(module).items()
-        if isinstance(value, (list, dict, set)) and not name.startswith("_")
-    }
 
 
 # self.log -----------------------------------------------------------------------------
@@ -470,7 +431,7 @@ _LOG_ARGUMENTS = (
 
 
 def _hear(
-    values: dict[str, Tensor], name: str, value: Any, *args: Any, **kwargs: Any
+    logged: dict[str, Tensor], name: str, value: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Record a value that a step logs, with the arguments of `LightningModule.log`.
 
@@ -480,50 +441,39 @@ def _hear(
     for argument in kwargs:
         if argument not in _LOG_ARGUMENTS:
             raise UnknownNameError("argument of self.log", argument, _LOG_ARGUMENTS)
-    reduced = {**dict(zip(_LOG_ARGUMENTS, args)), **kwargs}.get("reduce_fx", "mean")
-    if reduced not in ("mean", torch.mean):
+    reduce = {**dict(zip(_LOG_ARGUMENTS, args)), **kwargs}.get("reduce_fx", "mean")
+    if reduce not in ("mean", torch.mean):
         raise UnsupportedError(
-            f"log({name!r}) has reduce_fx={reduced!r}. ipufit averages what is "
-            "logged over all samples: leave it out, or use a metric of compile()."
+            f"log({name!r}) has reduce_fx={reduce!r}. ipufit averages what is logged "
+            "over all samples: leave it out, or use a metric of compile()."
         )
-    if hasattr(value, "compute") and hasattr(value, "update"):
-        raise UnsupportedError(_metric_refusal(f"log({name!r})"))
-    if name in values:
-        raise ConfigError(
-            f"log({name!r}) was called twice in one step: give the values names of "
-            "their own."
-        )
+    if name in logged:
+        raise ConfigError(f"log({name!r}) was called twice in a step: use two names.")
     if not isinstance(value, Tensor) or value.numel() != 1:
         is_tensor = isinstance(value, Tensor)
         shown = f"a tensor of shape {tuple(value.shape)}" if is_tensor else repr(value)
         raise ConfigError(
-            f"log({name!r}) got {shown}. A step runs once in Python, and a number "
-            "would stay what it was then: pass a tensor of one element that is "
-            "computed from the batch or the weights, such as a mean."
+            f"log({name!r}) got {shown}. Pass a tensor of one element that is computed "
+            "from the batch or the weights, such as a mean: a step runs once in "
+            "Python, and a number would stay the same."
         )
-    values[name] = value
+    logged[name] = value
 
 
 def _no_log(where: str) -> Callable[..., NoReturn]:
-    """Return a `log` that raises, for places outside of a step."""
-
-    def refuse(name: str, value: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedError(
-            f"log({name!r}) was called in {where}. Log in training_step or "
-            "validation_step: ipufit averages each value over all samples of an epoch, "
-            "and a callback gets the means in on_epoch_end(epoch, logs)."
-        )
-
-    return refuse
+    """Return a `log` that raises, for hooks and `predict_step`."""
+    return _refusing(
+        f"log() was called in {where}. Log in training_step or validation_step: ipufit "
+        "averages each value over all samples of an epoch, and a callback gets the "
+        "means in on_epoch_end(epoch, logs)."
+    )
 
 
-def _own_name(name: str) -> str:
-    """Remove the mark of a validation, such as `val_`, from a name.
-
-    ipufit adds `val_` to the names of a validation itself.
+def _without_val(name: str) -> str:
+    """Remove the mark of a validation from a name: ipufit adds `val_` to all of them.
 
     Example:
-        >>> _own_name("val_loss"), _own_name("valid/acc"), _own_name("acc")
+        >>> _without_val("val_loss"), _without_val("valid/acc"), _without_val("acc")
         ('loss', 'acc', 'acc')
     """
     return re.sub(r"^(?:val|valid|validation)[_/](?=.)", "", name, flags=re.S)
@@ -531,286 +481,117 @@ def _own_name(name: str) -> str:
 
 # The module and self.trainer, as steps and hooks see them -----------------------------
 
-_CALLBACKS = (
-    "metrics reach loggers by callbacks, fit(callbacks=[ipufit.WandbLogger(...)])"
-)
-_ALL_RANKS = "one program runs on all replicas and processes"
 
-_REFUSED_CALLS = {
-    **{
-        name: f"{name}() is for manual optimization, and the program makes the "
-        "updates. Leave it out, and return the loss of training_step"
-        for name in (
-            *("optimizers", "lr_schedulers", "manual_backward"),
-            *("toggle_optimizer", "untoggle_optimizer"),
+def _refuse_methods(module: torch.nn.Module) -> None:
+    """Refuse a module with methods that nothing would call, all in one message."""
+    name = type(module).__name__
+    if not getattr(module, "automatic_optimization", True):
+        raise UnsupportedError(
+            f"{name} has automatic_optimization=False. Updates are made on the device, "
+            "so training_step can't call manual_backward() or step(): return the loss. "
+            "Two optimizers in turn, as of a GAN, are two models, each with a "
+            "training_step for its loss, and train_on_batch in turn."
         )
-    },
-    "all_gather": "all_gather() joins tensors of processes, and a program has those of "
-    "one replica; metrics cover all of them without it",
-}
-_REFUSED_VALUES = {
-    "logger": _CALLBACKS,
-    "loggers": _CALLBACKS,
-    "global_rank": _ALL_RANKS,
-    "local_rank": _ALL_RANKS,
-}
-_OF_TRAINER = {
-    "current_epoch": "the number of the epoch",
-    "global_step": "the number of updates",
-}
-_CHANGING = {
-    **_OF_TRAINER,
-    "callback_metrics": "metrics",
-    "logged_metrics": "metrics",
-    "progress_bar_metrics": "metrics",
-    "should_stop": "a flag of the run",
-}
-_ELSEWHERE = {
-    **dict.fromkeys(
-        ("logger", "loggers"), f"{_CALLBACKS}, and pictures by a callback of yours"
-    ),
-    "optimizers": "the optimizer runs in the program; model.optimizer is for callbacks",
-    "callbacks": "ipufit's callbacks are arguments of fit",
-    "datamodule": "data are arguments of fit and evaluate",
-    "train_dataloader": "data are arguments of fit",
-    "val_dataloaders": "data are arguments of fit",
-}
-_STAGE_FLAGS = {
-    "training": _FIT,
-    "validating": _VALIDATE,
-    "testing": _TEST,
-    "predicting": _PREDICT,
-}
+    reasons = [
+        f"- {method}: {way}"
+        for method, way in hints_at("LightningModule").items()
+        if _is_overridden(module, method)
+    ]
+    if reasons:
+        raise UnsupportedError(
+            "\n".join([f"{name} has methods that nothing would call:", *reasons])
+            + "\nDelete them, or override them in a subclass for ipufit."
+        )
+
+
+class _Trainer:
+    """The values of a Trainer that are known; all others are refused."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        vars(self).update(values)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        way = f"Give its value, from_lightning(module, trainer={{{name!r}: ...}})."
+        raise UnsupportedError(
+            f"self.trainer.{name} was read, and ipufit has no Trainer. "
+            + hints_at("Lightning.trainer").get(name, way)
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "should_stop" or name not in vars(self):
+            raise UnsupportedError(
+                f"self.trainer.{name} was set, and ipufit has no Trainer. Hooks "
+                "between epochs may set should_stop; for the rest use ipufit.Callback."
+            )
+        vars(self)[name] = value
 
 
 def _view_of(
-    module: torch.nn.Module, log: Callable[..., Any], trainer: _Trainer
+    module: torch.nn.Module,
+    log: Callable[..., Any],
+    stage: _Stage | None,
+    values: Mapping[str, Any],
 ) -> Any:
-    """Return a view of the module under another class, with `log`, `trainer` and so on.
+    """Return the module under another class, with `log`, `trainer` and so on.
 
-    It shares the module's attributes: an attribute set in one is set in the other. The
-    module itself doesn't change for other code.
+    They share their attributes: an attribute that is set in one is set in the other.
+    The module itself doesn't change for other code.
+
+    Args:
+        module: The module.
+        log: Function in the place of `self.log`.
+        stage: The task of the module; None before the first epoch.
+        values: Values of the Trainer.
     """
-    kind = type(module)
+    kind, ways = type(module), hints_at("Lightning.self")
+    flags = {s.flag: s == stage for s in _STAGES}
+    values = {"sanity_checking": False, **flags, **values}
+    trainer = _Trainer(values)
 
     def log_dict(dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         for name, value in dictionary.items():
             log(name, value, *args, **kwargs)
 
-    def print_once(*values: Any, **settings: Any) -> None:
+    def print_once(*args: Any, **kwargs: Any) -> None:
         if get_process_info().is_first:
-            print(*values, **settings)  # noqa: T201 - what the user asks for
+            print(*args, **kwargs)  # noqa: T201 - what the user asks for
 
-    added: dict[str, Any] = {
-        **{name: property(_of_trainer(name, trainer)) for name in _OF_TRAINER},
-        **{
-            name: _refusing(f"self.{name}() was called: {why}.")
-            for name, why in _REFUSED_CALLS.items()
-        },
-        **{
-            name: property(_refusing(f"self.{name} was read: {why}."))
-            for name, why in _REFUSED_VALUES.items()
-        },
+    def read(name: str, _: Any) -> Any:
+        if name in values:
+            return values[name]
+        raise UnsupportedError(f"self.{name} was used in a step or hook. {ways[name]}")
+
+    members: dict[str, Any] = {
+        name: property(functools.partial(read, name))
+        for name in ways
+        if name not in vars(module)  # attributes that the user has set
     }
-    for name in vars(module):  # attributes of the user's own
-        added.pop(name, None)
-    added.update(
+    members.update(
         log=staticmethod(log),
         log_dict=staticmethod(log_dict),
         print=staticmethod(print_once),
         trainer=property(lambda self: trainer),
         __module__=kind.__module__,
         __qualname__=kind.__qualname__,
-        __doc__=kind.__doc__,
     )
     make: Any = type(kind)  # the metaclass
-    view = object.__new__(make(kind.__name__, (kind,), added))
+    view = object.__new__(make(kind.__name__, (kind,), members))
     object.__setattr__(view, "__dict__", vars(module))
-    vars(trainer).update(_model=view)
+    vars(trainer).update(model=view, lightning_module=view)
     return view
 
 
-def _of_trainer(name: str, trainer: _Trainer) -> Callable[[Any], Any]:
-    def read(_: Any) -> Any:
-        if vars(trainer)["_live"] is None:
-            raise UnsupportedError(_changing(f"self.{name}", _OF_TRAINER[name]))
-        return getattr(trainer, name)
-
-    return read
+# Hooks --------------------------------------------------------------------------------
 
 
-def _refusing(message: str) -> Callable[..., NoReturn]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise UnsupportedError(message)
-
-    return refuse
-
-
-class _Trainer:
-    """The values of a Trainer that are known, and reasons for those that aren't.
-
-    Args:
-        given: Values that the user has given, by name.
-        stage: The present task of the module.
-        live: Functions that return the present value of what changes; None in a step,
-            where such a value would be compiled in.
-        stop: Ends the run when `should_stop` is set; None where it can't be set.
-    """
-
-    def __init__(
-        self,
-        given: Mapping[str, Any],
-        stage: str,
-        live: Mapping[str, Callable[[], Any]] | None = None,
-        stop: Callable[[], None] | None = None,
-    ) -> None:
-        vars(self).update(_given=given, _stage=stage, _live=live, _stop=stop)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a known value, or refuse."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        known = vars(self)
-        if name in (known["_live"] or ()):
-            return known["_live"][name]()
-        if name in known["_given"]:
-            return known["_given"][name]
-        if name in _STAGE_FLAGS:
-            return known["_stage"] == _STAGE_FLAGS[name]
-        if name == "sanity_checking":
-            return False
-        if name in ("model", "lightning_module"):
-            return known["_model"]
-        what = f"self.trainer.{name}"
-        if name in _CHANGING:
-            raise UnsupportedError(_changing(what, _CHANGING[name]))
-        if name in _ELSEWHERE:
-            raise UnsupportedError(
-                f"{what} was read, and ipufit has no Trainer: {_ELSEWHERE[name]}."
-            )
-        where = "the hook" if known["_stage"] == _SETUP else "the step or hook"
-        raise UnsupportedError(
-            f"{what} was read, and ipufit has no Trainer. If {where} needs a number of "
-            f"it, give it: from_lightning(module, trainer={{{name!r}: ...}})."
-        )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Accept `should_stop = True` in a hook, and nothing else."""
-        stop = vars(self)["_stop"]
-        if name != "should_stop" or stop is None:
-            raise UnsupportedError(
-                f"self.trainer.{name} was set, and ipufit has no Trainer. A hook "
-                "between epochs may set self.trainer.should_stop; for anything else "
-                "use an ipufit.Callback."
-            )
-        if value:
-            stop()
-
-
-def _changing(what: str, meaning: str) -> str:
-    return (
-        f"{what} was read in a step. A step runs once in Python, when its program is "
-        f"compiled, so {meaning} would be fixed. Make what changes a 0-d buffer, "
-        "register_buffer('beta', torch.tensor(0.0)), and fill it in a callback, "
-        "on_epoch_begin: buffers of one value go to the program with every call."
-    )
-
-
-# Hooks: called between epochs, or refused ---------------------------------------------
-
-_ON_DEVICE = "the backward pass and the optimizer run on the device. "
-_CALLS = (
-    "a program makes several updates per call. Use an ipufit.Callback: "
-    "{hook}(batch, logs) comes with every call."
-)
-_BATCHES = (
-    "batches go from ipufit's loader to the device. Change samples in the dataset, or "
-    "tensors in the step."
-)
-_EPOCH_END = (
-    "Lightning 2 doesn't call it any more. Log means in the step, which ipufit "
-    "averages over all samples; a callback's on_epoch_end(epoch, logs) gets them."
-)
-
-_CLIPS = _ON_DEVICE + (
-    "from_lightning(module, optimizer=ipufit.Optimizer('adamw', 1e-3, "
-    "global_clipnorm=1.0)) clips there."
-)
-_FROM_ZERO = _ON_DEVICE + "Every update begins with gradients of zero."
-_IN_LOSS = _ON_DEVICE + "Change the loss in training_step."
-_MONITOR = _ON_DEVICE + "ipufit.GradientMonitor() shows gradients."
-_STATES = (
-    "checkpoints of ipufit are tensors and JSON. State of your own belongs into a "
-    "callback with saved_attributes."
-)
-_STEP_END = "a step is the whole of what is computed of a micro-batch."
-_HOOKS = {"train": "train", "validation": "test", "test": "test", "predict": "predict"}
-"""Part of the names of Lightning's hooks of a batch, and of a callback's."""
-
-_REFUSED = {
-    "optimizer_step": _ON_DEVICE + "Freeze what isn't trained, or give it a group of "
-    "its own; compile(lr_schedule=...) changes rates.",
-    "optimizer_zero_grad": _FROM_ZERO,
-    "backward": _IN_LOSS,
-    "configure_gradient_clipping": _CLIPS,
-    "clip_gradients": _CLIPS,
-    "lr_scheduler_step": "ipufit steps the scheduler of configure_optimizers, with its "
-    "interval and frequency.",
-    "on_before_zero_grad": _FROM_ZERO,
-    "on_before_backward": _IN_LOSS,
-    "on_after_backward": _MONITOR,
-    "on_before_optimizer_step": _MONITOR,
-    "transfer_batch_to_device": _BATCHES,
-    "on_before_batch_transfer": _BATCHES,
-    "on_after_batch_transfer": _BATCHES,
-    "configure_callbacks": "ipufit has callbacks of its own, called as Keras's: "
-    "fit(callbacks=[ipufit.EarlyStopping(), ipufit.ModelCheckpoint(...)]).",
-    "configure_sharded_model": "call it yourself before, if it makes layers.",
-    "on_save_checkpoint": _STATES,
-    "on_load_checkpoint": _STATES,
-    "on_validation_model_eval": "programs of validations are always in eval mode.",
-    "on_validation_model_train": "programs of training are always in train mode.",
-    "on_test_model_eval": "programs of tests are always in eval mode.",
-    "on_predict_model_eval": "programs of predictions are always in eval mode.",
-    **{f"{name}_epoch_end": _EPOCH_END for name in ("training", "validation", "test")},
-    **{f"{name}_step_end": _STEP_END for name in ("training", "validation", "test")},
-    **{
-        f"on_{stage}_batch_{end}": _CALLS.format(hook=f"on_{hook}_batch_{name}")
-        for stage, hook in _HOOKS.items()
-        for end, name in (("start", "begin"), ("end", "end"))
-    },
-}
-"""Methods that nothing would call, and the way out."""
-
-
-def _is_overridden(module: torch.nn.Module, name: str) -> bool:
-    """Return whether a module has a method that isn't Lightning's own."""
-    if name in vars(module):
-        return True
-    for kind in type(module).__mro__:
-        if name in vars(kind):
-            return kind.__module__.partition(".")[0] not in _LIBRARIES
-    return False
-
-
-def _refuse_hooks(module: torch.nn.Module) -> None:
-    """Refuse a module with methods that can't be called, all in one message."""
-    name = type(module).__name__
-    if not getattr(module, "automatic_optimization", True):
-        raise UnsupportedError(
-            f"{name} has automatic_optimization=False. Gradients and updates are made "
-            "on the device, so its training_step can't call manual_backward() or "
-            "step(). Return the loss, and leave the rest to the program. Two "
-            "optimizers in turn, as of a GAN, are two models, each with a "
-            "training_step for its loss, and train_on_batch in turn."
-        )
-    found = [hook for hook in _REFUSED if _is_overridden(module, hook)]
-    if found:
-        reasons = "\n".join(f"- {hook}: {_REFUSED[hook]}" for hook in found)
-        raise UnsupportedError(
-            f"{name} has methods that nothing would call:\n{reasons}\nDelete them, or "
-            "override them in a subclass for ipufit."
-        )
+def _call_at_start(
+    module: torch.nn.Module, values: Mapping[str, Any], hook: str, **arguments: Any
+) -> Any:
+    """Call a hook of the module before the first epoch."""
+    values = {**values, "current_epoch": 0, "global_step": 0}
+    return getattr(_view_of(module, _no_log(hook), None, values), hook)(**arguments)
 
 
 class _ModuleHooks(Callback):
@@ -824,32 +605,35 @@ class _ModuleHooks(Callback):
     reads_batch_logs = False
 
     def __init__(
-        self, module: torch.nn.Module, given: Mapping[str, Any], *, of_test: bool
+        self, module: torch.nn.Module, values: Mapping[str, Any], stage: _Stage
     ) -> None:
-        self._module = module
-        self._given = given
+        self._module, self._values = module, values
+        self._evaluation = _TEST if stage == _TEST else _VALIDATE
         self._epoch = 0
-        self._figures: dict[str, Any] = {}
-        self._stage_of_tests = "test" if of_test else "validation"
+        self._metrics: dict[str, Any] = {}
 
-    def _call(self, stage: str, *names: str) -> None:
-        live = {
-            "current_epoch": lambda: self._epoch,
-            "global_step": lambda: self.model.num_updates,
-            "callback_metrics": self._tensors,
-            "logged_metrics": self._tensors,
-            "is_global_zero": lambda: self.model.processes.is_first,
-        }
-        trainer = _Trainer(self._given, stage, live, self._stop)
-        for name in names:
-            if _is_overridden(self._module, name):
-                getattr(_view_of(self._module, _no_log(name), trainer), name)()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {name: torch.tensor(value) for name, value in self._figures.items()}
-
-    def _stop(self) -> None:
-        self.model.stop_training = True
+    def _call(self, stage: _Stage, *hooks: str) -> None:
+        for hook in hooks:
+            if not _is_overridden(self._module, hook):
+                continue
+            metrics = {
+                name: torch.tensor(value)
+                for name, value in self._metrics.items()
+                if hasattr(value, "__float__")  # callbacks may put texts into logs
+            }
+            present = {
+                "current_epoch": self._epoch,
+                "global_step": self.model.num_updates,
+                "callback_metrics": metrics,
+                "logged_metrics": metrics,
+                "is_global_zero": self.model.processes.is_first,
+                "should_stop": False,
+            }
+            values = {**self._values, **present}
+            view = _view_of(self._module, _no_log(hook), stage, values)
+            getattr(view, hook)()
+            if view.trainer.should_stop:
+                self.model.stop_training = True
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         self._call(_FIT, "on_fit_start", "on_train_start")
@@ -859,23 +643,23 @@ class _ModuleHooks(Callback):
         self._call(_FIT, "on_train_epoch_start")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        self._epoch, self._figures = epoch, logs
+        self._metrics = logs
         self._call(_FIT, "on_train_epoch_end")
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
-        self._figures = logs
+        self._metrics = logs
         self._call(_FIT, "on_train_end", "on_fit_end")
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
-        stage = self._stage_of_tests
-        self._call(_VALIDATE, f"on_{stage}_start", f"on_{stage}_epoch_start")
+        stage = self._evaluation
+        self._call(stage, f"on_{stage.hooks}_start", f"on_{stage.hooks}_epoch_start")
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        stage = self._stage_of_tests
-        prefix = "val_" if stage == "validation" else ""
-        named = {f"{prefix}{name}": value for name, value in logs.items()}
-        self._figures = {**self._figures, **named}
-        self._call(_VALIDATE, f"on_{stage}_epoch_end", f"on_{stage}_end")
+        stage = self._evaluation
+        prefix = "val_" if stage == _VALIDATE else ""
+        metrics = {f"{prefix}{name}": value for name, value in logs.items()}
+        self._metrics = {**self._metrics, **metrics}
+        self._call(stage, f"on_{stage.hooks}_epoch_end", f"on_{stage.hooks}_end")
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
         self._call(_PREDICT, "on_predict_start", "on_predict_epoch_start")
@@ -886,167 +670,113 @@ class _ModuleHooks(Callback):
 
 # configure_optimizers: one optimizer, and its scheduler -------------------------------
 
-
-class _Configured(NamedTuple):
-    """The arguments of `compile` and `fit` that `configure_optimizers` determines.
-
-    Attributes:
-        optimizer: The optimizer.
-        lr_schedule: Argument of `compile`; None for no schedule.
-        plateau: Creates the callback of each `fit` that steps a scheduler by a metric.
-    """
-
-    optimizer: Any
-    lr_schedule: Any = None
-    plateau: Callable[[], Callback] | None = None
-
-
-def _read_optimizers(configured: Any) -> _Configured:
-    """Convert the result of `configure_optimizers`, in any form that Lightning takes.
-
-    It is an optimizer; a list with one; two lists, with an optimizer and with
-    schedulers; a dict with `"optimizer"` and maybe `"lr_scheduler"` and `"monitor"`; or
-    a list with such a dict. A scheduler is one of torch, or a dict with `"scheduler"`,
-    `"interval"` (`"epoch"` or `"step"`), `"frequency"`, `"monitor"` and `"strict"`.
-    """
-    optimizers, schedulers, monitor = _split(configured)
-    if len(optimizers) != 1:
-        raise UnsupportedError(
-            f"configure_optimizers returned {len(optimizers)} optimizers. A program "
-            "has one optimizer. Give parts of the module settings of their own as "
-            "parameter groups: torch.optim.AdamW([{'params': self.head.parameters(), "
-            "'lr': 1e-3}, ...]). Parts that are trained in turn, as in a GAN, are "
-            "models of their own."
-        )
-    if len(schedulers) > 1:
-        raise UnsupportedError(
-            f"configure_optimizers returned {len(schedulers)} schedulers of one "
-            "optimizer. Make one of them: torch.optim.lr_scheduler.SequentialLR for "
-            "one after the other, ChainedScheduler for all at once."
-        )
-    [optimizer] = optimizers
-    if not schedulers:
-        return _Configured(optimizer)
-    settings = _scheduler_settings(schedulers[0], monitor)
-    scheduler, every = settings["scheduler"], settings["frequency"]
-    is_per_epoch = settings["interval"] == "epoch"
-    if not isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-        scheduler = Every(scheduler, every) if every > 1 else scheduler
-        return _Configured(
-            optimizer, PerEpoch(scheduler) if is_per_epoch else scheduler
-        )
-    if settings["monitor"] is None:
-        raise ConfigError(
-            "configure_optimizers has ReduceLROnPlateau and doesn't say which metric "
-            "to monitor. Return {'optimizer': ..., 'lr_scheduler': {'scheduler': ..., "
-            "'monitor': 'val_loss'}}."
-        )
-    if not is_per_epoch:
-        raise UnsupportedError(
-            "configure_optimizers has ReduceLROnPlateau with interval='step'. A "
-            "program makes its updates without asking for metrics: use "
-            "interval='epoch'."
-        )
-    how = settings["monitor"], every, bool(settings["strict"])
-    return _Configured(
-        optimizer, None, functools.partial(SteppedByFigure, scheduler, *how)
-    )
-
-
-def _split(configured: Any) -> tuple[list[Any], list[Any], str | None]:
-    """Return the optimizers, their schedulers, and the name of a metric to monitor."""
-    parts = list(configured) if isinstance(configured, (list, tuple)) else [configured]
-    if len(parts) == 2 and isinstance(parts[0], (list, tuple)):
-        several = isinstance(parts[1], (list, tuple))
-        return list(parts[0]), list(parts[1]) if several else [parts[1]], None
-    if configured is None:
-        raise UnsupportedError(
-            "configure_optimizers returned None, so nothing would be trained. Return "
-            "an optimizer, or use evaluate() and predict() of an ipufit.IPUModel."
-        )
-    if parts and all(isinstance(part, torch.optim.Optimizer) for part in parts):
-        return parts, [], None
-    if not parts or not all(isinstance(part, dict) for part in parts):
-        raise ConfigError(
-            f"configure_optimizers returned {configured!r}. Return an optimizer, "
-            "[optimizer], ([optimizer], [scheduler]), or {'optimizer': ..., "
-            "'lr_scheduler': ...}."
-        )
-    for part in parts:
-        known = ("optimizer", "lr_scheduler", "monitor")
-        for name in part:
-            if name not in (*known, "frequency"):
-                raise UnknownNameError("key of configure_optimizers", str(name), known)
-        if "optimizer" not in part:
-            raise ConfigError(
-                "configure_optimizers returned a dict without 'optimizer': it has "
-                f"{', '.join(map(repr, part)) or 'nothing'}."
-            )
-    given = [part.get("lr_scheduler") for part in parts]
-    schedulers = [one for one in given if one is not None]
-    return [part["optimizer"] for part in parts], schedulers, parts[0].get("monitor")
-
-
+_OPTIMIZER_KEYS = ("optimizer", "lr_scheduler", "monitor", "frequency")
 _SCHEDULER_KEYS = (
     *("scheduler", "interval", "frequency", "monitor", "strict", "name"),
     "reduce_on_plateau",
 )
 
 
-def _scheduler_settings(scheduler: Any, monitor: str | None) -> dict[str, Any]:
-    """Return Lightning's dict of a scheduler, with its defaults."""
-    given = scheduler if isinstance(scheduler, dict) else {"scheduler": scheduler}
-    for name in given:
-        if name not in _SCHEDULER_KEYS:
-            raise UnknownNameError("key of a scheduler", str(name), _SCHEDULER_KEYS)
-    if "scheduler" not in given:
-        raise ConfigError(
-            "A scheduler's dict of configure_optimizers has no 'scheduler': it has "
-            f"{', '.join(map(repr, given)) or 'nothing'}."
+def _read_optimizers(
+    configured: Any,
+) -> tuple[Any, Any, Callable[[], Callback] | None]:
+    """Read the result of `configure_optimizers`, in any form that Lightning takes.
+
+    It is an optimizer; a list with one; two lists, with an optimizer and with
+    schedulers; a dict with `"optimizer"` and maybe `"lr_scheduler"` and `"monitor"`; or
+    a list with such a dict. A scheduler is one of torch, or a dict with `"scheduler"`,
+    `"interval"` (`"epoch"` or `"step"`), `"frequency"`, `"monitor"` and `"strict"`.
+
+    Returns:
+        The optimizer; the schedule for `compile`; and None, or a function that creates
+        the callback of a `fit`, which steps the scheduler by a metric.
+    """
+    parts = list(configured) if isinstance(configured, (list, tuple)) else [configured]
+    optimizers, schedulers, monitor = parts, [], None
+    if len(parts) == 2 and isinstance(parts[0], (list, tuple)):
+        optimizers, schedulers = parts
+        if not isinstance(schedulers, (list, tuple)):
+            schedulers = [schedulers]
+    elif not all(isinstance(part, torch.optim.Optimizer) for part in parts):
+        if not all(isinstance(part, dict) for part in parts):
+            raise ConfigError(
+                f"configure_optimizers returned {configured!r}. Return an optimizer, "
+                "[optimizer], ([optimizer], [scheduler]), or {'optimizer': ..., "
+                "'lr_scheduler': ...}."
+            )
+        for part in parts:
+            _check_keys("configure_optimizers", part, _OPTIMIZER_KEYS)
+        optimizers = [part["optimizer"] for part in parts]
+        schedulers = [part.get("lr_scheduler") for part in parts]
+        schedulers = [scheduler for scheduler in schedulers if scheduler is not None]
+        monitor = parts[0].get("monitor")
+    if len(optimizers) != 1 or len(schedulers) > 1:
+        raise UnsupportedError(
+            f"configure_optimizers returned {len(optimizers)} optimizers and "
+            f"{len(schedulers)} schedulers, and a program has one of each. Give parts "
+            "of the module other settings by parameter groups, and join schedulers by "
+            "SequentialLR or ChainedScheduler. Parts that are trained in turn, as in a "
+            "GAN, are several models."
         )
-    defaults = {"interval": "epoch", "frequency": 1, "monitor": monitor, "strict": True}
-    settings: dict[str, Any] = {**defaults, **given}
-    if settings["interval"] not in ("epoch", "step"):
+    [optimizer] = optimizers
+    if not schedulers:
+        return optimizer, None, None
+    [settings] = schedulers
+    settings = settings if isinstance(settings, dict) else {"scheduler": settings}
+    _check_keys("a scheduler", settings, _SCHEDULER_KEYS)
+    scheduler = settings["scheduler"]
+    interval, every = settings.get("interval", "epoch"), settings.get("frequency", 1)
+    check_choice("interval", interval, ("epoch", "step"), of="A scheduler")
+    check_whole("frequency", every, least=1, of="A scheduler")
+    if not isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        scheduler = Every(scheduler, every) if every > 1 else scheduler
+        return optimizer, scheduler if interval == "step" else PerEpoch(scheduler), None
+    monitor = settings.get("monitor", monitor)
+    if monitor is None or interval == "step":
         raise ConfigError(
-            f"A scheduler has interval={settings['interval']!r}: use 'epoch' or 'step'."
+            f"ReduceLROnPlateau has monitor={monitor!r} and interval={interval!r}. It "
+            "is stepped at the end of epochs, by a metric: return {'scheduler': "
+            "scheduler, 'interval': 'epoch', 'monitor': 'val_loss'} for it."
         )
-    every = settings["frequency"]
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ConfigError(
-            f"A scheduler has frequency={every!r}: use a whole number of 1 or more."
-        )
-    return settings
+    is_strict = bool(settings.get("strict", True))
+    plateau = functools.partial(SteppedByFigure, scheduler, monitor, every, is_strict)
+    return optimizer, None, plateau
 
 
-class Every(lr_scheduler.LRScheduler):
-    """Steps another scheduler of torch at every `frequency`-th of its own steps."""
+def _check_keys(what: str, settings: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse unknown keys of a dict, and a dict without the first known key."""
+    for name in settings:
+        if name not in known:
+            raise UnknownNameError(f"key of {what}", str(name), known)
+    if known[0] not in settings:
+        raise ConfigError(f"The dict of {what} has no {known[0]!r}: {settings!r}.")
+
+
+class Every(lr_scheduler.ChainedScheduler):
+    """Steps another scheduler of torch at every `frequency`-th step."""
 
     def __init__(self, scheduler: Any, frequency: int) -> None:
-        # Not the base's: it would count a first step, and set the rates.
-        self.optimizer = scheduler.optimizer
+        super().__init__([scheduler])
+        self.scheduler = scheduler
         self.frequency = frequency
         self.last_epoch = 0
-        self._schedulers = [scheduler]
 
     def step(self, epoch: int | None = None) -> None:
-        """Count one step."""
+        """Count a step."""
         self.last_epoch += 1
         if self.last_epoch % self.frequency == 0:
-            self._schedulers[0].step()
-
-    def get_last_lr(self) -> list[Any]:
-        """Return the rates of the parameter groups."""
-        return self._schedulers[0].get_last_lr()
+            super().step()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps so far, and the other scheduler's state."""
-        own = {"last_epoch": self.last_epoch, "frequency": self.frequency}
-        return {**own, "scheduler": self._schedulers[0].state_dict()}
+        counts = {"last_epoch": self.last_epoch, "frequency": self.frequency}
+        return {**counts, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state."""
         self.last_epoch = state_dict["last_epoch"]
-        self._schedulers[0].load_state_dict(dict(state_dict["scheduler"]))
+        self.scheduler.load_state_dict(dict(state_dict["scheduler"]))
+        self._last_lr = self.scheduler.get_last_lr()
 
 
 class SteppedByFigure(Callback):
@@ -1079,25 +809,24 @@ class SteppedByFigure(Callback):
         """Step the scheduler every `frequency` epochs."""
         if (epoch + 1) % self.frequency:
             return
-        own = _own_name(self.monitor)  # a validation's metric, under any name of it
-        figure = self.monitor if own == self.monitor else f"val_{own}"
-        value = logs.get(self.monitor, logs.get(figure))
+        bare = _without_val(self.monitor)  # a validation's metric, under any name of it
+        name = self.monitor if bare == self.monitor else f"val_{bare}"
+        value = logs.get(self.monitor, logs.get(name))
         if value is not None:
             self.scheduler.step(float(value))
         elif self.strict:
             raise ConfigError(
-                f"configure_optimizers has ReduceLROnPlateau with monitor="
-                f"{self.monitor!r}, which is not in the logs of epoch {epoch}: "
-                f"{', '.join(sorted(logs))}. Log it, validate in every epoch, or use "
-                "one of these names."
+                f"ReduceLROnPlateau has monitor={self.monitor!r}, which is not in the "
+                f"logs of epoch {epoch}: {', '.join(sorted(logs))}. Use one of these "
+                "names, log it, or validate in every epoch."
             )
 
     @property
     def scheduler_state(self) -> dict[str, Any]:
-        """Return plain values of the scheduler's state."""
+        """The scheduler's state, without what JSON can't hold."""
         plain = (bool, int, float, str, list, type(None))
-        state: dict[str, Any] = self.scheduler.state_dict()
-        return {name: one for name, one in state.items() if isinstance(one, plain)}
+        state = self.scheduler.state_dict()
+        return {name: v for name, v in state.items() if isinstance(v, plain)}
 
     @scheduler_state.setter
     def scheduler_state(self, state: Mapping[str, Any]) -> None:
@@ -1105,7 +834,7 @@ class SteppedByFigure(Callback):
 
     @property
     def rates(self) -> list[float]:
-        """Return the learning rate of each parameter group."""
+        """The learning rate of each parameter group."""
         return [float(group["lr"]) for group in self.scheduler.optimizer.param_groups]
 
     @rates.setter

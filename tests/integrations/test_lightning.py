@@ -256,6 +256,18 @@ def test_hooks_between_epochs_are_called_with_what_they_may_read():
     assert module.heard[-2:] == [8, "val_loss"]
 
 
+def test_hooks_of_a_test_know_their_stage():
+    class Hooked(Net):
+        def on_test_epoch_end(self):
+            assert self.trainer.testing
+            assert not self.trainer.validating
+            self.heard = sorted(self.trainer.callback_metrics)
+
+    module = Hooked()
+    from_lightning(module).test(X, Y, verbose=0)
+    assert module.heard == ["test_acc", "test_loss"]
+
+
 def test_a_model_can_be_copied_and_pickled():
     model, _ = fit(Net(), 1)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

@@ -42,6 +42,10 @@ def test_methods_that_nothing_would_call_are_refused(hook):
         from_lightning(module)
 
 
+def test_helpers_with_similar_names_are_no_hooks():
+    train(module_with(_backward=lambda self: None, BackWard=lambda self: None))
+
+
 def test_manual_optimization_is_refused():
     with pytest.raises(ipufit.UnsupportedError, match="manual_backward"):
         from_lightning(module_with(automatic_optimization=False))
