@@ -605,10 +605,13 @@ class Executors:
                     Tensor.add_(buffer, number)
         if not outputs:
             return vector, None
-        return vector, program.step.findings.packing.unpack(outputs)[0]
+        packing = program.step.findings.packing
+        return vector, packing.nest(packing.split(outputs)[0])
 
     @uninterrupted
-    def infer(self, program: Program, batch: list[Tensor]) -> tuple[Any, Scalars]:
+    def infer(
+        self, program: Program, batch: list[Tensor]
+    ) -> tuple[list[Tensor], Scalars]:
         """Make one call of an inference program, with the newest weights.
 
         Args:
@@ -616,7 +619,8 @@ class Executors:
             batch: Tensors of the call, of which it takes those that it needs.
 
         Returns:
-            The model's outputs; and the scalars of every micro-batch, by name.
+            The tensors of the model's outputs, which the program's packing nests; and
+            the scalars of every micro-batch, by name.
 
         Raises:
             ConfigError: A value that is compiled into the program has changed.
@@ -631,7 +635,7 @@ class Executors:
         if program.must_compare:
             self._refresh(program)
         returned = program.run(batch[: program.step.num_given])
-        return program.step.findings.packing.unpack(returned)
+        return program.step.findings.packing.split(returned)
 
     # Weights ----------------------------------------------------------------
 
