@@ -57,8 +57,10 @@ from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
 from ipufit.engine.program import (
     GRADIENT_OF,
     Executors,
+    InferenceSpec,
     Program,
     TrainingProgram,
+    TrainingSpec,
     gradient_anchors,
 )
 from ipufit.engine.step import CountsMissingError, Packing
@@ -467,27 +469,27 @@ class Training:
         # A call of the losses on the host may have shown what they ignore.
         self.batches.count(self.metrics.objective.ignored)
         try:
-            self.program = self._prepared()
+            self.program = self.executors.prepare_training(self.spec, display)
         except CountsMissingError:
             self.batches.count(self.metrics.objective.ignored)
-            self.program = self._prepared()
+            self.program = self.executors.prepare_training(self.spec, display)
         findings = self.program.step.findings
         self.metrics.adopt(findings.entries, findings.probabilities)
 
-    def _prepared(self) -> TrainingProgram:
-        objective = self.metrics.objective
-        watched = sorted(gradient_anchors(self.watched))
-        return self.executors.prepare(
-            self.batches.example(),
-            self.batches.structure,
-            self.batches.plan_of_samples,
-            self.options,
-            objective.trained,
-            self._display,
-            self.remark,
-            objective,
-            self.optimization,
-            watched,
+    @property
+    def spec(self) -> TrainingSpec:
+        """All that the program is built for."""
+        return TrainingSpec(
+            module=self.executors.module,
+            config=self.executors.config,
+            structure=self.batches.structure,
+            plan=self.batches.plan_of_samples,
+            options=self.options,
+            example=self.batches.example(),
+            remark=self.remark,
+            objective=self.metrics.objective,
+            optimization=self.optimization,
+            watched=sorted(gradient_anchors(self.watched)),
         )
 
     @property
@@ -671,17 +673,22 @@ class Inference:
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the newest weights."""
-        inputs_only = not self.inferred.takes_labels
-        example = self.batches.example(inputs_only=inputs_only)
         self._display = display
-        self.program = self.executors.prepare(
-            example,
-            self.batches.structure,
-            self.batches.plan_of_samples,
-            self.options,
-            self.inferred,
-            display,
-            self.remark,
+        self.program = self.executors.prepare_inference(self.spec, display)
+
+    @property
+    def spec(self) -> InferenceSpec:
+        """All that the program is built for."""
+        inputs_only = not self.inferred.takes_labels
+        return InferenceSpec(
+            module=self.executors.module,
+            config=self.executors.config.inference_config,
+            structure=self.batches.structure,
+            plan=self.batches.plan_of_samples,
+            options=self.options,
+            example=self.batches.example(inputs_only=inputs_only),
+            remark=self.remark,
+            inferred=self.inferred,
         )
 
     def infer(self, batch: Batch) -> tuple[list[Tensor], Scalars]:

@@ -430,12 +430,8 @@ class _Twin:
         They explain differences. The emulator knows them, so on PopTorch there are no
         such notes.
         """
-        model, objective = self.model, training.metrics.objective
         with contextlib.suppress(UnsupportedError):
-            seen = surveyed(
-                *(model.module, model.config, training.batches.structure, objective),
-                *(training.options, training.plan, training.batches.example()),
-            )
+            seen = surveyed(training.spec)
             self.notes += [
                 str(finding)
                 for finding in findings_of_survey(seen.survey)
