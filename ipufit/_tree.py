@@ -16,6 +16,7 @@ import dataclasses
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
@@ -112,7 +113,7 @@ class Structure:
             return cls(dict, tuple(value), tuple(of(e) for e in value.values()))
         return _LEAF
 
-    @property
+    @cached_property
     def num_leaves(self) -> int:
         """Number of leaves."""
         if self.kind is None:

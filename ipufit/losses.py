@@ -137,8 +137,23 @@ class Loss:
     ) -> LossTerms:
         """Compute the loss of a micro-batch.
 
-        With weights it is Keras's: weighted values, divided by the number of samples
-        and not by the sum of weights.
+        =================  ======================  =====================  ============
+        Loss               value                   total                  divisor
+        =================  ======================  =====================  ============
+        mean               mean of all values      sum of the rows' means  rows
+        sum (`is_sum`)     sum of all values       the same               rows
+        of classes with    sum of all values,      sum of all values      targets that
+        an `ignore_index`  divided by the targets                         count
+                           that count
+        function of a      what it gives, or the   value * rows, or       rows, or
+        user               mean of that            sums of the means      targets that
+                                                   over targets in it     count
+        =================  ======================  =====================  ============
+
+        Padding is in no total and divisor, and in the value a row has its share. With
+        weights it is Keras's: weighted values, divided by the number of samples and not
+        by the sum of weights. Both need a value per row (`per_row`, then `reduce`);
+        without them the function itself reduces.
 
         Args:
             outputs: Outputs of the model, one row per sample.
@@ -164,23 +179,55 @@ class Loss:
         index = None
         if not self.is_sum and self._are_indices(outputs, targets):
             index = self.ignore_index
-        if weights is None and share is None:
-            return self._plain_terms(outputs, targets, rows, counted, index)
-        values = self._values(outputs, targets, rows, weights).reshape(rows, -1)
-        is_real = None if share is None else share.gt(0).to(values.dtype)
+        if weights is not None or share is not None:
+            values = self.per_row(outputs, targets, rows, weights)
+            if index is None:
+                return self.reduce(values, share)
+            return _mean_of_valid(values, targets.ne(index), share, index, counted)
+        if self.is_function:
+            return self._terms_of_function(outputs, targets, rows, counted)
         if index is not None:
-            valid = targets.ne(index).reshape(rows, -1).to(values.dtype)
-            each, counts = values.sum(dim=1), valid.sum(dim=1)
-            if is_real is not None:
-                each, counts = each.mul(is_real), counts.mul(is_real)
-            return _mean_of_counted(torch.sum(each), torch.sum(counts), index, counted)
+            return self._terms_of_classes(outputs, targets, index, counted)
+        loss = self._checked(call_by_rows(self.function, outputs, targets))
+        return self._terms_of_value(_scalar(loss, is_added=self.is_sum), rows)
+
+    def per_row(
+        self, outputs: Any, targets: Any, rows: int, weights: Tensor | None
+    ) -> Tensor:
+        """Return weighted values per sample or element, `[rows, elements]`."""
+        if weights is not None:
+            outputs = tree_map(partial(_without_gradients, weights=weights), outputs)
+            targets = tree_map(partial(_without_missing, weights=weights), targets)
+        function = self.each or self.function
+        with TargetMeans() as target_means:
+            values = self._checked(call_by_rows(function, outputs, targets))
+        self.indices.update(target_means.ignored)
+        if values.dim() == 0 or len(values) != rows:
+            raise UnsupportedError(
+                f"The loss {self.name!r} gives a value of shape {tuple(values.shape)} "
+                f"for {rows} samples, so they can't be weighted (augment, "
+                "sample_weight, class_weight, drop_last='pad', masks). Let it return "
+                "one value per sample."
+            )
+        if weights is not None:
+            values = weighed(values, spread_weights(weights, values).to(values.dtype))
+        return values.reshape(rows, -1)
+
+    def reduce(self, values: Tensor, share: Tensor | None) -> LossTerms:
+        """Reduce values per row to a mean over the rows, or to a sum.
+
+        Args:
+            values: `[rows, elements]`.
+            share: As for `terms`.
+        """
         each = values.sum(dim=1) if self.is_sum else values.mean(dim=1)
-        if share is None or is_real is None:
+        if share is None:
             is_real = torch.ones_like(each)
             total = shared = torch.sum(each)
         else:
+            is_real = share.gt(0).to(values.dtype)
             total, shared = torch.sum(each.mul(is_real)), torch.sum(each.mul(share))
-        value = total if self.is_sum else torch.div(shared, float(rows))
+        value = total if self.is_sum else torch.div(shared, float(len(values)))
         return LossTerms(value, total.detach(), torch.sum(is_real))
 
     def _check_shape(self, outputs: Any, targets: Any) -> None:
@@ -197,45 +244,46 @@ class Loss:
                 "learnt. For two classes in one output use 'binary_cross_entropy'"
             )
 
-    def _plain_terms(
-        self,
-        outputs: Any,
-        targets: Any,
-        rows: int,
-        counted: Mapping[int, Any] | None,
-        index: int | None,
-    ) -> LossTerms:
-        """Compute the loss of samples without weights.
+    def _terms_of_value(self, value: Tensor, rows: int) -> LossTerms:
+        """Return the terms of a mean or sum over all rows."""
+        total = value.detach()
+        total = total if self.is_sum else total.mul(rows)
+        count = torch.full_like(total, float(rows), device=total.device)
+        return LossTerms(value, total, count)
 
-        Args:
-            index: Class index of targets that are ignored; None for none, and for a
-                user's function, which may ignore targets inside.
-        """
-        # On the host a function is a sum of parts, each with a divisor of its own.
-        has_parts = self.is_function and not torch.is_grad_enabled()
+    def _terms_of_classes(
+        self, outputs: Any, targets: Any, index: int, counted: Mapping[int, Any] | None
+    ) -> LossTerms:
+        """Compute a mean over the class indices that aren't ignored."""
+        with TargetMeans(targets, counted) as target_means:
+            loss = self._checked(call_by_rows(self.function, outputs, targets))
+            value = _scalar(loss, is_added=True)
+        mean = target_means.origin_of(value)
+        if mean is None:  # of smoothed labels
+            count = torch.sum(targets.ne(index).to(value.dtype))
+            return _mean_of_counted(value, count, index, counted)
+        count = mean.num_targets
+        if counted is not None:
+            count = target_means.checked(count)
+        return LossTerms(value, mean.total, count)
+
+    def _terms_of_function(
+        self, outputs: Any, targets: Any, rows: int, counted: Mapping[int, Any] | None
+    ) -> LossTerms:
+        """Compute a user's function, which may ignore targets inside."""
+        # On the host it is a sum of parts, each with a divisor of its own.
+        has_parts = not torch.is_grad_enabled()
         target_means = TargetMeans(targets, counted, is_derived=has_parts)
         with contextlib.ExitStack() as stack:
             if has_parts:
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.enable_grad())
-            if self.is_function or index is not None:
-                stack.enter_context(target_means)
+            stack.enter_context(target_means)
             loss = self._checked(call_by_rows(self.function, outputs, targets))
-            value = loss
-            if loss.dim():
-                is_added = self.is_sum or index is not None
-                value = torch.sum(loss) if is_added else torch.mean(loss)
-            elif target_means.origin_of(loss) is None:
-                # PopTorch gives a built-in loss inside the final one the shape [1].
-                value = loss.reshape(())
+            value = _scalar(loss, is_added=False)
         self.indices.update(target_means.ignored)
+        _, total, count = self._terms_of_value(value, rows)
         mean = target_means.origin_of(value)
-        if index is not None and mean is None:  # of smoothed labels
-            count = torch.sum(targets.ne(index).to(value.dtype))
-            return _mean_of_counted(value, count, index, counted)
-        total = value.detach()
-        total = total if self.is_sum else total.mul(rows)
-        count = torch.full_like(total, float(rows), device=total.device)
         if mean is not None:
             total, count = mean.total, mean.num_targets
         elif has_parts and target_means.means:
@@ -283,27 +331,35 @@ class Loss:
             )
         return loss
 
-    def _values(
-        self, outputs: Any, targets: Any, rows: int, weights: Tensor | None
-    ) -> Tensor:
-        """Return weighted values per sample or element, `[rows, ...]`."""
-        if weights is not None:
-            outputs = tree_map(partial(_without_gradients, weights=weights), outputs)
-            targets = tree_map(partial(_without_missing, weights=weights), targets)
-        function = self.each or self.function
-        with TargetMeans() as target_means:
-            values = self._checked(call_by_rows(function, outputs, targets))
-        self.indices.update(target_means.ignored)
-        if values.dim() == 0 or len(values) != rows:
-            raise UnsupportedError(
-                f"The loss {self.name!r} gives a value of shape {tuple(values.shape)} "
-                f"for {rows} samples, so they can't be weighted (augment, "
-                "sample_weight, class_weight, drop_last='pad', masks). Let it return "
-                "one value per sample."
-            )
-        if weights is not None:
-            values = weighed(values, spread_weights(weights, values).to(values.dtype))
-        return values
+
+def _scalar(loss: Tensor, *, is_added: bool) -> Tensor:
+    """Reduce what a loss function gives, unless it has done so itself."""
+    if loss.dim():
+        return torch.sum(loss) if is_added else torch.mean(loss)
+    # PopTorch gives a built-in loss inside the final one the shape [1].
+    return loss.reshape(())
+
+
+def _mean_of_valid(
+    values: Tensor,
+    valid: Tensor,
+    share: Tensor | None,
+    index: int,
+    counted: Mapping[int, Any] | None,
+) -> LossTerms:
+    """Average values per row over the targets that aren't ignored.
+
+    Args:
+        values: `[rows, elements]`.
+        valid: Which targets aren't ignored, of the targets' shape.
+        share: As for `Loss.terms`, as are the others.
+    """
+    numbers = valid.reshape(len(values), -1).to(values.dtype)
+    each, counts = values.sum(dim=1), numbers.sum(dim=1)
+    if share is not None:
+        is_real = share.gt(0).to(values.dtype)
+        each, counts = each.mul(is_real), counts.mul(is_real)
+    return _mean_of_counted(torch.sum(each), torch.sum(counts), index, counted)
 
 
 def _mean_of_counted(

@@ -11,6 +11,7 @@ import traceback
 import warnings
 import zlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -123,7 +124,7 @@ class SampleStructure:
         inputs, targets, weights = [*given, NOTHING, NOTHING][:3]
         return cls(inputs, targets, weights)
 
-    @property
+    @cached_property
     def num_inputs(self) -> int:
         """Number of tensors that are inputs; they come first in a batch."""
         return self.inputs.num_leaves
@@ -172,7 +173,7 @@ class SampleStructure:
         names = zip(self.parts, ("inputs", "targets", "sample weights"))
         return [path for part, name in names for path in part.paths(name)]
 
-    @property
+    @cached_property
     def num_given(self) -> int:
         """Number of tensors of a sample: inputs, targets and weights."""
         return sum(part.num_leaves for part in self.parts)
@@ -193,6 +194,10 @@ class SampleStructure:
         labels = self.labels(tensors)
         parts = (inputs, labels.targets)
         return (*parts, labels.weights) if self.has_weights else parts
+
+    def tensors_of_labels(self, tensors: Sequence[Any]) -> list[Any]:
+        """Take targets and weights from the tensors of a batch, without nesting."""
+        return [*map(self._joined, tensors[self.num_inputs : self.num_given])]
 
     def labels(self, tensors: Sequence[Any]) -> Labels:
         """Take targets, weights, shares and counts from the tensors of a batch."""

@@ -27,8 +27,8 @@ from typing import (
     Iterable,
     Iterator,
     Mapping,
+    NamedTuple,
     Sequence,
-    Tuple,
     TypeVar,
 )
 
@@ -57,11 +57,13 @@ from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
 from ipufit.engine.program import (
     GRADIENT_OF,
     Executors,
+    InferenceSpec,
     Program,
     TrainingProgram,
+    TrainingSpec,
     gradient_anchors,
 )
-from ipufit.engine.step import CountsMissingError
+from ipufit.engine.step import CountsMissingError, Packing
 from ipufit.engine.weights import mode
 from ipufit.errors import (
     ConfigError,
@@ -121,13 +123,15 @@ def describe_coverage(options: poptorch.Options, plan: BatchPlan) -> str:
     return f"OutputMode.{name}: {len(rows)} of every {plan.samples_per_call} samples"
 
 
-def check_rows(outputs: Any, num_rows: int, of_mask: int | None = None) -> None:
+def check_rows(
+    outputs: Sequence[Tensor], num_rows: int, of_mask: int | None = None
+) -> None:
     """Refuse outputs that don't have one row per sample.
 
     A value per micro-batch can't be told from rows, cut or joined.
 
     Args:
-        outputs: Everything that the module returned.
+        outputs: Tensors that the module returned.
         num_rows: Number of samples that came back, padding included.
         of_mask: Number of entries of the mask that says which rows are samples.
 
@@ -135,20 +139,20 @@ def check_rows(outputs: Any, num_rows: int, of_mask: int | None = None) -> None:
         UnsupportedError: An output is a scalar or has another number of rows.
 
     Example:
-        >>> check_rows((torch.zeros(4, 3), None), num_rows=4)
+        >>> check_rows([torch.zeros(4, 3)], num_rows=4)
     """
-    for leaf in leaves_of(outputs):
-        if isinstance(leaf, Tensor) and (leaf.dim() == 0 or len(leaf) != num_rows):
+    for output in outputs:
+        if output.dim() == 0 or output.shape[0] != num_rows:
             if of_mask is not None:
                 num_batches = num_rows // of_mask
                 raise UnsupportedError(
-                    f"The module returned a tensor of shape {tuple(leaf.shape)} for a "
-                    f"call of {num_batches} batches, with masks of {of_mask} entries. "
-                    "Every output needs one row for each entry: pass the mask of what "
-                    "the model returns, such as graphs or nodes."
+                    f"The module returned a tensor of shape {tuple(output.shape)} for "
+                    f"a call of {num_batches} batches, with masks of {of_mask} "
+                    "entries. Every output needs one row for each entry: pass the mask "
+                    "of what the model returns, such as graphs or nodes."
                 )
             raise UnsupportedError(
-                f"The module returned a tensor of shape {tuple(leaf.shape)} for "
+                f"The module returned a tensor of shape {tuple(output.shape)} for "
                 f"{num_rows} samples. Outside training every output needs one row per "
                 "sample: return batched tensors only, or leave this one out in eval "
                 "mode."
@@ -203,6 +207,24 @@ def _joined(parts: tuple[Any, ...]) -> Any:
 _MOST_BYTES = 2**20
 
 
+class Rows(NamedTuple):
+    """Rows of outputs and of their labels, not nested.
+
+    Attributes:
+        tensors: Tensors of the outputs, then of the targets and weights.
+        num_rows: Number of rows of each.
+    """
+
+    tensors: list[Tensor]
+    num_rows: int
+
+    def cut(self, first: int, last: int) -> Rows:
+        """Return the rows from `first` to `last`, without a copy."""
+        if last - first == self.num_rows:
+            return self
+        return Rows([tensor[first:last] for tensor in self.tensors], last - first)
+
+
 class RowBuffer:
     """Buffers outputs and labels until a group of rows is complete.
 
@@ -217,13 +239,13 @@ class RowBuffer:
 
     Attributes:
         parts: The buffered rows, one after the other.
+        num_rows: Number of buffered rows.
 
     Example:
         >>> waiting = RowBuffer(rows_per_pass=2, by_pass=True)
         >>> for value in (1.0, 2.0):
-        ...     outputs = torch.full((3,), value)
-        ...     for group in waiting.groups(outputs, Labels(torch.zeros(3)), 3):
-        ...         print(group[0])
+        ...     for group in waiting.groups(Rows([torch.full((3,), value)], 3)):
+        ...         print(group.tensors[0])
         tensor([1., 1.])
         tensor([1., 2.])
         tensor([2., 2.])
@@ -231,59 +253,46 @@ class RowBuffer:
 
     def __init__(self, rows_per_pass: int, *, by_pass: bool) -> None:
         self.parts: list[Rows] = []
+        self.num_rows = 0
         self._rows_per_pass = rows_per_pass
         self._size = rows_per_pass if by_pass else 0  # of groups; 0 if unknown
 
-    def groups(self, outputs: Any, labels: Labels, num_rows: int) -> Iterator[Rows]:
+    def groups(self, rows: Rows) -> Iterator[Rows]:
         """Yield the groups that rows of a call complete, and buffer the other rows.
 
         Args:
-            outputs: Outputs of the model.
-            labels: Labels of the rows.
-            num_rows: Number of the rows, at least 1.
+            rows: At least one row.
         """
         if not self._size:
-            values = outputs, tuple(labels)
-            leaves = leaves_of(values)
-            num_bytes = bytes_of(leaf for leaf in leaves if isinstance(leaf, Tensor))
-            of_pass = max(1, self._rows_per_pass * num_bytes // num_rows)
+            num_bytes = bytes_of(rows.tensors)
+            of_pass = max(1, self._rows_per_pass * num_bytes // rows.num_rows)
             self._size = self._rows_per_pass * max(1, _MOST_BYTES // of_pass)
-        rows, done = (outputs, labels, num_rows), 0
-        waiting = self.num_rows
-        while waiting + num_rows - done >= self._size:
-            last = done + self._size - waiting
-            self.parts.append(_rows(rows, done, last))
+        done = 0
+        while self.num_rows + rows.num_rows - done >= self._size:
+            last = done + self._size - self.num_rows
+            self._add(rows.cut(done, last))
             yield self.all()
-            self.parts.clear()
-            done, waiting = last, 0
-        if done < num_rows:
+            self.clear()
+            done = last
+        if done < rows.num_rows:
             # Copied, because asynchronous loaders use memory again.
-            outputs, labels, left = _rows(rows, done, num_rows)
-            self.parts.append((*map_tensors(Tensor.clone, (outputs, labels)), left))
+            tensors, num_rows = rows.cut(done, rows.num_rows)
+            self._add(Rows([tensor.clone() for tensor in tensors], num_rows))
 
-    @property
-    def num_rows(self) -> int:
-        """Number of buffered rows."""
-        return sum(part[2] for part in self.parts)
+    def _add(self, rows: Rows) -> None:
+        self.parts.append(rows)
+        self.num_rows += rows.num_rows
+
+    def clear(self) -> None:
+        """Remove all buffered rows."""
+        self.parts, self.num_rows = [], 0
 
     def all(self) -> Rows:
         """Return all buffered rows, at least one, and keep them."""
         if len(self.parts) > 1:  # joined once, however often they are asked for
-            outputs, labels = joined(part[:2] for part in self.parts)
-            self.parts = [(outputs, labels, self.num_rows)]
+            columns = zip(*(part.tensors for part in self.parts))
+            self.parts = [Rows([*map(torch.cat, columns)], self.num_rows)]
         return self.parts[0]
-
-
-Rows = Tuple[Any, Labels, int]
-"""Outputs of the model, their labels, and the number of the rows."""
-
-
-def _rows(rows: Rows, first: int, last: int) -> Rows:
-    """Return the rows from `first` to `last`, without a copy."""
-    outputs, labels, num_rows = rows
-    if last - first == num_rows:
-        return rows
-    return (*cut((outputs, labels), slice(first, last)), last - first)
 
 
 _SECONDS_BETWEEN = 0.1
@@ -460,27 +469,27 @@ class Training:
         # A call of the losses on the host may have shown what they ignore.
         self.batches.count(self.metrics.objective.ignored)
         try:
-            self.program = self._prepared()
+            self.program = self.executors.prepare_training(self.spec, display)
         except CountsMissingError:
             self.batches.count(self.metrics.objective.ignored)
-            self.program = self._prepared()
+            self.program = self.executors.prepare_training(self.spec, display)
         findings = self.program.step.findings
         self.metrics.adopt(findings.entries, findings.probabilities)
 
-    def _prepared(self) -> TrainingProgram:
-        objective = self.metrics.objective
-        watched = sorted(gradient_anchors(self.watched))
-        return self.executors.prepare(
-            self.batches.example(),
-            self.batches.structure,
-            self.batches.plan_of_samples,
-            self.options,
-            objective.trained,
-            self._display,
-            self.remark,
-            objective,
-            self.optimization,
-            watched,
+    @property
+    def spec(self) -> TrainingSpec:
+        """All that the program is built for."""
+        return TrainingSpec(
+            module=self.executors.module,
+            config=self.executors.config,
+            structure=self.batches.structure,
+            plan=self.batches.plan_of_samples,
+            options=self.options,
+            example=self.batches.example(),
+            remark=self.remark,
+            objective=self.metrics.objective,
+            optimization=self.optimization,
+            watched=sorted(gradient_anchors(self.watched)),
         )
 
     @property
@@ -618,7 +627,8 @@ class Training:
         rows = returned_rows(self.options, plan)
         if rows is None:
             rows = torch.arange(plan.samples_per_call)
-        check_rows(outputs, rows.numel(), self.batches.structure.rows)
+        tensors = [leaf for leaf in leaves_of(outputs) if isinstance(leaf, Tensor)]
+        check_rows(tensors, rows.numel(), self.batches.structure.rows)
         is_real, labels = self.batches.is_real(call), self._labels(call)
         of_update = rows.div(plan.samples_per_update, rounding_mode="floor")
         for update in range(plan.device_iterations):
@@ -663,20 +673,25 @@ class Inference:
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the newest weights."""
-        inputs_only = not self.inferred.takes_labels
-        example = self.batches.example(inputs_only=inputs_only)
         self._display = display
-        self.program = self.executors.prepare(
-            example,
-            self.batches.structure,
-            self.batches.plan_of_samples,
-            self.options,
-            self.inferred,
-            display,
-            self.remark,
+        self.program = self.executors.prepare_inference(self.spec, display)
+
+    @property
+    def spec(self) -> InferenceSpec:
+        """All that the program is built for."""
+        inputs_only = not self.inferred.takes_labels
+        return InferenceSpec(
+            module=self.executors.module,
+            config=self.executors.config.inference_config,
+            structure=self.batches.structure,
+            plan=self.batches.plan_of_samples,
+            options=self.options,
+            example=self.batches.example(inputs_only=inputs_only),
+            remark=self.remark,
+            inferred=self.inferred,
         )
 
-    def infer(self, batch: Batch) -> tuple[Any, Scalars]:
+    def infer(self, batch: Batch) -> tuple[list[Tensor], Scalars]:
         """Make one call of the program; see `Executors.infer`."""
         if not self.executors.has(self.program):  # another run has displaced it
             self.program.check()
@@ -701,10 +716,11 @@ class Inference:
         for number, call in enumerate(awaited(self.batches)):
             first = number * self.batches.passes_per_call
             hooks.on_predict_batch_begin(first, {})
-            outputs, _ = self.infer(call.batch)
+            tensors, _ = self.infer(call.batch)
             if number == 0:  # every call has the same shapes
                 num_rows = self.batches.plan_of_samples.samples_per_call
-                check_rows(outputs, num_rows, self.batches.structure.rows)
+                check_rows(tensors, num_rows, self.batches.structure.rows)
+            outputs = self.program.step.findings.packing.nest(tensors)
             is_real = self.batches.is_real(call)
             every_row = outputs, is_real
             if is_real is not None:
@@ -739,6 +755,7 @@ class Evaluation(Inference):
     prefix: str = ""
     _shorter: dict[int, Inference] = field(default_factory=dict, init=False)
     _waiting: RowBuffer = field(init=False)
+    _packing: Packing = field(init=False)  # of the buffered rows
     _seen: tuple[int, Tensor] = field(init=False)  # number of rows there, their sums
     _is_checked: bool = field(init=False)  # that losses and metrics are no sums
 
@@ -853,12 +870,12 @@ class Evaluation(Inference):
         vector = self._sums_of_waiting()
         if vector is not None:
             self._count(self._waiting.all(), vector)
-            self._waiting.parts.clear()
+            self._waiting.clear()
 
     def _count(self, rows: Rows, vector: Tensor) -> None:
         self._seen = 0, vector
         self.metrics.add(vector)
-        self.metrics.stream(*widened_all(*rows[:2]))
+        self.metrics.stream(*widened_all(*self._nested(rows)))
 
     def _add_call(self, call: Call) -> None:
         """Run a call, and the rows that don't fill a micro-batch in programs of theirs.
@@ -886,33 +903,45 @@ class Evaluation(Inference):
     def _add_rows(self, program: Inference, call: Call) -> None:
         batch, is_real = call.batch, program.batches.is_real(call)
         outputs, scalars = program.infer(batch)
-        labels = self.batches.structure.labels(batch)._replace(share=None)
         plan = program.batches.plan_of_samples
-        rows = returned_rows(program.options, plan)
-        num_rows = plan.samples_per_call if rows is None else rows.numel()
+        returned = returned_rows(program.options, plan)
+        num_rows = plan.samples_per_call if returned is None else returned.numel()
         check_rows(outputs, num_rows, self.batches.structure.rows)
         if scalars:
             self._add_scalars(scalars, _counts(program, call, is_real))
-        if rows is not None:
-            labels = cut(labels, rows)
-            is_real = None if is_real is None else is_real[rows]
-        whole, num_real = (outputs, labels), num_rows
+        labels = self.batches.structure.tensors_of_labels(batch)
+        if returned is not None:
+            labels = [tensor[returned] for tensor in labels]
+            is_real = None if is_real is None else is_real[returned]
+        packing = program.program.step.findings.packing
+        rows = Rows([*outputs, *labels], num_rows)
+        if self._waiting.parts and packing is not self._packing:
+            first = self._waiting.parts[0]
+            # Outputs may have an axis of the micro-batch.
+            are_alike = _row_shapes(first) == _row_shapes(rows)
+            if not are_alike or packing.structure != self._packing.structure:
+                self._count_waiting()
+        self._packing = packing
         if is_real is not None:
             num_real = int(is_real.sum())
+            if not num_real:  # no real row came back: NaN under the right names
+                self.metrics.add(torch.zeros_like(self._vector(rows)))
+                return
             is_prefix = bool(is_real[:num_real].all())  # a slice copies nothing
-            outputs, labels = cut(whole, slice(num_real) if is_prefix else is_real)
-        if not num_real:  # no real row came back: NaN under the right names
-            self.metrics.add(torch.zeros_like(self._vector((*whole, num_rows))))
-            return
-        if program is not self:
-            waiting = [part[0] for part in self._waiting.parts[:1]]
-            if any(_row_shapes(one) != _row_shapes(outputs) for one in waiting):
-                self._count_waiting()  # outputs have an axis of the micro-batch
-        for group in self._waiting.groups(outputs, labels, num_real):
+            chosen = slice(num_real) if is_prefix else is_real
+            rows = Rows([tensor[chosen] for tensor in rows.tensors], num_real)
+        for group in self._waiting.groups(rows):
             self._count(group, self._vector(group))
 
+    def _nested(self, rows: Rows) -> tuple[Any, Labels]:
+        """Nest outputs and labels as the module and the data do."""
+        rest, structure = iter(rows.tensors), self.batches.structure
+        outputs, targets = self._packing.nest(rest), structure.targets.rebuild(rest)
+        weights = structure.weights.rebuild(rest) if structure.has_weights else None
+        return outputs, Labels(targets, weights)
+
     def _vector(self, rows: Rows) -> Tensor:
-        outputs, labels, num_rows = rows
+        num_rows, (outputs, labels) = rows.num_rows, self._nested(rows)
         # Programs of other calls may lay out the same outputs otherwise, and a sum goes
         # over memory in its order.
         outputs, labels = widened_all(map_tensors(Tensor.contiguous, outputs), labels)
@@ -959,9 +988,8 @@ def _counts(program: Inference, call: Call, is_real: Tensor | None) -> list[int]
     return [int(count) for count in is_real.reshape(-1, size).sum(dim=1)]
 
 
-def _row_shapes(outputs: Any) -> list[torch.Size]:
-    leaves = leaves_of(outputs)
-    return [leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor)]
+def _row_shapes(rows: Rows) -> list[torch.Size]:
+    return [tensor.shape[1:] for tensor in rows.tensors]
 
 
 # Training, epoch after epoch ----------------------------------------------------------

@@ -16,15 +16,17 @@ import time
 import warnings
 import weakref
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import (
     Any,
     Callable,
+    ClassVar,
     Iterable,
     Iterator,
     MutableMapping,
     NamedTuple,
     Sequence,
+    TypeVar,
 )
 
 import torch
@@ -82,6 +84,8 @@ from ipufit.state import span
 from ipufit.types import Batch
 
 logger = logging.getLogger("ipufit")
+P = TypeVar("P", bound="Program")
+
 KEPT_PROGRAMS = 8
 """Programs of a kind that a model keeps: those that were used last."""
 
@@ -95,12 +99,12 @@ class Program:
         step: The module that was traced.
         num_micro_batches: Micro-batches of a call, over all replicas.
         baked_in: Python values that are compiled in.
+        key: All that it was built for (`ProgramSpec.key`).
         on_device: Fingerprint of the device's weights; None if unknown.
         must_compare: Whether the device's weights have to be compared with the host's
             before the next call.
         num_trained: Number of calls of training of any model: in inference when it got
             the weights, in training with its own last call.
-        key: All that it was built for.
         evaluated: Losses and metrics that were computed from its outputs, and are no
             sums (`Objective.program_key`).
     """
@@ -109,10 +113,10 @@ class Program:
     step: Step
     num_micro_batches: int
     baked_in: BakedInValues
+    key: object
     on_device: Fingerprint | None = field(default=None, init=False)
     must_compare: bool = field(default=True, init=False)
     num_trained: int = field(default=0, init=False)
-    key: object = field(default=None, init=False)
     evaluated: object = field(default=None, init=False)
 
     @property
@@ -155,18 +159,18 @@ class TrainingProgram(Program):
             is attached.
         random_state: State of the device's generator when the program was compiled;
             None if it has no seed.
-        sent: Values of the optimiser that were sent last; empty if the device's may
-            differ.
         counted_up: Buffers that the host counts up, and by how much in each call.
         trained_parts: Parts of the module that it trains.
+        sent: Values of the optimiser that were sent last; empty if the device's may
+            differ.
     """
 
     wrappers: Wrappers
     optimizer: torch.optim.Optimizer
     random_state: list[int] | None
-    sent: tuple[object, ...]
     counted_up: list[tuple[Tensor, int]]
     trained_parts: TrainedParts
+    sent: tuple[object, ...] = field(default=(), init=False)
 
     def check(self) -> None:
         """Refuse to go on if a value has changed, or a part was frozen or unfrozen."""
@@ -202,6 +206,215 @@ def _refuse_index(
         f"are {ranges or 'none'}: a class, or the row of an embedding, must be less "
         "than their number, and 0 or more."
     ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramSpec:
+    """All that a program is built for.
+
+    Attributes:
+        module: The user's module.
+        config: Stages and precision.
+        structure: Structure of a batch.
+        plan: Factors of a call, which counts samples and padding.
+        options: Options of PopTorch.
+        example: Tensors of a call.
+        remark: Text to show after a compilation.
+    """
+
+    module: torch.nn.Module
+    config: IPUConfig
+    structure: SampleStructure
+    plan: BatchPlan
+    options: poptorch.Options
+    example: Batch
+    remark: str
+
+    name: ClassVar[str]
+    """Name of the kind of program, for messages."""
+    is_training: ClassVar[bool] = False
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """All that must be equal for a kept program to do the same."""
+        raise NotImplementedError
+
+    @property
+    def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
+        """Shapes and types of a call's tensors."""
+        return [(tensor.shape, tensor.dtype) for tensor in self.example]
+
+    @property
+    def computed(self) -> Inferred:
+        """The computation of the program."""
+        raise NotImplementedError
+
+    @property
+    def loss_modules(self) -> list[torch.nn.Module]:
+        """Losses with weights or buffers that the program has copies of."""
+        return []
+
+    @property
+    def may_be_sharded(self) -> bool:
+        """Whether stages may run one after the other where a call is too short."""
+        return False
+
+    def step(self, host_values: Sequence[HostValue]) -> Step:
+        """Return the module that PopTorch traces."""
+        return Step(
+            self.module, self.config, self.structure, host_values, self.computed
+        )
+
+    def baked_in(self) -> BakedInValues:
+        """Record the values that the code of the program can read now."""
+        return BakedInValues(self.module, self.computed.step)
+
+    def check(self, step: Step) -> None:
+        """Refuse weights that PopTorch would take for others."""
+        check_values(step)
+        refuse_tied_buffers(step)
+
+    def executor(
+        self, step: Step, options: poptorch.Options
+    ) -> poptorch.PoplarExecutor:
+        """Return PopTorch's executor of a step."""
+        return poptorch.inferenceModel(step, options=options)
+
+    def program(
+        self,
+        executor: poptorch.PoplarExecutor,
+        step: Step,
+        baked_in: BakedInValues,
+        wrappers: Wrappers,
+    ) -> Any:
+        """Return the program of a step that was compiled."""
+        count = self.plan.micro_batches_per_call
+        return Program(executor, step, count, baked_in, self.key)
+
+    def refuse_sums(self) -> None:
+        """Refuse a module's or step's own loss that is a sum over samples."""
+        if self.computed.owns_loss:
+            refuse_own_sums(
+                *(self.module, self.computed, self.structure, self.example),
+                self.plan.micro_batch_size,
+                training=self.is_training,
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class InferenceSpec(ProgramSpec):
+    """All that a program of `evaluate` or `predict` is built for.
+
+    Attributes:
+        inferred: The computation of the program.
+    """
+
+    inferred: Inferred
+    name = "inference"
+
+    @property
+    def computed(self) -> Inferred:
+        """The computation of the program."""
+        return self.inferred
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """All that must be equal for a kept program to do the same."""
+        parts = self.structure.parts
+        nested = parts if self.inferred.takes_labels else parts[0]
+        return self.plan, self.shapes, nested, self.inferred
+
+    @property
+    def may_be_sharded(self) -> bool:
+        """Whether nobody has said how stages run: the numbers are the same."""
+        config = self.config
+        own = config.placement, config.customize, config.inference_options
+        return all(setting is None for setting in own)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSpec(ProgramSpec):
+    """All that a program of `fit` is built for.
+
+    Attributes:
+        objective: Losses and metrics.
+        optimization: The optimiser and its schedule.
+        watched: Names of parameters whose gradients are sent to the host.
+    """
+
+    objective: Objective
+    optimization: Optimization
+    watched: Sequence[str]
+    name = "training"
+    is_training = True
+
+    @property
+    def optimizer(self) -> Any:
+        """PopTorch's optimiser."""
+        return self.optimization.optimizer
+
+    @property
+    def computed(self) -> Inferred:
+        """The computation of the program."""
+        return self.objective.trained
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """All that must be equal for a kept program to do the same."""
+        return (
+            *(self.plan, self.shapes, self.structure, TrainedParts(self.module)),
+            *(self.objective.program_key, self.optimization.program_key),
+            [*self.watched],
+        )
+
+    @property
+    def loss_modules(self) -> list[torch.nn.Module]:
+        """Losses with weights or buffers that the program has copies of."""
+        return self.objective.modules
+
+    def step(self, host_values: Sequence[HostValue]) -> Step:
+        """Return the module that PopTorch traces."""
+        parts = self.module, self.config, self.structure
+        return Step(*parts, host_values, self.computed, self.objective)
+
+    def baked_in(self) -> BakedInValues:
+        """Record the values that the code of the program can read now."""
+        return BakedInValues(self.module, self.computed.step, self.objective)
+
+    def check(self, step: Step) -> None:
+        """Refuse weights that PopTorch would take for others, or that none trains."""
+        require_trained_weights(step)
+        super().check(step)
+
+    def check_module(self) -> None:
+        """Refuse hooks and layers that a training program would ignore."""
+        refuse_gradient_hooks([self.module, *self.loss_modules])
+        refuse_synchronised_norms(self.module, self.plan)
+
+    def executor(
+        self, step: Step, options: poptorch.Options
+    ) -> poptorch.PoplarExecutor:
+        """Return PopTorch's executor of a step."""
+        _give_states(self.optimizer, step)
+        return poptorch.trainingModel(step, options=options, optimizer=self.optimizer)
+
+    def program(
+        self,
+        executor: poptorch.PoplarExecutor,
+        step: Step,
+        baked_in: BakedInValues,
+        wrappers: Wrappers,
+    ) -> Any:
+        """Return the program of a step that was compiled."""
+        options, count = self.options, self.plan.micro_batches_per_call
+        loops = options.device_iterations * options.Training.gradient_accumulation
+        increments = step.findings.increments.items()
+        return TrainingProgram(
+            *(executor, step, count, baked_in, self.key, wrappers),
+            *(self.optimizer, executor.rng_state),
+            counted_up(step, {name: number * loops for name, number in increments}),
+            TrainedParts(self.module),
+        )
 
 
 _TRAINERS: MutableMapping[Tensor, weakref.ReferenceType[Executors]]
@@ -272,103 +485,75 @@ class Executors:
     # Building ---------------------------------------------------------------
 
     @uninterrupted
-    def prepare(
-        self,
-        example: Batch,
-        structure: SampleStructure,
-        plan: BatchPlan,
-        options: poptorch.Options,
-        computed: Inferred,
-        display: ProgressDisplay,
-        remark: str,
-        objective: Objective | None = None,
-        optimization: Optimization | None = None,
-        watched: Sequence[str] = (),
-    ) -> Any:
+    def prepare_inference(
+        self, spec: InferenceSpec, display: ProgressDisplay
+    ) -> Program:
         """Attach a program; its next call uses the newest weights.
 
-        It is built unless a kept one fits: the shapes of data, the plan, what is
-        computed, and the values that the code reads now must be equal; for training
-        loss, optimizer and watched gradients, and the trainable weights and modes, too.
+        It is built unless a kept one has the same key, and the values that the code
+        reads now are those that it has compiled in.
 
         Args:
-            example: Tensors of a call.
-            structure: Structure of a batch.
-            plan: Factors of a call.
-            options: Options of PopTorch.
-            computed: The computation of the program.
+            spec: All that the program is built for.
             display: Shows that PopTorch compiles.
-            remark: Text to show after a compilation.
-            objective: Losses and metrics of a training program; None for inference.
-            optimization: The optimiser of a training program and its schedule.
-            watched: Names of parameters whose gradients are sent to the host.
-
-        Returns:
-            The program, a `TrainingProgram` if it trains.
         """
-        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
-        key: tuple[Any, ...] = (plan, shapes)
-        if objective is None or optimization is None:
-            parts = structure.parts
-            key = (*key, parts if computed.takes_labels else parts[0], computed)
-            self.begin_alike()
-            self.fetch_weights()
-            self.share_buffers()
-        else:
-            refuse_gradient_hooks([self.module, *objective.modules])
-            refuse_synchronised_norms(self.module, plan)
-            of_program = objective.program_key, optimization.program_key, [*watched]
-            key = (*key, structure, TrainedParts(self.module), *of_program)
-            self._take_over()
-            self.begin_alike(objective.modules)
-        kept: list[Any] = self._inferences if objective is None else self._trainings
-        program: Any = next((one for one in kept if one.key == key), None)
-        if program is not None:  # the last is the one used last
-            kept.remove(program)
-            change = program.baked_in.changed()
-            if change is None:
-                kept.append(program)
-                if objective is not None:
-                    objective.ignore_as(program.step.objective)
-            else:
-                self._news.append(f"Compiling anew: {describe_change(change)}")
-                if program is self._trainer:
-                    self._leave_training()
-                program.executor.destroy()
-                program = None
-        if objective is not None and program is not self._trainer:
-            self._leave_training()
+        self.begin_alike()
+        self.fetch_weights()
+        self.share_buffers()
+        program = self._find(self._inferences, spec)
         if program is None:
-            if computed.owns_loss:
-                refuse_own_sums(
-                    *(self.module, computed, structure, example),
-                    plan.micro_batch_size,
-                    training=objective is not None,
-                )
-            while len(kept) >= KEPT_PROGRAMS:
-                kept.pop(0).executor.destroy()
-            optimizer = None if optimization is None else optimization.optimizer
-            program = self._built(
-                example,
-                structure,
-                plan,
-                options,
-                computed,
-                display,
-                remark,
-                objective,
-                optimizer,
-            )
-            program.key = key
-            kept.append(program)
-        if optimization is not None:
-            self._trainer = program
-            self._bind_optimizer(program, optimization.optimizer)
-        else:
-            program.num_trained = Executors._num_trained
+            program = self._build(self._inferences, spec, display)
+        program.num_trained = Executors._num_trained
         self._attach(program)
         program.must_compare = True
         return program
+
+    @uninterrupted
+    def prepare_training(
+        self, spec: TrainingSpec, display: ProgressDisplay
+    ) -> TrainingProgram:
+        """Attach a program and its optimiser, as `prepare_inference` does.
+
+        Args:
+            spec: All that the program is built for.
+            display: Shows that PopTorch compiles.
+        """
+        spec.check_module()
+        optimizer = spec.optimizer
+        self._take_over()
+        self.begin_alike(spec.loss_modules)
+        program = self._find(self._trainings, spec)
+        if program is None or program is not self._trainer:
+            self._leave_training()
+        if program is None:
+            has_state, values = optimizer.has_state(), hyper_parameters(optimizer)
+            with torch.enable_grad():  # PopTorch traces in the mode that it finds
+                program = self._build(self._trainings, spec, display)
+            program.sent = () if has_state else values  # a state brings its own
+        else:
+            spec.objective.ignore_as(program.step.objective)
+        self._trainer = program
+        self._bind_optimizer(program, optimizer)
+        self._attach(program)
+        program.must_compare = True
+        return program
+
+    def _find(self, programs: list[P], spec: ProgramSpec) -> P | None:
+        """Return the kept program of a spec; destroy one with values of before."""
+        key = spec.key
+        program = next((kept for kept in programs if kept.key == key), None)
+        if program is None:
+            return None
+        programs.remove(program)
+        change = program.baked_in.changed()
+        if change is None:
+            programs.append(program)  # the last is the one used last
+            return program
+        self._news.append(f"Compiling anew: {describe_change(change)}")
+        if program is self._trainer:
+            self._leave_training()
+        program.executor.destroy()
+        return None
 
     def has(self, program: Program) -> bool:
         """Return whether a program is kept, so that it can be called."""
@@ -395,20 +580,20 @@ class Executors:
         trainers = {trainer() for trainer in found}
         return {one for one in trainers if one is not None and one is not self}
 
-    def _built(
-        self,
-        example: Batch,
-        structure: SampleStructure,
-        plan: BatchPlan,
-        options: poptorch.Options,
-        computed: Inferred,
-        display: ProgressDisplay,
-        remark: str,
-        objective: Objective | None,
-        optimizer: Any,
-    ) -> Program:
-        """Build a program, and again if its trace shows changed 0-d buffers."""
-        options = options.clone()  # which isn't frozen
+    def _build(
+        self, programs: list[P], spec: ProgramSpec, display: ProgressDisplay
+    ) -> P:
+        """Build a program, and again if its trace shows changed 0-d buffers.
+
+        Args:
+            programs: Programs of the kind, to which it is added.
+            spec: All that it is built for.
+            display: Shows that PopTorch compiles.
+        """
+        spec.refuse_sums()
+        while len(programs) >= KEPT_PROGRAMS:
+            programs.pop(0).executor.destroy()
+        options = spec.options.clone()  # which isn't frozen
         if not display.shows_poptorch_bar:
             options.showCompilationProgressBar(False)
         is_default = options.connection_type == poptorch.ConnectionType.Always
@@ -416,48 +601,10 @@ class Executors:
             # IPUs may be short: the program compiles before it takes some, so that it
             # isn't traced twice.
             options.connectionType(poptorch.ConnectionType.OnDemand)
-        is_training = objective is not None
-        config = self.config if is_training else self.config.inference_config
-        losses = () if objective is None else objective.modules
-        own = config.placement, config.customize, config.inference_options
-        may_be_sharded = not is_training and all(one is None for one in own)
-        sent: tuple[object, ...] = ()
+        may_be_sharded = spec.may_be_sharded
         while True:
-            values = host_values_of([self.module, *losses], self._moved)
-            step = Step(self.module, config, structure, values, computed, objective)
-            baked_in = BakedInValues(self.module, computed.step, objective)
-            make: Any = partial(poptorch.inferenceModel, step, options=options)
-            if is_training:
-                _give_states(optimizer, step)
-                require_trained_weights(step)
-                if not optimizer.has_state():  # which brings the values of its time
-                    sent = hyper_parameters(optimizer)
-                make = partial(
-                    poptorch.trainingModel, step, options=options, optimizer=optimizer
-                )
-            check_values(step)
-            refuse_tied_buffers(step)
-            weights = weights_of(step)
-            make_plain(weights)
-            remember_classes(weights)
-            count = plan.micro_batches_per_call
-            given = [*example, *host_tensors(step.host_values, count)]
             try:
-                with contextlib.ExitStack() as stack:
-                    stack.enter_context(span("compile"))
-                    # PopTorch traces in the grad mode that it finds.
-                    is_grad = is_training or torch.is_grad_enabled()
-                    stack.enter_context(torch.set_grad_enabled(is_grad))
-                    others = [program.baked_in for program in self._programs()]
-                    stack.enter_context(baked_in.traced(others))
-                    executor, wrappers, seconds = self._traced(
-                        step, make, [tensor.contiguous() for tensor in given], display
-                    )
-                    try:  # it calls losses, as the trace does
-                        refuse_traced_sums(step, example, plan.micro_batch_size)
-                    except ConfigError:
-                        executor.destroy()
-                        raise
+                program = self._compiled(spec, options, display)
                 break
             except MovedOnDeviceError as error:
                 self._moved.extend(error.moved)
@@ -468,30 +615,46 @@ class Executors:
                 may_be_sharded = False
                 options = options.clone()
                 options.setExecutionStrategy(poptorch.ShardedExecution())
-        self.seconds += seconds
-        name = "training" if is_training else "inference"
-        display.compiled(name, seconds)
-        ending = f": {remark}" if remark else ""
-        logger.info("Compiled the %s program in %.1f s%s", name, seconds, ending)
-        program = Program(executor, step, count, baked_in)
-        if is_training:
-            loops = options.device_iterations * options.Training.gradient_accumulation
-            increments = step.findings.increments
-            program = TrainingProgram(
-                *(executor, step, count, baked_in, wrappers),
-                *(optimizer, executor.rng_state, sent),
-                counted_up(step, {n: one * loops for n, one in increments.items()}),
-                TrainedParts(self.module),
+        programs.append(program)
+        return program
+
+    def _compiled(
+        self, spec: ProgramSpec, options: poptorch.Options, display: ProgressDisplay
+    ) -> Any:
+        """Let PopTorch trace and compile a program."""
+        host_values = host_values_of([self.module, *spec.loss_modules], self._moved)
+        step, baked_in = spec.step(host_values), spec.baked_in()
+        spec.check(step)
+        weights = weights_of(step)
+        make_plain(weights)
+        remember_classes(weights)
+        values = host_tensors(step.host_values, spec.plan.micro_batches_per_call)
+        others = [program.baked_in for program in self._programs()]
+        with span("compile"), baked_in.traced(others):
+            tensors = [tensor.contiguous() for tensor in (*spec.example, *values)]
+            executor, wrappers, seconds = self._traced(
+                spec, step, options, tensors, display
             )
+            try:  # it calls losses, as the trace does
+                refuse_traced_sums(step, spec.example, spec.plan.micro_batch_size)
+            except ConfigError:
+                executor.destroy()
+                raise
+        self.seconds += seconds
+        display.compiled(spec.name, seconds)
+        ending = f": {spec.remark}" if spec.remark else ""
+        logger.info("Compiled the %s program in %.1f s%s", spec.name, seconds, ending)
+        program = spec.program(executor, step, baked_in, wrappers)
         if executor.isAttachedToDevice():
             program.on_device = fingerprint(step.weights)
         return program
 
     def _traced(
         self,
+        spec: ProgramSpec,
         step: Step,
-        make: Callable[[], poptorch.PoplarExecutor],
-        given: list[Tensor],
+        options: poptorch.Options,
+        tensors: list[Tensor],
         display: ProgressDisplay,
     ) -> tuple[poptorch.PoplarExecutor, Wrappers, float]:
         """Let PopTorch trace a step, in the right mode and with blocks for stages.
@@ -505,7 +668,7 @@ class Executors:
             # refuses to wrap them again: `destroy()` does nothing so early.
             stack.callback(make_plain, weights_of(step))
             stack.enter_context(traced_mode(step))
-            executor = make()
+            executor = spec.executor(step, options)
             while self._news:
                 display.noted(self._news.pop(0))
             start = time.perf_counter()
@@ -514,13 +677,11 @@ class Executors:
                 if executor.isCompiled():  # and IPUs were short after it
                     executor.attachToDevice()
                 else:
-                    executor.compile(*given)
+                    executor.compile(*tensors)
 
-            stack.enter_context(
-                display.compiling("training" if step.is_training else "inference")
-            )
+            stack.enter_context(display.compiling(spec.name))
             self._acquire(executor, attach)
-            wrappers = Wrappers(step.weights if step.is_training else [])
+            wrappers = Wrappers(step.weights if spec.is_training else [])
         return executor, wrappers, time.perf_counter() - start
 
     @uninterrupted
@@ -605,10 +766,13 @@ class Executors:
                     Tensor.add_(buffer, number)
         if not outputs:
             return vector, None
-        return vector, program.step.findings.packing.unpack(outputs)[0]
+        packing = program.step.findings.packing
+        return vector, packing.nest(packing.split(outputs)[0])
 
     @uninterrupted
-    def infer(self, program: Program, batch: list[Tensor]) -> tuple[Any, Scalars]:
+    def infer(
+        self, program: Program, batch: list[Tensor]
+    ) -> tuple[list[Tensor], Scalars]:
         """Make one call of an inference program, with the newest weights.
 
         Args:
@@ -616,7 +780,8 @@ class Executors:
             batch: Tensors of the call, of which it takes those that it needs.
 
         Returns:
-            The model's outputs; and the scalars of every micro-batch, by name.
+            The tensors of the model's outputs, which the program's packing nests; and
+            the scalars of every micro-batch, by name.
 
         Raises:
             ConfigError: A value that is compiled into the program has changed.
@@ -631,7 +796,7 @@ class Executors:
         if program.must_compare:
             self._refresh(program)
         returned = program.run(batch[: program.step.num_given])
-        return program.step.findings.packing.unpack(returned)
+        return program.step.findings.packing.split(returned)
 
     # Weights ----------------------------------------------------------------
 
@@ -935,41 +1100,27 @@ class Surveyed(NamedTuple):
     tensors: list[Tensor]
 
 
-def surveyed(
-    module: torch.nn.Module,
-    config: IPUConfig,
-    structure: SampleStructure,
-    objective: Objective,
-    options: poptorch.Options,
-    plan: BatchPlan,
-    example: Sequence[Tensor],
-    optimizer: Any = None,
-) -> Surveyed:
-    """Trace the training program, and record all refusals.
+def surveyed(spec: TrainingSpec) -> Surveyed:
+    """Trace the training program, and record all refusals; the module doesn't change.
 
     Args:
-        module: The user's module, with its own weights; it doesn't change.
-        config: Stages and precision.
-        structure: Structure of a batch.
-        objective: Losses and metrics.
-        options: Options of PopTorch.
-        plan: Factors of a call.
-        example: Tensors of a call; the first micro-batch is traced.
-        optimizer: PopTorch's optimizer, to check its hyper-parameters.
+        spec: All that the program would be built for. The first micro-batch of its call
+            is traced.
 
     Raises:
         UnsupportedError: This process runs on PopTorch itself.
     """
-    rows = plan.micro_batch_size
-    tensors = [tensor[:rows] if tensor.dim() else tensor for tensor in example]
+    # An item may be a whole micro-batch of samples.
+    rows = len(spec.example[0]) // spec.plan.micro_batches_per_call
+    tensors = [tensor[:rows] if tensor.dim() else tensor for tensor in spec.example]
     moved: list[HostValue] = []
     while True:
-        values = host_values_of([module, *objective.modules], moved)
-        step = Step(module, config, structure, values, objective.trained, objective)
+        host_values = host_values_of([spec.module, *spec.loss_modules], moved)
+        step, baked_in = spec.step(host_values), spec.baked_in()
         refusals: list[IpufitError] = []
         for check in (
-            partial(refuse_gradient_hooks, [module, *objective.modules]),
-            partial(refuse_synchronised_norms, module, plan),
+            partial(refuse_gradient_hooks, [spec.module, *spec.loss_modules]),
+            partial(refuse_synchronised_norms, spec.module, spec.plan),
             partial(require_trained_weights, step),
             partial(check_values, step),
         ):
@@ -980,23 +1131,22 @@ def surveyed(
         with contextlib.ExitStack() as stack:
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
-            baked_in = BakedInValues(module, objective.trained.step, objective)
             stack.enter_context(baked_in.traced())
             stack.enter_context(traced_mode(step))
             stack.enter_context(torch.enable_grad())
-            given = [*tensors, *host_tensors(values, 1)]
             found = survey()(
-                step, given, options, is_training=True, optimizer=optimizer
+                step,
+                [*tensors, *host_tensors(host_values, 1)],
+                spec.options,
+                is_training=True,
+                optimizer=spec.optimizer,
             )
         if isinstance(found.error, MovedOnDeviceError):
             moved += found.error.moved
         elif not isinstance(found.error, CountsMissingError):
             break
     try:
-        if objective.owns_loss:
-            refuse_own_sums(
-                *(module, objective.trained, structure, tensors, rows), training=True
-            )
+        spec.refuse_sums()
         refuse_traced_sums(step, tensors, rows)
     except ConfigError as error:
         refusals.append(error)

@@ -11,7 +11,7 @@ import re
 import traceback
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -392,8 +392,8 @@ class Packing:
         Example:
             >>> import torch
             >>> tensors, packing = Packing.of({"a": torch.ones(2), "b": "c"}, {})
-            >>> packing.unpack(tensors)
-            ({'a': tensor([1., 1.]), 'b': 'c'}, {})
+            >>> packing.nest(tensors)
+            {'a': tensor([1., 1.]), 'b': 'c'}
         """
         structure = Structure.of_outputs(outputs)
         leaves = structure.flatten(outputs)
@@ -405,17 +405,24 @@ class Packing:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return (*tensors, *(value.reshape(1) for value in scalars.values())), packing
 
-    def unpack(self, tensors: Sequence[Tensor]) -> tuple[Any, Scalars]:
-        """Nest tensors as outputs, and return scalars of `[micro-batches]`.
+    def split(self, returned: Sequence[Tensor]) -> tuple[list[Tensor], Scalars]:
+        """Split what a program returned into outputs and scalars of `[micro-batches]`.
 
         The tensors become plain ones: PopTorch's have an attribute with which they
         can't be pickled.
         """
-        plain = [tensor.detach() for tensor in tensors]
+        plain = [tensor.detach() for tensor in returned]
         count = len(plain) - len(self.names)
-        given = iter(plain[:count])
-        leaves = [next(given) if leaf is Tensor else leaf for leaf in self.leaves]
-        return self.structure.rebuild(leaves), dict(zip(self.names, plain[count:]))
+        return plain[:count], dict(zip(self.names, plain[count:]))
+
+    def nest(self, tensors: Iterable[Tensor]) -> Any:
+        """Nest the tensors of outputs as the module returns them.
+
+        Of an iterator only these tensors are taken.
+        """
+        rest = iter(tensors)
+        leaves = [next(rest) if leaf is Tensor else leaf for leaf in self.leaves]
+        return self.structure.rebuild(leaves)
 
 
 def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -434,16 +434,7 @@ def check_fit(calls: CallPlanner, arguments: FitArguments) -> CheckReport:
             title += f", {plan.samples_per_call} samples per call"
             findings += findings_of_calls(training)
             with torch.no_grad():
-                seen = surveyed(
-                    module,
-                    calls.config,
-                    batches.structure,
-                    training.metrics.objective,
-                    training.options,
-                    plan,
-                    batches.example(),
-                    training.optimization.optimizer,
-                )
+                seen = surveyed(training.spec)
             findings += findings_of_program(module, plan, batches.structure, seen)
     finally:
         before.put_back()

@@ -252,6 +252,19 @@ def python_calls(function):
     return counts["call"]
 
 
+def test_an_evaluation_makes_few_python_calls_per_device_call():
+    x, y = reference.samples(800)
+    model = compiled(inference_iterations=1)
+
+    def evaluate(count):
+        model.evaluate(x[:count], y[:count], 2, verbose=0)
+
+    evaluate(800)
+    few = python_calls(lambda: evaluate(200))
+    many = python_calls(lambda: evaluate(800))
+    assert (many - few) / 300 <= 150
+
+
 def test_a_heard_evaluation_costs_as_much_at_each_call():
     x, y = reference.samples(60)
     model = compiled(inference_iterations=1)
