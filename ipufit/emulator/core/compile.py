@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile a module: record one micro-batch, then run the stages in their order.
 
-`STAGES` is the whole compilation. As in PopTorch (`LowerToPopartFactories.cpp`) dead
-operations go first, and constants are computed while the program is compiled
-(`EvaluateConstexprs.cpp`). So operators are refused, or computed as a device does, only
-where they are live and depend on a variable. `ipufit check` runs the same stages with a
-`Report` that notes what is refused, and goes on.
+`STAGES` are the stages of a traced graph; `compile_model` of `_poplar_executor.py`
+checks the program against the options after them. As in PopTorch dead operations go
+first (`LowerToPopartFactories.cpp`), and constants are computed while the program is
+compiled (`EvaluateConstexprs.cpp`). So operators are refused, or computed as a device
+does, only where they are live and depend on a variable. `ipufit check` runs the same
+stages with a `Report` that notes what is refused, and goes on.
 """
 
 from __future__ import annotations
@@ -350,8 +351,8 @@ def refuse_frozen_norms(compilation: Compilation) -> None:
             )
 
 
-def store_known_results(compilation: Compilation) -> None:
-    """Store results that never change, and spare the copy that marks a loss."""
+def mark_known_results(compilation: Compilation) -> None:
+    """Mark results that never change, and copies that only mark a loss, for `lower`."""
     recording, graph = compilation.recording, compilation.graph
     values = recording.results
     changing = {*changed_memory(compilation.graphs), *recording.weight_memory()}
@@ -377,7 +378,7 @@ STAGES = (
     CompileStage("blocks", find_ipus),
     CompileStage("loss", find_loss),
     CompileStage("arguments", refuse_frozen_norms),
-    CompileStage("arguments", store_known_results),
+    CompileStage("arguments", mark_known_results),
 )
 """All that happens to a recorded program until it is compiled, in this order."""
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that hide operators: torch, or a handler of PopTorch, composes them.
 
-PopTorch's dispatcher sees the operators inside. Where a device computes the parts
-otherwise than torch the whole, the tracer records the parts: rules hold for them, and
-in float16 each is rounded.
+PopTorch's dispatcher sees the operators inside. Where the parts give other numbers on a
+device than torch's whole function, the tracer records the parts: rules hold for them,
+and in float16 each is rounded.
 """
 
 from __future__ import annotations

@@ -910,7 +910,7 @@ class DeviceOptimizer:
         """Load a state that `state_dict` returned.
 
         A missing name is logged, and its tensor stays; an unknown name is ignored.
-        Hyper-parameters stay as they are: loaded values never leave the host (PopTorch,
+        The device keeps its hyper-parameters; loaded ones stay on the host (PopTorch,
         `writeOptimizerState`; PopART streams hyper-parameters from the optimizer only,
         in `updateOptimizerFromHost`).
 

@@ -372,9 +372,11 @@ def choose_runner(
     groups: Mapping[str, ReplicaGroups],
     anchors: Anchors,
 ) -> Runner:
-    """Return the runner of a program: in folds where they are allowed, else in a loop.
+    """Return the runner of a program: folds, a split program, or the loop.
 
-    `groups` are the weights that differ between groups of replicas.
+    A fold may still be given up at the first call of its size: if memory is short, or
+    its results differ from those of the loop. `groups` are the weights that differ
+    between groups of replicas.
     """
     writes = program.updated_weights or program.volatile_weights
     reasons: dict[str, object] = {

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations: calls of torch functions that a trace checks, runs and records.
 
-Their nodes in a traced program are constant, dead, or have effects on memory. PopTorch
-computes constant expressions while it compiles, with all of torch's functions
-(`EvaluateConstexprs.cpp`). Before anything else it eliminates dead operators (PopTorch,
-`LowerToPopartFactories.cpp`). An operation is live if a result of the model depends on
-it, or if it writes to memory that a weight, an input or a later live operation reads
-(torch's `EliminateDeadCode`). All checks of the emulator are of live operations.
+This module finds which of their nodes are constant, which are dead, and what memory
+they change. PopTorch computes constant expressions while it compiles, with all of
+torch's functions (`EvaluateConstexprs.cpp`). Before anything else it eliminates dead
+operators (PopTorch, `LowerToPopartFactories.cpp`). An operation is live if a result of
+the model depends on it, or if it writes to memory that a weight, an input or a later
+live operation reads (torch's `EliminateDeadCode`).
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class Finding(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the program is refused; else what perhaps is refused is reported."""
+        """Whether a compilation refuses the program; else the finding is reported."""
         row = table()[self.rule.row]
         is_certain = self.verdict == "refused" and row["emulator"] == "has"
         is_text = isinstance(self.found, str) or row["message"]

@@ -129,7 +129,7 @@ class Program:
 
     @cached_property
     def used_weights(self) -> frozenset[str]:
-        """Names of the weights that an operation reads; the device has no others.
+        """Names of the weights that an operation reads.
 
         PopTorch neither uploads nor downloads unused weights (`LowerToPopart.cpp`).
         """

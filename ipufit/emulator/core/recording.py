@@ -270,7 +270,7 @@ class Recording:
                 raise host_tensor_among(what, tensor)
 
     def refuse_live(self, tensor: Tensor, message: str) -> None:
-        """Refuse the arguments of a hint, unless the hinted tensor is dead."""
+        """Note a refusal of a hint, for `refuse_marked`, if the tensor is live."""
         node = self.nodes.get(id(tensor))
         if node is not None:
             node.meta.setdefault(REFUSAL, ("arguments", message))
@@ -682,8 +682,8 @@ def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
     """Register a function to call whenever an executor has traced its model.
 
     It is called by every executor, without arguments, in the order of registration:
-    after the trace, even one that failed, and before what compiling refuses is
-    refused.
+    after the trace, even a failed one, and before the stages of the compilation, which
+    may refuse the program.
 
     Returns:
         A handle with `remove()`.

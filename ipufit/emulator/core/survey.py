@@ -226,7 +226,7 @@ class Survey(Report):
         return False
 
     def refuse(self, topic: str, error: Error) -> None:
-        """Record what a compilation would refuse."""
+        """Record the error at which a compilation would stop."""
         self._has_escapes |= topic == "tracing"
         self.add(topic, error)
 
