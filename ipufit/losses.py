@@ -140,7 +140,7 @@ class Loss:
         =================  ======================  =====================  ============
         Loss               value                   total                  divisor
         =================  ======================  =====================  ============
-        mean               mean of all values      sum of the rows' means  rows
+        mean               mean of all values      sum of rows' means     rows
         sum (`is_sum`)     sum of all values       the same               rows
         of classes with    sum of all values,      sum of all values      targets that
         an `ignore_index`  divided by the targets                         count
