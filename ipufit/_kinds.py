@@ -128,8 +128,8 @@ def fields(kinds: Mapping[str, Any], *, is_closed: bool = False) -> Kind:
 def like(example: Any) -> Kind:
     """Return the kind of values like an example: equal keys and lengths, similar types.
 
-    Whole numbers and floats are similar, and NaN isn't one. A list stands for a tuple,
-    an empty list for any list, and None for numbers too.
+    Whole numbers and floats are similar. They are numbers of float32, and not NaN. A
+    list stands for a tuple, an empty list for any list, and None for numbers too.
 
     Example:
         >>> like({"rates": (0.5, 1)})({"rates": [1, 0.25]}, "state")
@@ -168,9 +168,15 @@ def are_numbers(values: Sequence[Any]) -> bool:
     return {*map(type, values)} <= {int, float}
 
 
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+
+
 def _no_nan(value: Any, where: str) -> str | None:
-    is_nan = isinstance(value, float) and math.isnan(value)
-    return _wrong(value, where, "a number") if is_nan else number(value, where)
+    """Accept numbers that a device can hold: of float32, infinity too, and no NaN."""
+    is_float = isinstance(value, float) and not math.isinf(value)
+    if is_float and not abs(value) <= _LARGEST_FLOAT32:
+        return _wrong(value, where, "a number of float32")
+    return number(value, where)
 
 
 def _first(faults: Any) -> str | None:

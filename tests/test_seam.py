@@ -173,10 +173,10 @@ def test_models_train_through_the_one_installed_module(python):
 import sys, torch, poptorch, ipufit
 from ipufit import IPUModel
 from ipufit import config
-from ipufit.model import model
+from ipufit.model import calls
 from ipufit.optimizers import optimizer as optimizers
 assert ipufit.poptorch is poptorch is sys.modules["poptorch"]
-for module in (config, model, optimizers):
+for module in (config, calls, optimizers):
     assert module.poptorch is poptorch, module
 made = []
 original = poptorch.trainingModel
