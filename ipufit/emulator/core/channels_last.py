@@ -106,9 +106,11 @@ def in_channels_last(
         ...         blurred = torch.conv2d(image, kernel)
         ...         return torch.nn.functional.max_pool2d(blurred, 2).view(-1)
         >>> plain = torch.fx.symbolic_trace(Blur())
-        >>> program = in_channels_last(plain, [(8, 3, 1, 1)], is_differentiated=False)
-        >>> [n.name for n in program.graph.nodes if n.op == "call_method"]
+        >>> shapes = [(8, 3, 1, 1)]
+        >>> graph = in_channels_last(plain.graph, shapes, is_differentiated=False)
+        >>> [n.name for n in graph.nodes if n.op == "call_method"]
         ['to', 'contiguous', 'view']
+        >>> program = torch.fx.GraphModule(plain, graph)
         >>> tensors = torch.ones(8, 3, 1, 1), torch.ones(2, 3, 4, 4)
         >>> torch.equal(program(*tensors), plain(*tensors))
         True
