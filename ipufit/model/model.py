@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class `IPUModel`: Keras's methods, and the loop that trains."""
+"""The class `IPUModel`: Keras's methods, and the run of a `fit`."""
 
 from __future__ import annotations
 
