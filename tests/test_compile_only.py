@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,10 @@ def script(tmp_path, monkeypatch):
         monkeypatch.setenv(name, "")  # and back
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(SCRIPT, "utf-8")
-    return tmp_path
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("ahead.py").write_text(SCRIPT, "utf-8")
+    yield tmp_path
+    sys.modules.pop("ahead", None)  # other tests have modules of their own
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def status_of(*line):
 
 
 def test_the_programs_of_the_first_fit_are_built_offline(script, options, capsys):
-    assert status_of("--ipu-version", "21", "train.py", "2") == 0
+    assert status_of("--ipu-version", "21", "ahead.py", "2") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "inference program of 32 samples per call",
@@ -76,7 +79,7 @@ def test_the_programs_of_the_first_fit_are_built_offline(script, options, capsys
 
 
 def test_a_function_gives_the_model_and_the_cache_is_named(script, options, capsys):
-    assert status_of("--cache-dir", "programs", "train:predicting") == 0
+    assert status_of("--cache-dir", "programs", "ahead:predicting") == 0
     assert capsys.readouterr().out.startswith("inference program of ")
     assert [one["cachePath"] for one in options] == [str(script / "programs")]
 
