@@ -30,7 +30,7 @@ from ._arguments import (
 )
 from ._files import as_path
 from ._poptorch import popdist, poptorch
-from .batching import BatchPlan, derive_plan
+from .batching import BatchPlan, derive_plan, most_stages
 from .distributed import ProcessInfo, get_process_info, has_group
 from .errors import ConfigError, UnknownNameError, all_suggesting
 
@@ -745,9 +745,8 @@ class IPUConfig:
         if config.stages:
             least = forward_stages(config) if config.is_pipelined else 1
         elif config.pipeline is not None:
-            # The stages of a strategy are unknown, but training with G micro-batches
-            # per update allows at most (G + 1) / 2 of them.
-            least = ((config.gradient_accumulation or 1) + 1) // 2
+            # The stages of a strategy are unknown, but training sets a limit to them.
+            least = most_stages(config.gradient_accumulation or 1)
         iterations = max(iterations, least, own_stages)
         return derive_plan(
             batch_size,
