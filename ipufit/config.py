@@ -30,7 +30,7 @@ from ._arguments import (
 )
 from ._files import as_path
 from ._poptorch import popdist, poptorch
-from .batching import BatchPlan, derive_plan, most_stages
+from .batching import MOST_IPUS, BatchPlan, derive_plan, most_stages
 from .distributed import ProcessInfo, get_process_info, has_group
 from .errors import ConfigError, UnknownNameError, all_suggesting
 
@@ -41,9 +41,6 @@ _AUTO = "auto"
 
 REST = -1
 """Stands for an even share of the layers that the other numbers leave."""
-
-_MOST_IPUS = 64
-"""IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
 
 
 class Precision(NamedTuple):
@@ -643,7 +640,7 @@ class IPUConfig:
         proportion: Any = self.available_memory_proportion
         if proportion is None:
             return None
-        num_ipus = max(self.stage_ipus, default=_MOST_IPUS - 1) + 1
+        num_ipus = max(self.stage_ipus, default=MOST_IPUS - 1) + 1
         shares = [proportion] * num_ipus if is_number(proportion) else proportion
         if not isinstance(shares, (tuple, list)) or not all(map(is_number, shares)):
             raise ConfigError(
@@ -1036,11 +1033,11 @@ def _check_ipus(config: IPUConfig) -> None:
         return  # they have their replicas and stages
     replicas, per_replica = config.own_replicas, len({*config.stage_ipus}) or 1
     total = replicas * per_replica
-    if total > _MOST_IPUS:
+    if total > MOST_IPUS:
         each = f" with {per_replica} IPUs each, its stages" if config.stage_ipus else ""
         raise ConfigError(
             f"replicas={replicas}{each}, need {total} IPUs, and a process has "
-            f"{_MOST_IPUS} at most. Use {_MOST_IPUS // per_replica} replicas or fewer, "
+            f"{MOST_IPUS} at most. Use {MOST_IPUS // per_replica} replicas or fewer, "
             "or fewer stages; gradient_accumulation makes batches larger without more "
             "IPUs."
         )

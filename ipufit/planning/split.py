@@ -15,6 +15,7 @@ import math
 from itertools import accumulate
 from typing import Callable, Iterable, NamedTuple, Sequence
 
+from ipufit.batching import MOST_IPUS
 from ipufit.errors import ConfigError
 
 from .memory import imbalance
@@ -23,9 +24,6 @@ MEMORY_STEP = 1 << 20
 """Bytes: less of a difference in memory decides nothing."""
 
 _MOST_TIES = 2  # that a message explains
-
-MOST_STAGES = 64
-"""Stages that `smallest_split` tries at most: a process has so many IPUs."""
 
 
 class BlockCost(NamedTuple):
@@ -171,7 +169,7 @@ def smallest_split(costs: Sequence[BlockCost], capacity: int) -> Split:
             return best_split(costs, stages, capacity)
         except TooFullError:
             stages *= 2
-            if stages > min(MOST_STAGES, len(_parts(costs))):
+            if stages > min(MOST_IPUS, len(_parts(costs))):
                 raise
 
 
