@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
-import pickle
 import threading
 from dataclasses import replace
 from typing import (
@@ -23,7 +21,6 @@ from typing import (
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from ipufit import checkpoint as files
 from ipufit._arguments import (
@@ -110,7 +107,6 @@ from ipufit.resume import (
     compiled_settings,
     described,
     find_checkpoint,
-    groups_of_module,
     held_directories,
     naming,
     numeric_settings,
@@ -118,6 +114,7 @@ from ipufit.resume import (
 from ipufit.state import RunState
 from ipufit.types import Logs, PathLike, Verbose
 
+from . import copying
 from .arguments import (
     CompileSettings,
     FitArguments,
@@ -155,15 +152,6 @@ ModelT = TypeVar("ModelT", bound="IPUModel")
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
 MetricsLike = Union[MetricLike, PerOutput, None]
 """A list of metrics; or one for each output, in a list or in a dict by name."""
-
-_METRIC_BYTES = 4096
-"""Bytes of the losses, means and scalars of a micro-batch, without large metrics.
-
-The real number is known once a program is traced.
-"""
-
-_LEAST_CALLS = 16
-"""Calls of a pass over samples that are loaded: some are loaded while others train."""
 
 _OF_KERAS = {
     "train_step": "training_step(self, batch), which returns the loss. Gradients and "
@@ -1282,7 +1270,7 @@ class IPUModel:
                 source = as_source(x, y, **self._calls.loading)
             else:
                 source = self._inputs(x, column_names(y) or ())
-            copied = self._independent_copy("benchmark()")
+            copied = copying.independent_copy(self, "benchmark()")
 
             def planned(source: Source, fitted: FitArguments) -> Training | Inference:
                 if is_training:
@@ -1783,9 +1771,7 @@ class IPUModel:
     # help() lists methods in the order of these names, and the others after them.
     _fields = tuple(name for name in vars() if not name.startswith("_"))
 
-    # Copies: a model is made anew of the module as it is on the host, the config and
-    # the arguments of `compile`. Then it is given what training has changed beyond the
-    # weights. It has no programs and no device yet.
+    # Copies ---------------------------------------------------------------------------
 
     def __copy__(self: ModelT) -> ModelT:
         other = type(self).__new__(type(self))
@@ -1799,103 +1785,16 @@ class IPUModel:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self._copied_state()
-        parts = {
-            "module": state["module"],
-            "config": state["config"],
-            **{f"compile({n}=...)": v for n, v in (state["arguments"] or {}).items()},
-            **state["attributes"],
-        }
-        for name, part in parts.items():
-            try:
-                _WithoutTensors(io.BytesIO()).dump(part)
-            except Exception as error:  # a user's object may raise anything
-                raise UnsupportedError(
-                    f"This model can't be pickled because of {name}: {error}. "
-                    "Functions and classes have to be defined at the top of a module, "
-                    "so that they are found by their names. copy.deepcopy(model) takes "
-                    "any, and model.save(path) keeps what was learnt."
-                ) from error
+        copying.refuse_unpicklable(state)
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        # torch.multiprocessing sends tensors as shared memory, and a copy has its own.
-        trained, module = state["trained"], state["module"]
-        groups = {} if trained is None else trained.tensors
-        own = [tensor for group in groups.values() for tensor in group.values()]
-        for tensor in (*module.parameters(), *module.buffers(), *own):
-            if not is_lazy(tensor) and tensor.is_shared():
-                tensor.data = tensor.data.clone()
+        copying.unshare(state)
         IPUModel.__init__(self, state["module"], state["config"])
-        self._target_columns, self._columns, self._calls.num_passes = state["data"]
-        vars(self).update(state["attributes"])
-        self._counterparts = Counterparts(state["counterparts"])
-        if state["arguments"] is None:
-            return
-        self.compile(**state["arguments"])
-        if trained is None:
-            return
-        tensors = {**groups_of_module(self.module), **trained.tensors}
-        self._trained_state().put_back(files.Checkpoint(tensors, trained.state))
-        if state["is_swapped"]:
-            self.swap_weights(is_average=True)
+        copying.continue_from(self, state)
 
     def _copied_state(self) -> dict[str, Any]:
-        """Return the state from which a copy is built, with the newest weights.
-
-        Its module, config, arguments and attributes are the model's own.
-        """
-        self._executors.fetch_weights()
-        settings, average = self._calls.settings, self.weight_average
-        is_swapped = average is not None and average.is_swapped
-        trained = None
-        if settings is not None and not host_calls.lazy_layers(self.module):
-            trained = self._trained_state().take().copied()
-            if not is_swapped:  # the module has the weights
-                own = groups_of_module(self.module)
-                others = {n: t for n, t in trained.tensors.items() if n not in own}
-                trained = files.Checkpoint(others, trained.state)
-        # The parameters of the module that was given which the optimizer given has.
-        optimizer = None if settings is None else settings.arguments["optimizer"]
-        groups: Sequence[Any] = ()
-        if isinstance(optimizer, torch.optim.Optimizer):
-            groups = optimizer.param_groups
-        given = [one for group in groups for one in group["params"]]
-        own_names = IPUModel.__annotations__
-        return {
-            "module": self.module,
-            "config": self._calls.given_config,
-            "arguments": None if settings is None else dict(settings.arguments),
-            "counterparts": self._counterparts.among(given),
-            "trained": trained,
-            "is_swapped": is_swapped,
-            "data": (self._target_columns, self._columns, self._calls.num_passes),
-            "attributes": {n: v for n, v in vars(self).items() if n not in own_names},
-        }
-
-    def _independent_copy(self: ModelT, purpose: str) -> ModelT:
-        """Return a copy for a run that mustn't change this model; it releases its IPUs.
-
-        Args:
-            purpose: The run, as the beginning of an error message.
-
-        Raises:
-            UnsupportedError: The model can't be copied.
-        """
-        self._executors.detach()  # the copy needs them
-        state = self._copied_state()
-        attributes = state.pop("attributes")  # a step of its own reads them
-        try:
-            state = deep_copied(state)
-        except Exception as error:  # a user's object may raise anything
-            raise UnsupportedError(
-                f"{purpose} runs on a copy of the model, so that the model doesn't "
-                f"change, and it can't be copied: {error}. Take open files, locks and "
-                "other objects that copy.deepcopy refuses out of the module and the "
-                "arguments of compile()."
-            ) from error
-        other = type(self).__new__(type(self))
-        other.__setstate__({**state, "attributes": attributes})
-        return other
+        return copying.state_of(self, IPUModel.__annotations__)
 
     # The model as a whole -------------------------------------------------------------
 
@@ -2148,20 +2047,6 @@ class IPUModel:
             self._fit_run, self._snapshot, self.history = outer, snapshot, history
             if run.was_told_to_end:
                 outer.tell_to_end(run.told_by)
-
-
-class _WithoutTensors(pickle.Pickler):
-    """Pickles an object without the values of tensors."""
-
-    def persistent_id(self, part: Any) -> str | None:
-        """Return a name in place of a tensor; None for other objects."""
-        return "tensor" if isinstance(part, torch.Tensor) else None
-
-
-# Arguments ----------------------------------------------------------------------------
-
-
-# Sizes --------------------------------------------------------------------------------
 
 
 # Metrics and outputs ------------------------------------------------------------------
