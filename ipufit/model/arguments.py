@@ -54,9 +54,16 @@ class CompileSettings:
     arguments: Mapping[str, Any]
 
 
+_POSITIVE = (
+    *("batch_size", "steps_per_epoch", "validation_updates"),
+    *("validation_batch_size", "validation_steps"),
+)
+"""Arguments of `fit` that are None, or a whole number of 1 or more."""
+
+
 @dataclass(frozen=True, eq=False)
 class FitArguments:
-    """Arguments of `fit` on which its data, its program and its calls depend.
+    """Arguments of `fit`.
 
     Attributes:
         updates: Updates of a call, if they were chosen before; None to choose them.
@@ -66,14 +73,18 @@ class FitArguments:
     x: Any = None
     y: Any = None
     batch_size: int | None = None
+    epochs: int = 1
     callbacks: CallbackLike = None
     validation_split: float = 0.0
     validation_data: Any = None
     shuffle: bool = True
     class_weight: Mapping[int, float] | None = None
     sample_weight: Any = None
+    initial_epoch: int = 0
     steps_per_epoch: int | None = None
+    validation_steps: int | None = None
     validation_batch_size: int | None = None
+    validation_freq: int | Sequence[int] = 1
     validation_updates: int | None = None
     drop_last: bool | str = True
     updates: int | None = None
@@ -82,7 +93,7 @@ class FitArguments:
     def __post_init__(self) -> None:
         check_flags(shuffle=self.shuffle)
         check_choice("drop_last", self.drop_last, (True, False, "pad"))
-        for name in ("batch_size", "steps_per_epoch", "validation_updates"):
+        for name in _POSITIVE:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), least=1)
         if self.validation_split is not None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Sequence
@@ -17,14 +18,23 @@ from torch import Tensor
 from ipufit.batching import BatchPlan
 from ipufit.data.datasets import SampleStructure
 from ipufit.data.random_state import HostRandomState
-from ipufit.data.sources import example_of, fit_sources, generators_of
-from ipufit.engine.loop import Training, describe_coverage
+from ipufit.data.sources import example_of, generators_of
 from ipufit.engine.program import Surveyed, surveyed
-from ipufit.errors import DataError, IpufitError, OtherNumbersWarning
+from ipufit.errors import (
+    BakedInWarning,
+    CoverageWarning,
+    DataError,
+    DroppedRowsWarning,
+    EmptyUpdatesWarning,
+    IpufitError,
+    OtherNumbersWarning,
+)
+from ipufit.planning.choices import Choice
 from ipufit.types import ShownAsText
 
 from .arguments import FitArguments
-from .calls import CallPlanner
+from .calls import CallPlanner, warn_of_coverage_of_fit
+from .fitting import plan_fit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -191,44 +201,28 @@ def report_of(title: str, findings: list[Finding]) -> CheckReport:
 # Findings -----------------------------------------------------------------------------
 
 
-def findings_of_calls(training: Training) -> list[Finding]:
-    """Return findings about the calls of a pass."""
-    plan, batches, found = training.plan, training.batches, []
-    if batches.num_dropped:
-        found.append(
-            Finding(
-                NOTE,
-                "data",
-                f"fit leaves out {batches.num_dropped} of {batches.source.num_samples} "
-                "samples in every epoch: they don't fill "
-                f"{plan.describe_unfilled(batches.num_dropped)}",
-                "drop_last='pad' trains on them, too. Or choose factors that divide "
-                "the number.",
-            )
-        )
-    if batches.num_empty_updates:
-        found.append(
-            Finding(
-                NUMBERS,
-                "data",
-                f"{batches.num_empty_updates} of the {plan.device_iterations} updates "
-                "of the last call have padding only: gradients are zero, but momentum "
-                "and weight decay go on",
-                "Lower device_iterations.",
-            )
-        )
-    coverage = describe_coverage(training.options, plan)
-    if coverage:
-        what = f"loss and metrics cover only a part of the samples: {coverage}"
-        found.append(
-            Finding(NOTE, "metrics", what, "Leave the output mode at its default.")
-        )
-    choice = training.choice
-    if choice is not None and choice.value == 1 and "hears each" in choice.reason:
-        what = f"Each call makes one update, because {choice.reason}"
-        advice = "Use hooks of epochs alone, or set hears_every to a number of updates."
-        found.append(Finding(SLOW, "calls", what, advice))
-    return found
+_KINDS = {
+    DroppedRowsWarning: (NOTE, "data"),
+    EmptyUpdatesWarning: (NUMBERS, "data"),
+    CoverageWarning: (NOTE, "metrics"),
+    BakedInWarning: (NUMBERS, "baked in"),
+}
+"""Severity and topic of the warnings that `fit` gives; others are about buffers."""
+
+
+def finding_of_warning(warning: Warning) -> Finding:
+    """Convert a warning that `fit` would give to a finding."""
+    severity, topic = _KINDS.get(type(warning), (NUMBERS, "buffer"))
+    return Finding(severity, topic, *_parted(str(warning)))
+
+
+def _of_slow_calls(choice: Choice | None) -> list[Finding]:
+    """Return a finding if a callback has each update be a call."""
+    if choice is None or choice.value > 1 or "hears each" not in choice.reason:
+        return []
+    what = f"Each call makes one update, because {choice.reason}"
+    advice = "Use hooks of epochs alone, or set hears_every to a number of updates."
+    return [Finding(SLOW, "calls", what, advice)]
 
 
 def findings_of_program(
@@ -240,12 +234,11 @@ def findings_of_program(
     """Return findings about the traced program."""
     found = [finding_of(error, "module") for error in seen.refusals]
     found += findings_of_survey(seen.survey)
-    for warning in seen.warnings:
-        if isinstance(warning, OtherNumbersWarning):  # a finding of the survey
-            continue
-        what, advice = _parted(str(warning))
-        topic = "baked in" if "BakedIn" in type(warning).__name__ else "buffer"
-        found.append(Finding(NUMBERS, topic, what, advice))
+    found += [
+        finding_of_warning(warning)
+        for warning in seen.warnings
+        if not isinstance(warning, OtherNumbersWarning)  # a finding of the survey
+    ]
     found += _of_norms(seen.survey.norms, plan)
     found += _of_dtypes(module, structure, seen.tensors)
     size = seen.survey.returned_bytes * plan.micro_batches_per_call
@@ -399,43 +392,43 @@ def _parted(message: str, *, by_colon: bool = True) -> tuple[str, str]:
     return what, advice[:1].upper() + advice[1:]
 
 
-def check_fit(calls: CallPlanner, arguments: FitArguments) -> CheckReport:
+def check_fit(planner: CallPlanner, arguments: FitArguments) -> CheckReport:
     """Check a `fit`; a generator loses its first batch.
 
-    Data that is too little for a call is refused, and the program is checked
-    nevertheless.
+    The plan of the `fit` is made, so that all is refused that it refuses, with its
+    warnings. If there is no plan, the program is checked on the first sample.
 
     Args:
-        calls: Plans the calls of the model.
+        planner: Plans the calls of the model.
         arguments: Arguments of the `fit`.
     """
     before = HostRandomState(generators_of(arguments.x))
-    module, findings, training = calls.module, [], None
+    module, findings, training = planner.module, [], None
     in_order = replace(arguments, shuffle=False)
     title = type(module).__name__
     try:
         try:
-            source, _ = fit_sources(
-                *arguments.data,
-                arguments.validation_split,
-                arguments.validation_data,
-                **calls.loading,
-            )
-            training = calls.training(source, replace(in_order, validation_split=0.0))
-        except DataError as error:
-            findings.append(finding_of(error, "data"))
-            with contextlib.suppress(IpufitError):  # of which the first is known
-                source = example_of(*arguments.data, **calls.loading)
-                training = calls.training(source, in_order)
+            plan = plan_fit(planner, in_order, resume=False)
         except IpufitError as error:
-            findings.append(finding_of(error, "config"))
+            topic = "data" if isinstance(error, DataError) else "config"
+            findings.append(finding_of(error, topic))
+            with contextlib.suppress(IpufitError):  # of which the first is known
+                source = example_of(*arguments.data, **planner.loading)
+                training = planner.training(source, in_order)
+        else:
+            training = plan.training
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                planner.warn_of_tail(training)
+                warn_of_coverage_of_fit(training, plan.validations.sets)
+            findings += [finding_of_warning(one.message) for one in caught]
         if training is not None:
-            plan, batches = training.plan, training.batches
-            title += f", {plan.samples_per_call} samples per call"
-            findings += findings_of_calls(training)
+            title += f", {training.plan.samples_per_call} samples per call"
+            findings += _of_slow_calls(training.choice)
             with torch.no_grad():
                 seen = surveyed(training.spec)
-            findings += findings_of_program(module, plan, batches.structure, seen)
+            structure = training.batches.structure
+            findings += findings_of_program(module, training.plan, structure, seen)
     finally:
         before.put_back()
     return report_of(title, findings)

@@ -26,7 +26,6 @@ from ipufit import checkpoint as files
 from ipufit._arguments import (
     check_flags,
     check_instance,
-    check_whole,
     refuse,
     shown,
 )
@@ -37,7 +36,6 @@ from ipufit.callbacks.base import CallbackLike, say
 from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig
 from ipufit.data.calls import (
-    Epochs,
     InferenceBatches,
 )
 from ipufit.data.datasets import Source, column_names, short_list
@@ -46,7 +44,6 @@ from ipufit.data.sources import (
     as_batch,
     as_source,
     example_of,
-    fit_sources,
     generated_like,
     generators_of,
     is_stream,
@@ -62,7 +59,6 @@ from ipufit.engine.loop import (
     Inference,
     ProcessSync,
     Training,
-    Validations,
     cut,
     ended_in_order,
     in_passes,
@@ -102,14 +98,10 @@ from ipufit.optimizers import (
 from ipufit.resume import (
     Snapshot,
     TrainedState,
-    calls_done,
-    check_same_run,
     compiled_settings,
     described,
-    find_checkpoint,
     held_directories,
     naming,
-    numeric_settings,
 )
 from ipufit.state import RunState
 from ipufit.types import Logs, PathLike, Verbose
@@ -120,14 +112,10 @@ from .arguments import (
     FitArguments,
     InferenceArguments,
     MethodStep,
-    calls_between,
     check_augmentation,
-    check_repeats,
     common_samples,
-    epochs_to_run,
     names_in_logs,
     refuse_names_of_validation,
-    require_same_rows,
     with_steps,
 )
 from .calls import (
@@ -137,6 +125,7 @@ from .calls import (
     warn_of_coverage,
     warn_of_coverage_of_fit,
 )
+from .fitting import plan_fit
 
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
@@ -497,90 +486,44 @@ class IPUModel:
             UnsupportedError: Weights or padding for a loss without values per sample.
             Error: PopTorch refuses something (`ipufit.poptorch.Error`).
         """
-        # The arguments, and the data.
         self._refuse_other_thread()
-        settings = self._calls.require_compiled()
-        to_come, is_validated = epochs_to_run(initial_epoch, epochs, validation_freq)
-        sizes = {
-            "validation_batch_size": validation_batch_size,
-            "validation_steps": validation_steps,
-        }
-        for name, size in sizes.items():
-            if size is not None:
-                check_whole(name, size, least=1)
-        data = x, y, sample_weight, validation_split, validation_data
-        source, validated = fit_sources(*data, shuffle=shuffle, **self._calls.loading)
-        counts = {name: common_samples(one) for name, one in validated.items()}
-        self._target_columns, self._columns = column_names(y) or (), source.columns
-        self.processes.require_same(
-            "fit",
-            samples=common_samples(source),
+        arguments = FitArguments(
+            x,
+            y,
             batch_size=batch_size,
             epochs=epochs,
-            steps_per_epoch=steps_per_epoch,
-            shuffle=shuffle,
-            validation_samples=counts.get("", counts or None),
-            callbacks=[type(one).__name__ for one in CallbackList(callbacks).callbacks],
-        )
-        require_same_rows(self.processes, source, *validated.values())
-        arguments = FitArguments(
-            batch_size=batch_size,
             callbacks=callbacks,
+            validation_split=validation_split,
+            validation_data=validation_data,
             shuffle=shuffle,
             class_weight=class_weight,
-            drop_last=drop_last,
+            sample_weight=sample_weight,
+            initial_epoch=initial_epoch,
             steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
             validation_updates=validation_updates,
-            checkpoint=find_checkpoint(resume, callbacks),
+            drop_last=drop_last,
         )
-        checkpoint = arguments.checkpoint
-
-        # The plan of a call, of an epoch, and of the validations.
-        training = self._calls.training(source, arguments)
-        batches, plan = training.batches, training.plan
-        optimization = training.optimization
-        updates = plan.device_iterations
-        calls = Epochs(
-            batches, plan, steps_per_epoch, len(to_come), calls_done(checkpoint)
-        )
-        per_epoch = None if calls.num_calls is None else calls.num_calls * updates
-        total = None if per_epoch is None else per_epoch * len(to_come)
-        between = calls_between(validation_updates, updates, validated)
-        times = len([*itertools.islice(filter(is_validated, to_come), 2)])
-        for one in validated.values():
-            check_repeats(one, validation_steps, times + 2 * bool(between))
-        validations = Validations(
-            self._calls.validations(
-                validated, validation_batch_size, validation_steps, plan, callbacks
-            ),
-            is_validated,
-            between,
-        )
-        of_run = {
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-            "class_weight": class_weight,
-            "steps_per_epoch": steps_per_epoch,
-            "validation_updates": validation_updates,
-            **numeric_settings(self.config),
-            "samples seeded one by one": batches.is_seeded,
-            "updates of the schedule": total if optimization.needs_total else None,
-            "updates of an epoch": per_epoch if optimization.needs_epochs else None,
-        }
-        in_words = {**settings.in_words, **{n: described(v) for n, v in of_run.items()}}
-        check_same_run(checkpoint, training, source.num_samples, in_words)
+        plan = plan_fit(self._calls, arguments, resume)
+        training, validations = plan.training, plan.validations
+        batches, optimization = training.batches, training.optimization
+        source, updates = batches.source, training.plan.device_iterations
+        self._target_columns, self._columns = column_names(y) or (), source.columns
         left_out = batches.num_dropped, batches.num_empty_updates
         self._calls.warn_of_tail(training)
 
         # The run: programs, then epochs of calls.
+        to_come, checkpoint = plan.epochs, plan.checkpoint
         history, self._batch_loop = History(), None
         run = RunState(
             coverage=warn_of_coverage_of_fit(training, validations.sets),
             params={
                 "verbose": verbose,
                 "epochs": epochs,
-                "steps": per_epoch,
-                "calls": calls.num_calls,
+                "steps": plan.updates_per_epoch,
+                "calls": plan.calls.num_calls,
                 "dropped_samples": batches.num_dropped or 0,
             },
             metrics=training.metrics,
@@ -590,15 +533,16 @@ class IPUModel:
         resuming = contextlib.ExitStack()
         with others_out, running as (hooks, display), self._fitting(run), resuming:
             self._calls.last_source = source
-            self._calls.trained_rows = plan.micro_batch_size
-            snapshot = Snapshot(training, batches, hooks, run, validated, in_words)
+            self._calls.trained_rows = training.plan.micro_batch_size
+            snapshot = Snapshot(
+                *(training, batches, hooks, run, plan.validated, plan.settings)
+            )
+            if checkpoint is not None:
+                resuming.enter_context(snapshot.trained.kept_on_error())
+            optimization.begin_fit(plan.updates, updates, len(to_come))
             if checkpoint is not None:
                 with naming(checkpoint):
                     snapshot.check(checkpoint)
-                resuming.enter_context(snapshot.trained.kept_on_error())
-            optimization.begin_fit(total, updates, len(to_come))
-            if checkpoint is not None:
-                with naming(checkpoint):
                     snapshot.trained.put_back(checkpoint)
             try:
                 for line in optimization.news():
@@ -631,7 +575,7 @@ class IPUModel:
                         to_come = range(max(first_epoch, initial_epoch), epochs)
                     train(
                         training,
-                        calls,
+                        plan.calls,
                         to_come,
                         validations,
                         hooks,
