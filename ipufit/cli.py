@@ -140,7 +140,11 @@ def check(arguments: Sequence[str]) -> None:
 
     emulate_everywhere()
     with _errors_told("check"):
-        report = _of_first_fit(given, lambda model, of_fit: model._check_of_fit(of_fit))
+        from .model.checking import check_fit
+
+        report = _of_first_fit(
+            given, lambda model, of_fit: check_fit(model._calls, of_fit, is_spare=True)
+        )
     if given.json:
         sys.stdout.write(f"{report.as_json()}\n")
     else:
@@ -219,8 +223,10 @@ def compile_(arguments: Sequence[str]) -> None:
     os.environ[_env.COMPILE_FOR] = str(given.ipu_version)
     folder = os.path.abspath(given.cache_dir)
     with _errors_told("compile"):
+        from .model.building import build_offline
+
         built = _of_first_fit(
-            given, lambda model, of_fit: model._build_of_fit(of_fit, folder)
+            given, lambda model, of_fit: build_offline(model, of_fit, folder)
         )
     sys.stdout.write(f"{built}\n")
     sys.exit(0)

@@ -3,21 +3,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 
 from ipufit._arguments import check_whole, shown
 from ipufit.callbacks import ProgressDisplay
+from ipufit.callbacks.base import say
 from ipufit.callbacks.measuring import throughput_line
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
+from ipufit.data.datasets import Source, column_names
+from ipufit.data.random_state import HostRandomState
+from ipufit.data.sources import as_source, generated_like, generators_of, is_stream
 from ipufit.distributed import Processes
 from ipufit.engine.loop import Inference, Training
 from ipufit.errors import DataError, UnknownNameError
+from ipufit.state import RunState
 from ipufit.types import ShownAsText
+
+from .arguments import FitArguments, InferenceArguments
+from .calls import CallPlanner
+from .copying import independent_copy
 
 _MODES = ("training", "inference")
 _DATA = {
@@ -94,19 +104,61 @@ class BenchmarkResult(ShownAsText):
         return "\n".join(lines)
 
 
-def check_arguments(
-    mode: str, data: str, calls: int, repeats: int, warmup: int
-) -> None:
-    """Refuse other words and numbers than `benchmark` knows."""
+def benchmark(
+    model: Any,
+    x: Any,
+    y: Any,
+    batch_size: int | None,
+    mode: str,
+    data: str,
+    calls: int,
+    repeats: int,
+    warmup: int,
+    verbose: int,
+) -> BenchmarkResult:
+    """Measure a copy of a model; arguments as for `IPUModel.benchmark`."""
     for name, value, known in (("mode", mode, _MODES), ("data", data, tuple(_DATA))):
         if not isinstance(value, str) or value not in known:
             raise UnknownNameError(f"{name} of benchmark()", shown(value), known)
     check_whole("calls", calls, least=1)
     check_whole("repeats", repeats, least=1)
     check_whole("warmup", warmup)
+    planner: CallPlanner = model._calls
+    is_training = mode == _MODES[0]
+    if is_training:
+        planner.require_compiled()
+    with HostRandomState(generators_of(x) if is_stream(x) else ()):
+        if is_training:
+            source = as_source(x, y, **planner.loading)
+        else:
+            source = model._inputs(x, column_names(y) or ())
+        copied = independent_copy(model, "benchmark()")
+        planner = copied._calls
+
+        def planned(source: Source, fitted: FitArguments) -> Training | Inference:
+            if is_training:
+                return planner.training(source, fitted)
+            sizes = InferenceArguments(batch_size, is_open=False)
+            return planner.inference(source, planner.predicted, "predict", sizes)
+
+        program = planned(source, FitArguments(batch_size=batch_size))
+        plan = program.plan
+        if data != "real":  # as many samples as a call of the real ones takes
+            source = generated_like(source, plan.samples_per_call * plan.processes)
+            size, updates = plan.batch_size, plan.device_iterations
+            program = planned(source, FitArguments(batch_size=size, updates=updates))
+        run = copied._running(RunState(), None, verbose)
+        with run as (_, display), contextlib.closing(program.batches):
+            result = _measure(
+                program, data, calls, repeats, warmup, display, model.processes
+            )
+        copied.detach()
+    if verbose and model.processes.is_first:
+        say(str(result))
+    return result
 
 
-def measure(
+def _measure(
     program: Training | Inference,
     data: str,
     calls: int,
@@ -143,15 +195,14 @@ def measure(
     if loaders[0] is not None:
         loaded, loading_seconds, *_ = np.moveaxis(np.array(loaders), -1, 0)
         loader = float(loaded.sum() / loading_seconds.sum(axis=1).max())
+    latency = low.min(), mean.mean(), high.max()
     return BenchmarkResult(
         _MODES[0] if is_training else _MODES[1],
         data,
         samples_per_second=float(samples.sum() / slowest.sum()),
         repeats=tuple((samples.sum(axis=(0, 2)) / slowest).tolist()),
         call_ms=Spread(*map(float, (call_ms.min(), call_ms.mean(), call_ms.max()))),
-        latency_ms=None
-        if is_synthetic
-        else Spread(*map(float, (low.min(), mean.mean(), high.max()))),
+        latency_ms=None if is_synthetic else Spread(*map(float, latency)),
         loader_samples_per_second=loader,
         build_seconds=max(builds),
         calls=calls,

@@ -201,7 +201,7 @@ def report_of(title: str, findings: list[Finding]) -> CheckReport:
 # Findings -----------------------------------------------------------------------------
 
 
-_KINDS = {
+_KINDS: dict[type, tuple[str, str]] = {
     DroppedRowsWarning: (NOTE, "data"),
     EmptyUpdatesWarning: (NUMBERS, "data"),
     CoverageWarning: (NOTE, "metrics"),
@@ -210,7 +210,7 @@ _KINDS = {
 """Severity and topic of the warnings that `fit` gives; others are about buffers."""
 
 
-def finding_of_warning(warning: Warning) -> Finding:
+def finding_of_warning(warning: Warning | str) -> Finding:
     """Convert a warning that `fit` would give to a finding."""
     severity, topic = _KINDS.get(type(warning), (NUMBERS, "buffer"))
     return Finding(severity, topic, *_parted(str(warning)))
@@ -392,8 +392,10 @@ def _parted(message: str, *, by_colon: bool = True) -> tuple[str, str]:
     return what, advice[:1].upper() + advice[1:]
 
 
-def check_fit(planner: CallPlanner, arguments: FitArguments) -> CheckReport:
-    """Check a `fit`; a generator loses its first batch.
+def check_fit(
+    planner: CallPlanner, arguments: FitArguments, *, is_spare: bool = False
+) -> CheckReport:
+    """Check a `fit`.
 
     The plan of the `fit` is made, so that all is refused that it refuses, with its
     warnings. If there is no plan, the program is checked on the first sample.
@@ -401,7 +403,16 @@ def check_fit(planner: CallPlanner, arguments: FitArguments) -> CheckReport:
     Args:
         planner: Plans the calls of the model.
         arguments: Arguments of the `fit`.
+        is_spare: Whether that `fit` won't run, so that a generator may lose its first
+            batch.
     """
+    if hasattr(arguments.x, "__next__") and not is_spare:
+        raise DataError(
+            "`x` is a generator, which can be gone through once: a check would take "
+            "its first batch away. Pass one batch, or tensors of its shapes."
+        )
+    planner.require_compiled()
+    planner.executors.fetch_weights()
     before = HostRandomState(generators_of(arguments.x))
     module, findings, training = planner.module, [], None
     in_order = replace(arguments, shuffle=False)
@@ -413,7 +424,9 @@ def check_fit(planner: CallPlanner, arguments: FitArguments) -> CheckReport:
             topic = "data" if isinstance(error, DataError) else "config"
             findings.append(finding_of(error, topic))
             with contextlib.suppress(IpufitError):  # of which the first is known
-                source = example_of(*arguments.data, **planner.loading)
+                source = example_of(
+                    *arguments.data, is_spare=is_spare, **planner.loading
+                )
                 training = planner.training(source, in_order)
         else:
             training = plan.training

@@ -270,7 +270,7 @@ class _Twins:
         if settings is not None and settings.mixing is not None:
             self.notes.append("Samples aren't mixed, though compile() got augment.")
         options = config.training_options
-        one_update = {
+        one_update: dict[str, Any] = {
             "device_iterations": 1,
             "profile_dir": None,
             "training_options": options and options.clone().deviceIterations(1),
@@ -416,7 +416,7 @@ class _Twins:
         metrics = MetricState(objective)
         with warnings.catch_warnings(), mode(step, training=True, root=self.host):
             warnings.simplefilter("ignore")  # the device's trace gives them again
-            for tensors in zip(*(leaf.split(micro_batch_size) for leaf in call.batch)):
+            for tensors in zip(*(torch.split(t, micro_batch_size) for t in call.batch)):
                 with torch.enable_grad():
                     sums, loss, *_ = step(*tensors)
                     loss.div(1 if objective.is_sum else num_parts).backward()

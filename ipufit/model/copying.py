@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, Collection, Mapping
+from typing import Any, Collection, Mapping, Sequence
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -45,8 +45,9 @@ def state_of(model: Any, own_names: Collection[str]) -> dict[str, Any]:
     # The optimizer that `compile` got may have parameters of the module that
     # `IPUModel` got, which another module stands for.
     optimizer = None if settings is None else settings.arguments["optimizer"]
-    is_of_torch = isinstance(optimizer, torch.optim.Optimizer)
-    groups = optimizer.param_groups if is_of_torch else ()
+    groups: Sequence[Any] = ()
+    if isinstance(optimizer, torch.optim.Optimizer):
+        groups = optimizer.param_groups
     parameters = [parameter for group in groups for parameter in group["params"]]
     return {
         "module": model.module,
@@ -121,7 +122,7 @@ def independent_copy(
             "other objects that copy.deepcopy refuses out of the module and the "
             "arguments of compile()."
         ) from error
-    other = type(model).__new__(type(model))
+    other = object.__new__(type(model))
     other.__setstate__({**state, "attributes": attributes})
     return other
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
-from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
+    ContextManager,
     Dict,
     Iterator,
     Mapping,
@@ -39,26 +38,19 @@ from ipufit.data.calls import (
     InferenceBatches,
 )
 from ipufit.data.datasets import Source, column_names, short_list
-from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import (
     as_batch,
     as_source,
-    example_of,
-    generated_like,
-    generators_of,
-    is_stream,
 )
 from ipufit.distributed import (
     Processes,
     configure,
-    exchanges_off,
     get_process_info,
 )
 from ipufit.engine import host_calls
 from ipufit.engine.loop import (
     Inference,
     ProcessSync,
-    Training,
     cut,
     ended_in_order,
     in_passes,
@@ -80,7 +72,6 @@ from ipufit.errors import (
     DataError,
     UnsupportedError,
     all_suggesting,
-    do_all,
     refuse_foreign,
     unknown_attribute,
 )
@@ -120,12 +111,11 @@ from .arguments import (
 )
 from .calls import (
     CallPlanner,
-    plan_of_pass,
-    rows_to_evaluate,
     warn_of_coverage,
     warn_of_coverage_of_fit,
 )
 from .fitting import plan_fit
+from .runs import Runs
 
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
@@ -203,10 +193,7 @@ class IPUModel:
     _counterparts: Counterparts
     _executors: Executors
     _calls: CallPlanner
-    _runs: list[CallbackList]  # under way: paused ones, then each within the one before
-    _no_run: RunState
-    _fit_run: RunState  # of the innermost fit under way, or else of the last one
-    _snapshot: Snapshot | None  # of the innermost fit under way
+    _runs: Runs
     _batch_loop: Optimization | None  # None if a fit came since: schedules begin anew
     # Facts about the data of the last runs.
     _target_columns: Sequence[str]
@@ -240,9 +227,8 @@ class IPUModel:
         self.processes = Processes(process)
         self._executors = Executors(self.module, config, self.processes)
         self._calls = CallPlanner(self.module, config, self._executors, self.processes)
-        self._runs = []
-        self._fit_run = self._no_run = RunState()
-        self._snapshot = self._batch_loop = None
+        self._runs = Runs(self._executors, self.processes)
+        self._batch_loop = None
         self._target_columns = ()
         self._columns = ()
 
@@ -348,7 +334,7 @@ class IPUModel:
             "validation_step": validation_step,
             "predict_step": predict_step,
         }
-        if self._runs and not self._innermost_run.is_paused:
+        if self._runs.are_under_way:
             raise ConfigError(
                 "compile() was called while fit, evaluate or predict runs, with the "
                 "loss and the optimizer that it began with. Compile before or after. "
@@ -486,7 +472,7 @@ class IPUModel:
             UnsupportedError: Weights or padding for a loss without values per sample.
             Error: PopTorch refuses something (`ipufit.poptorch.Error`).
         """
-        self._refuse_other_thread()
+        self._runs.refuse_other_thread()
         arguments = FitArguments(
             x,
             y,
@@ -529,9 +515,10 @@ class IPUModel:
             metrics=training.metrics,
         )
         running = self._running(run, callbacks, verbose, history)
+        fitting = self._runs.fitting(self, run, optimization)
         others_out = held_directories(callbacks)
         resuming = contextlib.ExitStack()
-        with others_out, running as (hooks, display), self._fitting(run), resuming:
+        with others_out, running as (hooks, display), fitting, resuming:
             self._calls.last_source = source
             self._calls.trained_rows = training.plan.micro_batch_size
             snapshot = Snapshot(
@@ -554,7 +541,7 @@ class IPUModel:
                 refuse_names_of_validation(names, validations.names())
                 if not hooks.adds_names():
                     run.names = names_in_logs(names, validations.names())
-                self.history, self._snapshot = history, snapshot
+                self.history, self._runs.snapshot = history, snapshot
                 hooks.on_train_begin({})
                 with ended_in_order(training, hooks, run):
                     sync = ProcessSync(
@@ -589,7 +576,7 @@ class IPUModel:
                 hooks.on_train_end(dict(run.logs))
             finally:
                 self._calls.count_passes(batches)
-                self._snapshot = None
+                self._runs.snapshot = None
                 batches.close()
                 validations.close()
         if (batches.num_dropped, batches.num_empty_updates) != left_out:
@@ -632,7 +619,7 @@ class IPUModel:
             DataError: Data that can't be used, or without targets.
             ConfigError: The own inference options return sums of outputs.
         """
-        self._refuse_other_thread()
+        self._runs.refuse_other_thread()
         check_flags(return_dict=return_dict)
         self._calls.require_compiled()
         source = as_source(
@@ -688,7 +675,7 @@ class IPUModel:
             DataError: Data that can't be used.
             ConfigError: The own inference options don't return every row.
         """
-        self._refuse_other_thread()
+        self._runs.refuse_other_thread()
         columns = column_names(y)
         if y is not None and columns is None:
             raise DataError(
@@ -777,7 +764,9 @@ class IPUModel:
         # Passes are numbered by updates, so that no batch draws alike.
         training = self._calls.training(source, arguments, optimization.num_updates)
         self._require_ipus()
-        is_in_fit = self._snapshot is not None  # at its rates; its schedules don't move
+        is_in_fit = (
+            self._runs.snapshot is not None
+        )  # at its rates; its schedules don't move
         with optimization.paused() if is_in_fit else contextlib.nullcontext():
             if not is_in_fit and self._batch_loop is not optimization:
                 optimization.begin_fit(None, updates)
@@ -1123,11 +1112,8 @@ class IPUModel:
             >>> [(one.severity, one.topic) for one in report.findings]
             [('refused', 'control flow'), ('good to know', 'data'), ...]
         """
-        if hasattr(x, "__next__"):
-            raise DataError(
-                "`x` is a generator, which can be gone through once: a check would "
-                "take its first batch away. Pass one batch, or tensors of its shapes."
-            )
+        from .checking import check_fit  # few processes ask for it
+
         arguments = FitArguments(
             x,
             y,
@@ -1140,7 +1126,7 @@ class IPUModel:
             validation_updates=validation_updates,
             drop_last=drop_last,
         )
-        return self._check_of_fit(arguments)
+        return check_fit(self._calls, arguments)
 
     def benchmark(
         self,
@@ -1203,44 +1189,10 @@ class IPUModel:
             >>> model.num_updates
             0
         """
-        from . import benchmarking  # few processes ask for it
+        from .benchmarking import benchmark  # few processes ask for it
 
-        benchmarking.check_arguments(mode, data, calls, repeats, warmup)
-        is_training = mode == "training"
-        if is_training:
-            self._calls.require_compiled()
-        with HostRandomState(generators_of(x) if is_stream(x) else ()):
-            if is_training:
-                source = as_source(x, y, **self._calls.loading)
-            else:
-                source = self._inputs(x, column_names(y) or ())
-            copied = copying.independent_copy(self, "benchmark()")
-
-            def planned(source: Source, fitted: FitArguments) -> Training | Inference:
-                if is_training:
-                    return copied._calls.training(source, fitted)
-                sizes = InferenceArguments(batch_size, is_open=False)
-                how = copied._calls.predicted, "predict", sizes
-                return copied._calls.inference(source, *how)
-
-            program = planned(source, FitArguments(batch_size=batch_size))
-            if data != "real":  # as many samples as a call of the real ones takes
-                plan = program.plan
-                source = generated_like(source, plan.samples_per_call * plan.processes)
-                updates = plan.device_iterations
-                program = planned(
-                    source,
-                    FitArguments(batch_size=plan.batch_size, updates=updates),
-                )
-            run = copied._running(RunState(), None, verbose)
-            with run as (_, display), contextlib.closing(program.batches):
-                result = benchmarking.measure(
-                    program, data, calls, repeats, warmup, display, copied.processes
-                )
-            copied.detach()
-        if verbose and self.processes.is_first:
-            say(str(result))
-        return result
+        sizes = calls, repeats, warmup
+        return benchmark(self, x, y, batch_size, mode, data, *sizes, verbose)
 
     def summary(self, x: Any = None) -> Summary:
         """Show the layers: shapes, parameters, and the stage and IPU of each.
@@ -1264,18 +1216,10 @@ class IPUModel:
                         Sequential...
             4
         """
-        source = self._calls.last_source if x is None else as_source(x)
-        self._executors.fetch_weights()
-        example = None
-        if source is None:
-            host_calls.check_shapes(self.module)
-        else:
-            self._calls.settle(source)
-            leaves = source.example(1, inputs_only=True)
-            example = source.structure.nested(leaves)
-        from .summary import summarize  # few processes ask for it
+        from .summary import summarize_inputs  # few processes ask for it
 
-        summary = summarize(self.module, self.config, example)
+        self._executors.fetch_weights()
+        summary = summarize_inputs(self._calls, x)
         say(str(summary))
         return summary
 
@@ -1286,8 +1230,8 @@ class IPUModel:
         0 if there are none, as in Keras. Each epoch and evaluation begins so anyway.
         """
         self._calls.require_compiled()
-        if self._innermost_run.metrics is not None:
-            self._innermost_run.metrics.forget()
+        if self._runs.innermost.metrics is not None:
+            self._runs.innermost.metrics.forget()
 
     # Weights --------------------------------------------------------------------------
 
@@ -1466,8 +1410,8 @@ class IPUModel:
             NotCompiledError: `compile` wasn't called.
         """
         check_flags(copied=copied)
-        if self._snapshot is not None:
-            now = self._snapshot.take()
+        if self._runs.snapshot is not None:
+            now = self._runs.snapshot.take()
         else:
             host_calls.check_shapes(self.module)
             now = self._trained_state().take()
@@ -1571,37 +1515,9 @@ class IPUModel:
             >>> about["inputs"]
             [{'name': 'input', 'shape': [8, 4], 'dtype': 'float32'}]
         """
-        from . import exporting  # few processes ask for it
+        from .exporting import export  # few processes ask for it
 
-        check_flags(with_module=with_module)
-        exporting.check_path(path)
-        source = self._calls.last_source
-        if x is not None:
-            source = example_of(x, inputs_only=True, **self._calls.loading)
-        elif source is None:
-            raise DataError(
-                "export() needs to know the inputs' shapes: pass x, a batch or tensors "
-                'on the device "meta". (After a run of the model x may be left out.)'
-            )
-        self._calls.settle(source)
-        self._executors.fetch_weights()
-        self._executors.share_buffers()
-        self._executors.detach()
-        alone = replace(self.config, process_id=0, num_processes=1)
-        size, _ = rows_to_evaluate(alone, source, batch_size, None)
-
-        def write() -> dict[str, Any]:
-            before = HostRandomState()
-            try:
-                plan = plan_of_pass(self.module, alone, size)
-                return exporting.write_program(
-                    *(self.module, alone, source, plan, path),
-                    with_module=with_module,
-                )
-            finally:
-                before.put_back()
-
-        return files.written_by_one(write)
+        return export(self._calls, path, x, batch_size, with_module=with_module)
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the last call, for a callback that watches them.
@@ -1614,12 +1530,12 @@ class IPUModel:
         Raises:
             ConfigError: It isn't called while `fit` runs, or before the first call.
         """
-        if self._snapshot is None:
+        if self._runs.snapshot is None:
             raise ConfigError(
                 "gradients() is for callbacks while fit() runs: there is no training "
                 "program now. GradientMonitor shows how."
             )
-        return self._snapshot.training.gradients()
+        return self._runs.snapshot.training.gradients()
 
     def detach(self) -> None:
         """Release the IPUs; the weights stay in `module`, the programs compiled."""
@@ -1649,39 +1565,34 @@ class IPUModel:
         return None if self._calls.settings is None else self._calls.settings.average
 
     @property
-    def _innermost_run(self) -> RunState:
-        """The run under way that was begun last, such as one in a callback of `fit`."""
-        return self._runs[-1].run if self._runs else self._no_run
-
-    @property
     def stop_training(self) -> bool:
         """Keras's flag: a callback sets it to end `fit` after this call."""
-        return self._fit_run.is_stopping
+        return self._runs.fit.is_stopping
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         if value:
-            self._fit_run.stop("model.stop_training was set")
+            self._runs.fit.stop("model.stop_training was set")
         else:
-            self._fit_run.stop_reason = None
+            self._runs.fit.stop_reason = None
 
     @property
     def stop_evaluating(self) -> bool:
         """Keras's flag: a callback sets it to end the evaluation after this call."""
-        return self._innermost_run.stop_evaluating
+        return self._runs.innermost.stop_evaluating
 
     @stop_evaluating.setter
     def stop_evaluating(self, value: bool) -> None:
-        self._innermost_run.stop_evaluating = value
+        self._runs.innermost.stop_evaluating = value
 
     @property
     def stop_predicting(self) -> bool:
         """Keras's flag: a callback sets it to end `predict` after this call."""
-        return self._innermost_run.stop_predicting
+        return self._runs.innermost.stop_predicting
 
     @stop_predicting.setter
     def stop_predicting(self, value: bool) -> None:
-        self._innermost_run.stop_predicting = value
+        self._runs.innermost.stop_predicting = value
 
     def __repr__(self) -> str:
         """Describe the module, the layout, and the settings of `compile`."""
@@ -1753,22 +1664,13 @@ class IPUModel:
             **self._calls.loading,
         )
 
-    def _refuse_other_thread(self) -> None:
-        """Refuse a run beside that of another thread, before it draws or changes."""
-        if self._innermost_run.thread not in (None, threading.get_ident()):
-            raise ConfigError(
-                "Another thread is in fit, evaluate or predict of this model, which "
-                "has one program on its IPUs at a time. Call this from a callback of "
-                "that run, or use a copy of the model: copy.deepcopy(model)."
-            )
-
     def _require_ipus(self) -> None:
         """Check that the model can run a program here and now.
 
         Raises:
             ConfigError: The config is offline, or another thread runs the model.
         """
-        self._refuse_other_thread()
+        self._runs.refuse_other_thread()
         if self.config.offline:
             raise ConfigError(
                 "The config has offline=True, so that programs are compiled and can't "
@@ -1834,32 +1736,6 @@ class IPUModel:
             )
         return Steps(training, validation, prediction)
 
-    # What the commands do with the first `fit` of a script ----------------------------
-
-    def _build_of_fit(self, arguments: FitArguments, cache_dir: str) -> Build:
-        """Compile the programs of a `fit` for IPUs that may be elsewhere.
-
-        Args:
-            arguments: Arguments of the `fit`.
-            cache_dir: Directory for the executables, if the config has none.
-        """
-        from .building import build_fit  # few processes ask for it
-
-        self._calls.compile_offline(cache_dir)
-        settings = self._calls.settings
-        if settings is not None:
-            self.compile(**settings.arguments)
-        return build_fit(self._calls, arguments, Notes())
-
-    def _check_of_fit(self, arguments: FitArguments) -> CheckReport:
-        """Check a `fit`; a generator loses its first batch."""
-        from .checking import check_fit  # few processes ask for it
-
-        self._calls.require_compiled()
-        self._executors.fetch_weights()
-        self._target_columns = column_names(arguments.y) or ()
-        return check_fit(self._calls, arguments)
-
     # Runs -----------------------------------------------------------------------------
 
     def _predicted(
@@ -1874,7 +1750,7 @@ class IPUModel:
                 with self._calls.naming_rows_of_fit(plan):
                     plan.prepare(display)
                     for part in plan.outputs(hooks, run):
-                        with self._paused(hooks):
+                        with self._runs.paused(hooks):
                             yield part
             except DataError as error:
                 names = next(filter(None, batches.source.columns), ())
@@ -1895,28 +1771,14 @@ class IPUModel:
         calls = zip(*of_processes)
         return joined(_in_order(call, plan.batches) for call in calls)
 
-    # Runs -----------------------------------------------------------------------------
-
-    @contextlib.contextmanager
     def _running(
         self,
         run: RunState,
         callbacks: CallbackLike,
         verbose: Verbose,
         history: History | None = None,
-    ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
-        """Begin a run with hooks in Keras's order, and download the weights at its end.
-
-        After an error the IPUs are released too: the user may never do so.
-
-        Args:
-            run: State of the run.
-            callbacks: The user's; a display among them replaces ipufit's, as in Keras.
-            verbose: As for `fit`.
-            history: History of a `fit`, whose hooks are called after the user's.
-
-        Yields:
-            All callbacks, and the display among them.
+    ) -> ContextManager[tuple[CallbackList, ProgressDisplay]]:
+        """Return the context of a run; arguments as for `Runs.running`.
 
         Raises:
             ConfigError: The config is offline.
@@ -1927,70 +1789,7 @@ class IPUModel:
         """
         self._require_ipus()
         self._counterparts.warn_of_changes()
-        given = CallbackList(callbacks).callbacks
-        run.processes, run.thread = self.processes, threading.get_ident()
-        verbose = verbose if run.processes.is_first else 0
-        own_display = make_progress(verbose)
-        displays = [one for one in given if isinstance(one, ProgressDisplay)]
-        last = [own_display] if verbose and not displays else []
-        hooks = CallbackList([given, [] if history is None else history, last])
-        hooks.set_model(self)
-        hooks.set_run(run)
-        own_display.set_run(run)  # a silent one isn't among the hooks
-        self._runs.append(hooks)
-        is_failing = False
-        try:
-            is_shown = displays and run.processes.is_first
-            yield hooks, displays[0] if is_shown else own_display
-        except GeneratorExit:  # somebody doesn't want the rest of a stream
-            raise
-        except BaseException:
-            is_failing = True
-            with exchanges_off():  # other processes are elsewhere
-                do_all([self._executors.detach], is_failing=True)
-            raise
-        finally:
-            self._runs.remove(hooks)
-            with exchanges_off() if is_failing else contextlib.nullcontext():
-                do_all(
-                    [
-                        lambda: hooks.end(self._runs, is_failing=is_failing),
-                        self._executors.fetch_weights,
-                    ],
-                    is_failing=is_failing,
-                )
-        run.act()  # for what was asked for in on_train_end: all has ended well
-
-    @contextlib.contextmanager
-    def _paused(self, hooks: CallbackList) -> Iterator[None]:
-        """Pause a run for other code, which may run the model."""
-        self._runs.remove(hooks)
-        hooks.give_back(self._runs)
-        self._runs.insert(0, hooks)
-        hooks.run.is_paused = True
-        try:
-            yield
-        finally:
-            hooks.run.is_paused = False
-            self._runs.remove(hooks)
-            self._runs.append(hooks)
-            hooks.give_back([hooks])
-
-    @contextlib.contextmanager
-    def _fitting(self, run: RunState) -> Iterator[None]:
-        """Make a run the present `fit`; one that is under way goes on after it."""
-        outer, snapshot, history = self._fit_run, self._snapshot, self.history
-        self._fit_run = run
-        if snapshot is None:
-            yield
-            return
-        try:
-            with self._calls.require_compiled().optimization.paused():
-                yield
-        finally:
-            self._fit_run, self._snapshot, self.history = outer, snapshot, history
-            if run.was_told_to_end:
-                outer.tell_to_end(run.told_by)
+        return self._runs.running(self, run, callbacks, verbose, history)
 
 
 # Metrics and outputs ------------------------------------------------------------------
