@@ -7,19 +7,16 @@ import contextlib
 import itertools
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
 from ipufit._arguments import check_whole, shown
-from ipufit.callbacks import ProgressDisplay
-from ipufit.callbacks.base import say
 from ipufit.callbacks.measuring import throughput_line
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
 from ipufit.data.datasets import Source, column_names
 from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import as_source, generated_like, generators_of, is_stream
-from ipufit.distributed import Processes
 from ipufit.engine.loop import Inference, Training
 from ipufit.errors import DataError, UnknownNameError
 from ipufit.state import RunState
@@ -123,17 +120,16 @@ def benchmark(
     check_whole("calls", calls, least=1)
     check_whole("repeats", repeats, least=1)
     check_whole("warmup", warmup)
-    planner: CallPlanner = model._calls
-    is_training = mode == _MODES[0]
+    is_training, loading = mode == _MODES[0], model._calls.loading
     if is_training:
-        planner.require_compiled()
+        model._calls.require_compiled()
     with HostRandomState(generators_of(x) if is_stream(x) else ()):
         if is_training:
-            source = as_source(x, y, **planner.loading)
+            source = as_source(x, y, **loading)
         else:
             source = model._inputs(x, column_names(y) or ())
         copied = independent_copy(model, "benchmark()")
-        planner = copied._calls
+        planner: CallPlanner = copied._calls
 
         def planned(source: Source, fitted: FitArguments) -> Training | Inference:
             if is_training:
@@ -147,47 +143,21 @@ def benchmark(
             source = generated_like(source, plan.samples_per_call * plan.processes)
             size, updates = plan.batch_size, plan.device_iterations
             program = planned(source, FitArguments(batch_size=size, updates=updates))
-        run = copied._running(RunState(), None, verbose)
+        run = copied._runs.running(copied, RunState(), None, verbose)
         with run as (_, display), contextlib.closing(program.batches):
-            result = _measure(
-                program, data, calls, repeats, warmup, display, model.processes
+            if isinstance(program, Training):
+                program.metrics.reset()
+            if data == "synthetic":
+                program.options.enableSyntheticData(True)
+            began = perf_counter()
+            program.prepare(display)
+            times = (
+                perf_counter() - began,
+                *_times(program, data, calls, repeats, warmup),
             )
+            of_processes = model.processes.gathered(times)
         copied.detach()
-    if verbose and model.processes.is_first:
-        say(str(result))
-    return result
-
-
-def _measure(
-    program: Training | Inference,
-    data: str,
-    calls: int,
-    repeats: int,
-    warmup: int,
-    display: ProgressDisplay,
-    processes: Processes,
-) -> BenchmarkResult:
-    """Build a program, and time its calls; its learning rates don't change."""
-    batches, plan, loading = program.batches, program.plan, None
-    is_training, is_synthetic = isinstance(program, Training), data == "synthetic"
-    if isinstance(program, Training):
-        program.metrics.reset()
-    if is_synthetic:
-        program.options.enableSyntheticData(True)
-    began = perf_counter()
-    program.prepare(display)
-    build_seconds = perf_counter() - began
-    stream = _endless(batches)
-    if is_synthetic:
-        batch = [leaf.contiguous() for leaf in batches.example()]
-        rows = plan.samples_per_call
-        stream = itertools.repeat(Call(batch, rows, (rows,)))
-    elif data == "real" and not batches.source.is_one_shot:
-        loading = _timed(stream, warmup + calls)[warmup:]
-    count = warmup + calls * repeats
-    running = _timed(stream, count, program, is_synthetic)[warmup:]
-    times = processes.gathered((build_seconds, loading, running))
-    builds, loaders, runs = zip(*times)
+    builds, loaders, runs = zip(*of_processes)
     table = np.array(runs).reshape(len(runs), repeats, calls, 6)
     samples, seconds, call_ms, low, high, mean = np.moveaxis(table, -1, 0)
     slowest = seconds.sum(axis=2).max(axis=0)  # of the processes, in each repeat
@@ -197,17 +167,35 @@ def _measure(
         loader = float(loaded.sum() / loading_seconds.sum(axis=1).max())
     latency = low.min(), mean.mean(), high.max()
     return BenchmarkResult(
-        _MODES[0] if is_training else _MODES[1],
+        mode,
         data,
         samples_per_second=float(samples.sum() / slowest.sum()),
         repeats=tuple((samples.sum(axis=(0, 2)) / slowest).tolist()),
         call_ms=Spread(*map(float, (call_ms.min(), call_ms.mean(), call_ms.max()))),
-        latency_ms=None if is_synthetic else Spread(*map(float, latency)),
+        latency_ms=None if data == "synthetic" else Spread(*map(float, latency)),
         loader_samples_per_second=loader,
         build_seconds=max(builds),
         calls=calls,
         samples_per_call=plan.samples_per_call * plan.processes,
     )
+
+
+_Times = List[Tuple[float, ...]]
+
+
+def _times(
+    program: Training | Inference, data: str, calls: int, repeats: int, warmup: int
+) -> tuple[_Times | None, _Times]:
+    """Time the loading of calls, if there is a loader, and calls of the program."""
+    batches, loading = program.batches, None
+    stream, count = _endless(batches), warmup + calls * repeats
+    if data == "synthetic":
+        batch = [leaf.contiguous() for leaf in batches.example()]
+        rows = program.plan.samples_per_call
+        stream = itertools.repeat(Call(batch, rows, (rows,)))
+    elif data == "real" and not batches.source.is_one_shot:
+        loading = _timed(stream, warmup + calls)[warmup:]
+    return loading, _timed(stream, count, program, data == "synthetic")[warmup:]
 
 
 def _endless(batches: TrainingBatches | InferenceBatches) -> Iterator[Call]:
@@ -225,7 +213,7 @@ def _timed(
     count: int,
     program: Training | Inference | None = None,
     is_synthetic: bool = False,
-) -> list[tuple[float, ...]]:
+) -> _Times:
     """Time calls of a program, or by default their loading alone.
 
     Returns:

@@ -8,6 +8,7 @@ import math
 import textwrap
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -76,7 +77,7 @@ class Difference:
         """Sort key of differences: the worst has the greatest."""
         broken = self.num_broken / self.num_elements
         share, absolute = (
-            math.inf if math.isnan(one) else one for one in (self.share, self.absolute)
+            math.inf if math.isnan(x) else x for x in (self.share, self.absolute)
         )
         return broken, share, absolute
 
@@ -99,18 +100,18 @@ class Comparison(ShownAsText):
 
     def of(self, part: str) -> tuple[Difference, ...]:
         """Return the differences of one part, the worst first."""
-        return tuple(one for one in self.differences if one.part == part)
+        return tuple(d for d in self.differences if d.part == part)
 
     @property
     def first_broken_layer(self) -> str | None:
         """Name of the first layer that is NaN or infinite on the device only."""
-        broken = (one.name for one in self.layers if one.num_broken)
+        broken = (layer.name for layer in self.layers if layer.num_broken)
         return next(broken, None)
 
     def __str__(self) -> str:
         """Return a table of the worst differences, of at most 100 columns."""
         lines = [_line("", "tensor", "at", "host", "device", "abs", "rel", "share")]
-        lines += [_row(one) for one in self.differences[:_SHOWN]]
+        lines += map(_row, self.differences[:_SHOWN])
         left = len(self.differences) - _SHOWN
         if left > 0:
             lines.append(f"and {left} more, all smaller")
@@ -162,22 +163,17 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.inf
 
 
-def _row(one: Difference) -> str:
-    at = ",".join(map(str, one.index))
-    broken = f"{one.num_broken} of {one.num_elements} broken"
-    if len(broken) > _NUMBER_COLUMNS:
-        broken = f"{one.num_broken} broken"
+def _row(difference: Difference) -> str:
+    index = ",".join(map(str, difference.index))
+    numbers = difference.absolute, difference.relative, difference.share
+    cells = [f"{number:.1e}" for number in numbers]
+    if difference.num_broken:
+        broken = f"{difference.num_broken} of {difference.num_elements} broken"
+        is_short = len(broken) <= _NUMBER_COLUMNS
+        cells = [broken if is_short else f"{difference.num_broken} broken"]
     return _line(
-        one.part,
-        one.name,
-        f"[{at}]" if at else "",
-        f"{one.host:.4g}",
-        f"{one.device:.4g}",
-        *(
-            (broken,)
-            if one.num_broken
-            else (f"{value:.1e}" for value in (one.absolute, one.relative, one.share))
-        ),
+        *(difference.part, difference.name, f"[{index}]" if index else ""),
+        *(f"{difference.host:.4g}", f"{difference.device:.4g}", *cells),
     )
 
 
@@ -247,7 +243,7 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
         of_layers = twins.layers() if layers else []
         differences = [*twins.outputs(), *of_layers, *twins.update()]
         twins.device.detach()
-    differences.sort(key=lambda one: one.rank, reverse=True)
+    differences.sort(key=lambda difference: difference.rank, reverse=True)
     return Comparison(tuple(differences), tuple(of_layers), tuple(twins.notes))
 
 
@@ -264,7 +260,7 @@ class _Twins:
         self, model: IPUModel, source: StreamSource, leaves: Sequence[Tensor]
     ) -> None:
         self.structure, self.leaves = source.structure, list(leaves)
-        self.wide = [one.float() if one.is_floating_point() else one for one in leaves]
+        self.wide = [t.float() if t.is_floating_point() else t for t in leaves]
         self.notes: list[str] = []
         config, settings = model._calls.given_config, model._calls.settings
         if settings is not None and settings.mixing is not None:
@@ -297,6 +293,7 @@ class _Twins:
             names = ", ".join(name for name, _ in dropouts)
             self.notes.append(f"Dropout layers are off: {names}.")
         self.device._calls.settle(source)
+        settings = self.device._calls.settings
         losses = () if settings is None else settings.objective.modules
         self.device._executors.begin_alike(losses)
         self.host = deep_copied(module).float()
@@ -439,26 +436,26 @@ def _named(outputs: Any) -> dict[str, Tensor]:
 
 def _return_layers(module: torch.nn.Module) -> None:
     """Make a module return the outputs of its layers instead of its own."""
-    found: dict[str, Tensor] = {}
-    rows: list[int] = []
+    outputs: dict[str, Tensor] = {}
+    num_rows = 0
 
     def begin(_: Any, args: Any, kwargs: Any) -> None:
-        found.clear()
-        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-        rows[:] = [len(given[0])] if given and given[0].dim() else [0]
+        nonlocal num_rows
+        outputs.clear()
+        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        num_rows = len(inputs[0]) if inputs and inputs[0].dim() else 0
 
-    def keep(name: str, output: Any) -> None:
+    def keep(_: Any, __: Any, output: Any, name: str) -> None:
         is_row_wise = isinstance(output, Tensor) and output.dim() > 0
-        if not is_row_wise or [len(output)] != rows:
+        if not is_row_wise or len(output) != num_rows:
             return
-        if output.is_floating_point() and not any(o is output for o in found.values()):
-            times = sum(1 for key in found if key.split(" ")[0] == name)
-            found[f"{name} (call {times + 1})" if times else name] = output
+        is_new = not any(kept is output for kept in outputs.values())
+        if output.is_floating_point() and is_new:
+            times = sum(1 for key in outputs if key.split(" ")[0] == name)
+            outputs[f"{name} (call {times + 1})" if times else name] = output
 
     for name, child in module.named_modules():
         if child is not module and not any(True for _ in child.children()):
-            child.register_forward_hook(
-                lambda _, __, output, name=name: keep(name, output)
-            )
+            child.register_forward_hook(partial(keep, name=name))
     module.register_forward_pre_hook(begin, with_kwargs=True)
-    module.register_forward_hook(lambda *_: dict(found))
+    module.register_forward_hook(lambda *_: dict(outputs))

@@ -101,7 +101,6 @@ def _write_program(
     source: Source,
     plan: BatchPlan,
     path: PathLike,
-    *,
     with_module: bool,
 ) -> dict[str, Any]:
     """Compile a copy of a module by itself for one process, and write it to a file.

@@ -8,7 +8,6 @@ import itertools
 from typing import (
     TYPE_CHECKING,
     Any,
-    ContextManager,
     Dict,
     Iterator,
     Mapping,
@@ -30,7 +29,7 @@ from ipufit._arguments import (
 )
 from ipufit._signals import uninterrupted
 from ipufit._tree import tree_map
-from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
+from ipufit.callbacks import CallbackList, History, make_progress
 from ipufit.callbacks.base import CallbackLike, say
 from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig
@@ -514,7 +513,7 @@ class IPUModel:
             },
             metrics=training.metrics,
         )
-        running = self._running(run, callbacks, verbose, history)
+        running = self._runs.running(self, run, callbacks, verbose, history)
         fitting = self._runs.fitting(self, run, optimization)
         others_out = held_directories(callbacks)
         resuming = contextlib.ExitStack()
@@ -634,7 +633,7 @@ class IPUModel:
         test = self._calls.evaluation(source, arguments)
         run = RunState(params={"verbose": verbose, **_params(test.batches)})
         run.coverage = warn_of_coverage(test.options, test.plan, "evaluate")
-        with self._running(run, callbacks, verbose) as (hooks, display):
+        with self._runs.running(self, run, callbacks, verbose) as (hooks, display):
             self._calls.last_source = source
             try:
                 with self._calls.naming_rows_of_fit(test):
@@ -1192,7 +1191,10 @@ class IPUModel:
         from .benchmarking import benchmark  # few processes ask for it
 
         sizes = calls, repeats, warmup
-        return benchmark(self, x, y, batch_size, mode, data, *sizes, verbose)
+        result = benchmark(self, x, y, batch_size, mode, data, *sizes, verbose)
+        if verbose and self.processes.is_first:
+            say(str(result))
+        return result
 
     def summary(self, x: Any = None) -> Summary:
         """Show the layers: shapes, parameters, and the stage and IPU of each.
@@ -1744,7 +1746,7 @@ class IPUModel:
         """Run a prediction, and yield the outputs of this process call by call."""
         batches = plan.batches
         run = RunState(params={"verbose": verbose, **_params(batches)})
-        with self._running(run, callbacks, verbose) as (hooks, display):
+        with self._runs.running(self, run, callbacks, verbose) as (hooks, display):
             self._calls.last_source = batches.source
             try:
                 with self._calls.naming_rows_of_fit(plan):
@@ -1770,26 +1772,6 @@ class IPUModel:
         of_processes = self.processes.gathered([_plain(part) for part in parts])
         calls = zip(*of_processes)
         return joined(_in_order(call, plan.batches) for call in calls)
-
-    def _running(
-        self,
-        run: RunState,
-        callbacks: CallbackLike,
-        verbose: Verbose,
-        history: History | None = None,
-    ) -> ContextManager[tuple[CallbackList, ProgressDisplay]]:
-        """Return the context of a run; arguments as for `Runs.running`.
-
-        Raises:
-            ConfigError: The config is offline.
-
-        Warns:
-            CopiedModuleWarning: The user's module has changed, and isn't the one that
-                runs.
-        """
-        self._require_ipus()
-        self._counterparts.warn_of_changes()
-        return self._runs.running(self, run, callbacks, verbose, history)
 
 
 # Metrics and outputs ------------------------------------------------------------------

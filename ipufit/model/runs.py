@@ -78,7 +78,16 @@ class Runs:
 
         Yields:
             All callbacks, and the display among them.
+
+        Raises:
+            ConfigError: The config is offline, or another thread runs the model.
+
+        Warns:
+            CopiedModuleWarning: The user's module has changed, and isn't the one that
+                runs.
         """
+        model._require_ipus()
+        model._counterparts.warn_of_changes()
         users = CallbackList(callbacks).callbacks
         run.processes, run.thread = self._processes, threading.get_ident()
         verbose = verbose if run.processes.is_first else 0
