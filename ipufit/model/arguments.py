@@ -38,7 +38,7 @@ class CompileSettings:
     Attributes:
         objective: Losses and metrics of `evaluate` and of validations.
         trained: Losses and metrics of `fit`.
-        optimization: The optimiser and its schedule.
+        optimization: The optimizer and its schedule.
         average: The running average of the weights; None for none.
         mixing: Mixup and CutMix in training; None without.
         in_words: Each setting as text, which a resumed run compares.
@@ -105,6 +105,13 @@ class FitArguments:
         """Select these among all arguments of a `fit`, by name."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{n: value for n, value in arguments.items() if n in names})
+
+    def after_split(self, checkpoint: files.Checkpoint | None) -> FitArguments:
+        """Return the arguments for the samples that a split has left to train on."""
+        arguments = object.__new__(FitArguments)  # all are checked already
+        of_split = {"validation_split": 0.0, "checkpoint": checkpoint}
+        vars(arguments).update({**vars(self), **of_split})
+        return arguments
 
     @property
     def data(self) -> tuple[Any, Any, Any]:
@@ -299,8 +306,8 @@ def refuse_names_of_validation(
                 "metrics of validation_data. Give the scalar or metric another name."
             )
     sets_of: dict[str, str] = {}
-    for prefix, own in validated:
-        for metric in sorted(own.union(names)):
+    for prefix, metrics in validated:
+        for metric in sorted(metrics.union(names)):
             name, other = prefix + metric, sets_of.get(prefix + metric)
             if prefix and name in names:
                 other = "the training"
@@ -318,8 +325,8 @@ def with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
     if steps_per_execution is None:
         return config
     check_whole("steps_per_execution", steps_per_execution, least=1)
-    own = config.training_options
-    now = config.device_iterations if own is None else own.device_iterations
+    options, now = config.training_options, config.device_iterations
+    now = now if options is None else options.device_iterations
     if now not in (None, steps_per_execution):
         raise ConfigError(
             f"steps_per_execution={steps_per_execution}, but the config has "
@@ -381,14 +388,14 @@ class MethodStep:
     def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
         """Call the method with a batch, while `self.module` is the module."""
         owner: Any = getattr(self.method, "__self__", None)
-        own = getattr(owner, "module", module)
-        if own is module:
+        before = getattr(owner, "module", module)
+        if before is module:
             return self.method(batch)
         owner.module = module
         try:
             return self.method(batch)
         finally:
-            owner.module = own
+            owner.module = before
 
     def __eq__(self, other: object) -> bool:
         """Return whether it is the same method of the same model."""
