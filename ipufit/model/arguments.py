@@ -24,7 +24,7 @@ from ipufit.config import IPUConfig
 from ipufit.data.datasets import Source
 from ipufit.data.sources import StreamSource
 from ipufit.distributed import Processes
-from ipufit.engine.objective import Objective
+from ipufit.engine.objective import Objective, StepFunction, Steps, checked_step
 from ipufit.errors import ConfigError, DataError, UnsupportedError
 from ipufit.losses import check_smoothing
 from ipufit.mixing import Mixing
@@ -403,3 +403,55 @@ class MethodStep:
 
     def __hash__(self) -> int:
         return hash(self.method)
+
+
+_OF_KERAS = {
+    "train_step": "training_step(self, batch), which returns the loss. Gradients and "
+    "the update are the device's",
+    "test_step": "validation_step(self, batch), which returns the loss",
+    "compute_loss": "training_step(self, batch), which returns the loss",
+    "compute_metrics": "training_step(self, batch), which returns metrics beside the "
+    "loss, {'loss': loss, 'error': error}",
+}
+"""Methods that Keras's users override, and what stands in their place."""
+
+
+def resolve_steps(
+    model: Any,
+    step: StepFunction | None,
+    validation_step: StepFunction | None,
+    predict_step: StepFunction | None,
+) -> Steps | None:
+    """Return the steps of `compile`, else methods of the model; None without a step.
+
+    Raises:
+        ConfigError: A step is no function, or the class has a method of Keras's.
+    """
+    checked_step("step", step)
+    checked_step("validation_step", validation_step)
+    checked_step("predict_step", predict_step)
+    for name, instead in _OF_KERAS.items():
+        if hasattr(type(model), name):
+            raise ConfigError(
+                f"{type(model).__name__} has Keras's method {name}(), which nothing "
+                f"calls: write {instead}."
+            )
+
+    def method(name: str) -> StepFunction | None:
+        bound = getattr(model, name, None)
+        if bound is None:
+            return None
+        checked_step(name, bound, is_method=True)
+        return MethodStep(bound)
+
+    training = step or method("training_step")
+    validation = validation_step or method("validation_step") or training
+    prediction = predict_step or method("predict_step")
+    if validation is None and prediction is None:
+        return None
+    if training is None or validation is None:
+        raise ConfigError(
+            "There is a validation_step or predict_step, and no step for training: "
+            "give compile(step=...), or the class a training_step."
+        )
+    return Steps(training, validation, prediction)

@@ -59,8 +59,6 @@ from ipufit.engine.loop import (
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import (
     StepFunction,
-    Steps,
-    checked_step,
     resolve_objective,
 )
 from ipufit.engine.precision import in_own_types
@@ -101,11 +99,11 @@ from .arguments import (
     CompileSettings,
     FitArguments,
     InferenceArguments,
-    MethodStep,
     check_augmentation,
     common_samples,
     names_in_logs,
     refuse_names_of_validation,
+    resolve_steps,
     with_steps,
 )
 from .calls import (
@@ -130,16 +128,6 @@ ModelT = TypeVar("ModelT", bound="IPUModel")
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
 MetricsLike = Union[MetricLike, PerOutput, None]
 """A list of metrics; or one for each output, in a list or in a dict by name."""
-
-_OF_KERAS = {
-    "train_step": "training_step(self, batch), which returns the loss. Gradients and "
-    "the update are the device's",
-    "test_step": "validation_step(self, batch), which returns the loss",
-    "compute_loss": "training_step(self, batch), which returns the loss",
-    "compute_metrics": "training_step(self, batch), which returns metrics beside the "
-    "loss, {'loss': loss, 'error': error}",
-}
-"""Methods that Keras's users override, and what stands in their place."""
 
 
 @all_suggesting
@@ -340,7 +328,7 @@ class IPUModel:
                 "Learning rates may change meanwhile: model.optimizer.learning_rate."
             )
         config = with_steps(self._calls.given_config, steps_per_execution)
-        steps = self._resolved_steps(step, validation_step, predict_step)
+        steps = resolve_steps(self, step, validation_step, predict_step)
         for name in ("loss", "loss_weights"):
             if steps is not None and arguments[name] is not None:
                 raise ConfigError(
@@ -1697,46 +1685,6 @@ class IPUModel:
         """Return the parts of a compiled model that training changes."""
         settings = self._calls.require_compiled()
         return TrainedState(self._executors, settings.optimization, settings.average)
-
-    def _resolved_steps(
-        self,
-        step: StepFunction | None,
-        validation_step: StepFunction | None,
-        predict_step: StepFunction | None,
-    ) -> Steps | None:
-        """Return the given steps, else methods of a subclass; None without a step.
-
-        Raises:
-            ConfigError: A step is no function, or the class has a method of Keras's.
-        """
-        checked_step("step", step)
-        checked_step("validation_step", validation_step)
-        checked_step("predict_step", predict_step)
-        for name, instead in _OF_KERAS.items():
-            if hasattr(type(self), name):
-                raise ConfigError(
-                    f"{type(self).__name__} has Keras's method {name}(), which nothing "
-                    f"calls: write {instead}."
-                )
-
-        def method(name: str) -> StepFunction | None:
-            bound = getattr(self, name, None)
-            if bound is None:
-                return None
-            checked_step(name, bound, is_method=True)
-            return MethodStep(bound)
-
-        training = step or method("training_step")
-        validation = validation_step or method("validation_step") or training
-        prediction = predict_step or method("predict_step")
-        if validation is None and prediction is None:
-            return None
-        if training is None or validation is None:
-            raise ConfigError(
-                "There is a validation_step or predict_step, and no step for training: "
-                "give compile(step=...), or the class a training_step."
-            )
-        return Steps(training, validation, prediction)
 
     # Runs -----------------------------------------------------------------------------
 
