@@ -437,17 +437,16 @@ def _named(outputs: Any) -> dict[str, Tensor]:
 def _return_layers(module: torch.nn.Module) -> None:
     """Make a module return the outputs of its layers instead of its own."""
     outputs: dict[str, Tensor] = {}
-    num_rows = 0
+    num_rows: list[int] = []  # of the call; a variable that changes is warned of
 
     def begin(_: Any, args: Any, kwargs: Any) -> None:
-        nonlocal num_rows
         outputs.clear()
         inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        num_rows = len(inputs[0]) if inputs and inputs[0].dim() else 0
+        num_rows[:] = [len(inputs[0])] if inputs and inputs[0].dim() else [0]
 
     def keep(_: Any, __: Any, output: Any, name: str) -> None:
         is_row_wise = isinstance(output, Tensor) and output.dim() > 0
-        if not is_row_wise or len(output) != num_rows:
+        if not is_row_wise or [len(output)] != num_rows:
             return
         is_new = not any(kept is output for kept in outputs.values())
         if output.is_floating_point() and is_new:

@@ -39,8 +39,8 @@ def state_of(model: Any, own_names: Collection[str]) -> dict[str, Any]:
     if settings is not None and not host_calls.lazy_layers(model.module):
         trained = model._trained_state().take().copied()
         if not is_swapped:  # the module has the weights
-            own = groups_of_module(model.module)
-            others = {n: t for n, t in trained.tensors.items() if n not in own}
+            of_module = groups_of_module(model.module)
+            others = {n: t for n, t in trained.tensors.items() if n not in of_module}
             trained = files.Checkpoint(others, trained.state)
     # The optimizer that `compile` got may have parameters of the module that
     # `IPUModel` got, which another module stands for.

@@ -118,7 +118,7 @@ def _write_program(
     compute_in_types(module, config)
     example = source.example(plan.samples_per_call, inputs_only=True)
     if config.types.is_half:
-        example = [one.half() if one.is_floating_point() else one for one in example]
+        example = [t.half() if t.is_floating_point() else t for t in example]
     inputs = source.structure.nested([leaf.contiguous() for leaf in example])
     by_place, by_name = arguments_of(inputs)
     parameters = inspect.signature(module.forward).parameters
@@ -202,10 +202,10 @@ def _begin_blocks(
         return
     before, after = find_beginnings(module, config)
     names = [name for stage in config.stages for name in stage]
-    own = [name for name in names if name not in before.values()]
-    if own and config.layers_per_ipu is None:
+    blocks = [name for name in names if name not in before.values()]
+    if blocks and config.layers_per_ipu is None:
         raise UnsupportedError(
-            f"pipeline names {own[0]!r}, a block of the module's own, and PopTorch "
+            f"pipeline names {blocks[0]!r}, a block of the module's own, and PopTorch "
             "can't save options with the names of blocks. Give the blocks an ipu_id, "
             "and export a model with pipeline=None; or name submodules."
         )

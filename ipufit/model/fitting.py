@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Mapping
 
 from ipufit import checkpoint as files
@@ -43,6 +43,8 @@ class FitPlan:
         validations: Their evaluations, and when they come.
         epochs: Indices of the epochs to come.
         calls: The calls of each epoch.
+        updates_per_epoch: Number of updates of an epoch; None if unknown.
+        updates: Number of updates of all epochs to come; None if unknown.
         settings: Settings that a resumed run must have too, in words.
         checkpoint: The checkpoint of the run to resume; None for a new run.
     """
@@ -52,20 +54,10 @@ class FitPlan:
     validations: Validations
     epochs: range
     calls: Epochs
-    settings: dict[str, str]
+    updates_per_epoch: int | None
+    updates: int | None
+    settings: Mapping[str, str]
     checkpoint: files.Checkpoint | None
-
-    @property
-    def updates_per_epoch(self) -> int | None:
-        """Number of updates of an epoch; None if unknown."""
-        calls, updates = self.calls.num_calls, self.training.plan.device_iterations
-        return None if calls is None else calls * updates
-
-    @property
-    def updates(self) -> int | None:
-        """Number of updates of all epochs to come; None if unknown."""
-        updates = self.updates_per_epoch
-        return None if updates is None else updates * len(self.epochs)
 
 
 def plan_fit(
@@ -98,7 +90,7 @@ def plan_fit(
         shuffle=arguments.shuffle,
         **planner.loading,
     )
-    counts = {name: common_samples(one) for name, one in validated.items()}
+    counts = {name: common_samples(set_) for name, set_ in validated.items()}
     callbacks = CallbackList(arguments.callbacks).callbacks
     processes.require_same(
         "fit",
@@ -114,33 +106,24 @@ def plan_fit(
     checkpoint = None
     if resume is not False:
         checkpoint = find_checkpoint(resume, arguments.callbacks)
-    # The source has the samples to train on alone.
-    of_source = replace(arguments, validation_split=0.0, checkpoint=checkpoint)
-    training = planner.training(source, of_source)
+    training = planner.training(source, arguments.after_split(checkpoint))
     batches, updates = training.batches, training.plan.device_iterations
     calls = Epochs(
         *(batches, training.plan, arguments.steps_per_epoch),
         *(len(epochs), calls_done(checkpoint)),
     )
+    per_epoch = None if calls.num_calls is None else calls.num_calls * updates
+    total = None if per_epoch is None else per_epoch * len(epochs)
     between = calls_between(arguments.validation_updates, updates, validated)
     times = len([*itertools.islice(filter(is_validated, epochs), 2)])
-    for one in validated.values():
-        check_repeats(one, arguments.validation_steps, times + 2 * bool(between))
+    for set_ in validated.values():
+        check_repeats(set_, arguments.validation_steps, times + 2 * bool(between))
     evaluations = planner.validations(
         validated,
         arguments.validation_batch_size,
         arguments.validation_steps,
         training.plan,
         arguments.callbacks,
-    )
-    plan = FitPlan(
-        training,
-        validated,
-        Validations(evaluations, is_validated, between),
-        epochs,
-        calls,
-        dict(compiled.in_words),
-        checkpoint,
     )
     optimization = training.optimization
     of_run = {
@@ -151,11 +134,20 @@ def plan_fit(
         "validation_updates": arguments.validation_updates,
         **numeric_settings(planner.config),
         "samples seeded one by one": batches.is_seeded,
-        "updates of the schedule": plan.updates if optimization.needs_total else None,
-        "updates of an epoch": plan.updates_per_epoch
-        if optimization.needs_epochs
-        else None,
+        "updates of the schedule": total if optimization.needs_total else None,
+        "updates of an epoch": per_epoch if optimization.needs_epochs else None,
     }
-    plan.settings.update({name: described(value) for name, value in of_run.items()})
-    check_same_run(checkpoint, training, source.num_samples, plan.settings)
-    return plan
+    in_words = {name: described(value) for name, value in of_run.items()}
+    settings = {**compiled.in_words, **in_words}
+    check_same_run(checkpoint, training, source.num_samples, settings)
+    return FitPlan(
+        training,
+        validated,
+        Validations(evaluations, is_validated, between),
+        epochs,
+        calls,
+        per_epoch,
+        total,
+        settings,
+        checkpoint,
+    )

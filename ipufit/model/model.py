@@ -59,8 +59,6 @@ from ipufit.engine.loop import (
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import (
     StepFunction,
-    Steps,
-    checked_step,
     resolve_objective,
 )
 from ipufit.engine.precision import in_own_types
@@ -101,11 +99,11 @@ from .arguments import (
     CompileSettings,
     FitArguments,
     InferenceArguments,
-    MethodStep,
     check_augmentation,
     common_samples,
     names_in_logs,
     refuse_names_of_validation,
+    resolve_steps,
     with_steps,
 )
 from .calls import (
@@ -130,16 +128,6 @@ ModelT = TypeVar("ModelT", bound="IPUModel")
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
 MetricsLike = Union[MetricLike, PerOutput, None]
 """A list of metrics; or one for each output, in a list or in a dict by name."""
-
-_OF_KERAS = {
-    "train_step": "training_step(self, batch), which returns the loss. Gradients and "
-    "the update are the device's",
-    "test_step": "validation_step(self, batch), which returns the loss",
-    "compute_loss": "training_step(self, batch), which returns the loss",
-    "compute_metrics": "training_step(self, batch), which returns metrics beside the "
-    "loss, {'loss': loss, 'error': error}",
-}
-"""Methods that Keras's users override, and what stands in their place."""
 
 
 @all_suggesting
@@ -340,7 +328,7 @@ class IPUModel:
                 "Learning rates may change meanwhile: model.optimizer.learning_rate."
             )
         config = with_steps(self._calls.given_config, steps_per_execution)
-        steps = self._resolved_steps(step, validation_step, predict_step)
+        steps = resolve_steps(self, step, validation_step, predict_step)
         for name in ("loss", "loss_weights"):
             if steps is not None and arguments[name] is not None:
                 raise ConfigError(
@@ -678,8 +666,8 @@ class IPUModel:
         columns = column_names(y)
         if y is not None and columns is None:
             raise DataError(
-                f"y={shown(y)} names no columns: predict() needs no targets, only the "
-                "names of columns that it is to leave alone."
+                f"y={shown(y)} must be column names: predict() takes no targets, only "
+                "the names of columns to leave out."
             )
         check_flags(stream=stream)
         source = self._inputs(x, columns or ())
@@ -745,10 +733,10 @@ class IPUModel:
         optimization = self._calls.require_compiled().optimization
         source = as_batch(x, y, sample_weight)
         self._columns = source.columns
-        own = self.config.training_options
+        options = self.config.training_options
         updates = self.config.device_iterations or 1
-        if own is not None:
-            updates = own.device_iterations
+        if options is not None:
+            updates = options.device_iterations
         rows = source.num_samples or 0  # that of arrays is known
         self.processes.require_same("train_on_batch", samples=source.num_samples)
         size, rest = divmod(rows, updates)
@@ -905,7 +893,7 @@ class IPUModel:
         """Return the memory on each IPU and the pipeline of training.
 
         The module is called once, with tensors that have shapes and no values: this
-        takes seconds, little memory and no IPU. Parameters, buffers, the optimiser's
+        takes seconds, little memory and no IPU. Parameters, buffers, the optimizer's
         state and accumulators are exact; activations and gradients are estimates with
         bounds. Code and temporary data aren't counted, so only a compilation shows
         whether a model fits.
@@ -1291,20 +1279,20 @@ class IPUModel:
                 f"There are {len(weights)} arrays for {len(state)} weights: "
                 f"{', '.join(state)}."
             )
-        given: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for (name, tensor), value in zip(state.items(), weights):
             try:
-                given[name] = torch.as_tensor(value)
+                tensors[name] = torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise DataError(
                     f"What is given for {name} is no array of numbers: {error}."
                 ) from error
-            if given[name].shape != tensor.shape:
+            if tensors[name].shape != tensor.shape:
                 raise DataError(
-                    f"The array for {name} has shape {tuple(given[name].shape)}, and "
+                    f"The array for {name} has shape {tuple(tensors[name].shape)}, and "
                     f"the weight has {tuple(tensor.shape)}."
                 )
-        self._set_state(given)
+        self._set_state(tensors)
 
     def save_weights(
         self, path: PathLike, *, moment: files.SavedAt | None = None
@@ -1345,21 +1333,21 @@ class IPUModel:
             FileError: The file can't be read.
         """
         host_calls.check_shapes(self.module)
-        given = files.load_weights(path)
+        tensors = files.load_weights(path)
         state = self.module.state_dict()
-        odd = files.names_that_differ(state, given, "shape")
+        odd = files.names_that_differ(state, tensors, "shape")
         if odd:
             raise DataError(
                 f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
                 "are only in one of the two, or have other shapes."
             )
         for name, tensor in state.items():
-            if not torch.can_cast(given[name].dtype, tensor.dtype):
+            if not torch.can_cast(tensors[name].dtype, tensor.dtype):
                 raise DataError(
-                    f"{str(path)!r} has {name} in {given[name].dtype}, and the weight "
-                    f"is {tensor.dtype}, which can't hold it."
+                    f"{str(path)!r} has {name} in {tensors[name].dtype}, and the "
+                    f"weight is {tensor.dtype}, which can't hold it."
                 )
-        self._set_state(given)
+        self._set_state(tensors)
 
     @uninterrupted
     def swap_weights(self, *, is_average: bool, is_joint: bool = False) -> None:
@@ -1394,7 +1382,7 @@ class IPUModel:
             average.swap_out()
         self._executors.send_weights()
 
-    # Checkpoints: weights and the optimiser's state, and in a callback the whole run.
+    # Checkpoints: weights and the optimizer's state, and in a callback the whole run.
 
     def checkpoint(self, *, copied: bool = True) -> files.Checkpoint:
         """Return the state of the model and, while `fit` runs, of the whole run.
@@ -1404,7 +1392,7 @@ class IPUModel:
                 this takes no memory for a checkpoint that is written at once.
 
         Returns:
-            Weights, the optimiser's state, averages; in a callback also everything that
+            Weights, the optimizer's state, averages; in a callback also everything that
             `fit(resume=...)` needs. In `run.after_hooks` it has the state of all
             callbacks after the event.
 
@@ -1444,7 +1432,7 @@ class IPUModel:
         files.written_by_one(write)
 
     def load(self, path: PathLike) -> None:
-        """Load weights, the optimiser's state and averages from a checkpoint.
+        """Load weights, the optimizer's state and averages from a checkpoint.
 
         To resume a run use `fit(resume=path)`.
 
@@ -1602,11 +1590,11 @@ class IPUModel:
         if settings is not None:
             objective = settings.objective
             losses = ", ".join(loss.name for _, loss in objective.losses)
-            metrics = ", ".join(one.full_name for one in objective.metrics)
-            own = "of the module" if objective.steps is None else "of its own step"
+            metrics = ", ".join(metric.full_name for metric in objective.metrics)
+            whose = "of the module" if objective.steps is None else "of its own step"
             compiled = (
                 f"compiled with {type(settings.optimization.optimizer).__name__}, "
-                f"loss {losses or own}, metrics {metrics or 'none'}"
+                f"loss {losses or whose}, metrics {metrics or 'none'}"
             )
         module = type(self.module).__name__
         return f"<{type(self).__name__}: {module} on {self.config}, {compiled}>"
@@ -1687,56 +1675,16 @@ class IPUModel:
         return self.module.state_dict()
 
     @uninterrupted
-    def _set_state(self, given: Mapping[str, Tensor]) -> None:
+    def _set_state(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, tensor in self.module.state_dict().items():
-                tensor.copy_(given[name])
+                tensor.copy_(tensors[name])
         self._executors.send_weights()
 
     def _trained_state(self) -> TrainedState:
         """Return the parts of a compiled model that training changes."""
         settings = self._calls.require_compiled()
         return TrainedState(self._executors, settings.optimization, settings.average)
-
-    def _resolved_steps(
-        self,
-        step: StepFunction | None,
-        validation_step: StepFunction | None,
-        predict_step: StepFunction | None,
-    ) -> Steps | None:
-        """Return the given steps, else methods of a subclass; None without a step.
-
-        Raises:
-            ConfigError: A step is no function, or the class has a method of Keras's.
-        """
-        checked_step("step", step)
-        checked_step("validation_step", validation_step)
-        checked_step("predict_step", predict_step)
-        for name, instead in _OF_KERAS.items():
-            if hasattr(type(self), name):
-                raise ConfigError(
-                    f"{type(self).__name__} has Keras's method {name}(), which nothing "
-                    f"calls: write {instead}."
-                )
-
-        def method(name: str) -> StepFunction | None:
-            own = getattr(self, name, None)
-            if own is None:
-                return None
-            checked_step(name, own, is_method=True)
-            return MethodStep(own)
-
-        training = step or method("training_step")
-        validation = validation_step or method("validation_step") or training
-        prediction = predict_step or method("predict_step")
-        if validation is None and prediction is None:
-            return None
-        if training is None or validation is None:
-            raise ConfigError(
-                "There is a validation_step or predict_step, and no step for training: "
-                "give compile(step=...), or the class a training_step."
-            )
-        return Steps(training, validation, prediction)
 
     # Runs -----------------------------------------------------------------------------
 
@@ -1800,5 +1748,6 @@ def _in_order(of_processes: Sequence[Any], batches: InferenceBatches) -> Any:
     """Join the outputs of all processes for a call: they divide each pass."""
     rows = batches.plan_of_samples.samples_per_update
     of_passes = itertools.zip_longest(*(in_passes(part, rows) for part in of_processes))
-    outputs = joined(part for one in of_passes for part in one if part is not None)
+    parts = itertools.chain.from_iterable(of_passes)
+    outputs = joined(part for part in parts if part is not None)
     return outputs if batches.structure.rows is None else cut(*outputs)

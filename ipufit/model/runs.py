@@ -91,18 +91,18 @@ class Runs:
         users = CallbackList(callbacks).callbacks
         run.processes, run.thread = self._processes, threading.get_ident()
         verbose = verbose if run.processes.is_first else 0
-        own_display = make_progress(verbose)
-        displays = [one for one in users if isinstance(one, ProgressDisplay)]
-        last = [own_display] if verbose and not displays else []
+        default_display = make_progress(verbose)
+        displays = [c for c in users if isinstance(c, ProgressDisplay)]
+        last = [default_display] if verbose and not displays else []
         hooks = CallbackList([users, [] if history is None else history, last])
         hooks.set_model(model)
         hooks.set_run(run)
-        own_display.set_run(run)  # a silent one isn't among the hooks
+        default_display.set_run(run)  # a silent one isn't among the hooks
         self._hooks.append(hooks)
         is_failing = False
         try:
             is_shown = displays and run.processes.is_first
-            yield hooks, displays[0] if is_shown else own_display
+            yield hooks, displays[0] if is_shown else default_display
         except GeneratorExit:  # somebody doesn't want the rest of a stream
             raise
         except BaseException:

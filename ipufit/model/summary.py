@@ -117,7 +117,7 @@ def summarize_inputs(planner: CallPlanner, x: Any) -> Summary:
 def summarize(
     module: torch.nn.Module, config: IPUConfig, inputs: Any = None
 ) -> Summary:
-    """Summarise a module's layers.
+    """Summarize a module's layers.
 
     Args:
         module: The user's module. It is run on the host, in eval mode and without
