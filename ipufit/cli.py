@@ -82,8 +82,11 @@ def check(arguments: Sequence[str]) -> None:
 
     emulate_everywhere()
     with _errors_told("check"):
+        from .model.checking import check_fit
+
         report = look_at_first_fit(
-            options, lambda model, of_fit: model._check_of_fit(of_fit)
+            options,
+            lambda model, of_fit: check_fit(model._calls, of_fit, is_spare=True),
         )
     if options.json:
         sys.stdout.write(f"{report.as_json()}\n")
@@ -168,8 +171,10 @@ def compile_(arguments: Sequence[str]) -> None:
     os.environ[_env.COMPILE_FOR] = str(options.ipu_version)
     folder = os.path.abspath(options.cache_dir)
     with _errors_told("compile"):
+        from .model.building import build_offline
+
         built = look_at_first_fit(
-            options, lambda model, of_fit: model._build_of_fit(of_fit, folder)
+            options, lambda model, of_fit: build_offline(model, of_fit, folder)
         )
     sys.stdout.write(f"{built}\n")
     sys.exit(0)
