@@ -57,8 +57,8 @@ from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
 from ipufit.engine.program import (
     GRADIENT_OF,
     Executors,
-    InferenceSpec,
     Program,
+    ProgramSpec,
     TrainingProgram,
     TrainingSpec,
     gradient_anchors,
@@ -487,6 +487,7 @@ class Training:
             options=self.options,
             example=self.batches.example(),
             remark=self.remark,
+            computed=self.metrics.objective.trained,
             objective=self.metrics.objective,
             optimization=self.optimization,
             watched=sorted(gradient_anchors(self.watched)),
@@ -677,10 +678,10 @@ class Inference:
         self.program = self.executors.prepare_inference(self.spec, display)
 
     @property
-    def spec(self) -> InferenceSpec:
+    def spec(self) -> ProgramSpec:
         """All that the program is built for."""
         inputs_only = not self.inferred.takes_labels
-        return InferenceSpec(
+        return ProgramSpec(
             module=self.executors.module,
             config=self.executors.config.inference_config,
             structure=self.batches.structure,
@@ -688,7 +689,7 @@ class Inference:
             options=self.options,
             example=self.batches.example(inputs_only=inputs_only),
             remark=self.remark,
-            inferred=self.inferred,
+            computed=self.inferred,
         )
 
     def infer(self, batch: Batch) -> tuple[list[Tensor], Scalars]:

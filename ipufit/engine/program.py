@@ -210,7 +210,7 @@ def _refuse_index(
 
 @dataclass(frozen=True, eq=False)
 class ProgramSpec:
-    """All that a program is built for.
+    """All that a program of `evaluate` or `predict` is built for.
 
     Attributes:
         module: The user's module.
@@ -220,6 +220,7 @@ class ProgramSpec:
         options: Options of PopTorch.
         example: Tensors of a call.
         remark: Text to show after a compilation.
+        computed: The computation of the program.
     """
 
     module: torch.nn.Module
@@ -229,25 +230,23 @@ class ProgramSpec:
     options: poptorch.Options
     example: Batch
     remark: str
+    computed: Inferred
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "inference"
     """Name of the kind of program, for messages."""
     is_training: ClassVar[bool] = False
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """All that must be equal for a kept program to do the same."""
-        raise NotImplementedError
+        parts = self.structure.parts
+        nested = parts if self.computed.takes_labels else parts[0]
+        return self.plan, self.shapes, nested, self.computed
 
     @property
     def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
         """Shapes and types of a call's tensors."""
         return [(tensor.shape, tensor.dtype) for tensor in self.example]
-
-    @property
-    def computed(self) -> Inferred:
-        """The computation of the program."""
-        raise NotImplementedError
 
     @property
     def loss_modules(self) -> list[torch.nn.Module]:
@@ -256,23 +255,23 @@ class ProgramSpec:
 
     @property
     def may_be_sharded(self) -> bool:
-        """Whether stages may run one after the other where a call is too short."""
-        return False
+        """Whether nobody has said how stages run: the numbers are the same."""
+        config = self.config
+        own = config.placement, config.customize, config.inference_options
+        return all(setting is None for setting in own)
 
     def step(self, host_values: Sequence[HostValue]) -> Step:
         """Return the module that PopTorch traces."""
-        return Step(
-            self.module, self.config, self.structure, host_values, self.computed
-        )
+        parts = self.module, self.config, self.structure
+        return Step(*parts, host_values, self.computed)
 
     def baked_in(self) -> BakedInValues:
         """Record the values that the code of the program can read now."""
         return BakedInValues(self.module, self.computed.step)
 
-    def check(self, step: Step) -> None:
-        """Refuse weights that PopTorch would take for others."""
-        check_values(step)
-        refuse_tied_buffers(step)
+    def checks(self, step: Step) -> list[Callable[[], None]]:
+        """Return functions that refuse weights which PopTorch would take for others."""
+        return [partial(check_values, step), partial(refuse_tied_buffers, step)]
 
     def executor(
         self, step: Step, options: poptorch.Options
@@ -281,13 +280,9 @@ class ProgramSpec:
         return poptorch.inferenceModel(step, options=options)
 
     def program(
-        self,
-        executor: poptorch.PoplarExecutor,
-        step: Step,
-        baked_in: BakedInValues,
-        wrappers: Wrappers,
+        self, executor: poptorch.PoplarExecutor, step: Step, baked_in: BakedInValues
     ) -> Any:
-        """Return the program of a step that was compiled."""
+        """Return the program of a step that PopTorch has just compiled."""
         count = self.plan.micro_batches_per_call
         return Program(executor, step, count, baked_in, self.key)
 
@@ -302,70 +297,40 @@ class ProgramSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class InferenceSpec(ProgramSpec):
-    """All that a program of `evaluate` or `predict` is built for.
-
-    Attributes:
-        inferred: The computation of the program.
-    """
-
-    inferred: Inferred
-    name = "inference"
-
-    @property
-    def computed(self) -> Inferred:
-        """The computation of the program."""
-        return self.inferred
-
-    @cached_property
-    def key(self) -> tuple[object, ...]:
-        """All that must be equal for a kept program to do the same."""
-        parts = self.structure.parts
-        nested = parts if self.inferred.takes_labels else parts[0]
-        return self.plan, self.shapes, nested, self.inferred
-
-    @property
-    def may_be_sharded(self) -> bool:
-        """Whether nobody has said how stages run: the numbers are the same."""
-        config = self.config
-        own = config.placement, config.customize, config.inference_options
-        return all(setting is None for setting in own)
-
-
-@dataclass(frozen=True, eq=False)
 class TrainingSpec(ProgramSpec):
     """All that a program of `fit` is built for.
 
     Attributes:
         objective: Losses and metrics.
-        optimization: The optimiser and its schedule.
+        optimization: The optimizer and its schedule.
         watched: Names of parameters whose gradients are sent to the host.
     """
 
     objective: Objective
     optimization: Optimization
     watched: Sequence[str]
-    name = "training"
-    is_training = True
 
-    @property
-    def optimizer(self) -> Any:
-        """PopTorch's optimiser."""
-        return self.optimization.optimizer
+    name, is_training = "training", True
+    may_be_sharded = False
 
-    @property
-    def computed(self) -> Inferred:
-        """The computation of the program."""
-        return self.objective.trained
+    @cached_property
+    def trained_parts(self) -> TrainedParts:
+        """The parts of the module that the program trains."""
+        return TrainedParts(self.module)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """All that must be equal for a kept program to do the same."""
         return (
-            *(self.plan, self.shapes, self.structure, TrainedParts(self.module)),
+            *(self.plan, self.shapes, self.structure, self.trained_parts),
             *(self.objective.program_key, self.optimization.program_key),
             [*self.watched],
         )
+
+    @property
+    def optimizer(self) -> Any:
+        """PopTorch's optimizer."""
+        return self.optimization.optimizer
 
     @property
     def loss_modules(self) -> list[torch.nn.Module]:
@@ -381,15 +346,16 @@ class TrainingSpec(ProgramSpec):
         """Record the values that the code of the program can read now."""
         return BakedInValues(self.module, self.computed.step, self.objective)
 
-    def check(self, step: Step) -> None:
-        """Refuse weights that PopTorch would take for others, or that none trains."""
-        require_trained_weights(step)
-        super().check(step)
+    def module_checks(self) -> list[Callable[[], None]]:
+        """Return functions that refuse what a training program would ignore."""
+        return [
+            partial(refuse_gradient_hooks, [self.module, *self.loss_modules]),
+            partial(refuse_synchronised_norms, self.module, self.plan),
+        ]
 
-    def check_module(self) -> None:
-        """Refuse hooks and layers that a training program would ignore."""
-        refuse_gradient_hooks([self.module, *self.loss_modules])
-        refuse_synchronised_norms(self.module, self.plan)
+    def checks(self, step: Step) -> list[Callable[[], None]]:
+        """Return functions that refuse what a training program can't train."""
+        return [partial(require_trained_weights, step), *super().checks(step)]
 
     def executor(
         self, step: Step, options: poptorch.Options
@@ -399,21 +365,17 @@ class TrainingSpec(ProgramSpec):
         return poptorch.trainingModel(step, options=options, optimizer=self.optimizer)
 
     def program(
-        self,
-        executor: poptorch.PoplarExecutor,
-        step: Step,
-        baked_in: BakedInValues,
-        wrappers: Wrappers,
+        self, executor: poptorch.PoplarExecutor, step: Step, baked_in: BakedInValues
     ) -> Any:
-        """Return the program of a step that was compiled."""
+        """Return the program of a step that PopTorch has just compiled."""
         options, count = self.options, self.plan.micro_batches_per_call
         loops = options.device_iterations * options.Training.gradient_accumulation
         increments = step.findings.increments.items()
         return TrainingProgram(
-            *(executor, step, count, baked_in, self.key, wrappers),
+            *(executor, step, count, baked_in, self.key, Wrappers(step.weights)),
             *(self.optimizer, executor.rng_state),
             counted_up(step, {name: number * loops for name, number in increments}),
-            TrainedParts(self.module),
+            self.trained_parts,
         )
 
 
@@ -485,9 +447,7 @@ class Executors:
     # Building ---------------------------------------------------------------
 
     @uninterrupted
-    def prepare_inference(
-        self, spec: InferenceSpec, display: ProgressDisplay
-    ) -> Program:
+    def prepare_inference(self, spec: ProgramSpec, display: ProgressDisplay) -> Program:
         """Attach a program; its next call uses the newest weights.
 
         It is built unless a kept one has the same key, and the values that the code
@@ -518,7 +478,8 @@ class Executors:
             spec: All that the program is built for.
             display: Shows that PopTorch compiles.
         """
-        spec.check_module()
+        for check in spec.module_checks():
+            check()
         optimizer = spec.optimizer
         self._take_over()
         self.begin_alike(spec.loss_modules)
@@ -624,17 +585,35 @@ class Executors:
         """Let PopTorch trace and compile a program."""
         host_values = host_values_of([self.module, *spec.loss_modules], self._moved)
         step, baked_in = spec.step(host_values), spec.baked_in()
-        spec.check(step)
+        for check in spec.checks(step):
+            check()
         weights = weights_of(step)
         make_plain(weights)
         remember_classes(weights)
         values = host_tensors(step.host_values, spec.plan.micro_batches_per_call)
+        tensors = [tensor.contiguous() for tensor in (*spec.example, *values)]
         others = [program.baked_in for program in self._programs()]
         with span("compile"), baked_in.traced(others):
-            tensors = [tensor.contiguous() for tensor in (*spec.example, *values)]
-            executor, wrappers, seconds = self._traced(
-                spec, step, options, tensors, display
-            )
+            with contextlib.ExitStack() as stack:
+                # PopTorch may give weights classes of its own even if it fails, and
+                # refuses to wrap them again: `destroy()` does nothing so early.
+                stack.callback(make_plain, weights)
+                stack.enter_context(traced_mode(step))
+                executor = spec.executor(step, options)
+                while self._news:
+                    display.noted(self._news.pop(0))
+                start = time.perf_counter()
+
+                def attach() -> None:
+                    if executor.isCompiled():  # and IPUs were short after it
+                        executor.attachToDevice()
+                    else:
+                        executor.compile(*tensors)
+
+                stack.enter_context(display.compiling(spec.name))
+                self._acquire(executor, attach)
+                program = spec.program(executor, step, baked_in)
+            seconds = time.perf_counter() - start
             try:  # it calls losses, as the trace does
                 refuse_traced_sums(step, spec.example, spec.plan.micro_batch_size)
             except ConfigError:
@@ -644,45 +623,9 @@ class Executors:
         display.compiled(spec.name, seconds)
         ending = f": {spec.remark}" if spec.remark else ""
         logger.info("Compiled the %s program in %.1f s%s", spec.name, seconds, ending)
-        program = spec.program(executor, step, baked_in, wrappers)
         if executor.isAttachedToDevice():
             program.on_device = fingerprint(step.weights)
         return program
-
-    def _traced(
-        self,
-        spec: ProgramSpec,
-        step: Step,
-        options: poptorch.Options,
-        tensors: list[Tensor],
-        display: ProgressDisplay,
-    ) -> tuple[poptorch.PoplarExecutor, Wrappers, float]:
-        """Let PopTorch trace a step, in the right mode and with blocks for stages.
-
-        Returns:
-            The executor, the classes that PopTorch has given to the weights, and the
-            seconds that it took.
-        """
-        with contextlib.ExitStack() as stack:
-            # PopTorch may give weights classes of its own even if it fails, and
-            # refuses to wrap them again: `destroy()` does nothing so early.
-            stack.callback(make_plain, weights_of(step))
-            stack.enter_context(traced_mode(step))
-            executor = spec.executor(step, options)
-            while self._news:
-                display.noted(self._news.pop(0))
-            start = time.perf_counter()
-
-            def attach() -> None:
-                if executor.isCompiled():  # and IPUs were short after it
-                    executor.attachToDevice()
-                else:
-                    executor.compile(*tensors)
-
-            stack.enter_context(display.compiling(spec.name))
-            self._acquire(executor, attach)
-            wrappers = Wrappers(step.weights if spec.is_training else [])
-        return executor, wrappers, time.perf_counter() - start
 
     @uninterrupted
     def drop_incomplete(self) -> None:
@@ -1118,12 +1061,7 @@ def surveyed(spec: TrainingSpec) -> Surveyed:
         host_values = host_values_of([spec.module, *spec.loss_modules], moved)
         step, baked_in = spec.step(host_values), spec.baked_in()
         refusals: list[IpufitError] = []
-        for check in (
-            partial(refuse_gradient_hooks, [spec.module, *spec.loss_modules]),
-            partial(refuse_synchronised_norms, spec.module, spec.plan),
-            partial(require_trained_weights, step),
-            partial(check_values, step),
-        ):
+        for check in (*spec.module_checks(), *spec.checks(step)):
             try:
                 check()
             except IpufitError as error:
