@@ -647,7 +647,7 @@ def _random_batch(
     index: list[int],
 ) -> tuple[Any, Labels]:
     """Return outputs within bounds, and labels, of some of two random samples."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed asks all devices
     drawn = partial(_random_rows, rows, index)
     return (
         tree_map(partial(drawn, bounds=bounds), outputs),

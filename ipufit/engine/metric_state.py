@@ -302,6 +302,7 @@ class MetricState:
         self._unstreamed: list[tuple[Any, Labels]] = []
         self._forgotten: list[str] = []
         self._entries: tuple[MetricSums, ...] = ()
+        self._size = 1  # of a vector
         self._probabilities: Collection[str] = ()
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
@@ -325,15 +326,12 @@ class MetricState:
         if self._extra:
             _refuse_twins([*(entry.name for entry in entries), *self._extra])
         self._entries, self._probabilities = entries, probabilities
+        self._size = 1 + sum(entry.size for entry in entries)
 
     @property
     def names(self) -> list[str]:
         """Names of the metrics in a traced program."""
         return [entry.name for entry in self._entries]
-
-    @property
-    def _size(self) -> int:
-        return 1 + sum(entry.size for entry in self._entries)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values, from which a resumed epoch can continue.
