@@ -125,6 +125,11 @@ class Loss:
         return self.indices if self.ignore_index is None else {self.ignore_index}
 
     @property
+    def has_binary_targets(self) -> bool | None:
+        """Whether targets are 0 or 1; None if it doesn't say how they are meant."""
+        return self.is_binary if self.is_binary or self.ignored else None
+
+    @property
     def is_function(self) -> bool:
         """Whether it is a user's own, of which nobody knows how it reduces."""
         return not (self.is_per_output or self.is_sum)

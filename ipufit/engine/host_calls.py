@@ -357,7 +357,7 @@ def _failure_of_losses(
         rows = stack.enter_context(_RowsNoted(outputs))
         stack.enter_context(torch.no_grad())
         try:
-            objective.loss_terms(outputs, labels, 2)
+            objective.bind(outputs, labels).terms(outputs, labels, 2)
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything
             return str(error)
     return "the loss takes outputs apart that aren't several" if rows.has_taken else ""
@@ -501,11 +501,9 @@ def metric_bytes(
     count = 0
     with _trial_calls():
         count = sum(
-            output_metric.metric.sums(part.output, part.target, weights).numel()
-            for _, output_metric, part, weights in objective.metrics_of(
-                size.outputs, labels
-            )
-            if isinstance(output_metric.metric, Metric)
+            bound.add(size.outputs, labels).numel()
+            for bound in objective.bind(size.outputs, labels).metrics
+            if isinstance(bound.metric, Metric)
         )
     return _BYTES_OF_SUM * count
 
@@ -682,12 +680,14 @@ def _values(
     """Compute users' losses and metrics of some rows; NaN where this fails."""
     outputs, labels = batch(index)
     values = []
-    for loss, pair in objective.functions(outputs, labels):
-        function, value = loss.function, math.nan
+    for slot, loss, _ in objective.bind(outputs, labels).losses:
+        if not loss.is_function:
+            continue
+        part, function, value = slot.part(outputs, labels), loss.function, math.nan
         if isinstance(function, torch.nn.Module):  # it may change its buffers
             function = copy.deepcopy(function)
         with contextlib.suppress(Exception):
-            result = call_by_rows(function, *pair)
+            result = call_by_rows(function, part.output, part.target)
             # Whole numbers are refused elsewhere, in other words.
             value = float(result.mean()) if result.is_floating_point() else math.nan
         values.append((f"The loss {loss.name!r}", value))
@@ -701,18 +701,18 @@ def _sums_of_metrics(
     objective: Objective, outputs: Any, labels: Labels
 ) -> Iterator[tuple[str, Metric, Tensor]]:
     """Yield users' metrics, with NaN for sums that can't be computed of such rows."""
-    for name, output_metric, part, weights in objective.metrics_of(outputs, labels):
-        metric = output_metric.metric
+    for bound in objective.bind(outputs, labels).metrics:
+        metric = bound.metric
         origin = getattr(metric, "function", type(metric))
         is_ours = str(origin.__module__).startswith("ipufit.")
         if not isinstance(metric, Metric) or is_ours:
             continue
         if isinstance(origin, torch.nn.Module):
-            metric = copy.deepcopy(metric)
+            bound = bound._replace(metric=copy.deepcopy(metric))
         sums = torch.full((2,), math.nan)
         with contextlib.suppress(Exception):
-            sums = call_by_rows(metric.sums, part.output, part.target, weights)
-        yield name, metric, sums.to(torch.float64)
+            sums = bound.add(outputs, labels)
+        yield bound.name, metric, sums.to(torch.float64)
 
 
 def _refuse_means(objective: Objective, batch: MadeBatch) -> None:

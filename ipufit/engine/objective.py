@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import (
     Any,
     Callable,
-    Collection,
     Dict,
     Iterator,
     Mapping,
@@ -44,8 +43,31 @@ from ipufit.metrics import (
     listed_metrics,
     resolve_metrics,
 )
-from ipufit.metrics.base import IGNORED_INDEX
+from ipufit.metrics.base import IGNORED_INDEX, call_by_rows
 from ipufit.mixing import Coefficients, rolled
+
+_ALL = object()
+"""The key of a value as a whole."""
+
+
+def _pick(values: Any, key: Any) -> Any:
+    """Return the element or attribute of a key."""
+    if key is _ALL:
+        return values
+    has_items = isinstance(values, (dict, tuple, list))
+    return values[key] if has_items else getattr(values, key)
+
+
+def _output_keys(outputs: Any) -> dict[str, Any]:
+    """Return the keys of several outputs by their names; empty if there is only one."""
+    if isinstance(outputs, dict):
+        keys = {str(name): name for name in outputs}
+    elif isinstance(outputs, (tuple, list)):
+        numbered = [f"output_{i}" for i in range(1, len(outputs) + 1)]
+        keys = dict(zip(getattr(outputs, "_fields", numbered), range(len(outputs))))
+    else:
+        keys = {name: name for name in _tensors_of(outputs)}
+    return keys if len(keys) > 1 else {}
 
 
 def named_outputs(outputs: Any) -> dict[str, Any] | None:
@@ -59,16 +81,14 @@ def named_outputs(outputs: Any) -> dict[str, Any] | None:
         >>> named_outputs((1, 2)), named_outputs({"a": 1}), named_outputs(3)
         ({'output_1': 1, 'output_2': 2}, None, None)
     """
-    if isinstance(outputs, dict):
-        several = {str(name): value for name, value in outputs.items()}
-    elif isinstance(outputs, (tuple, list)):
-        numbered = [f"output_{i}" for i in range(1, len(outputs) + 1)]
-        several = dict(zip(getattr(outputs, "_fields", numbered), outputs))
-    elif is_record(outputs):
-        several = _tensors_of(outputs)
-    else:
-        return None
-    return several if len(several) > 1 else None
+    keys = _output_keys(outputs)
+    return {name: _pick(outputs, key) for name, key in keys.items()} or None
+
+
+def _only_key(values: Any) -> Any:
+    if isinstance(values, (dict, tuple, list)) and len(values) == 1:
+        return next(iter(values)) if isinstance(values, dict) else 0
+    return _ALL
 
 
 def only(values: Any) -> Any:
@@ -78,35 +98,25 @@ def only(values: Any) -> Any:
         >>> only({"a": 1}), only([1, 2])
         (1, [1, 2])
     """
-    if isinstance(values, dict) and len(values) == 1:
-        return next(iter(values.values()))
-    if isinstance(values, (tuple, list)) and len(values) == 1:
-        return values[0]
-    return values
+    return _pick(values, _only_key(values))
 
 
-def bare(outputs: Any) -> Any:
-    """Return the only tensor of an object; for other values the result of `only`.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> bare(SimpleNamespace(logits=torch.tensor(1), count=3))
-        tensor(1)
-    """
+def _bare_key(outputs: Any) -> Any:
+    """Return the key of the only tensor of an object, or of the only element."""
     if is_record(outputs):
-        tensors = list(_tensors_of(outputs).values())
-        return tensors[0] if len(tensors) == 1 else outputs
-    return only(outputs)
+        names = list(_tensors_of(outputs))
+        return names[0] if len(names) == 1 else _ALL
+    return _only_key(outputs)
 
 
-def _tensors_of(record: Any) -> dict[str, Any]:
-    parts = parts_of(record)
+def _tensors_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, such as a data class, that are tensors."""
+    parts = parts_of(value) if is_record(value) else {}
     return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
 
 
-def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any:
-    """Return the part of targets or weights for one of several outputs.
+def _label_key(values: Any, name: str, position: int, count: int, what: str) -> Any:
+    """Return the key of the targets or weights of one of several outputs.
 
     Args:
         values: A dict by name or a sequence by position.
@@ -117,10 +127,6 @@ def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any
 
     Raises:
         DataError: The values have no part for this output.
-
-    Example:
-        >>> part_of({"a": 1}, "a", 0, 2, "targets"), part_of([1, 2], "b", 1, 2, "")
-        (1, 2)
     """
     if isinstance(values, dict):
         if name not in values:
@@ -128,14 +134,14 @@ def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any
                 f"The {what} have no {name!r}, which the model returns and which has "
                 f"a loss or metric. They have: {', '.join(map(str, values))}."
             )
-        return values[name]
+        return name
     if isinstance(values, (tuple, list)):
         if len(values) != count:
             raise DataError(
                 f"There are {len(values)} {what} for {count} outputs: give one for "
                 "each, or a dict by the outputs' names."
             )
-        return values[position]
+        return position
     raise DataError(
         f"The model returns {count} outputs, and the {what} are one tensor: give "
         "one for each output, in a list or in a dict by name."
@@ -336,7 +342,7 @@ class LabelledOutput(NamedTuple):
         counted: For each index that is ignored the mean number of targets of a
             micro-batch that aren't, `[rows]`, nested as the target; None to count those
             of the micro-batch itself.
-        is_only: Whether it was taken out of a dict, tuple or list of one output.
+        is_only: As in `Slot`.
     """
 
     name: str
@@ -345,6 +351,38 @@ class LabelledOutput(NamedTuple):
     weights: Tensor | None
     counted: Any = None
     is_only: bool = False
+
+
+class Slot(NamedTuple):
+    """The place of an output among those of a module, and of its labels.
+
+    Attributes:
+        name: Name of the output; "" if the model has one output, and for all outputs.
+        output: Key of the output in what the module returns.
+        target: Key of its target in the targets.
+        weights: Key of its weights in the weights.
+        is_only: Whether it is taken out of a dict, tuple or list of one output.
+    """
+
+    name: str = ""
+    output: Any = _ALL
+    target: Any = _ALL
+    weights: Any = _ALL
+    is_only: bool = False
+
+    def part(self, outputs: Any, labels: Labels) -> LabelledOutput:
+        """Take the output and its labels out of those of a batch."""
+        counted = labels.counted
+        if counted is not None:
+            counted = {i: _pick(nested, self.target) for i, nested in counted.items()}
+        return LabelledOutput(
+            self.name,
+            _pick(outputs, self.output),
+            _pick(labels.targets, self.target),
+            _pick(labels.weights, self.weights),
+            counted,
+            self.is_only,
+        )
 
 
 def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
@@ -401,7 +439,7 @@ def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
 
 
 def _by_name(outputs: Any) -> dict[str, Any]:
-    return named_outputs(outputs) or {"": bare(outputs)}
+    return named_outputs(outputs) or {"": _pick(outputs, _bare_key(outputs))}
 
 
 def _instead_of(misuse: Misuse, loss: Loss, part: LabelledOutput) -> str:
@@ -603,51 +641,6 @@ class Objective:
         losses = tuple((key, smoothed(loss, amount)) for key, loss in self.losses)
         return replace(self, losses=losses)
 
-    # Losses -----------------------------------------------------------------
-
-    def loss_terms(
-        self,
-        outputs: Any,
-        labels: Labels,
-        rows: int,
-        probabilities: Mapping[str, str] | None = None,
-    ) -> dict[str, tuple[LossTerms, float]]:
-        """Compute the terms of every loss, with its weight, by the name of its output.
-
-        Args:
-            outputs: Everything that the module returned.
-            labels: Targets and weights.
-            rows: Number of samples, padding included.
-            probabilities: Result of `probability_outputs`; None to check none.
-
-        Raises:
-            ConfigError: The losses don't fit the outputs.
-            DataError: The targets don't fit the losses.
-        """
-        self._check_length(outputs)
-        weights = self._weights_of(outputs)
-        terms = {}
-        for key, loss in self.losses:
-            for part in self._parts_of_loss(key, loss, outputs, labels):
-                noted = ResultsNoted()
-                for name, function in (probabilities or {}).items():
-                    noted.note(_by_name(outputs)[name], function)
-                with contextlib.ExitStack() as stack:
-                    stack.enter_context(
-                        shapes_in_errors(f"The loss {loss.name!r}", part)
-                    )
-                    if probabilities:
-                        stack.enter_context(noted)
-                    if loss.is_per_output:
-                        _check_tensors(loss.name, part)
-                    term = loss.terms(
-                        *(part.output, part.target, rows, part.weights),
-                        *(labels.share, part.counted),
-                    )
-                self._check_probabilities(loss, part, noted.misuses)
-                terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
-        return terms
-
     def names_of_losses(self, names: list[str]) -> list[str]:
         """Return which of a module's outputs have losses of their own."""
         wanted = []
@@ -656,17 +649,271 @@ class Objective:
                 wanted += _names_of(key, names, names)
         return wanted
 
-    def functions(self, outputs: Any, labels: Labels) -> Iterator[tuple[Loss, Any]]:
-        """Yield the users' own losses, with the output and target that each gets.
+    def bind(
+        self,
+        outputs: Any,
+        labels: Labels,
+        probabilities: Mapping[str, str] | None = None,
+    ) -> BoundObjective:
+        """Find the output, target and weights of each loss and metric.
+
+        Args:
+            outputs: Everything that the module returned, of any batch.
+            labels: Targets and weights of the batch.
+            probabilities: Result of `probability_outputs`.
+
+        Raises:
+            ConfigError: The losses or metrics don't fit the outputs.
+            DataError: The targets or weights don't fit them.
+            UnsupportedError: Weights are per output, and outputs are taken at once.
+        """
+        names = list(_output_keys(outputs))
+        rest = ", None for those without a loss,"
+        _check_length("loss is", self.num_listed, names, rest)
+        weights = self._weights_of(names)
+        losses, probabilities = [], probabilities or {}
+        for key, loss in self.losses:
+            is_each = loss.is_per_output
+            how = {"is_named": is_each, "splits": is_each}
+            for slot in self._slots(key, outputs, labels, **how):
+                if is_each:
+                    _check_tensors(loss.name, slot.part(outputs, labels))
+                weight = weights.get(key, weights.get(slot.name, 1.0))
+                losses.append(BoundLoss(slot, loss, weight))
+        loss_of = {bound.slot.name: bound.loss for bound in losses}
+        metrics = []
+        for given in self.metrics:
+            key = given.output
+            if key is None and given.listed_at is not None and names:
+                key, length = given.listed_at  # a plain list has one for each output
+                rest = " output, a list of lists,"
+                _check_length("metrics are", length, names, rest)
+            is_named = not isinstance(given.metric, FunctionMetric)
+            (slot,) = self._slots(key, outputs, labels, is_named=is_named)
+            name = given.metric.name if given.output is None else given.name
+            metrics.append(
+                BoundMetric(
+                    slot,
+                    f"{slot.name}_{name}" if slot.name else given.name,
+                    given.metric,
+                    given.is_weighted,
+                    loss_of.get(slot.name),
+                    slot.name in probabilities,
+                )
+            )
+        return BoundObjective(tuple(losses), tuple(metrics), probabilities, self.warned)
+
+    def _weights_of(self, names: Sequence[str]) -> dict[OutputKey, float]:
+        """Return the weights of the losses, by output if one loss is for all."""
+        given = self.loss_weights
+        if not given or list(dict(self.losses)) != [None] or list(given) == [None]:
+            return given
+        by_place = all(isinstance(key, int) for key in given)
+        strangers = [key for key in given if key not in names]
+        if (by_place and len(given) != len(names)) or (not by_place and strangers):
+            raise ConfigError(
+                f"loss_weights are given for {', '.join(map(repr, given))}, and the "
+                f"model returns {', '.join(names) or 'one output'}: give one weight "
+                "for each output, or a dict by the outputs' names."
+            )
+        return dict(zip(names, given.values())) if by_place else given
+
+    def _slots(
+        self,
+        key: OutputKey,
+        outputs: Any,
+        labels: Labels,
+        *,
+        is_named: bool,
+        splits: bool = False,
+    ) -> list[Slot]:
+        """Return the slots that a loss or metric is for.
+
+        Args:
+            key: The output that it was given for.
+            outputs: Everything that the module returned.
+            labels: Targets and weights.
+            is_named: Whether it has a name, such as "mse", and takes the only tensor of
+                an object; a user's function takes the object.
+            splits: Without a key it is for each of several outputs, and not for all at
+                once.
+        """
+        names, targets, weights = list(_output_keys(outputs)), *labels[:2]
+        if not names:
+            _check_single(key, outputs)
+            is_bare = is_named or key is not None
+            output = _bare_key(outputs) if is_bare else _only_key(outputs)
+            is_only = output is not _ALL and not is_named
+            return [Slot("", output, _only_key(targets), _only_key(weights), is_only)]
+        are_nested = weights is not None and not isinstance(weights, Tensor)
+        if key is None and not splits:
+            if are_nested:
+                raise UnsupportedError(
+                    "Sample weights are given per output, and a loss or metric takes "
+                    "all outputs at once: give losses and metrics per output too."
+                )
+            return [Slot()]
+        slots, loss_keys = [], [loss_key for loss_key, _ in self.losses]
+        for name in _names_of(key, names, targets):
+            position = names.index(name)
+            where = name, position, len(names)
+            # The target of the only output that has a loss.
+            is_sole = isinstance(targets, Tensor) and loss_keys in ([name], [position])
+            target = _ALL if is_sole else _label_key(targets, *where, "targets")
+            weight = _ALL
+            if are_nested:
+                weight = _label_key(weights, *where, "sample weights")
+            slots.append(Slot(name, _output_keys(outputs)[name], target, weight))
+        return slots
+
+
+class BoundLoss(NamedTuple):
+    """A loss of an output.
+
+    Attributes:
+        slot: The output that it is for, with its labels.
+        loss: The loss.
+        weight: Its weight in the sum of all losses.
+    """
+
+    slot: Slot
+    loss: Loss
+    weight: float
+
+
+class BoundMetric(NamedTuple):
+    """A metric of an output.
+
+    Attributes:
+        slot: The output that it is for, with its labels.
+        name: Key in logs.
+        metric: The metric.
+        is_weighted: Whether sample weights are used.
+        loss: The loss of the same output; None without one.
+        is_squashed: Whether the output comes from a sigmoid or softmax.
+    """
+
+    slot: Slot
+    name: str
+    metric: AnyMetric
+    is_weighted: bool
+    loss: Loss | None
+    is_squashed: bool
+
+    def informed(self) -> Any:
+        """Return the metric, a copy unless it is streamed, which knows of its loss."""
+        metric, loss = self.metric, self.loss
+        if isinstance(metric, Metric):
+            metric = copy.copy(metric)
+        takes_probabilities = loss is not None and loss.takes_probabilities
+        metric.has_probabilities = self.is_squashed or takes_probabilities
+        metric.has_binary_loss = None if loss is None else loss.has_binary_targets
+        return metric
+
+    def add(self, outputs: Any, labels: Labels, mask: Tensor | None = None) -> Any:
+        """Return the sums of a batch; traceable. A streamed metric is updated.
 
         Args:
             outputs: Everything that the module returned.
             labels: Targets and weights.
+            mask: 0 for padding, else 1, `[rows]`; None without padding.
         """
-        for key, loss in self.losses:
-            if loss.is_function:
-                for part in self._parts_of_loss(key, loss, outputs, labels):
-                    yield loss, (part.output, part.target)
+        metric, part = self.informed(), self.slot.part(outputs, labels)
+        if self.loss is not None and metric.ignore_index == IGNORED_INDEX:
+            target = self.loss.marked(part.output, part.target)
+            part = part._replace(target=target)
+        weights = part.weights if self.is_weighted else None
+        if weights is not None:
+            weights = weights.to(torch.float32)
+        if mask is not None:
+            weights = mask if weights is None else _times(weights, mask)
+        is_streamed = isinstance(metric, StreamedMetric)
+        function = metric.update if is_streamed else metric.sums
+        with shapes_in_errors(f"The metric {self.name!r}", part):
+            return call_by_rows(function, part.output, part.target, weights)
+
+
+TermsByOutput = Dict[str, Tuple[LossTerms, float]]
+"""Terms and weight of each loss, by the name of its output."""
+
+
+class BoundObjective(NamedTuple):
+    """Losses and metrics with the outputs of a module that each is for.
+
+    Attributes:
+        losses: All losses; empty if the module returns its own loss.
+        metrics: All metrics, in the order in which they were given.
+        probabilities: Result of `probability_outputs`.
+        warned: As in `Objective`.
+    """
+
+    losses: tuple[BoundLoss, ...]
+    metrics: tuple[BoundMetric, ...]
+    probabilities: Mapping[str, str]
+    warned: set[str]
+
+    def terms(
+        self, outputs: Any, labels: Labels, rows: int, own: Tensor | None = None
+    ) -> TermsByOutput:
+        """Compute the terms of every loss, by the name of its output; traceable.
+
+        Args:
+            outputs: Everything that the module returned.
+            labels: Targets, weights and shares.
+            rows: Number of samples, padding included.
+            own: The module's own loss, 0-d, which counts without other losses.
+
+        Raises:
+            ConfigError: A loss takes no probabilities, and its name says otherwise.
+            DataError: The outputs or targets don't fit a loss.
+        """
+        if own is not None and not self.losses:
+            return {"": (_own_terms(own, rows, labels.share), 1.0)}
+        terms = {}
+        for slot, loss, weight in self.losses:
+            part, noted = slot.part(outputs, labels), ResultsNoted()
+            for name, function in self.probabilities.items():
+                noted.note(_by_name(outputs)[name], function)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(shapes_in_errors(f"The loss {loss.name!r}", part))
+                if self.probabilities:
+                    stack.enter_context(noted)
+                term = loss.terms(
+                    *(part.output, part.target, rows, part.weights),
+                    *(labels.share, part.counted),
+                )
+            self._check_probabilities(loss, part, noted.misuses)
+            terms[slot.name] = term, weight
+        return terms
+
+    def mixed_terms(
+        self, outputs: Any, labels: Labels, rows: int, mixing: Tensor
+    ) -> TermsByOutput:
+        """Compute the terms of mixed samples, against both targets of each; traceable.
+
+        A sample's weight is used wherever its target is.
+
+        Args:
+            outputs: Everything that the module returned.
+            labels: Targets, weights and shares of a micro-batch.
+            rows: Number of samples, padding included.
+            mixing: `[rows, 1 or 6]`, of `Mixing.coefficients`.
+
+        Raises:
+            UnsupportedError: A loss gives no value per sample.
+        """
+        share = Coefficients.of(mixing).share
+        plain = labels._replace(share=None, counted=None)
+        others: Labels = map_tensors(rolled, plain)
+        others = others._replace(share=labels.share, counted=labels.counted)
+        terms = self.terms(outputs, _weighed(labels, share), rows)
+        more = self.terms(outputs, _weighed(others, 1.0 - share), rows)
+        mixed = {}
+        for name, (own, weight) in terms.items():
+            other = more[name][0]  # each sample counts once
+            value, total = own.value + other.value, own.total + other.total
+            mixed[name] = LossTerms(value, total, own.divisor), weight
+        return mixed
 
     def _check_probabilities(
         self, loss: Loss, part: LabelledOutput, misuses: Sequence[Misuse]
@@ -689,173 +936,26 @@ class Objective:
                 self.warned.add(message)
                 warn(message, IpufitWarning)
 
-    def _check_length(self, outputs: Any) -> None:
-        several = named_outputs(outputs)
-        if several is None or self.num_listed in (None, len(several)):
-            return
+
+def _own_terms(own: Tensor, rows: int, share: Tensor | None) -> LossTerms:
+    value, total = own.to(torch.float32), own.detach().to(torch.float32)
+    if share is None:
+        count = torch.full_like(total, float(rows), device=total.device)
+        return LossTerms(value, total.mul(rows), count)
+    count = share.gt(0).to(torch.float32).sum()  # of a whole micro-batch
+    return LossTerms(value.mul(share.mean()), total.mul(count), count)
+
+
+def _check_length(
+    what: str, length: int | None, names: Sequence[str], advice: str
+) -> None:
+    """Refuse a list of losses or metrics that has another length than the outputs."""
+    if names and length not in (None, len(names)):
         raise ConfigError(
-            f"The model returns {len(several)} outputs ({', '.join(several)}), and "
-            f"loss is a list of {self.num_listed}: give one for each, None for those "
-            "without a loss, or a dict by the outputs' names."
+            f"The model returns {len(names)} outputs ({', '.join(names)}), and {what} "
+            f"a list of {length}: give one for each{advice} or a dict by the outputs' "
+            "names."
         )
-
-    def _weights_of(self, outputs: Any) -> dict[OutputKey, float]:
-        """Return the weights of the losses, by output if one loss is for all."""
-        given = self.loss_weights
-        if not given or list(dict(self.losses)) != [None] or list(given) == [None]:
-            return given
-        names = list(named_outputs(outputs) or ())
-        by_place = all(isinstance(key, int) for key in given)
-        strangers = [key for key in given if key not in names]
-        if (by_place and len(given) != len(names)) or (not by_place and strangers):
-            raise ConfigError(
-                f"loss_weights are given for {', '.join(map(repr, given))}, and the "
-                f"model returns {', '.join(names) or 'one output'}: give one weight "
-                "for each output, or a dict by the outputs' names."
-            )
-        return dict(zip(names, given.values())) if by_place else given
-
-    # Metrics ----------------------------------------------------------------
-
-    def metrics_of(
-        self, outputs: Any, labels: Labels, probabilities: Collection[str] = ()
-    ) -> Iterator[tuple[str, OutputMetric, LabelledOutput, Tensor | None]]:
-        """Yield every metric with its full name, its output and the weights to use.
-
-        Args:
-            outputs: Everything that the module returned.
-            labels: Targets and weights; shares of 0 mark padding, which is ignored.
-            probabilities: Names of outputs that are probabilities.
-        """
-        labels = labels._replace(counted=None)
-        mask = None if labels.share is None else labels.share.gt(0).to(torch.float32)
-        loss_of = {
-            part.name: loss
-            for key, loss in self.losses
-            if self.metrics and (loss.is_binary or loss.ignored)
-            for part in self._parts_of_loss(key, loss, outputs, labels)
-        }
-        for output_metric in self.metrics:
-            output = self._output_of(output_metric, outputs)
-            is_named = not isinstance(output_metric.metric, FunctionMetric)
-            (part,) = self._parts(
-                output, outputs, labels, splits=False, is_named=is_named
-            )
-            loss, metric = loss_of.get(part.name), output_metric.metric
-            is_squashed = part.name in probabilities
-            is_streamed = isinstance(metric, StreamedMetric)
-            if loss is not None or is_squashed or is_streamed:
-                if isinstance(metric, Metric):
-                    metric = copy.copy(metric)
-                    output_metric = output_metric._replace(metric=metric)
-                metric.has_probabilities = is_squashed or (
-                    loss is not None and loss.takes_probabilities
-                )
-                metric.has_binary_loss = None if loss is None else loss.is_binary
-            ignored = output_metric.metric.ignore_index
-            if loss is not None and ignored == IGNORED_INDEX:
-                target = loss.marked(part.output, part.target)
-                part = part._replace(target=target)
-            weights = part.weights if output_metric.is_weighted else None
-            if weights is not None:
-                weights = weights.to(torch.float32)
-            if mask is not None:
-                if weights is None:
-                    weights = mask
-                else:
-                    missing = (1,) * (weights.dim() - 1)
-                    weights = weights.mul(mask.reshape((-1, *missing)))
-            if not part.name:
-                name = output_metric.name
-            elif output_metric.output is None:
-                name = f"{part.name}_{output_metric.metric.name}"
-            else:
-                name = f"{part.name}_{output_metric.name}"
-            yield name, output_metric, part, weights
-
-    @staticmethod
-    def _output_of(output_metric: OutputMetric, outputs: Any) -> OutputKey:
-        """Return the output of a metric; in a plain list of metrics its position."""
-        several = named_outputs(outputs)
-        if (
-            output_metric.output is not None
-            or output_metric.listed_at is None
-            or several is None
-        ):
-            return output_metric.output
-        position, length = output_metric.listed_at
-        if length != len(several):
-            raise ConfigError(
-                f"The model returns {len(several)} outputs ({', '.join(several)}), and "
-                f"metrics are a list of {length}: give one for each output, a list of "
-                "lists, or a dict by the outputs' names."
-            )
-        return position
-
-    def _parts_of_loss(
-        self, key: OutputKey, loss: Loss, outputs: Any, labels: Labels
-    ) -> list[LabelledOutput]:
-        is_one = loss.is_per_output
-        return self._parts(key, outputs, labels, splits=is_one, is_named=is_one)
-
-    def _parts(
-        self,
-        key: OutputKey,
-        outputs: Any,
-        labels: Labels,
-        *,
-        splits: bool,
-        is_named: bool,
-    ) -> list[LabelledOutput]:
-        """Return the outputs that a loss or metric is for.
-
-        Args:
-            key: The output that it was given for.
-            outputs: Everything that the module returned.
-            labels: Targets and weights.
-            splits: Without a key it is for each of several outputs, and not for all at
-                once.
-            is_named: Whether it has a name, such as "mse", and takes the only tensor of
-                an object; a user's function takes the object.
-
-        Raises:
-            ConfigError: The model has no such output.
-            DataError: There are no targets for it.
-            UnsupportedError: Weights are per output, and the outputs are taken at once.
-        """
-        several, counted = named_outputs(outputs), labels.counted
-        if several is None:
-            _check_single(key, outputs)
-            output = bare(outputs) if is_named or key is not None else only(outputs)
-            if counted is not None:
-                counted = {index: only(nested) for index, nested in counted.items()}
-            target, weights = only(labels.targets), only(labels.weights)
-            is_only = output is not outputs and not is_named
-            return [LabelledOutput("", output, target, weights, counted, is_only)]
-        weights = labels.weights
-        if key is None and not splits:
-            if weights is not None and not isinstance(weights, Tensor):
-                raise UnsupportedError(
-                    "Sample weights are given per output, and a loss or metric takes "
-                    "all outputs at once: give losses and metrics per output too."
-                )
-            return [LabelledOutput("", outputs, labels.targets, weights, counted)]
-        names, parts = list(several), []
-        for name in _names_of(key, names, labels.targets):
-            position = names.index(name)
-            target, of_index = labels.targets, counted
-            # The target of the only output that has a loss.
-            loss_keys = [one for one, _ in self.losses]
-            if not (isinstance(target, Tensor) and loss_keys in ([name], [position])):
-                where = name, position, len(names), "targets"
-                target = part_of(target, *where)
-                if counted is not None:
-                    of_index = {i: part_of(one, *where) for i, one in counted.items()}
-            its = weights
-            if weights is not None and not isinstance(weights, Tensor):
-                its = part_of(weights, name, position, len(names), "sample weights")
-            parts.append(LabelledOutput(name, several[name], target, its, of_index))
-        return parts
 
 
 def _check_tensors(loss: str, part: LabelledOutput) -> None:
@@ -1058,48 +1158,6 @@ def sum_instead_of_mean(what: str, rows: int, *, is_all: bool = True) -> str:
     )
 
 
-TermsByOutput = Dict[str, Tuple[LossTerms, float]]
-"""Terms and weight of each loss, by the name of its output."""
-
-
-def mixed_loss_terms(
-    objective: Objective,
-    outputs: Any,
-    labels: Labels,
-    rows: int,
-    mixing: Tensor,
-    probabilities: Mapping[str, str] | None = None,
-) -> TermsByOutput:
-    """Compute the losses of mixed samples, against both targets of each; traceable.
-
-    A sample's weight is used wherever its target is.
-
-    Args:
-        objective: Losses and their weights.
-        outputs: Everything that the module returned.
-        labels: Targets, weights and shares of a micro-batch.
-        rows: Number of samples, padding included.
-        mixing: `[rows, 1 or 6]`, of `Mixing.coefficients`.
-        probabilities: As for `Objective.loss_terms`.
-
-    Raises:
-        UnsupportedError: A loss gives no value per sample.
-    """
-    share = Coefficients.of(mixing).share
-    plain = labels._replace(share=None, counted=None)
-    others: Labels = map_tensors(rolled, plain)
-    others = others._replace(share=labels.share, counted=labels.counted)
-    own_labels = _weighed(labels, share)
-    terms = objective.loss_terms(outputs, own_labels, rows, probabilities)
-    more = objective.loss_terms(outputs, _weighed(others, 1.0 - share), rows)
-    mixed = {}
-    for name, (own, weight) in terms.items():
-        other = more[name][0]  # each sample counts once
-        term = LossTerms(own.value + other.value, own.total + other.total, own.divisor)
-        mixed[name] = term, weight
-    return mixed
-
-
 def dominant_labels(
     labels: Labels, mixing: Tensor, micro_batch_size: int | None = None
 ) -> Labels:
@@ -1107,7 +1165,7 @@ def dominant_labels(
 
     Args:
         labels: Targets, weights and shares of rows.
-        mixing: As for `mixed_loss_terms`.
+        mixing: As for `BoundObjective.mixed_terms`.
         micro_batch_size: Rows of a micro-batch; None if the rows are one.
 
     Example:
@@ -1130,9 +1188,13 @@ def dominant_labels(
 def _weighed(labels: Labels, share: Tensor) -> Labels:
     """Multiply the weights of labels by parts of the loss, `[rows]`."""
 
-    def weigh(weights: Tensor) -> Any:
-        shape = (-1, *(1,) * (weights.dim() - 1))
-        return weights.to(torch.float32).mul(share.reshape(shape))
+    def weigh(weights: Tensor) -> Tensor:
+        return _times(weights.to(torch.float32), share)
 
     weights = share if labels.weights is None else map_tensors(weigh, labels.weights)
     return labels._replace(weights=weights)
+
+
+def _times(values: Tensor, factors: Tensor) -> Tensor:
+    """Multiply rows by factors, `[rows]`."""
+    return values.mul(factors.reshape((-1, *(1,) * (values.dim() - 1))))

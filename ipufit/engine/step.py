@@ -32,11 +32,11 @@ from ipufit.engine.metric_state import (
 from ipufit.engine.objective import (
     OWN_LOSS,
     RETURNS,
+    BoundMetric,
     Inferred,
     Objective,
     StepFunction,
     dominant_labels,
-    mixed_loss_terms,
     probability_outputs,
     shapes_of,
     split_own_loss,
@@ -751,16 +751,18 @@ class Findings(NamedTuple):
 
     Attributes:
         packing: Structure of the outputs that the program returns.
-        entries: Entries of the vector that a training program returns.
         probabilities: Outputs that are probabilities (`probability_outputs`).
         increments: Number that a micro-batch adds to each buffer that is only counted
             up.
+        metrics: Metrics of a training program, bound to its outputs.
+        entries: Entries of the vector that a training program returns.
     """
 
     packing: Packing
-    entries: tuple[MetricSums, ...]
     probabilities: dict[str, str]
-    increments: dict[str, int]
+    increments: Mapping[str, int] = {}
+    metrics: tuple[BoundMetric, ...] = ()
+    entries: tuple[MetricSums, ...] = ()
 
 
 _OVERLAPS = {
@@ -854,11 +856,10 @@ class Step(torch.nn.Module):
         Raises:
             UnsupportedError: PopTorch would silently ignore something.
         """
-        count = len(tensors) - len(self.host_values)
-        config, is_training = self.config, self.is_training
+        count, config = len(tensors) - len(self.host_values), self.config
         overlap = _OVERLAPS.get(config.overlap_io or "")
         with replaced_by_inputs(self.host_values, tensors[count:]):
-            checks = TraceChecks(self, is_training=is_training)
+            checks = TraceChecks(self, is_training=self.is_training)
             with checks:
                 if config.first_block is not None:  # casts and transfers belong to it
                     poptorch.Block.start(config.first_block)
@@ -871,44 +872,32 @@ class Step(torch.nn.Module):
                     blocks = stack.enter_context(started_blocks(config.stages))
                     stack.enter_context(noted)
                     stack.enter_context(self._explained())
-                    if is_training and _is_known_pipeline(self.module, config):
+                    if self.is_training and _is_known_pipeline(self.module, config):
                         weights = _weights_on_device(self, tensors)
                         stack.enter_context(WeightPlaces(weights, config, blocks))
                     if config.types.is_half:
                         stack.enter_context(computed_in(self.module, config))
                     own, outputs = self._called(batch, noted)
                 warn_of_misuses(noted.misuses)
-                check_stages_begin(self.module, config, blocks, training=is_training)
-                if is_training:
+                training = self.is_training
+                check_stages_begin(self.module, config, blocks, training=training)
+                if training:
                     refuse_unseen_pipeline(self.module, config, blocks)
-                found = probability_outputs(outputs, noted)
                 with last_block(config.last_block, blocks):
                     own = _checked_mean(own, noted, self.structure.num_rows(batch))
-                    if is_training:
-                        with collected() as unseen:
-                            returned, packing, entries = self._trained(
-                                batch, own, outputs, scalars, noted, found
-                            )
-                        if unseen:
-                            raise ConfigError(
-                                f"log({next(iter(unseen))!r}) was called in a loss or "
-                                "metric, which evaluate() computes on the host. Call "
-                                "it in forward, or pass a function of outputs and "
-                                "targets as a metric."
-                            )
-                    else:
-                        returned, packing = self._predicted(own, outputs, scalars)
-                        entries = ()
+                    results = self._trained if training else self._predicted
+                    tensors, loss, findings = results(
+                        batch, own, outputs, scalars, noted
+                    )
                     if overlap is not None:  # the loss stays the one that is marked
-                        returned = tuple(
-                            one
-                            if is_training and place == 1
-                            else poptorch.set_overlap_for_output(one, overlap)
-                            for place, one in enumerate(returned)
+                        tensors = tuple(
+                            poptorch.set_overlap_for_output(tensor, overlap)
+                            for tensor in tensors
                         )
+                returned = (*tensors[:1], *loss, *tensors[1:])
             checks.refuse_returned(returned)
             checks.warn()
-        self._found.append(Findings(packing, entries, found, checks.increments()))
+        self._found.append(findings._replace(increments=checks.increments()))
         return returned
 
     def _called(
@@ -937,57 +926,89 @@ class Step(torch.nn.Module):
 
     def _trained(
         self,
-        tensors: Sequence[Tensor],
+        batch: Sequence[Tensor],
         own: Tensor | None,
         outputs: Any,
         scalars: Scalars,
         noted: ResultsNoted,
-        probabilities: dict[str, str],
-    ) -> tuple[tuple[Tensor, ...], Packing, tuple[MetricSums, ...]]:
-        """Compute the sums of metrics, the loss, and the outputs if they are streamed.
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Findings]:
+        """Compute the sums of metrics, and the loss, for `forward`.
 
         The loss is returned because PopTorch drops operations that no output depends on
         before it looks for the loss.
+
+        Args:
+            batch: Tensors of the micro-batch.
+            own: The module's own loss.
+            outputs: Its other outputs.
+            scalars: Values that it has logged.
+            noted: Results of its operations.
+
+        Returns:
+            Tensors to return; the marked loss, which follows the first of them; and
+            findings.
         """
-        packing, objective = Packing(), self.objective
-        rows = self.structure.num_rows(tensors)
-        labels = self.structure.labels(tensors)
+        objective, rows = self.objective, self.structure.num_rows(batch)
+        labels = self.structure.labels(batch)
         if self.structure.rows is not None:
             labels = _without_padding(labels)
         if self.computed.step is not None and objective.metrics:
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
         self.examples[:] = [map_tensors(_maker, (wide, labels))]
-        if objective.owns_loss:
-            terms = self._own_terms(own, wide, rows, labels.share)
-        else:
-            mixing, ignored = self.structure.mixing(tensors), objective.ignored
+        if own is None and objective.owns_loss:
+            raise self._without_loss(wide)
+        probabilities = probability_outputs(outputs, noted)
+        with collected() as unseen:
+            bound = objective.bind(wide, labels, probabilities)
+            mixing, ignored = self.structure.mixing(batch), objective.ignored
             if mixing is None:
-                terms = objective.loss_terms(wide, labels, rows, probabilities)
+                terms = bound.terms(wide, labels, rows, own)
             else:
-                terms = mixed_loss_terms(
-                    *(objective, wide, labels, rows, mixing, probabilities)
-                )
+                terms = bound.mixed_terms(wide, labels, rows, mixing)
                 labels = dominant_labels(labels, mixing)
             if labels.counted is not None and objective.ignored != ignored:
                 raise CountsMissingError("a function ignores targets")
-        with noted:
-            vector, entries = vector_of(
-                *(objective, wide, labels, rows, terms, scalars), probabilities
+            with noted:
+                vector, entries = vector_of(bound, wide, labels, rows, terms, scalars)
+        if unseen:
+            raise ConfigError(
+                f"log({next(iter(unseen))!r}) was called in a loss or metric, which "
+                "evaluate() computes on the host. Call it in forward, or pass a "
+                "function of outputs and targets as a metric."
             )
-        streamed: tuple[Tensor, ...] = ()
-        if objective.is_streamed:
-            streamed, packing = Packing.of(outputs, {})
+        streamed, packing = Packing.of(outputs if objective.is_streamed else (), {})
         loss = total_loss(terms)
         require_gradient(loss)
         if noted.has_losses:
             loss = _with_other_losses(loss, (vector, *streamed))
         marked = poptorch.identity_loss(loss, reduction="sum")
-        return (vector, marked, *streamed), packing, entries
+        findings = Findings(packing, probabilities, {}, bound.metrics, entries)
+        return (vector, *streamed), (marked,), findings
+
+    def _without_loss(self, outputs: Any) -> ConfigError:
+        if self.computed.step is not None:
+            return ConfigError(
+                "The training step returned no loss: it returned "
+                f"{shapes_of(outputs)}. Return the mean over the samples, a tensor "
+                "without dimensions: alone, first in a tuple, or as 'loss' in a dict."
+            )
+        return ConfigError(
+            "There is no loss: compile() got none, and the module returns none "
+            f"that would be understood ({OWN_LOSS}); it returned "
+            f"{shapes_of(outputs)}. Return one, or pass loss='cross_entropy' or "
+            f"the like to compile().{self._targets_hint}"
+        )
 
     def _predicted(
-        self, own: Tensor | None, outputs: Any, scalars: Scalars
-    ) -> tuple[tuple[Tensor, ...], Packing]:
+        self,
+        batch: Sequence[Tensor],
+        own: Tensor | None,
+        outputs: Any,
+        scalars: Scalars,
+        noted: ResultsNoted,
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Findings]:
+        """Return the results of an inference program, as `_trained` does."""
         if own is not None:
             if "loss" in scalars:
                 raise ConfigError(
@@ -995,42 +1016,20 @@ class Step(torch.nn.Module):
                     "which is called so: log it under another name."
                 )
             scalars = {"loss": own.detach().to(torch.float32), **scalars}
+        probabilities = probability_outputs(outputs, noted)
         if not self.computed.gives_outputs:
             outputs = ()
         elif self.computed.step is not None and self.computed.takes_labels:
             _require_outputs(outputs)
-        return Packing.of(outputs, scalars)
-
-    def _own_terms(
-        self, own: Tensor | None, outputs: Any, rows: int, share: Tensor | None
-    ) -> dict[str, tuple[LossTerms, float]]:
-        if own is None and self.computed.step is not None:
-            raise ConfigError(
-                "The training step returned no loss: it returned "
-                f"{shapes_of(outputs)}. Return the mean over the samples, a tensor "
-                "without dimensions: alone, first in a tuple, or as 'loss' in a dict."
-            )
-        if own is None:
-            raise ConfigError(
-                "There is no loss: compile() got none, and the module returns none "
-                f"that would be understood ({OWN_LOSS}); it returned "
-                f"{shapes_of(outputs)}. Return one, or pass loss='cross_entropy' or "
-                f"the like to compile().{self._targets_hint}"
-            )
-        value: Tensor = own.to(torch.float32)
-        if share is not None:  # the mean over the samples of a whole micro-batch
-            count = share.gt(0).to(torch.float32).sum()
-            total = value.detach().mul(count)
-            return {"": (LossTerms(value.mul(share.mean()), total, count), 1.0)}
-        total = value.detach().mul(rows)
-        count = torch.full_like(total, float(rows), device=total.device)
-        return {"": (LossTerms(value, total, count), 1.0)}
+        tensors, packing = Packing.of(outputs, scalars)
+        return tensors, (), Findings(packing, probabilities)
 
     @property
     def _targets_hint(self) -> str:
         """Advice about targets, which a module with its own loss doesn't get."""
-        owns_loss = self.objective.owns_loss and self.computed.step is None
-        if not (owns_loss and self.structure.has_targets):
+        objective, has_targets = self.objective, self.structure.has_targets
+        is_called = objective is not None and self.computed.step is None
+        if not (is_called and objective.owns_loss and has_targets):
             return ""
         return (
             " The module doesn't get the targets, which are for losses of compile() "
@@ -1054,7 +1053,7 @@ class Step(torch.nn.Module):
                 ) from error
             raise
         except (TypeError, AttributeError) as error:
-            if not (self.is_training and self._targets_hint):
+            if not self._targets_hint:
                 raise
             raise ConfigError(
                 f"compile() got no loss, and {type(self.module).__name__} failed: "

@@ -25,7 +25,6 @@ from ipufit.engine.step import NoForwardError, results_of, total_loss
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import deep_copied, mode
 from ipufit.errors import ConfigError, suggesting
-from ipufit.losses import LossTerms
 from ipufit.types import ShownAsText
 
 from .arguments import FitArguments
@@ -395,19 +394,17 @@ class _Twins:
                         noted.marked,
                     )
                 rows = len(tensors[0])
-                if own is not None:
-                    value, count = own.reshape(()), torch.tensor(float(rows))
-                    terms = {"": (LossTerms(value, value.detach() * count, count), 1.0)}
-                elif objective.owns_loss:
+                if own is None and objective.owns_loss:
                     raise ConfigError(
                         "There is no loss to compare: compile() got none, and the "
                         "module returns none in train mode."
                     )
-                else:
-                    for _ in range(2):  # the first call shows what functions ignore
-                        counted = self._counted(objective, len(parts))
-                        labels = labels._replace(counted=counted)
-                        terms = objective.loss_terms(outputs, labels, rows)
+                own = None if own is None else own.reshape(())
+                bound = objective.bind(outputs, labels)
+                for _ in range(2):  # the first call shows what functions ignore
+                    counted = self._counted(objective, len(parts))
+                    labels = labels._replace(counted=counted)
+                    terms = bound.terms(outputs, labels, rows, own)
                 torch.div(total_loss(terms), factor).backward()  # type: ignore[no-untyped-call,unused-ignore]
                 for name, (term, weight) in terms.items():
                     one = sums.setdefault(name, [0.0, 0.0, weight])
