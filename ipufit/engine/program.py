@@ -271,7 +271,7 @@ class ProgramSpec:
 
     def checks(self, step: Step) -> list[Callable[[], None]]:
         """Return functions that refuse weights which PopTorch would take for others."""
-        return [partial(check_values, step), partial(refuse_tied_buffers, step)]
+        return [partial(check_values, step)]
 
     def executor(
         self, step: Step, options: poptorch.Options
@@ -587,6 +587,7 @@ class Executors:
         step, baked_in = spec.step(host_values), spec.baked_in()
         for check in spec.checks(step):
             check()
+        refuse_tied_buffers(step)  # a survey finds them by itself
         weights = weights_of(step)
         make_plain(weights)
         remember_classes(weights)
