@@ -31,6 +31,7 @@ from ipufit.engine.objective import (
     BoundObjective,
     Objective,
     TermsByOutput,
+    real_rows,
 )
 from ipufit.errors import ConfigError, DataError, UnsupportedError
 from ipufit.metrics import Metric, StreamedMetric, detached, flat, in_float32
@@ -276,11 +277,6 @@ def vector_of(
     return torch.cat([in_float32(detached(s)) for s in (count, *sums)]), tuple(entries)
 
 
-def real_rows(labels: Labels) -> Tensor | None:
-    """Return 1 for samples and 0 for padding, `[rows]`; None without padding."""
-    return None if labels.share is None else labels.share.gt(0).to(torch.float32)
-
-
 class MetricState:
     """The loss, metrics and logged scalars over the samples of an epoch or evaluation.
 
@@ -305,6 +301,7 @@ class MetricState:
         self._unstreamed: list[tuple[Any, Labels]] = []
         self._forgotten: list[str] = []
         self._entries: tuple[MetricSums, ...] = ()
+        self._loss_entry: MetricSums | None = None  # the first, if there is one
         self._size = 1  # of a vector
         self._metrics: tuple[BoundMetric, ...] = ()
         self._streams: dict[str, StreamedMetric] = {}
@@ -334,6 +331,8 @@ class MetricState:
             bound._replace(metric=own.metric)
             for bound, own in zip(metrics, self.objective.metrics)
         )
+        is_loss = bool(entries) and entries[0].name == "loss"
+        self._loss_entry = entries[0] if is_loss else None
         self._size = 1 + sum(entry.size for entry in entries)
 
     @property
@@ -519,18 +518,16 @@ class MetricState:
     @property
     def loss(self) -> float:
         """Return the loss so far, read from the device once; NaN without samples."""
-        entry = self._entries[0] if self._entries else None
-        if self._sums is None or entry is None or entry.name != "loss":
+        if self._sums is None or self._loss_entry is None:
             return self._summed(self.sums()).get("loss", math.nan)
-        return float(entry.result(self._sums[1 : 1 + entry.size]))  # type: ignore[misc]
+        return self._loss_of(self._sums)
 
     @property
     def is_loss_empty(self) -> bool:
         """Whether all targets of a loss were ignored so far, so that it is NaN."""
-        entry = self._entries[0] if self._entries else None
-        if self._sums is None or entry is None or entry.name != "loss":
+        if self._sums is None or self._loss_entry is None:
             return False
-        return bool(self._sums[2 : 1 + entry.size : 2].eq(0).any())
+        return bool(self._sums[2 : 1 + self._loss_entry.size : 2].eq(0).any())
 
     def losses(self, parts: int) -> list[float]:
         """Return the running loss after each update of the last call.
@@ -539,13 +536,15 @@ class MetricState:
             parts: Number of equal parts of the last vectors, such as the updates of a
                 call; 1 if they can't be divided.
         """
-        entry = self._entries[0] if self._entries else None
         partial = self._partial
-        if partial is None or len(partial) % parts or not (entry and entry.result):
+        if partial is None or len(partial) % parts or self._loss_entry is None:
             return [self.loss]
         every = len(partial) // parts
-        sums = partial[every - 1 :: every, 1 : 1 + entry.size]
-        return [float(entry.result(one)) for one in sums]
+        return [self._loss_of(sums) for sums in partial[every - 1 :: every]]
+
+    def _loss_of(self, sums: Tensor) -> float:
+        entry = self._loss_entry
+        return float(entry.result(sums[1 : 1 + entry.size]))  # type: ignore[union-attr,misc]
 
     def _summed(self, sums: RunningSums) -> Logs:
         if sums.refusal:

@@ -393,32 +393,21 @@ def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
         if not isinstance(by_name, dict):
             return names
         return [name for name in names if by_name.get(name) is not None] or names
-    if isinstance(key, str):
-        _check_key(key, names)
-        return [key]
-    if key >= len(names):
+    _check_key(key, names)
+    return [key if isinstance(key, str) else names[key]]
+
+
+def _check_key(key: str | int, names: Sequence[Any]) -> None:
+    """Refuse the name or position of an output that the model doesn't return."""
+    known = range(len(names)) if isinstance(key, int) else names
+    if key not in known:
+        output = key + 1 if isinstance(key, int) else repr(key)
+        returned = ", ".join(map(str, names))
+        if isinstance(key, int):
+            returned = f"{len(names)}: {returned}" if len(names) > 1 else "one"
         raise ConfigError(
-            f"A loss or metric is given for output {key + 1}, and the model "
-            f"returns {len(names)}: {', '.join(names)}."
-        )
-    return [names[key]]
-
-
-def _check_single(key: OutputKey, outputs: Any) -> None:
-    if isinstance(key, int) and key > 0:
-        raise ConfigError(
-            f"A loss or metric is given for output {key + 1}, and the model returns "
-            "one."
-        )
-    if isinstance(key, str) and (isinstance(outputs, dict) or is_record(outputs)):
-        _check_key(key, list(parts_of(outputs)))
-
-
-def _check_key(key: str, names: Sequence[Any]) -> None:
-    if key not in names:
-        raise ConfigError(
-            f"A loss or metric is given for output {key!r}, and the model returns "
-            f"{', '.join(map(str, names))}."
+            f"A loss or metric is given for output {output}, and the model returns "
+            f"{returned}."
         )
 
 
@@ -740,7 +729,9 @@ class Objective:
         """
         names, targets, weights = list(_output_keys(outputs)), *labels[:2]
         if not names:
-            _check_single(key, outputs)
+            has_names = isinstance(outputs, dict) or is_record(outputs)
+            if isinstance(key, int) or (key is not None and has_names):
+                _check_key(key, list(parts_of(outputs)) if has_names else [""])
             is_bare = is_named or key is not None
             output = _bare_key(outputs) if is_bare else _only_key(outputs)
             is_only = output is not _ALL and not is_named
@@ -906,8 +897,8 @@ class BoundObjective(NamedTuple):
         plain = labels._replace(share=None, counted=None)
         others: Labels = map_tensors(rolled, plain)
         others = others._replace(share=labels.share, counted=labels.counted)
-        terms = self.terms(outputs, _weighed(labels, share), rows)
-        more = self.terms(outputs, _weighed(others, 1.0 - share), rows)
+        terms = self.terms(outputs, weighed(labels, share), rows)
+        more = self.terms(outputs, weighed(others, 1.0 - share), rows)
         mixed = {}
         for name, (own, weight) in terms.items():
             other = more[name][0]  # each sample counts once
@@ -1063,7 +1054,9 @@ def resolve_objective(
         ['mae', 'mae_1']
     """
     losses = tuple(
-        (key, resolve_loss(item)) for key, item in _per_output(loss) if item is not None
+        (key, resolve_loss(item))
+        for key, item in _by_output(loss, are_listed=True).items()
+        if item is not None
     )
     if loss is not None and not losses:
         raise ConfigError(f"loss={loss!r} has no loss in it.")
@@ -1073,8 +1066,11 @@ def resolve_objective(
             "gradients of an update are either added or averaged. Use one kind."
         )
     resolved: list[OutputMetric] = []
-    for given, is_weighted in ((metrics, False), (weighted_metrics, True)):
-        for key, items in _metrics_per_output(given):
+    for of_kind, is_weighted in ((metrics, False), (weighted_metrics, True)):
+        are_nested = isinstance(of_kind, (list, tuple)) and any(
+            isinstance(item, (list, tuple, type(None))) for item in of_kind
+        )
+        for key, items in _by_output(of_kind, are_listed=are_nested).items():
             taken = {m.name for m in resolved if m.output == key}
             listed = listed_metrics(items)
             by_name = resolve_metrics([item for _, item in listed])
@@ -1090,21 +1086,19 @@ def resolve_objective(
     return Objective(losses, weights, tuple(resolved), num_listed, steps)
 
 
-def _per_output(loss: Any) -> list[tuple[OutputKey, Any]]:
-    if isinstance(loss, dict):
-        return list(loss.items())
-    if isinstance(loss, (list, tuple)):
-        return list(enumerate(loss))
-    return [(None, loss)]
+def _by_output(values: Any, *, are_listed: bool) -> dict[OutputKey, Any]:
+    """Return what is given for each output, or for all of them, by `OutputKey`.
 
-
-def _metrics_per_output(metrics: Any) -> list[tuple[OutputKey, Any]]:
-    if isinstance(metrics, dict):
-        return list(metrics.items())
-    is_nested = isinstance(metrics, (list, tuple)) and any(
-        isinstance(item, (list, tuple, type(None))) for item in metrics
-    )
-    return list(enumerate(metrics)) if is_nested else [(None, metrics)]
+    Args:
+        values: A dict by name; a list, by position if `are_listed`; or anything for all
+            outputs.
+        are_listed: Whether a list has an element for each output.
+    """
+    if isinstance(values, dict):
+        return dict(values)
+    if are_listed and isinstance(values, (list, tuple)):
+        return dict(enumerate(values))
+    return {None: values}
 
 
 def _is_about_one(item: Any) -> bool:
@@ -1117,12 +1111,7 @@ def _weights(
 ) -> dict[OutputKey, float]:
     if loss_weights is None:
         return {}
-    if isinstance(loss_weights, dict):
-        weights: dict[OutputKey, float] = dict(loss_weights)
-    elif isinstance(loss_weights, (list, tuple)):
-        weights = dict(enumerate(loss_weights))
-    else:
-        weights = {None: loss_weights}
+    weights = _by_output(loss_weights, are_listed=True)
     for key, weight in weights.items():
         check_number(f"the weight of {key!r}", weight, least=0, of="loss_weights")
         weights[key] = float(weight)
@@ -1185,16 +1174,22 @@ def dominant_labels(
     return mixed._replace(share=labels.share)
 
 
-def _weighed(labels: Labels, share: Tensor) -> Labels:
-    """Multiply the weights of labels by parts of the loss, `[rows]`."""
+def weighed(labels: Labels, factors: Tensor) -> Labels:
+    """Multiply the weights of labels by factors of the rows, `[rows]`."""
 
     def weigh(weights: Tensor) -> Tensor:
-        return _times(weights.to(torch.float32), share)
+        return _times(weights.to(torch.float32), factors)
 
-    weights = share if labels.weights is None else map_tensors(weigh, labels.weights)
+    weights = labels.weights
+    weights = factors if weights is None else map_tensors(weigh, weights)
     return labels._replace(weights=weights)
 
 
 def _times(values: Tensor, factors: Tensor) -> Tensor:
     """Multiply rows by factors, `[rows]`."""
     return values.mul(factors.reshape((-1, *(1,) * (values.dim() - 1))))
+
+
+def real_rows(labels: Labels) -> Tensor | None:
+    """Return 1 for samples and 0 for padding, `[rows]`; None without padding."""
+    return None if labels.share is None else labels.share.gt(0).to(torch.float32)

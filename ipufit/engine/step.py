@@ -38,9 +38,11 @@ from ipufit.engine.objective import (
     StepFunction,
     dominant_labels,
     probability_outputs,
+    real_rows,
     shapes_of,
     split_own_loss,
     sum_instead_of_mean,
+    weighed,
 )
 from ipufit.engine.precision import computed_in
 from ipufit.engine.trace_checks import (
@@ -950,8 +952,9 @@ class Step(torch.nn.Module):
         """
         objective, rows = self.objective, self.structure.num_rows(batch)
         labels = self.structure.labels(batch)
-        if self.structure.rows is not None:
-            labels = _without_padding(labels)
+        mask = real_rows(labels)
+        if self.structure.rows is not None and mask is not None:
+            labels = weighed(labels, mask)  # padding, with loss or targets that are NaN
         if self.computed.step is not None and objective.metrics:
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
@@ -1078,19 +1081,6 @@ def _checked_mean(own: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor 
             "scalar, the mean over the samples of a micro-batch."
         )
     return own.reshape(())  # PopTorch gives one inside another the shape [1]
-
-
-def _without_padding(labels: Labels) -> Labels:
-    """Give padding the weight 0, with which its loss and targets may be NaN."""
-    assert labels.share is not None  # noqa: S101 - whole micro-batches have shares
-    mask = labels.share.gt(0).to(torch.float32)
-    if labels.weights is None:
-        return labels._replace(weights=mask)
-
-    def masked(weights: Tensor) -> Tensor:
-        return weights.mul(mask.reshape((-1,) + (1,) * (weights.dim() - 1)))
-
-    return labels._replace(weights=map_tensors(masked, labels.weights))
 
 
 def _require_outputs(outputs: Any) -> None:

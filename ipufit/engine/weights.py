@@ -133,25 +133,45 @@ _PLAIN: MutableMapping[Tensor, type[Tensor]] = WeakIdKeyDictionary()  # type: ig
 """The class that each weight had before PopTorch saw it."""
 
 
+def modules_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return a module and all its submodules, as `module.modules()` orders them.
+
+    torch's generators make some ten calls of Python for each submodule, and a run walks
+    over the module often.
+
+    Example:
+        >>> len(modules_of(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU())))
+        3
+    """
+    modules: dict[torch.nn.Module, None] = {}
+    waiting: list[Any] = [module]
+    while waiting:
+        part = waiting.pop()
+        if part is not None and part not in modules:
+            modules[part] = None
+            waiting += reversed(list(part._modules.values()))
+    return list(modules)
+
+
 def weights_of(module: torch.nn.Module) -> list[Tensor]:
-    """Return parameters, then buffers, without repetition, as torch orders them.
+    """Return parameters, then buffers, without repetition.
 
     Example:
         >>> len(weights_of(torch.nn.BatchNorm1d(2)))
         5
     """
-    # A walk by torch's generators makes a hundred calls for four layers.
-    parts: dict[torch.nn.Module, None] = {}
-    waiting = [module]
-    while waiting:
-        part = waiting.pop()
-        if part not in parts:
-            parts[part] = None
-            children = [one for one in part._modules.values() if one is not None]
-            waiting += reversed(children)
-    kept = [part._parameters for part in parts] + [part._buffers for part in parts]
-    weights = [one for tensors in kept for one in tensors.values() if one is not None]
-    return list({id(weight): weight for weight in weights}.values())
+    return _tensors_in(module, "_parameters", "_buffers")
+
+
+def _tensors_in(module: torch.nn.Module, *attributes: str) -> list[Tensor]:
+    """Return the tensors of some dicts of a module and its submodules, once each."""
+    tensors: dict[int, Tensor] = {}
+    for attribute in attributes:
+        for part in modules_of(module):
+            for tensor in getattr(part, attribute).values():
+                if tensor is not None:
+                    tensors[id(tensor)] = tensor
+    return list(tensors.values())
 
 
 _RAISED = object()
@@ -702,8 +722,8 @@ class TrainedParts:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._parts = dict(module.named_modules())
-        self._weights = dict(module.named_parameters())
+        self._module, self._parts = module, modules_of(module)
+        self._weights = _tensors_in(module, "_parameters")
         self._before = self._now()
 
     def _now(self) -> list[bool]:
@@ -711,13 +731,13 @@ class TrainedParts:
 
         Reading a parameter that PopTorch trains fetches all weights, but not here.
         """
-        modes = list(map(attrgetter("training"), self._parts.values()))
+        modes = list(map(attrgetter("training"), self._parts))
         if not modes[0]:  # in eval mode as a whole, nothing is frozen
             modes = [True] * len(modes)
         with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
             named = repeat("requires_grad")
             read = object.__getattribute__
-            return [*modes, *map(read, self._weights.values(), named)]
+            return [*modes, *map(read, self._weights, named)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrainedParts) and other._before == self._before
@@ -731,12 +751,14 @@ class TrainedParts:
         now = self._now()
         if now == self._before:
             return
-        names = [*self._parts, *self._weights]
-        at = next(i for i, one in enumerate(now) if one != self._before[i])
+        at = next(i for i, new in enumerate(now) if new != self._before[i])
         what = "train mode" if at < len(self._parts) else "trained"
         was, now_is = ("not ", "") if now[at] else ("", "not ")
+        changed = [*self._parts, *self._weights][at]
+        named = [*self._module.named_modules(), *self._module.named_parameters()]
+        name = next((name for name, part in named if part is changed), "")
         raise ConfigError(
-            f"{names[at] or 'module'} was {was}{what} when the model was compiled and "
-            f"is {now_is}now: the program goes on as it was compiled. Freeze and "
-            "unfreeze between fits."
+            f"{name or 'module'} was {was}{what} when the model was compiled and is "
+            f"{now_is}now: the program goes on as it was compiled. Freeze and unfreeze "
+            "between fits."
         )
