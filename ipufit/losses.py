@@ -62,7 +62,7 @@ class LossTerms(NamedTuple):
     """The loss of a micro-batch.
 
     Attributes:
-        value: The value to minimise, 0-d.
+        value: The value to minimize, 0-d.
         total: The loss summed over the samples, 0-d; `[parts]` if the loss is a sum of
             means over different numbers.
         divisor: The divisor of the mean: the number of samples without padding, or of
@@ -816,15 +816,15 @@ def _refuse_unsupported(loss: Any) -> None:
     names = list(inspect.signature(loss.forward).parameters) if _is_torchs(loss) else []
     if len(names) > 2:
         outputs = [name for name in names if name != "target"]
-        given = [
+        passed = [
             "targets" if name == "target" else f"outputs[{outputs.index(name)}]"
             for name in names
         ]
-        zeros = "" if "targets" in given else " As y give zeros, one per sample."
+        zeros = "" if "targets" in passed else " As y give zeros, one per sample."
         raise UnsupportedError(
             f"torch.nn.{type(loss).__name__} takes {', '.join(names)}, and a loss here "
             "takes all outputs and the targets. Wrap it: compile(loss=lambda outputs, "
-            f"targets: module_loss({', '.join(given)})).{zeros}"
+            f"targets: module_loss({', '.join(passed)})).{zeros}"
         )
     has_weight = getattr(loss, "weight", None) is not None
     if _is_torchs(loss) and has_weight and not _fields_of(loss).get("is_binary"):
@@ -915,13 +915,14 @@ class _Smoothed:
     ignore_index: int | None
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        own = call_by_rows(self.each, outputs, targets)
-        rest = self.of_all_classes(outputs).reshape(own.shape)
-        are_indices = targets.numel() == own.numel() and not targets.is_floating_point()
+        values = call_by_rows(self.each, outputs, targets)
+        rest = self.of_all_classes(outputs).reshape(values.shape)
+        is_whole = not targets.is_floating_point()
+        are_indices = targets.numel() == values.numel() and is_whole
         if self.ignore_index is not None and are_indices:
-            is_real = targets.reshape(own.shape).ne(self.ignore_index)
+            is_real = targets.reshape(values.shape).ne(self.ignore_index)
             rest = rest.mul(is_real.to(rest.dtype))
-        return own.mul(1 - self.amount) + rest.mul(self.amount)
+        return values.mul(1 - self.amount) + rest.mul(self.amount)
 
 
 @dataclass(frozen=True)

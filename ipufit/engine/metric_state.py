@@ -173,7 +173,7 @@ class RunningSums(NamedTuple):
         for part in parts:
             for name, pair in part.extra.items():
                 before = extra.setdefault(name, [0.0, 0.0])
-                extra[name] = [one + other for one, other in zip(before, pair)]
+                extra[name] = [sum(numbers) for numbers in zip(before, pair)]
         refusal = next((part.refusal for part in parts if part.refusal), None)
         vector = torch.stack(vectors).sum(dim=0) if vectors else None
         return cls(vector, extra, refusal)
@@ -328,8 +328,8 @@ class MetricState:
             _refuse_twins([*(entry.name for entry in entries), *self._extra])
         self._entries = entries
         self._metrics = tuple(
-            bound._replace(metric=own.metric)
-            for bound, own in zip(metrics, self.objective.metrics)
+            bound._replace(metric=output_metric.metric)
+            for bound, output_metric in zip(metrics, self.objective.metrics)
         )
         is_loss = bool(entries) and entries[0].name == "loss"
         self._loss_entry = entries[0] if is_loss else None
@@ -366,11 +366,11 @@ class MetricState:
         Raises:
             ConfigError: The sums are of other metrics.
         """
-        own = {entry.name: entry.size for entry in self._entries}
-        if state["sums"] is not None and state["entries"] != own:
+        sizes = {entry.name: entry.size for entry in self._entries}
+        if state["sums"] is not None and state["entries"] != sizes:
             raise ConfigError(
                 f"The checkpoint is of an epoch with the metrics "
-                f"{', '.join(state['entries'])}, and the model has {', '.join(own)}. "
+                f"{', '.join(state['entries'])}, and the model has {', '.join(sizes)}. "
                 "Resume with the module that was saved, or from the end of an epoch."
             )
 
@@ -476,8 +476,7 @@ class MetricState:
         """Sum the metrics over all processes, which all call this."""
         if not self.processes.are_several:
             return
-        own = self.sums(), self._unstreamed
-        everyone = self.processes.gathered(own)
+        everyone = self.processes.gathered((self.sums(), self._unstreamed))
         sums = RunningSums.joined([sums for sums, _ in everyone])
         self._sums, self._unstreamed = sums.vector, []
         self._refusal = sums.refusal
@@ -555,12 +554,12 @@ class MetricState:
             for entry in self._entries:
                 if not entry.size:
                     continue
-                own = sums.vector[at : at + entry.size]
+                of_entry = sums.vector[at : at + entry.size]
                 at += entry.size
                 values[entry.name] = (
-                    _quotient(float(own[0]), count)
+                    _quotient(float(of_entry[0]), count)
                     if entry.result is None
-                    else entry.result(own)
+                    else entry.result(of_entry)
                 )
         extra = {name: _quotient(*pair) for name, pair in sums.extra.items()}
         if "loss" in extra:

@@ -203,7 +203,7 @@ def split_own_loss(
         (None, [5])
     """
     if isinstance(outputs, Tensor):
-        is_loss = outputs.dim() == 0 or any(outputs is one for one in marked)
+        is_loss = outputs.dim() == 0 or any(outputs is tensor for tensor in marked)
         return (outputs, ()) if is_loss else (None, outputs)
     if isinstance(outputs, (tuple, list)):
         names = list(getattr(outputs, "_fields", range(len(outputs))))
@@ -233,20 +233,20 @@ def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
 def _scalar_end(outputs: Sequence[Any]) -> int | None:
     """Return the first or last position of a tuple if a scalar is there; else None."""
     ends = sorted({0, len(outputs) - 1}) if outputs else []
-    found = [
+    scalars = [
         end
         for end in ends
         if isinstance(outputs[end], Tensor)
         and outputs[end].dim() == 0
         and outputs[end].is_floating_point()
     ]
-    if len(found) > 1:
+    if len(scalars) > 1:
         raise ConfigError(
             f"The module returns {len(outputs)} values, of which the first and the "
             "last are scalars: either may be its loss. Return a dict with 'loss', or "
             "mark the loss with poptorch.identity_loss(loss, reduction='none')."
         )
-    return found[0] if found else None
+    return scalars[0] if scalars else None
 
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
@@ -479,7 +479,7 @@ class OutputMetric(NamedTuple):
         listed_at: Index and length of the list that it was given in, if that isn't a
             list per output and the metric is about one output; with several outputs
             such a list must have one metric for each.
-        given: Name, metric or function that it was made from. Equal ones make equal
+        source: Name, metric or function that it was made from. Equal ones make equal
             programs.
     """
 
@@ -488,7 +488,7 @@ class OutputMetric(NamedTuple):
     metric: AnyMetric
     is_weighted: bool
     listed_at: tuple[int, int] | None = None
-    given: object = None
+    source: object = None
 
     @property
     def full_name(self) -> str:
@@ -601,7 +601,7 @@ class Objective:
         metrics = [
             (
                 *(m.output, m.name, m.is_weighted, m.listed_at),
-                StreamedMetric if isinstance(m.metric, StreamedMetric) else m.given,
+                StreamedMetric if isinstance(m.metric, StreamedMetric) else m.source,
             )
             for m in self.metrics
         ]
@@ -671,21 +671,21 @@ class Objective:
                 losses.append(BoundLoss(slot, loss, weight))
         loss_of = {bound.slot.name: bound.loss for bound in losses}
         metrics = []
-        for given in self.metrics:
-            key = given.output
-            if key is None and given.listed_at is not None and names:
-                key, length = given.listed_at  # a plain list has one for each output
+        for m in self.metrics:
+            key = m.output
+            if key is None and m.listed_at is not None and names:
+                key, length = m.listed_at  # a plain list has one for each output
                 rest = " output, a list of lists,"
                 _check_length("metrics are", length, names, rest)
-            is_named = not isinstance(given.metric, FunctionMetric)
+            is_named = not isinstance(m.metric, FunctionMetric)
             (slot,) = self._slots(key, outputs, labels, is_named=is_named)
-            name = given.metric.name if given.output is None else given.name
+            name = m.metric.name if m.output is None else m.name
             metrics.append(
                 BoundMetric(
                     slot,
-                    f"{slot.name}_{name}" if slot.name else given.name,
-                    given.metric,
-                    given.is_weighted,
+                    f"{slot.name}_{name}" if slot.name else m.name,
+                    m.metric,
+                    m.is_weighted,
                     loss_of.get(slot.name),
                     slot.name in probabilities,
                 )
@@ -694,18 +694,18 @@ class Objective:
 
     def _weights_of(self, names: Sequence[str]) -> dict[OutputKey, float]:
         """Return the weights of the losses, by output if one loss is for all."""
-        given = self.loss_weights
-        if not given or list(dict(self.losses)) != [None] or list(given) == [None]:
-            return given
-        by_place = all(isinstance(key, int) for key in given)
-        strangers = [key for key in given if key not in names]
-        if (by_place and len(given) != len(names)) or (not by_place and strangers):
+        weights = self.loss_weights
+        if not weights or list(dict(self.losses)) != [None] or list(weights) == [None]:
+            return weights
+        by_place = all(isinstance(key, int) for key in weights)
+        strangers = [key for key in weights if key not in names]
+        if (by_place and len(weights) != len(names)) or (not by_place and strangers):
             raise ConfigError(
-                f"loss_weights are given for {', '.join(map(repr, given))}, and the "
+                f"loss_weights are given for {', '.join(map(repr, weights))}, and the "
                 f"model returns {', '.join(names) or 'one output'}: give one weight "
                 "for each output, or a dict by the outputs' names."
             )
-        return dict(zip(names, given.values())) if by_place else given
+        return dict(zip(names, weights.values())) if by_place else weights
 
     def _slots(
         self,
@@ -844,7 +844,7 @@ class BoundObjective(NamedTuple):
     warned: set[str]
 
     def terms(
-        self, outputs: Any, labels: Labels, rows: int, own: Tensor | None = None
+        self, outputs: Any, labels: Labels, rows: int, own_loss: Tensor | None = None
     ) -> TermsByOutput:
         """Compute the terms of every loss, by the name of its output; traceable.
 
@@ -852,14 +852,14 @@ class BoundObjective(NamedTuple):
             outputs: Everything that the module returned.
             labels: Targets, weights and shares.
             rows: Number of samples, padding included.
-            own: The module's own loss, 0-d, which counts without other losses.
+            own_loss: The module's own loss, 0-d, which counts without other losses.
 
         Raises:
             ConfigError: A loss takes no probabilities, and its name says otherwise.
             DataError: The outputs or targets don't fit a loss.
         """
-        if own is not None and not self.losses:
-            return {"": (_own_terms(own, rows, labels.share), 1.0)}
+        if own_loss is not None and not self.losses:
+            return {"": (_own_terms(own_loss, rows, labels.share), 1.0)}
         terms = {}
         for slot, loss, weight in self.losses:
             part, noted = slot.part(outputs, labels), ResultsNoted()
@@ -900,10 +900,10 @@ class BoundObjective(NamedTuple):
         terms = self.terms(outputs, weighed(labels, share), rows)
         more = self.terms(outputs, weighed(others, 1.0 - share), rows)
         mixed = {}
-        for name, (own, weight) in terms.items():
+        for name, (term, weight) in terms.items():
             other = more[name][0]  # each sample counts once
-            value, total = own.value + other.value, own.total + other.total
-            mixed[name] = LossTerms(value, total, own.divisor), weight
+            value, total = term.value + other.value, term.total + other.total
+            mixed[name] = LossTerms(value, total, term.divisor), weight
         return mixed
 
     def _check_probabilities(
@@ -928,8 +928,8 @@ class BoundObjective(NamedTuple):
                 warn(message, IpufitWarning)
 
 
-def _own_terms(own: Tensor, rows: int, share: Tensor | None) -> LossTerms:
-    value, total = own.to(torch.float32), own.detach().to(torch.float32)
+def _own_terms(loss: Tensor, rows: int, share: Tensor | None) -> LossTerms:
+    value, total = loss.to(torch.float32), loss.detach().to(torch.float32)
     if share is None:
         count = torch.full_like(total, float(rows), device=total.device)
         return LossTerms(value, total.mul(rows), count)
@@ -1077,7 +1077,7 @@ def resolve_objective(
             length = len(items) if isinstance(items, (list, tuple)) else 1
             for (position, item), (name, metric) in zip(listed, by_name.items()):
                 full = f"weighted_{name}" if is_weighted and name in taken else name
-                listed_at = (position, length) if _is_about_one(item) else None
+                listed_at = (position, length) if _is_of_one_output(item) else None
                 resolved.append(
                     OutputMetric(key, full, metric, is_weighted, listed_at, item)
                 )
@@ -1101,7 +1101,7 @@ def _by_output(values: Any, *, are_listed: bool) -> dict[OutputKey, Any]:
     return {None: values}
 
 
-def _is_about_one(item: Any) -> bool:
+def _is_of_one_output(item: Any) -> bool:
     """Return whether a metric is about one output: all but users' functions."""
     return isinstance(item, (str, Metric, StreamedMetric)) or hasattr(item, "compute")
 
@@ -1162,12 +1162,12 @@ def dominant_labels(
         >>> dominant_labels(labels, torch.tensor([[0.9], [0.3]])).targets
         tensor([5, 5])
     """
-    is_own = Coefficients.of(mixing).share.ge(0.5)
+    is_kept = Coefficients.of(mixing).share.ge(0.5)
 
-    def chosen(own: Tensor) -> Any:
-        shape = (-1, *(1,) * (own.dim() - 1))
-        is_taken = is_own.reshape(shape).expand(own.shape)
-        return torch.where(is_taken, own, rolled(own, micro_batch_size))
+    def chosen(values: Tensor) -> Any:
+        shape = (-1, *(1,) * (values.dim() - 1))
+        is_taken = is_kept.reshape(shape).expand(values.shape)
+        return torch.where(is_taken, values, rolled(values, micro_batch_size))
 
     plain = labels._replace(share=None, counted=None)
     mixed: Labels = map_tensors(chosen, plain)

@@ -137,13 +137,13 @@ class Program:
         Raises:
             DataError: The batch has an index that doesn't exist.
         """
-        given = batch
+        tensors = batch
         if self.step.host_values:
             values = host_tensors(self.step.host_values, self.num_micro_batches)
-            given = [*batch, *values]
+            tensors = [*batch, *values]
         try:
             with span("device call"):
-                return self.executor(*given)
+                return self.executor(*tensors)
         except (IndexError, RuntimeError) as error:
             _refuse_index(error, self.step.module, batch)
             raise
@@ -155,13 +155,13 @@ class TrainingProgram(Program):
 
     Attributes:
         wrappers: Wrapper classes that PopTorch has given to the weights.
-        optimizer: The optimiser whose values and state the device has, or gets when it
+        optimizer: The optimizer whose values and state the device has, or gets when it
             is attached.
         random_state: State of the device's generator when the program was compiled;
             None if it has no seed.
         counted_up: Buffers that the host counts up, and by how much in each call.
         trained_parts: Parts of the module that it trains.
-        sent: Values of the optimiser that were sent last; empty if the device's may
+        sent: Values of the optimizer that were sent last; empty if the device's may
             differ.
     """
 
@@ -257,8 +257,8 @@ class ProgramSpec:
     def may_be_sharded(self) -> bool:
         """Whether nobody has said how stages run: the numbers are the same."""
         config = self.config
-        own = config.placement, config.customize, config.inference_options
-        return all(setting is None for setting in own)
+        settings = config.placement, config.customize, config.inference_options
+        return all(setting is None for setting in settings)
 
     def step(self, host_values: Sequence[HostValue]) -> Step:
         """Return the module that PopTorch traces."""
@@ -472,7 +472,7 @@ class Executors:
     def prepare_training(
         self, spec: TrainingSpec, display: ProgressDisplay
     ) -> TrainingProgram:
-        """Attach a program and its optimiser, as `prepare_inference` does.
+        """Attach a program and its optimizer, as `prepare_inference` does.
 
         Args:
             spec: All that the program is built for.
@@ -537,9 +537,9 @@ class Executors:
 
     def _sharing(self) -> set[Executors]:
         """Return other models that train some of the weights."""
-        found = filter(None, map(_TRAINERS.get, weights_of(self.module)))
-        trainers = {trainer() for trainer in found}
-        return {one for one in trainers if one is not None and one is not self}
+        references = filter(None, map(_TRAINERS.get, weights_of(self.module)))
+        trainers = {reference() for reference in references}
+        return {model for model in trainers if model is not None and model is not self}
 
     def _build(
         self, programs: list[P], spec: ProgramSpec, display: ProgressDisplay
@@ -667,7 +667,7 @@ class Executors:
     ) -> tuple[Tensor, Any]:
         """Make one call of a training program.
 
-        Changes of the optimiser since the last call, such as another learning rate,
+        Changes of the optimizer since the last call, such as another learning rate,
         take effect in this call.
 
         Args:
@@ -690,7 +690,7 @@ class Executors:
         self._attach(program)
         if self._ahead is None:
             program.wrappers.take_off()
-            wide = [one for one in program.weights if one.dtype == torch.float64]
+            wide = [w for w in program.weights if w.dtype == torch.float64]
             self._exact = [(weight, weight.detach().clone()) for weight in wide]
         if program.must_compare:
             self._refresh(program)
@@ -751,10 +751,10 @@ class Executors:
         The host may change them there: the next call compares.
         """
         with span("weights"):
-            for one in (self, *self._sharing()):
-                one._bring()
-                if one._trainer is not None:
-                    one._trainer.wrappers.take_off()
+            for model in (self, *self._sharing()):
+                model._bring()
+                if model._trainer is not None:
+                    model._trainer.wrappers.take_off()
 
     @uninterrupted
     def _bring(self) -> None:
@@ -814,19 +814,19 @@ class Executors:
         if self._processes.are_several and buffers:
             self.fetch_weights()
             self.take_back()
-            own = [buffer.detach().clone() for buffer in buffers]
+            before = [buffer.detach().clone() for buffer in buffers]
             self._processes.broadcast(buffers)
             if not self._processes.is_first:
-                self._lent = list(zip(buffers, map(checksum, buffers), own))
+                self._lent = list(zip(buffers, map(checksum, buffers), before))
         self._has_lent = True
 
     @uninterrupted
     @torch.no_grad()
     def take_back(self) -> None:
         """Restore the buffers of this process, except changed ones."""
-        for buffer, given, own in self._lent:
-            if checksum(buffer) == given:
-                buffer.copy_(own)
+        for buffer, lent, before in self._lent:
+            if checksum(buffer) == lent:
+                buffer.copy_(before)
         self._lent, self._has_lent = [], False
 
     @uninterrupted
@@ -852,9 +852,9 @@ class Executors:
     def _bind_optimizer(
         program: TrainingProgram, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Let a program train with another optimiser of the kind it was compiled with.
+        """Let a program train with another optimizer of the kind it was compiled with.
 
-        An optimiser without a state starts anew, as in a program that was just
+        An optimizer without a state starts anew, as in a program that was just
         compiled.
         """
         executor, previous = program.executor, program.optimizer
@@ -874,7 +874,7 @@ class Executors:
 
     def _attached(self) -> list[Program]:
         """Return the programs that hold IPUs."""
-        return [one for one in self._programs() if one.executor.isAttachedToDevice()]
+        return [kept for kept in self._programs() if kept.executor.isAttachedToDevice()]
 
     def _attach(self, program: Program) -> None:
         """Attach a program if it isn't attached, which uploads the host's weights.
@@ -889,17 +889,17 @@ class Executors:
         self._acquire(executor, executor.attachToDevice)
         program.on_device = fingerprint(program.weights)
         if isinstance(program, TrainingProgram):
-            program.sent = ()  # the optimiser's state brings the values of its time
+            program.sent = ()  # the optimizer's state brings the values of its time
 
     def _acquire(
         self, executor: poptorch.PoplarExecutor, action: Callable[[], Any]
     ) -> None:
         """Call a function that needs IPUs; detach other programs if they are short."""
         others = [
-            (owner, one)
+            (owner, program)
             for owner in (self, *self._lenders)
-            for one in owner._attached()
-            if one.executor is not executor
+            for program in owner._attached()
+            if program.executor is not executor
         ]
         if not self._takes_turns:
             try:
@@ -923,7 +923,7 @@ class Executors:
         program.executor.detachFromDevice()
 
     def _leave_training(self) -> None:
-        """Download weights and optimiser state, for another program."""
+        """Download weights and optimizer state, for another program."""
         if self._trainer is not None:
             self.fetch_weights()
             if self._trainer.executor.isAttachedToDevice():
@@ -946,15 +946,15 @@ def _drop(programs: list[Any], *, incomplete: bool = False) -> None:
 
 
 def _give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None:
-    """Add states to an optimiser for weights that it hasn't trained so far.
+    """Add states to an optimizer for weights that it hasn't trained so far.
 
-    PopTorch uploads the state that the optimiser has from another program, and logs a
+    PopTorch uploads the state that the optimizer has from another program, and logs a
     line for each missing tensor: those of layers that were frozen then. The added
     states are zeros, as on the device. (Values such as learning rates are sent before
     the first call; the added ones don't matter.)
 
     Args:
-        optimizer: An optimiser of `poptorch.optim`.
+        optimizer: An optimizer of `poptorch.optim`.
         step: Module that PopTorch traces; its parameters have PopTorch's names.
     """
     if not optimizer.has_state():  # type: ignore[attr-defined]
@@ -991,14 +991,14 @@ _LOSS_SCALE_FACTOR = "lossScaleUpdateFactor"
 def _give_first_state(
     optimizer: torch.optim.Optimizer, previous: torch.optim.Optimizer
 ) -> None:
-    """Set the state of an optimiser to the initial state on a device.
+    """Set the state of an optimizer to the initial state on a device.
 
     It is zeros, and 1 for the factor of automatic loss scaling (PopART,
-    `addStateTensor`; `program_key` excludes the optimiser that begins otherwise).
+    `addStateTensor`; `program_key` excludes the optimizer that begins otherwise).
 
     Args:
-        optimizer: An optimiser without a state.
-        previous: An optimiser of the same kind and parameters; the device has its
+        optimizer: An optimizer without a state.
+        previous: An optimizer of the same kind and parameters; the device has its
             state.
     """
     state = previous.state_dict()
@@ -1073,22 +1073,22 @@ def surveyed(spec: TrainingSpec) -> Surveyed:
             stack.enter_context(baked_in.traced())
             stack.enter_context(traced_mode(step))
             stack.enter_context(torch.enable_grad())
-            found = survey()(
+            results = survey()(
                 step,
                 [*tensors, *host_tensors(host_values, 1)],
                 spec.options,
                 is_training=True,
                 optimizer=spec.optimizer,
             )
-        if isinstance(found.error, MovedOnDeviceError):
-            moved += found.error.moved
-        elif not isinstance(found.error, CountsMissingError):
+        if isinstance(results.error, MovedOnDeviceError):
+            moved += results.error.moved
+        elif not isinstance(results.error, CountsMissingError):
             break
     try:
         spec.refuse_sums()
         refuse_traced_sums(step, tensors, rows)
     except ConfigError as error:
         refusals.append(error)
-    given_warnings = [one.message for one in caught]
-    ours = [one for one in given_warnings if isinstance(one, IpufitWarning)]
-    return Surveyed(found, refusals, ours, tensors)
+    messages = [warning.message for warning in caught]
+    ours = [message for message in messages if isinstance(message, IpufitWarning)]
+    return Surveyed(results, refusals, ours, tensors)

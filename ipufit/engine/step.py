@@ -272,7 +272,7 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         if f"[{name}] is missing" in str(error):  # a forward that calls torch's
             raise _without_forward(name) from error
         flat = leaves_of(inputs)
-        dims = {one.dim() for one in flat if isinstance(one, Tensor)}
+        dims = {leaf.dim() for leaf in flat if isinstance(leaf, Tensor)}
         # As of one sample, or of one image: its first dimension was taken for samples.
         hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE
         if "'indices' to have" in str(error):
@@ -287,7 +287,7 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
 
 def _conversion(error: Exception, leaves: Sequence[Any]) -> str:
     """Say how to convert inputs of whole numbers, if an error is about their type."""
-    types = {one.dtype for one in leaves if isinstance(one, Tensor)}
+    types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor)}
     if any(word in str(error) for kind in types for word in _WHOLE.get(kind, ())):
         return (
             ". Convert whole numbers for layers of floats, at the beginning of "
@@ -305,8 +305,8 @@ def _layer_of(error: Exception, module: torch.nn.Module) -> str:
         if frame.f_code.co_name == "_call_impl" and id(layer) in names:
             kind = re.sub(r"\b(in|out)_features=|, bias=True", "", repr(layer))
             kind = type(layer).__name__ if len(kind) > 80 else kind
-            given = [*frame.f_locals["args"], *frame.f_locals["kwargs"].values()]
-            shapes = shapes_of([one for one in given if isinstance(one, Tensor)])
+            passed = [*frame.f_locals["args"], *frame.f_locals["kwargs"].values()]
+            shapes = shapes_of([value for value in passed if isinstance(value, Tensor)])
             shapes = shapes.replace("float32 ", "")
             where = f" in `{names[id(layer)]}`, {kind}, which got {shapes}"
     return where
@@ -339,7 +339,7 @@ def _check_arguments(
         signature.bind(*by_place, **by_name)
     except TypeError as error:
         kind = type(module).__name__
-        given = ", ".join(map(repr, by_name)) or f"{len(by_place)} by place"
+        passed = ", ".join(map(repr, by_name)) or f"{len(by_place)} by place"
         known = signature.parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
         unknown = [name for name in by_name if name not in known and not takes_any]
@@ -350,13 +350,13 @@ def _check_arguments(
             )
             raise DataError(
                 f"{kind}.forward{signature} has no argument {unknown[0]!r}, and "
-                f"samples have {given}. A dict of inputs gives arguments by name. If "
+                f"samples have {passed}. A dict of inputs gives arguments by name. If "
                 f"it is a target, name it, y={unknown[0]!r}, in predict() too; else "
                 f"take it out of the samples.{'' if others else nest}"
             ) from None
         raise DataError(
             f"{kind}.forward{signature} doesn't take the inputs that are given "
-            f"({given}): {error}. A dict of inputs gives arguments by name, such as "
+            f"({passed}): {error}. A dict of inputs gives arguments by name, such as "
             "dict(frame) of the columns of a frame; a tuple or list by place."
         ) from None
 
@@ -448,11 +448,13 @@ def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[st
     names = [name for name, _ in module.named_modules() if name]
     kept: set[str] = set()
     for pattern in patterns:
-        found = fnmatch.filter(names, pattern)
-        if not found:
+        matches = fnmatch.filter(names, pattern)
+        if not matches:
             raise UnknownNameError("submodule in recompute", pattern, names)
         kept.update(
-            name for name in found if not any(is_inside(name, other) for other in found)
+            name
+            for name in matches
+            if not any(is_inside(name, other) for other in matches)
         )
     return [name for name in names if name in kept]
 
@@ -496,16 +498,16 @@ def refuse_unseen_pipeline(
 
 def _is_known_pipeline(module: torch.nn.Module, config: IPUConfig) -> bool:
     """Return whether the IPU of each block of a pipeline is known in a trace."""
-    own = config.customize, config.training_options
-    is_named = len(set(config.stage_ipus)) > 1 and all(one is None for one in own)
+    is_set = config.customize is not None or config.training_options is not None
+    is_named = len(set(config.stage_ipus)) > 1 and not is_set
     return is_named and config.is_pipelined and not annotated_blocks(module)
 
 
 def _weights_on_device(
-    module: torch.nn.Module, given: Sequence[Tensor]
+    module: torch.nn.Module, tensors: Sequence[Tensor]
 ) -> dict[str, Tensor]:
     """Return weights by name; without whole numbers, which are constants."""
-    inputs = set(map(id, given))
+    inputs = set(map(id, tensors))
     named = [*module.named_parameters(), *module.named_buffers()]
     return {
         name: weight
@@ -548,9 +550,9 @@ class WeightPlaces(TorchFunctionMode):
     ) -> Any:
         """Call a torch function, and note the place of the weights that it reads."""
         result = func(*args, **(kwargs or {}))
-        given = {id(tensor) for tensor in tensors_of((args, kwargs))}
-        used = [self._name_of[one] for one in given if one in self._name_of]
-        if used and any(id(tensor) not in given for tensor in tensors_of(result)):
+        read = {id(tensor) for tensor in tensors_of((args, kwargs))}
+        used = [self._name_of[key] for key in read if key in self._name_of]
+        if used and any(id(tensor) not in read for tensor in tensors_of(result)):
             block: Begun = self._blocks[-1] if self._blocks else (None, 0)
             ipu = stage_and_ipu(block, self._config)[1] or 0
             where = (
@@ -699,10 +701,10 @@ def _keep(_module: Any, _inputs: Any, outputs: Any) -> Any:
 
 def _refuse_short_pipeline(error: poptorch.Error) -> None:
     """Explain PopTorch's error about too few micro-batches for a model's blocks."""
-    found = re.search(r"number of pipeline stages \((\d+)\)", str(error))
-    if found is None:
+    match = re.search(r"number of pipeline stages \((\d+)\)", str(error))
+    if match is None:
         return
-    least = int(found[1])
+    least = int(match[1])
     is_training = "gradientAccumulation" in str(error)
     stages = (least + 1) // 2 if is_training else least
     way = (
@@ -735,7 +737,7 @@ def last_block(name: str | None, started: Blocks) -> Iterator[None]:
             try:
                 stack.enter_context(poptorch.Block(name))
             except AssertionError as error:  # it would be a new one, on no IPU
-                known = {one for one, _ in started if one is not None}
+                known = {block for block, _ in started if block is not None}
                 raise UnknownNameError("loss_block", name, known) from error
         elif started:
             stack.enter_context(poptorch.Block(*started[-1]))
@@ -818,21 +820,21 @@ class Step(torch.nn.Module):
             self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
         operator_rules()  # imported here, because a trace would record its tensors
         # PopTorch traces a shallow copy, which shares these lists.
-        self._found: list[Findings] = []
+        self._findings: list[Findings] = []
         self.examples: list[tuple[Any, Labels]] = []
 
     @property
     def findings(self) -> Findings:
         """The findings of the last trace."""
-        return self._found[-1]
+        return self._findings[-1]
 
     @property
     def logs_scalars(self) -> bool:
         """Whether a trace has logged scalars, or found a loss of the module's."""
         return any(
-            found.packing.names
-            or any(e.result is None and e.size for e in found.entries)
-            for found in self._found
+            findings.packing.names
+            or any(e.result is None and e.size for e in findings.entries)
+            for findings in self._findings
         )
 
     @property
@@ -847,7 +849,7 @@ class Step(torch.nn.Module):
     def weights(self) -> list[Tensor]:
         """Parameters and buffers of which the device has copies."""
         values = {id(value.tensor) for value in self.host_values}
-        return [one for one in weights_of(self) if id(one) not in values]
+        return [weight for weight in weights_of(self) if id(weight) not in values]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Compute a micro-batch, and return all results of the program.
@@ -879,17 +881,18 @@ class Step(torch.nn.Module):
                         stack.enter_context(WeightPlaces(weights, config, blocks))
                     if config.types.is_half:
                         stack.enter_context(computed_in(self.module, config))
-                    own, outputs = self._called(batch, noted)
+                    own_loss, outputs = self._called(batch, noted)
                 warn_of_misuses(noted.misuses)
                 training = self.is_training
                 check_stages_begin(self.module, config, blocks, training=training)
                 if training:
                     refuse_unseen_pipeline(self.module, config, blocks)
                 with last_block(config.last_block, blocks):
-                    own = _checked_mean(own, noted, self.structure.num_rows(batch))
+                    rows = self.structure.num_rows(batch)
+                    own_loss = _checked_mean(own_loss, noted, rows)
                     results = self._trained if training else self._predicted
                     tensors, loss, findings = results(
-                        batch, own, outputs, scalars, noted
+                        batch, own_loss, outputs, scalars, noted
                     )
                     if overlap is not None:  # the loss stays the one that is marked
                         tensors = tuple(
@@ -899,37 +902,36 @@ class Step(torch.nn.Module):
                 returned = (*tensors[:1], *loss, *tensors[1:])
             checks.refuse_returned(returned)
             checks.warn()
-        self._found.append(findings._replace(increments=checks.increments()))
+        self._findings.append(findings._replace(increments=checks.increments()))
         return returned
 
     def _called(
         self, tensors: Sequence[Tensor], noted: ResultsNoted
     ) -> tuple[Tensor | None, Any]:
         """Return the own loss and the outputs of the module or step."""
-        given = tensors[: self.structure.num_inputs]
+        inputs = [*tensors[: self.structure.num_inputs]]
         if self.config.types.is_half:
-            halves = [
-                t.to(torch.float16) if t.is_floating_point() else t for t in given
+            inputs = [
+                t.to(torch.float16) if t.is_floating_point() else t for t in inputs
             ]
-            given = halves
         mixing = self.structure.mixing(tensors)
         if mixing is not None:
             # Pixels of 8 bits are mixed in the dtype of the program.
             dtype = self.config.types.activations
-            given = [
+            inputs = [
                 mixed_inputs(t if t.is_floating_point() else t.to(dtype), mixing)
-                for t in given
+                for t in inputs
             ]
-        inputs = self.structure.nested(given)
+        nested = self.structure.nested(inputs)
         return results_of(
-            *(self.computed, self.module, self.structure, inputs, tensors),
+            *(self.computed, self.module, self.structure, nested, tensors),
             noted.marked,
         )
 
     def _trained(
         self,
         batch: Sequence[Tensor],
-        own: Tensor | None,
+        own_loss: Tensor | None,
         outputs: Any,
         scalars: Scalars,
         noted: ResultsNoted,
@@ -941,7 +943,7 @@ class Step(torch.nn.Module):
 
         Args:
             batch: Tensors of the micro-batch.
-            own: The module's own loss.
+            own_loss: The module's own loss.
             outputs: Its other outputs.
             scalars: Values that it has logged.
             noted: Results of its operations.
@@ -959,14 +961,14 @@ class Step(torch.nn.Module):
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
         self.examples[:] = [map_tensors(_maker, (wide, labels))]
-        if own is None and objective.owns_loss:
+        if own_loss is None and objective.owns_loss:
             raise self._without_loss(wide)
         probabilities = probability_outputs(outputs, noted)
         with collected() as unseen:
             bound = objective.bind(wide, labels, probabilities)
             mixing, ignored = self.structure.mixing(batch), objective.ignored
             if mixing is None:
-                terms = bound.terms(wide, labels, rows, own)
+                terms = bound.terms(wide, labels, rows, own_loss)
             else:
                 terms = bound.mixed_terms(wide, labels, rows, mixing)
                 labels = dominant_labels(labels, mixing)
@@ -1006,19 +1008,19 @@ class Step(torch.nn.Module):
     def _predicted(
         self,
         batch: Sequence[Tensor],
-        own: Tensor | None,
+        own_loss: Tensor | None,
         outputs: Any,
         scalars: Scalars,
         noted: ResultsNoted,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Findings]:
         """Return the results of an inference program, as `_trained` does."""
-        if own is not None:
+        if own_loss is not None:
             if "loss" in scalars:
                 raise ConfigError(
                     "log('loss') was called, and the module returns its own loss, "
                     "which is called so: log it under another name."
                 )
-            scalars = {"loss": own.detach().to(torch.float32), **scalars}
+            scalars = {"loss": own_loss.detach().to(torch.float32), **scalars}
         probabilities = probability_outputs(outputs, noted)
         if not self.computed.gives_outputs:
             outputs = ()
@@ -1047,7 +1049,7 @@ class Step(torch.nn.Module):
             yield
         except poptorch.Error as error:
             places = traceback.extract_tb(error.__traceback__)
-            if any(one.filename.endswith(_MASKS) for one in places):
+            if any(place.filename.endswith(_MASKS) for place in places):
                 raise UnsupportedError(
                     "transformers reads the values of a mask of tokens, which a "
                     "program can't. Pass attention_mask with four dimensions, which "
@@ -1064,23 +1066,23 @@ class Step(torch.nn.Module):
             ) from error
 
 
-def _checked_mean(own: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor | None:
+def _checked_mean(loss: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor | None:
     """Return a module's or step's own loss as a scalar.
 
     Raises:
         ConfigError: The loss has several elements; or it is a sum over samples, so that
             it depends on the size of micro-batches.
     """
-    if rows > 1 and any(own is added for added in noted.sums):
+    if rows > 1 and any(loss is added for added in noted.sums):
         raise ConfigError(sum_instead_of_mean("The model's own loss", rows))
-    if own is None:
+    if loss is None:
         return None
-    if own.numel() != 1:
+    if loss.numel() != 1:
         raise ConfigError(
-            f"The module's own loss has shape {tuple(own.shape)}: it must be a "
+            f"The module's own loss has shape {tuple(loss.shape)}: it must be a "
             "scalar, the mean over the samples of a micro-batch."
         )
-    return own.reshape(())  # PopTorch gives one inside another the shape [1]
+    return loss.reshape(())  # PopTorch gives one inside another the shape [1]
 
 
 def _require_outputs(outputs: Any) -> None:

@@ -319,25 +319,25 @@ class Counterparts:
     """
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        self._own: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+        self._of: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
         self._before: list[tuple[weakref.ReferenceType[Tensor], Any]] = []
-        for given, own in pairs:
-            self._own[given] = own
-            self._before.append((weakref.ref(given), _state(given)))
+        for parameter, counterpart in pairs:
+            self._of[parameter] = counterpart
+            self._before.append((weakref.ref(parameter), _state(parameter)))
 
     def own(self, parameter: Tensor) -> Tensor:
         """Return the counterpart of a user's parameter; other tensors themselves.
 
         Example:
-            >>> given, own = torch.zeros(1), torch.ones(1)
-            >>> Counterparts([(given, own)]).own(given)
+            >>> parameter, counterpart = torch.zeros(1), torch.ones(1)
+            >>> Counterparts([(parameter, counterpart)]).own(parameter)
             tensor([1.])
         """
-        return self._own.get(parameter, parameter)
+        return self._of.get(parameter, parameter)
 
     def among(self, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return the pairs of these user's parameters."""
-        return [(one, self._own[one]) for one in parameters if one in self._own]
+        return [(p, self._of[p]) for p in parameters if p in self._of]
 
     def warn_of_changes(self) -> None:
         """Warn once of user's parameters that were changed, frozen or unfrozen.
@@ -345,8 +345,8 @@ class Counterparts:
         Warns:
             CopiedModuleWarning: A parameter of the user's module has changed.
         """
-        alive = [(one(), before) for one, before in self._before]
-        if all(one is None or _state(one) == before for one, before in alive):
+        alive = [(reference(), before) for reference, before in self._before]
+        if all(p is None or _state(p) == before for p, before in alive):
             return
         self._before = []
         warn(
@@ -387,7 +387,7 @@ def deep_copied(value: T, memo: dict[int, Any] | None = None) -> T:
     """
     memo = {} if memo is None else memo
     copied = copy.deepcopy(value, memo)
-    for part in [one for one in memo.values() if isinstance(one, torch.nn.Module)]:
+    for part in [c for c in memo.values() if isinstance(c, torch.nn.Module)]:
         for name, attribute in vars(part).items():
             vars(part)[name] = _rebound(attribute, memo)
     return copied
@@ -402,10 +402,10 @@ def _rebound(value: Any, memo: dict[int, Any]) -> Any:
         return memo.get(id(value), value) if is_copied else value
     if id(value) not in memo:
         cells = tuple(types.CellType() for _ in value.__closure__)
-        given = value.__code__, value.__globals__, value.__name__, value.__defaults__
-        own = memo[id(value)] = types.FunctionType(*given, cells)
-        own.__kwdefaults__ = value.__kwdefaults__
-        own.__dict__.update(value.__dict__)
+        parts = value.__code__, value.__globals__, value.__name__, value.__defaults__
+        rebound = memo[id(value)] = types.FunctionType(*parts, cells)
+        rebound.__kwdefaults__ = value.__kwdefaults__
+        rebound.__dict__.update(value.__dict__)
         for cell, old in zip(cells, value.__closure__):
             with contextlib.suppress(ValueError):  # it may be empty
                 cell.cell_contents = _rebound(old.cell_contents, memo)
@@ -529,15 +529,15 @@ def host_values_of(
         >>> [value.name for value in host_values_of([module])]
         ['beta']
     """
-    found: dict[HostValue, None] = {}
+    values: dict[HostValue, None] = {}
     for owner in (part for module in modules for part in module.modules()):
         buffers = vars(owner).get("_buffers")
         if isinstance(owner, _COUNTERS) or not isinstance(buffers, dict):
             continue
         for name, buffer in buffers.items():
             if isinstance(buffer, Tensor) and buffer.dim() == 0:
-                found[HostValue(owner, name)] = None
-    return [value for value in found if value not in moved]
+                values[HostValue(owner, name)] = None
+    return [value for value in values if value not in moved]
 
 
 def host_tensors(values: Iterable[HostValue], num_micro_batches: int) -> list[Tensor]:
@@ -578,16 +578,16 @@ def replaced_by_inputs(
         MovedOnDeviceError: The traced code has changed some of them.
     """
     before = [value.tensor for value in values]
-    given = [tensor.reshape(()) for tensor in inputs]
-    versions = [tensor._version for tensor in given]
-    for value, tensor in zip(values, given):
+    scalars = [tensor.reshape(()) for tensor in inputs]
+    versions = [tensor._version for tensor in scalars]
+    for value, tensor in zip(values, scalars):
         value.owner._buffers[value.name] = tensor
     moved: list[HostValue] = []
     try:
         yield
         moved = [
             value
-            for value, tensor, version in zip(values, given, versions)
+            for value, tensor, version in zip(values, scalars, versions)
             if value.tensor is not tensor or tensor._version != version
         ]
     finally:
@@ -654,9 +654,9 @@ def counted_up(
         increments: Number that each call adds, by the buffers' names.
     """
     buffers = dict(module.named_buffers())
-    found = [(buffers[name], number) for name, number in increments.items()]
-    _COUNTED.update((buffer, True) for buffer, _ in found)
-    return found
+    counted = [(buffers[name], number) for name, number in increments.items()]
+    _COUNTED.update((buffer, True) for buffer, _ in counted)
+    return counted
 
 
 @contextlib.contextmanager
