@@ -56,7 +56,7 @@ from ipufit.engine.metric_state import (
 from ipufit.engine.objective import (
     OWN_LOSS,
     BoundObjective,
-    Inferred,
+    Computation,
     dominant_labels,
 )
 from ipufit.engine.program import (
@@ -492,7 +492,7 @@ class Training:
             options=self.options,
             example=self.batches.example(),
             remark=self.remark,
-            computed=self.metrics.objective.trained,
+            computation=self.metrics.objective.trained,
             objective=self.metrics.objective,
             optimization=self.optimization,
             watched=sorted(gradient_anchors(self.watched)),
@@ -658,7 +658,7 @@ class Inference:
         batches: The calls that contain each sample once.
         plan: The factors of a call.
         options: Options of the program.
-        inferred: The computation of the program.
+        computation: The computation of the program.
         choice: The passes of a call, if ipufit chose them.
         program: The program, once it is prepared.
     """
@@ -667,7 +667,7 @@ class Inference:
     batches: InferenceBatches
     plan: BatchPlan
     options: poptorch.Options
-    inferred: Inferred
+    computation: Computation
     choice: Choice | None
     program: Program = field(init=False)
     _display: ProgressDisplay = field(init=False)
@@ -685,7 +685,7 @@ class Inference:
     @property
     def spec(self) -> ProgramSpec:
         """All that the program is built for."""
-        inputs_only = not self.inferred.takes_labels
+        inputs_only = not self.computation.takes_labels
         return ProgramSpec(
             module=self.executors.module,
             config=self.executors.config.inference_config,
@@ -694,7 +694,7 @@ class Inference:
             options=self.options,
             example=self.batches.example(inputs_only=inputs_only),
             remark=self.remark,
-            computed=self.inferred,
+            computation=self.computation,
         )
 
     def infer(self, batch: Batch) -> tuple[list[Tensor], Scalars]:

@@ -274,7 +274,7 @@ class Steps(NamedTuple):
     prediction: StepFunction | None = None
 
 
-class Inferred(NamedTuple):
+class Computation(NamedTuple):
     """The computation of a program.
 
     Attributes:
@@ -528,17 +528,17 @@ class Objective:
         return not self.losses
 
     @property
-    def trained(self) -> Inferred:
+    def trained(self) -> Computation:
         """The computation of a program for `fit`."""
         step = None if self.steps is None else self.steps.training
-        return Inferred(self.owns_loss, step, takes_labels=True)
+        return Computation(self.owns_loss, step, takes_labels=True)
 
     @property
-    def evaluated(self) -> Inferred:
+    def evaluated(self) -> Computation:
         """The computation of a program for `evaluate`."""
         if self.steps is None:
-            return Inferred(self.owns_loss)
-        return Inferred(
+            return Computation(self.owns_loss)
+        return Computation(
             True,
             self.steps.validation,
             takes_labels=True,
@@ -546,11 +546,11 @@ class Objective:
         )
 
     @property
-    def predicted(self) -> Inferred:
+    def predicted(self) -> Computation:
         """The computation of a program for `predict`."""
         if self.steps is None:
-            return Inferred(self.owns_loss)
-        return Inferred(False, self.steps.prediction)
+            return Computation(self.owns_loss)
+        return Computation(False, self.steps.prediction)
 
     @property
     def is_sum(self) -> bool:

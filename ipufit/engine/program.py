@@ -45,7 +45,7 @@ from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues, describe_change
 from ipufit.engine.host_calls import refuse_own_sums, refuse_traced_sums
 from ipufit.engine.metric_state import Scalars
-from ipufit.engine.objective import Inferred, Objective
+from ipufit.engine.objective import Computation, Objective
 from ipufit.engine.step import (
     CountsMissingError,
     ShortPipelineError,
@@ -220,7 +220,7 @@ class ProgramSpec:
         options: Options of PopTorch.
         example: Tensors of a call.
         remark: Text to show after a compilation.
-        computed: The computation of the program.
+        computation: The computation of the program.
     """
 
     module: torch.nn.Module
@@ -230,7 +230,7 @@ class ProgramSpec:
     options: poptorch.Options
     example: Batch
     remark: str
-    computed: Inferred
+    computation: Computation
 
     name: ClassVar[str] = "inference"
     """Name of the kind of program, for messages."""
@@ -240,8 +240,8 @@ class ProgramSpec:
     def key(self) -> tuple[object, ...]:
         """All that must be equal for a kept program to do the same."""
         parts = self.structure.parts
-        nested = parts if self.computed.takes_labels else parts[0]
-        return self.plan, self.shapes, nested, self.computed
+        nested = parts if self.computation.takes_labels else parts[0]
+        return self.plan, self.shapes, nested, self.computation
 
     @property
     def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
@@ -263,11 +263,11 @@ class ProgramSpec:
     def step(self, host_values: Sequence[HostValue]) -> Step:
         """Return the module that PopTorch traces."""
         parts = self.module, self.config, self.structure
-        return Step(*parts, host_values, self.computed)
+        return Step(*parts, host_values, self.computation)
 
     def baked_in(self) -> BakedInValues:
         """Record the values that the code of the program can read now."""
-        return BakedInValues(self.module, self.computed.step)
+        return BakedInValues(self.module, self.computation.step)
 
     def checks(self, step: Step) -> list[Callable[[], None]]:
         """Return functions that refuse weights which PopTorch would take for others."""
@@ -288,9 +288,9 @@ class ProgramSpec:
 
     def refuse_sums(self) -> None:
         """Refuse a module's or step's own loss that is a sum over samples."""
-        if self.computed.owns_loss:
+        if self.computation.owns_loss:
             refuse_own_sums(
-                *(self.module, self.computed, self.structure, self.example),
+                *(self.module, self.computation, self.structure, self.example),
                 self.plan.micro_batch_size,
                 training=self.is_training,
             )
@@ -340,11 +340,11 @@ class TrainingSpec(ProgramSpec):
     def step(self, host_values: Sequence[HostValue]) -> Step:
         """Return the module that PopTorch traces."""
         parts = self.module, self.config, self.structure
-        return Step(*parts, host_values, self.computed, self.objective)
+        return Step(*parts, host_values, self.computation, self.objective)
 
     def baked_in(self) -> BakedInValues:
         """Record the values that the code of the program can read now."""
-        return BakedInValues(self.module, self.computed.step, self.objective)
+        return BakedInValues(self.module, self.computation.step, self.objective)
 
     def module_checks(self) -> list[Callable[[], None]]:
         """Return functions that refuse what a training program would ignore."""

@@ -34,7 +34,7 @@ from ipufit.engine.objective import (
     OWN_LOSS,
     RETURNS,
     BoundMetric,
-    Inferred,
+    Computation,
     Objective,
     StepFunction,
     dominant_labels,
@@ -151,7 +151,7 @@ def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
 
 
 def results_of(
-    computed: Inferred,
+    computation: Computation,
     module: torch.nn.Module,
     structure: SampleStructure,
     inputs: Any,
@@ -161,22 +161,22 @@ def results_of(
     """Call a module or a user's step, and return its own loss and its outputs.
 
     Args:
-        computed: The function to call, and whether it returns a loss.
+        computation: The function to call, and whether it returns a loss.
         module: The user's module.
         structure: Structure of a batch.
         inputs: Inputs, nested as the data.
         tensors: Tensors of the batch, from which a step gets targets and weights.
         marked: Results of `identity_loss`, which the call adds to.
     """
-    if computed.step is None:
+    if computation.step is None:
         outputs = call_module(module, inputs)
-        return (
-            split_own_loss(outputs, marked) if computed.owns_loss else (None, outputs)
-        )
-    if not computed.takes_labels:
-        return None, call_step(computed.step, module, inputs)
+        if not computation.owns_loss:
+            return None, outputs
+        return split_own_loss(outputs, marked)
+    if not computation.takes_labels:
+        return None, call_step(computation.step, module, inputs)
     batch = structure.batch(inputs, tensors)
-    return result_of_step(call_step(computed.step, module, batch), marked)
+    return result_of_step(call_step(computation.step, module, batch), marked)
 
 
 def result_of_step(
@@ -796,7 +796,7 @@ class Step(torch.nn.Module):
         config: Stages and precision.
         structure: Structure of a batch.
         host_values: Buffers whose values follow the tensors of a batch.
-        computed: The function to call, and its inputs.
+        computation: The function to call, and its inputs.
         objective: Losses and metrics of a training program; None for inference.
     """
 
@@ -806,7 +806,7 @@ class Step(torch.nn.Module):
         config: IPUConfig,
         structure: SampleStructure,
         host_values: Sequence[HostValue],
-        computed: Inferred,
+        computation: Computation,
         objective: Objective | None = None,
     ) -> None:
         super().__init__()
@@ -814,7 +814,7 @@ class Step(torch.nn.Module):
         self.config = config
         self.host_values = tuple(host_values)
         self.structure = structure
-        self.computed = computed
+        self.computation = computation
         self.objective: Any = objective
         self.is_training = objective is not None
         if objective is not None:
@@ -842,9 +842,8 @@ class Step(torch.nn.Module):
     def num_given(self) -> int:
         """Number of tensors of a batch that the program takes, from the first."""
         structure = self.structure
-        return (
-            structure.num_given if self.computed.takes_labels else structure.num_inputs
-        )
+        takes_labels = self.computation.takes_labels
+        return structure.num_given if takes_labels else structure.num_inputs
 
     @property
     def weights(self) -> list[Tensor]:
@@ -925,7 +924,7 @@ class Step(torch.nn.Module):
             ]
         nested = self.structure.nested(inputs)
         return results_of(
-            *(self.computed, self.module, self.structure, nested, tensors),
+            *(self.computation, self.module, self.structure, nested, tensors),
             noted.marked,
         )
 
@@ -958,7 +957,7 @@ class Step(torch.nn.Module):
         mask = real_rows(labels)
         if self.structure.rows is not None and mask is not None:
             labels = weighed(labels, mask)  # padding, with loss or targets that are NaN
-        if self.computed.step is not None and objective.metrics:
+        if self.computation.step is not None and objective.metrics:
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
         self.examples[:] = [map_tensors(_maker, (wide, labels))]
@@ -993,7 +992,7 @@ class Step(torch.nn.Module):
         return (vector, *streamed), (marked,), findings
 
     def _without_loss(self, outputs: Any) -> ConfigError:
-        if self.computed.step is not None:
+        if self.computation.step is not None:
             return ConfigError(
                 "The training step returned no loss: it returned "
                 f"{shapes_of(outputs)}. Return the mean over the samples, a tensor "
@@ -1023,9 +1022,9 @@ class Step(torch.nn.Module):
                 )
             scalars = {"loss": own_loss.detach().to(torch.float32), **scalars}
         probabilities = probability_outputs(outputs, noted)
-        if not self.computed.gives_outputs:
+        if not self.computation.gives_outputs:
             outputs = ()
-        elif self.computed.step is not None and self.computed.takes_labels:
+        elif self.computation.step is not None and self.computation.takes_labels:
             _require_outputs(outputs)
         tensors, packing = Packing.of(outputs, scalars)
         return tensors, (), Findings(packing, probabilities)
@@ -1034,7 +1033,7 @@ class Step(torch.nn.Module):
     def _targets_hint(self) -> str:
         """Advice about targets, which a module with its own loss doesn't get."""
         objective, has_targets = self.objective, self.structure.has_targets
-        is_called = objective is not None and self.computed.step is None
+        is_called = objective is not None and self.computation.step is None
         if not (is_called and objective.owns_loss and has_targets):
             return ""
         return (
