@@ -46,7 +46,7 @@ from ipufit.metrics import (
 from ipufit.metrics.base import IGNORED_INDEX, call_by_rows
 from ipufit.mixing import Coefficients, rolled
 
-_ALL = object()
+_ALL: Any = ...
 """The key of a value as a whole."""
 
 
@@ -331,28 +331,6 @@ OutputKey = Union[str, int, None]
 """Name or position of the output that a loss or metric is for; None for all outputs."""
 
 
-class LabelledOutput(NamedTuple):
-    """One output with its labels.
-
-    Attributes:
-        name: Name of the output; "" if the model has one output.
-        output: The tensor, or another value that the module returns there.
-        target: Target of the same output.
-        weights: Weights of its samples; None without weights.
-        counted: For each index that is ignored the mean number of targets of a
-            micro-batch that aren't, `[rows]`, nested as the target; None to count those
-            of the micro-batch itself.
-        is_only: As in `Slot`.
-    """
-
-    name: str
-    output: Any
-    target: Any
-    weights: Tensor | None
-    counted: Any = None
-    is_only: bool = False
-
-
 class Slot(NamedTuple):
     """The place of an output among those of a module, and of its labels.
 
@@ -375,14 +353,30 @@ class Slot(NamedTuple):
         counted = labels.counted
         if counted is not None:
             counted = {i: _pick(nested, self.target) for i, nested in counted.items()}
+        output, target = _pick(outputs, self.output), _pick(labels.targets, self.target)
         return LabelledOutput(
-            self.name,
-            _pick(outputs, self.output),
-            _pick(labels.targets, self.target),
-            _pick(labels.weights, self.weights),
-            counted,
-            self.is_only,
+            self, output, target, _pick(labels.weights, self.weights), counted
         )
+
+
+class LabelledOutput(NamedTuple):
+    """An output of a batch with its labels.
+
+    Attributes:
+        slot: Where they were.
+        output: The tensor, or another value that the module returns there.
+        target: Target of the same output.
+        weights: Weights of its samples; None without weights.
+        counted: For each index that is ignored the mean number of targets of a
+            micro-batch that aren't, `[rows]`, nested as the target; None to count those
+            of the micro-batch itself.
+    """
+
+    slot: Slot
+    output: Any
+    target: Any
+    weights: Tensor | None
+    counted: Any
 
 
 def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
@@ -915,7 +909,7 @@ class BoundObjective(NamedTuple):
             ConfigError: The name of the loss means one of probabilities in Keras.
         """
         for misuse in misuses[:1]:
-            output = f"output {part.name!r}" if part.name else "output"
+            output = f"output {part.slot.name!r}" if part.slot.name else "output"
             message = (
                 f"The loss {loss.name!r} takes {misuse.taken}, and the module's "
                 f"{output} comes from a {misuse.squashing}: they are probabilities. "
@@ -952,7 +946,7 @@ def _check_length(
 def _check_tensors(loss: str, part: LabelledOutput) -> None:
     """Refuse an output or target that isn't one tensor with a row for each sample."""
     output, target = part.output, part.target
-    place = f"output {part.name!r}" if part.name else "output"
+    place = f"output {part.slot.name!r}" if part.slot.name else "output"
     if not isinstance(output, Tensor):
         raise DataError(
             f"The loss {loss!r} takes one tensor, and the module's {place} is a "
@@ -1017,7 +1011,7 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
         elif are_classes or "bool" in targets or "class probabilities" in cause:
             way, kind = ("long", "int64") if are_classes else ("float", "float32")
             advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
-        elif part.is_only:
+        elif part.slot.is_only:
             advice = ". A function gets the only output of a dict or tuple itself."
         raise DataError(
             f"{what} can't take outputs of {shapes_of(part.output)} with targets of "

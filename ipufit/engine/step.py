@@ -37,6 +37,7 @@ from ipufit.engine.objective import (
     Computation,
     Objective,
     StepFunction,
+    TermsByOutput,
     dominant_labels,
     probability_outputs,
     real_rows,
@@ -68,7 +69,6 @@ from ipufit.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from ipufit.losses import LossTerms
 from ipufit.metrics.base import RowByRow
 from ipufit.mixing import mixed_inputs
 from ipufit.placement import (
@@ -1099,7 +1099,7 @@ def _require_outputs(outputs: Any) -> None:
         )
 
 
-def total_loss(terms: dict[str, tuple[LossTerms, float]]) -> Tensor:
+def total_loss(terms: TermsByOutput) -> Tensor:
     """Return the weighted sum of the losses; 0-d.
 
     Args:
