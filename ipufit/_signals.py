@@ -64,9 +64,10 @@ class Uninterrupted(contextlib.ContextDecorator):
         self._depth = max(0, self._depth - 1)
         if not self._depth:
             self._restore()
-            with contextlib.ExitStack() as stack:  # all, even if a handler raises
-                while self._waiting:
-                    stack.callback(_handle, self._waiting.pop())
+            if self._waiting:
+                with contextlib.ExitStack() as stack:  # all, even if a handler raises
+                    while self._waiting:
+                        stack.callback(_handle, self._waiting.pop())
 
     def _restore(self) -> None:
         """Set the handlers again that there were, unless others were set meanwhile."""

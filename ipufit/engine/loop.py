@@ -53,12 +53,17 @@ from ipufit.engine.metric_state import (
     vector_of,
     widened_all,
 )
-from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
+from ipufit.engine.objective import (
+    OWN_LOSS,
+    BoundObjective,
+    Computation,
+    dominant_labels,
+)
 from ipufit.engine.program import (
     GRADIENT_OF,
     Executors,
-    InferenceSpec,
     Program,
+    ProgramSpec,
     TrainingProgram,
     TrainingSpec,
     gradient_anchors,
@@ -474,7 +479,7 @@ class Training:
             self.batches.count(self.metrics.objective.ignored)
             self.program = self.executors.prepare_training(self.spec, display)
         findings = self.program.step.findings
-        self.metrics.adopt(findings.entries, findings.probabilities)
+        self.metrics.adopt(findings.metrics, findings.entries)
 
     @property
     def spec(self) -> TrainingSpec:
@@ -487,6 +492,7 @@ class Training:
             options=self.options,
             example=self.batches.example(),
             remark=self.remark,
+            computation=self.metrics.objective.trained,
             objective=self.metrics.objective,
             optimization=self.optimization,
             watched=sorted(gradient_anchors(self.watched)),
@@ -652,7 +658,7 @@ class Inference:
         batches: The calls that contain each sample once.
         plan: The factors of a call.
         options: Options of the program.
-        inferred: The computation of the program.
+        computation: The computation of the program.
         choice: The passes of a call, if ipufit chose them.
         program: The program, once it is prepared.
     """
@@ -661,7 +667,7 @@ class Inference:
     batches: InferenceBatches
     plan: BatchPlan
     options: poptorch.Options
-    inferred: Inferred
+    computation: Computation
     choice: Choice | None
     program: Program = field(init=False)
     _display: ProgressDisplay = field(init=False)
@@ -677,10 +683,10 @@ class Inference:
         self.program = self.executors.prepare_inference(self.spec, display)
 
     @property
-    def spec(self) -> InferenceSpec:
+    def spec(self) -> ProgramSpec:
         """All that the program is built for."""
-        inputs_only = not self.inferred.takes_labels
-        return InferenceSpec(
+        inputs_only = not self.computation.takes_labels
+        return ProgramSpec(
             module=self.executors.module,
             config=self.executors.config.inference_config,
             structure=self.batches.structure,
@@ -688,7 +694,7 @@ class Inference:
             options=self.options,
             example=self.batches.example(inputs_only=inputs_only),
             remark=self.remark,
-            inferred=self.inferred,
+            computation=self.computation,
         )
 
     def infer(self, batch: Batch) -> tuple[list[Tensor], Scalars]:
@@ -755,7 +761,8 @@ class Evaluation(Inference):
     prefix: str = ""
     _shorter: dict[int, Inference] = field(default_factory=dict, init=False)
     _waiting: RowBuffer = field(init=False)
-    _packing: Packing = field(init=False)  # of the buffered rows
+    _packing: Packing = field(default=Packing(), init=False)  # of the buffered rows
+    _bound: BoundObjective | None = field(default=None, init=False)  # to their outputs
     _seen: tuple[int, Tensor] = field(init=False)  # number of rows there, their sums
     _is_checked: bool = field(init=False)  # that losses and metrics are no sums
 
@@ -915,13 +922,13 @@ class Evaluation(Inference):
             is_real = None if is_real is None else is_real[returned]
         packing = program.program.step.findings.packing
         rows = Rows([*outputs, *labels], num_rows)
-        if self._waiting.parts and packing is not self._packing:
-            first = self._waiting.parts[0]
+        if packing is not self._packing:
             # Outputs may have an axis of the micro-batch.
-            are_alike = _row_shapes(first) == _row_shapes(rows)
+            shapes = [_row_shapes(part) for part in self._waiting.parts[:1]]
+            are_alike = shapes == [_row_shapes(rows)]
             if not are_alike or packing.structure != self._packing.structure:
                 self._count_waiting()
-        self._packing = packing
+            self._packing, self._bound = packing, None
         if is_real is not None:
             num_real = int(is_real.sum())
             if not num_real:  # no real row came back: NaN under the right names
@@ -955,11 +962,13 @@ class Evaluation(Inference):
                 self._is_checked = True
                 self.program.evaluated = objective.program_key
             probabilities = self.program.step.findings.probabilities
-            terms = objective.loss_terms(outputs, labels, num_rows, probabilities)
+            if self._bound is None:
+                self._bound = objective.bind(outputs, labels, probabilities)
+            terms = self._bound.terms(outputs, labels, num_rows)
             vector, entries = vector_of(
-                *(objective, outputs, labels, num_rows, terms, {}), probabilities
+                self._bound, outputs, labels, num_rows, terms, {}
             )
-        self.metrics.adopt(entries, probabilities)
+        self.metrics.adopt(self._bound.metrics, entries)
         self.metrics.name_target(vector, lambda: (outputs, labels))
         return vector
 
