@@ -1100,6 +1100,7 @@ def train(
             run.begin_epoch(epoch)
             training.metrics.reset()
             hooks.on_epoch_begin(epoch, {})
+            uninterrupted.remember_signals()  # a hook may have set a handler
         elif validations.are_due(run.calls):
             validations.run(calls, hooks, run, display)
         for call in awaited(calls):

@@ -2095,6 +2095,7 @@ class IPUModel:
         hooks.set_run(run)
         own_display.set_run(run)  # a silent one isn't among the hooks
         self._runs.append(hooks)
+        uninterrupted.remember_signals()
         is_failing = False
         try:
             is_shown = displays and run.processes.is_first
@@ -2107,6 +2108,7 @@ class IPUModel:
                 do_all([self._executors.detach], is_failing=True)
             raise
         finally:
+            uninterrupted.forget_signals()
             self._runs.remove(hooks)
             with exchanges_off() if is_failing else contextlib.nullcontext():
                 do_all(
