@@ -1042,8 +1042,10 @@ class Snapshot:
             if are_as_many:
                 self._put_back_buffers(checkpoint.tensors.get("processes", {}))
         # Callbacks may look at the counters when they load their states.
-        for name in (*_COUNTERS, "stop_reason"):
+        for name in _COUNTERS:
             setattr(run, name, state["run"][name])
+        if state["run"]["stop_reason"] is not None:
+            run.stop(state["run"]["stop_reason"])
         run.validated = dict(state["run"].get("validated", {}))
         run.validated_calls = state["run"].get("validated_calls", 0)
         self.hooks.load_state_dict(_callbacks_of(checkpoint))

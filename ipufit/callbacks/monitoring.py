@@ -413,10 +413,11 @@ class StopAfter(Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """End the run if the time is up."""
-        if time.time() >= self._end and not self.run.was_told_to_end:
+        if time.time() >= self._end:
+            self._end = math.inf
             if self.run.processes.is_first:
                 say("StopAfter: the time is up, the run ends after this call")
-            self.run.tell_to_end("StopAfter")
+            self.run.stop("StopAfter", is_eviction=True)
 
 
 def set_learning_rate(

@@ -639,7 +639,8 @@ class IPUModel:
                         resuming.close()
                         if run.calls:
                             display.on_epoch_begin(run.epoch, {})
-                        first_epoch = epochs if run.is_stopping else run.epoch
+                        is_over = run.stop_reason is not None
+                        first_epoch = epochs if is_over else run.epoch
                         to_come = range(max(first_epoch, initial_epoch), epochs)
                     train(
                         training,
@@ -1724,14 +1725,14 @@ class IPUModel:
     @property
     def stop_training(self) -> bool:
         """Keras's flag: a callback sets it to end `fit` after this call."""
-        return self._fit_run.is_stopping
+        return self._fit_run.stop_reason is not None
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         if value:
             self._fit_run.stop("model.stop_training was set")
         else:
-            self._fit_run.stop_reason = None
+            self._fit_run.go_on()
 
     @property
     def stop_evaluating(self) -> bool:
@@ -2148,8 +2149,7 @@ class IPUModel:
                 yield
         finally:
             self._fit_run, self._snapshot, self.history = outer, snapshot, history
-            if run.was_told_to_end:
-                outer.tell_to_end(run.told_by)
+            outer.requests += [stop for stop in run.requests if stop.is_eviction]
 
 
 class _WithoutTensors(pickle.Pickler):

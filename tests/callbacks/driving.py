@@ -111,7 +111,7 @@ def play(
         played.logs.append(logs)
         played.rates.append(model.rates[0])
         played.states.append(hooks.state_dict())
-        if run.is_stopping:
+        if run.stop_reason is not None:
             break
     hooks.on_train_end({})
     hooks.close()
