@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import (
     Any,
     Callable,
@@ -150,7 +151,8 @@ class RunState:
 
         A run that stops isn't to be gone on with.
         """
-        return min(self.requests, key=lambda stop: stop.is_eviction, default=None)
+        stops = sorted(self.requests, key=attrgetter("is_eviction"))
+        return stops[0] if stops else None
 
     @property
     def stop_reason(self) -> str | None:

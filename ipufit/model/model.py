@@ -631,7 +631,7 @@ class IPUModel:
                         run,
                         "on_train_batch_end",
                         "on_batch_end",
-                        facts=optimization.numbers,
+                        facts=lambda: optimization.values.variable,
                     )
                     if checkpoint is not None:
                         with naming(checkpoint):

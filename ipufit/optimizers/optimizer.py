@@ -46,7 +46,9 @@ from ipufit.errors import (
 
 from .schedule import (
     FLOAT16_LOSS_SCALING,
+    Fit,
     LossScaleRamp,
+    RampedScaling,
     ScheduledValues,
     ScheduleLike,
     SchedulesLike,
@@ -54,9 +56,8 @@ from .schedule import (
     TorchScheduler,
     make_rates,
     make_schedules,
-    plain,
-    updates_per_epoch,
 )
+from .values import KERNEL_SETTINGS, OptimizerValues, plain
 
 # Parameters ------------------------------------------------------------------------
 
@@ -361,7 +362,7 @@ ELSEWHERE = {
 """Names of optimizers that PopTorch doesn't have, and what it has instead."""
 
 _DECOUPLED = "decoupled_weight_decay"
-_HOST_ONLY = ("amsgrad", "capturable", "differentiable", "foreach", "fused", "maximize")
+_HOST_ONLY = ("amsgrad", *KERNEL_SETTINGS)
 
 OTHER_WORDS: dict[str, str | None] = {
     **dict.fromkeys((*_HOST_ONLY, "ema_overwrite_frequency", "params")),
@@ -513,6 +514,11 @@ class Optimizer:
             and isinstance(self.loss_scaling, LossScaleRamp)
             and "velocity_scaling" not in self.settings
         )
+
+    @property
+    def changes_loss_scaling(self) -> bool:
+        """Whether the loss scaling may change from update to update."""
+        return isinstance(self.loss_scaling, (str, LossScaleRamp))
 
     def scaled_for_float16(self) -> Optimizer:
         """Return a copy with float16's default loss scaling, if it has none.
@@ -693,7 +699,7 @@ class Optimizer:
                 "'adamw' or 'adam', or, if you want just that, "
                 "poptorch.optim.SGD(..., max_grad_norm=...)."
             )
-        if not isinstance(self.loss_scaling, (int, float, type(None))):
+        if self.changes_loss_scaling:
             raise UnsupportedError(
                 f"{who} and a loss scaling that changes. PopTorch's SGD clips what is "
                 "still multiplied by it, at a fixed norm. Use a fixed loss_scaling, or "
@@ -792,68 +798,6 @@ def _own_groups(
             "to IPUModel, or with model.module.parameters()."
         )
     return groups
-
-
-def hyper_parameters(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
-    """Return the values of an optimiser that a device has copies of.
-
-    PopTorch sends a change only in `setOptimizer`; a caller compares these values to
-    find a change.
-
-    Returns:
-        The values of each parameter group, then the loss scaling.
-
-    Example:
-        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.5)
-        >>> before = hyper_parameters(sgd)
-        >>> sgd.param_groups[0]["lr"] = 0.25
-        >>> hyper_parameters(sgd) == before
-        False
-    """
-    groups = [
-        tuple((name, value) for name, value in group.items() if name != "params")
-        for group in optimizer.param_groups
-    ]
-    return (*groups, getattr(optimizer, "loss_scaling", 1.0))
-
-
-def program_key(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
-    """Return the values of an optimiser that are compiled into a program.
-
-    Args:
-        optimizer: An optimiser of `poptorch.optim`.
-
-    Returns:
-        Its class and plain attributes; for each group and the defaults the constant
-        values and the parameters. An optimiser whose state doesn't begin with zeros is
-        itself a part.
-
-    Example:
-        >>> weights = [torch.nn.Parameter(torch.zeros(1))]
-        >>> one, other = (poptorch.optim.SGD(weights, lr=lr) for lr in (0.1, 0.2))
-        >>> program_key(one) == program_key(other)
-        True
-    """
-    is_constant = optimizer.variable_attrs.isConstant  # type: ignore[attr-defined]
-    known = optimizer.defaults
-    groups = [
-        (
-            tuple((n, group.get(n) if is_constant(n) else None) for n in known),
-            tuple(id(parameter) for parameter in group.get("params", ())),
-        )
-        for group in (*optimizer.param_groups, known)
-    ]
-    attributes = {
-        name: value
-        for name, value in vars(optimizer).items()
-        if isinstance(value, (bool, int, float, str, torch.dtype))
-        and not name.startswith("_")
-        and not name.endswith("_is_dirty")
-        and (name != "loss_scaling" or is_constant(name))
-    }
-    # PopART begins with other values than 0 only there (`sgd1decompose.cpp`).
-    is_combined = getattr(optimizer, "use_combined_accum", False)
-    return type(optimizer), groups, attributes, id(optimizer) if is_combined else None
 
 
 def refuse_own_steps(optimizer: torch.optim.Optimizer) -> None:
@@ -974,39 +918,36 @@ class Optimization:
         schedules: Mapping[str, Setter],
         source: torch.optim.Optimizer | None = None,
     ) -> None:
-        ramp = spec.loss_scaling if spec else None
         self.optimizer = optimizer
         self.num_updates = 0
         self.ema_momentum = spec.ema_momentum if spec else None
-        self.automatic_loss_scaling = ramp == "auto"
+        self.automatic_loss_scaling = bool(spec and spec.is_scaled_automatically)
         self.needs_running_mean = bool(
             spec and spec.name == "sgd" and spec.global_clipnorm is not None
         )
         self._rates = rates
         self._schedules = dict(schedules)
         setters = [rates, *schedules.values()]
-        self._setters = [one for one in setters if type(one) is not Setter]
+        self._setters = [setter for setter in setters if type(setter) is not Setter]
+        if spec is not None and isinstance(spec.loss_scaling, LossScaleRamp):
+            ramp = RampedScaling(optimizer, spec.loss_scaling, spec.velocity_follows)
+            self._setters.append(ramp)
         self._spec = spec
         self._source = source
         self._notes: list[str] = []
         self._told: set[str] = set()
-        self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
-        self._ramp_in_updates = self._ramp
 
     @property
     def program_key(self) -> tuple[object, ...]:
         """Settings that are compiled into a program: others need another one."""
         # What a device has adapted the loss scaling to can't be taken back.
         adapted = self.optimizer if self.automatic_loss_scaling else None
-        return program_key(self.optimizer), adapted, self.needs_running_mean
+        return self.values.constant, adapted, self.needs_running_mean
 
-    def numbers(self) -> list[dict[str, Any]]:
-        """Return the numbers of each parameter group, such as its learning rate."""
-        kinds = (bool, int, float, tuple)
-        return [
-            {name: value for name, value in group.items() if isinstance(value, kinds)}
-            for group in self.optimizer.param_groups
-        ]
+    @property
+    def values(self) -> OptimizerValues:
+        """The values of the optimizer."""
+        return OptimizerValues(self.optimizer)
 
     @property
     def has_schedule(self) -> bool:
@@ -1038,7 +979,7 @@ class Optimization:
         if self._set_per_update:
             names = " and the ".join(self._set_per_update)
             return f"a schedule sets the {names} of each update"
-        if self._ramp is not None or self.automatic_loss_scaling:
+        if self._spec is not None and self._spec.changes_loss_scaling:
             return "the loss scaling may change with each update"
         if self.ema_momentum is not None:
             return "weights are averaged after each update"
@@ -1058,8 +999,7 @@ class Optimization:
     @property
     def needs_epochs(self) -> bool:
         """Whether a schedule or ramp has lengths in epochs."""
-        in_epochs = self._ramp is not None and self._ramp.every_epochs is not None
-        return in_epochs or any(setter.needs_epochs for setter in self._setters)
+        return any(setter.needs_epochs for setter in self._setters)
 
     def news(self) -> list[str]:
         """Return and remove the lines about automatic choices."""
@@ -1090,11 +1030,9 @@ class Optimization:
         Warns:
             SharedRateWarning: A schedule can't be followed update by update.
         """
-        if self._ramp is not None and self._ramp.every_epochs is not None:
-            per_epoch = updates_per_epoch(total_updates, epochs)
-            self._ramp_in_updates = self._ramp.in_updates(per_epoch)
+        fit = Fit(self.num_updates, total_updates, epochs)
         for setter in self._setters:
-            setter.begin_fit(self.num_updates, total_updates, epochs)
+            setter.begin_fit(fit)
         self.before_call()
         shared = " and one ".join(self._set_per_update)
         if shared and updates_per_call > 1:
@@ -1108,14 +1046,13 @@ class Optimization:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let another run train: the schedules of a fit go on after it."""
-        begun, ramp = self.num_updates, self._ramp_in_updates
-        positions = [(setter, setter.position()) for setter in self._setters]
+        begun = self.num_updates
+        states = [setter.state_dict() for setter in self._setters]
         try:
             yield
         finally:
-            self._ramp_in_updates = ramp
-            for setter, position in positions:
-                setter.go_on(position, self.num_updates - begun)
+            for setter, state in zip(self._setters, states):
+                setter.go_on(state, self.num_updates - begun)
 
     def note(self, line: str) -> None:
         """Add a line for `news`."""
@@ -1131,13 +1068,6 @@ class Optimization:
             refuse_own_steps(self._source)
         for setter in self._setters:
             setter.write(self.num_updates)
-        if self._ramp_in_updates is None or self._spec is None:
-            return
-        scaling = self._ramp_in_updates.value(self.num_updates)
-        self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
-        if self._spec.velocity_follows:
-            for group in self.optimizer.param_groups:
-                group["velocity_scaling"] = scaling
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plain values that a resumed run needs.

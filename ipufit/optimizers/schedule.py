@@ -20,6 +20,7 @@ from typing import (
     Callable,
     Iterator,
     Mapping,
+    NamedTuple,
     Sequence,
     Union,
 )
@@ -36,6 +37,19 @@ from ipufit.errors import (
     UnsupportedError,
     refuse_foreign,
 )
+
+from .values import mark_variable, names_of_numbers, plain, set_value, value_of
+
+
+def to_updates(epochs: float, updates_per_epoch: int, least: int = 1) -> int:
+    """Convert a length in epochs to updates, rounded to the nearest.
+
+    Example:
+        >>> to_updates(1.5, updates_per_epoch=3)
+        5
+    """
+    return max(least, math.floor(epochs * updates_per_epoch + 0.5))
+
 
 # Loss scaling ----------------------------------------------------------------------
 
@@ -108,7 +122,7 @@ class LossScaleRamp:
         """
         if self.every_epochs is None:
             return self
-        every = max(1, math.floor(self.every_epochs * updates_per_epoch + 0.5))
+        every = to_updates(self.every_epochs, updates_per_epoch)
         return replace(self, every_updates=every, every_epochs=None)
 
     def value(self, update: int) -> float:
@@ -149,6 +163,23 @@ _SETTINGS = {
 }
 _STRETCHED = ("linear", "cosine", "cosine_restarts", "polynomial", "one_cycle")
 _WARMUP = ("warmup_updates", "warmup_fraction", "initial", "total_updates")
+_BOUNDS: dict[str, dict[str, Any]] = {
+    "warmup_fraction": {"least": 0, "below": 1},
+    "initial": {"least": 0, "most": 1},
+    "final": {"least": 0},
+    "power": {"above": 0},
+    "gamma": {"above": 0, "most": 1},
+    "warmup_epochs": {"least": 0},
+    "total_epochs": {"above": 0},
+    "every_epochs": {"above": 0},
+    "warmup_updates": {"least": 0, "is_whole": True},
+    "total_updates": {"least": 1, "is_whole": True},
+    "cycles": {"least": 1, "is_whole": True},
+    "every_updates": {"least": 1, "is_whole": True},
+    "timescale": {"least": 1, "is_whole": True},
+}
+"""What a setting must be, for `check_number`."""
+
 _IN_EPOCHS = {
     "warmup_epochs": "warmup_updates",
     "total_epochs": "total_updates",
@@ -292,15 +323,12 @@ class Schedule:
         """
         changes: dict[str, Any] = dict.fromkeys(_IN_EPOCHS)
         for name, twin in _IN_EPOCHS.items():
-            given = getattr(self, name)
-            if given is None:
-                continue
-            least = 0 if name == "warmup_epochs" else 1
-            lengths = [
-                max(least, math.floor(epochs * updates_per_epoch + 0.5))
-                for epochs in (given if name == "boundary_epochs" else [given])
-            ]
-            changes[twin] = lengths if name == "boundary_epochs" else lengths[0]
+            length = getattr(self, name)
+            if isinstance(length, tuple):
+                changes[twin] = [to_updates(one, updates_per_epoch) for one in length]
+            elif length is not None:
+                least = 0 if name == "warmup_epochs" else 1
+                changes[twin] = to_updates(length, updates_per_epoch, least)
         return replace(self, **changes)
 
     @property
@@ -350,9 +378,7 @@ class Schedule:
         final, share = self.final or 0.0, min(1.0, update / total)
         if self.name == "linear":
             return _between(1.0, final, share)
-        if self.name == "cosine":
-            return _half_cosine(1.0, final, share)
-        if self.name == "cosine_restarts":
+        if self.name in ("cosine", "cosine_restarts"):
             if update >= total:
                 return final
             of_cycle = update * (self.cycles or 1) % total / total
@@ -444,24 +470,9 @@ class Schedule:
                     f"{', '.join((*own, *_WARMUP))}; {name} belongs to "
                     f"{', '.join(owners)}."
                 )
-        numbers: dict[str, dict[str, Any]] = {
-            "warmup_fraction": {"least": 0, "below": 1},
-            "initial": {"least": 0, "most": 1},
-            "final": {"least": 0},
-            "power": {"above": 0},
-            "gamma": {"above": 0, "most": 1},
-            "warmup_epochs": {"least": 0},
-            "total_epochs": {"above": 0},
-            "every_epochs": {"above": 0},
-        }
-        for name, bounds in numbers.items():
+        for name, bounds in _BOUNDS.items():
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), of=self._who, **bounds)
-        whole = ("total_updates", "cycles", "every_updates", "timescale")
-        for name in ("warmup_updates", *whole):
-            if getattr(self, name) is not None:
-                least = int(name in whole)
-                check_whole(name, getattr(self, name), least=least, of=self._who)
 
     def _check_boundaries(self) -> None:
         name = "boundaries" if self.boundary_epochs is None else "boundary_epochs"
@@ -495,6 +506,40 @@ def _half_cosine(start: float, end: float, share: float) -> float:
 # Setting the values of an optimizer -------------------------------------------------
 
 
+class Fit(NamedTuple):
+    """The updates of a fit.
+
+    Attributes:
+        first: Index of the first update, counted since `compile`.
+        num_updates: Number of updates; None if unknown.
+        epochs: Number of epochs; None outside `fit`.
+    """
+
+    first: int
+    num_updates: int | None
+    epochs: int | None
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """The number of updates of an epoch.
+
+        Raises:
+            ConfigError: It is unknown.
+
+        Example:
+            >>> Fit(0, 300, epochs=3).updates_per_epoch
+            100
+        """
+        if self.num_updates is None or self.epochs is None:
+            raise ConfigError(
+                "A schedule or ramp has lengths in epochs, and the number of updates "
+                "of an epoch is unknown. Use fit(steps_per_epoch=...), or give it "
+                "lengths in updates: warmup_updates, total_updates, every_updates, "
+                "boundaries."
+            )
+        return max(1, self.num_updates // max(1, self.epochs))
+
+
 class Setter:
     """Base of classes that set values of an optimiser's parameter groups.
 
@@ -508,14 +553,8 @@ class Setter:
 
     needs_total = needs_epochs = is_per_update = False
 
-    def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
-        """Prepare for the updates of a fit.
-
-        Args:
-            update: Index of the first update.
-            total: Number of updates; None if unknown.
-            epochs: Number of epochs; None outside `fit`.
-        """
+    def begin_fit(self, fit: Fit) -> None:
+        """Prepare for the updates of a fit."""
 
     def write(self, update: int) -> None:
         """Set the values of an update."""
@@ -526,12 +565,8 @@ class Setter:
     def end_epoch(self) -> None:
         """Count an epoch."""
 
-    def position(self) -> Mapping[str, Any]:
-        """Return the position in the present fit."""
-        return {}
-
-    def go_on(self, position: Mapping[str, Any], num_updates: int) -> None:
-        """Continue a fit from a position, after updates of another run."""
+    def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
+        """Continue a fit from a state, after updates of another run."""
 
     def describe(self) -> str:
         """Describe the schedule in words that are equal in every process."""
@@ -558,9 +593,6 @@ class Setter:
         return dict_with(kinds, is_closed=True)
 
 
-BETAS = {"beta1": 0, "beta2": 1}  # names of the parts of `betas`
-
-
 class ScheduledValues(Setter):
     """Multiply each group's own rate, or another value, by the factor of a schedule."""
 
@@ -582,46 +614,35 @@ class ScheduledValues(Setter):
         self._written = vars(optimizer).setdefault("_written_by_schedules", {})
         written, own = self._written.get(name, (None, values))
         self._own = own if values == written else values
-        attribute = "betas" if name in BETAS else name
-        optimizer.variable_attrs.markAsVariable(attribute)  # type: ignore[attr-defined]
+        mark_variable(optimizer, name)
 
-    def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
+    def begin_fit(self, fit: Fit) -> None:
         """Restart the schedule, unless it counts over all fits."""
         if self.needs_epochs:
-            per_epoch = updates_per_epoch(total, epochs)
+            per_epoch = fit.updates_per_epoch
             if self._per_epoch not in (None, per_epoch):
                 # The updates made so far stay as many epochs.
-                made = (update - self._start) / (self._per_epoch or 1)
-                self._start = update - round(made * per_epoch)
+                made = (fit.first - self._start) / (self._per_epoch or 1)
+                self._start = fit.first - round(made * per_epoch)
             self._per_epoch = per_epoch
             self._schedule = self._given.in_updates(per_epoch)
         if not self._given.counts_all_fits:
-            self._start, self._total = update, total
-            if total is not None:
-                self._schedule.check_fits(total)
-        self.write(update)
+            self._start, self._total = fit.first, fit.num_updates
+            if fit.num_updates is not None:
+                self._schedule.check_fits(fit.num_updates)
+        self.write(fit.first)
 
     def write(self, update: int) -> None:
         """Set the values of an update."""
         factor = self._schedule.factor(update - self._start, self._total)
         values = [value * factor for value in self._own]
         for group, value in zip(self._optimizer.param_groups, values):
-            if self._name in BETAS:
-                betas = list(group["betas"])
-                betas[BETAS[self._name]] = value
-                group["betas"] = tuple(betas)
-            else:
-                group[self._name] = value
+            set_value(group, self._name, value)
         self._written[self._name] = values, self._own
 
-    def position(self) -> Mapping[str, Any]:
-        """Return start and length in the present fit."""
-        names = "_start", "_total", "_per_epoch", "_schedule"
-        return {name: vars(self)[name] for name in names}
-
-    def go_on(self, position: Mapping[str, Any], num_updates: int) -> None:
+    def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
         """Continue a fit; a schedule over all fits counts the other run's updates."""
-        vars(self).update(position)
+        self.load_state_dict(state)
         if not self._given.counts_all_fits:
             self._start += num_updates
 
@@ -639,32 +660,42 @@ class ScheduledValues(Setter):
         self._start, self._total = state["start"], state["total"]
         self._own = list(state["own"])
         self._per_epoch = state.get("per_epoch")
+        self._schedule = self._given
         if self._per_epoch is not None:
             self._schedule = self._given.in_updates(self._per_epoch)
 
 
-def value_of(group: Mapping[str, Any], name: str) -> Any:
-    """Return a value of a parameter group; "beta1" and "beta2" are parts of `betas`."""
-    return group["betas"][BETAS[name]] if name in BETAS else group[name]
+class RampedScaling(Setter):
+    """Sets the loss scaling of a ramp, and the scaling of velocities if it follows."""
 
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, ramp: LossScaleRamp, has_velocity: bool
+    ) -> None:
+        self.needs_epochs = ramp.every_epochs is not None
+        self._optimizer = optimizer
+        self._given = self._ramp = ramp
+        self._has_velocity = has_velocity
 
-def updates_per_epoch(total: int | None, epochs: int | None) -> int:
-    """Divide the updates of a fit by its epochs.
+    def begin_fit(self, fit: Fit) -> None:
+        """Convert a length in epochs to updates."""
+        if self.needs_epochs:
+            self._ramp = self._given.in_updates(fit.updates_per_epoch)
 
-    Raises:
-        ConfigError: One of them is unknown.
+    def write(self, update: int) -> None:
+        """Set the scaling of an update."""
+        scaling = self._ramp.value(update)
+        self._optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
+        if self._has_velocity:
+            for group in self._optimizer.param_groups:
+                group["velocity_scaling"] = scaling
 
-    Example:
-        >>> updates_per_epoch(300, 3)
-        100
-    """
-    if total is None or epochs is None:
-        raise ConfigError(
-            "A schedule or ramp has lengths in epochs, and the number of updates of an "
-            "epoch is unknown. Use fit(steps_per_epoch=...), or give it lengths in "
-            "updates: warmup_updates, total_updates, every_updates, boundaries."
-        )
-    return max(1, total // max(1, epochs))
+    def state_dict(self) -> dict[str, Any]:
+        """Return the ramp in updates."""
+        return {"ramp": self._ramp}
+
+    def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
+        """Continue with the ramp of the fit; it counts the other run's updates."""
+        self._ramp = state["ramp"]
 
 
 class OptimizerMirror(Setter):
@@ -724,20 +755,6 @@ class OptimizerMirror(Setter):
         ]
 
 
-def plain(value: Any) -> Any:
-    """Convert a group's value for PopTorch: no tensors, tuples of floats.
-
-    Example:
-        >>> plain([torch.tensor(0.5), 1])
-        (0.5, 1.0)
-    """
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    if isinstance(value, (tuple, list)):
-        return tuple(plain(element) for element in value)
-    return float(value) if type(value) is int else value
-
-
 # Schedulers of torch ----------------------------------------------------------------
 
 
@@ -783,21 +800,23 @@ class TorchScheduler(Setter):
         if any(getattr(part, "cycle_momentum", False) for part in _chained(scheduler)):
             changed |= {"betas", "momentum"} & set(optimizer.defaults)
         for name in sorted(changed):
-            optimizer.variable_attrs.markAsVariable(name)  # type: ignore[attr-defined]
+            mark_variable(optimizer, name)
         # A scheduler sets values when it is made, too: what PopTorch's optimizer
         # doesn't have yet is a change.
         self._mirror = OptimizerMirror(optimizer, optimizer)
         self._mirror.source = scheduler.optimizer
         self._mirror.copy_changes(self._who)
 
-    def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
+    def begin_fit(self, fit: Fit) -> None:
         """Refuse a fit that is longer than a scheduler that raises at its end."""
-        if self._per_epoch and epochs is None:
+        if self._per_epoch and fit.epochs is None:
             raise ConfigError(
                 f"{self._who} is stepped per epoch (ipufit.PerEpoch), and "
                 "train_on_batch has no epochs. Use fit, or step it per update."
             )
-        unit, coming = ("epochs", epochs) if self._per_epoch else ("updates", total)
+        unit, coming = "updates", fit.num_updates
+        if self._per_epoch:
+            unit, coming = "epochs", fit.epochs
         if coming is None or not isinstance(self._scheduler, lr_scheduler.OneCycleLR):
             return
         made, end = self._scheduler.last_epoch, self._scheduler.total_steps
@@ -1065,12 +1084,6 @@ def _check_name(name: Any, optimizer: torch.optim.Optimizer) -> None:
             f"schedules has {name!r}: use Optimizer(..., loss_scaling=ipufit."
             "LossScaleRamp(...)), which the velocity scaling follows."
         )
-    known = [
-        one
-        for one, value in optimizer.param_groups[0].items()
-        if type(value) in (int, float) and one in optimizer.defaults and one != "lr"
-    ]
-    if "betas" in optimizer.defaults:
-        known += BETAS
+    known = names_of_numbers(optimizer)
     if name not in known:
         raise UnknownNameError("value of a parameter group", str(name), known)
