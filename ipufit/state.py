@@ -6,16 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Iterable,
-    Iterator,
-    NamedTuple,
-    TypeVar,
-)
+from typing import Any, Callable, ContextManager, Iterable, Iterator, TypeVar
 
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.profiler import record_function
@@ -37,7 +28,8 @@ EVICTING_SIGNALS = ("SIGTERM", "SIGUSR1")
 """Signals by which schedulers tell a process to end: `sbatch --signal=USR1@120`."""
 
 
-class Stop(NamedTuple):
+@dataclass(frozen=True)
+class Stop:
     """A request to end a run after the present call.
 
     Attributes:
@@ -48,10 +40,6 @@ class Stop(NamedTuple):
 
     reason: str
     is_eviction: bool = False
-
-
-INTERRUPTED = Stop("interrupted")
-"""The end of a run that Ctrl-C has interrupted."""
 
 
 @dataclass
@@ -74,9 +62,11 @@ class RunState:
         is_finite: Whether the loss was finite so far.
         stop_evaluating: Set it to end the present evaluation after this call.
         stop_predicting: Set it to end the present prediction after this call.
-        requests: Requests of this process to end the run, in their order.
+        request: Request of this process to end the run; None for no request.
         ending: The request that all processes have agreed on; None while the run goes
             on.
+        told_by: The signal or callback that told this process to end, so that another
+            one goes on with the run; None if none did.
         processes: The processes of the run.
         is_paused: Whether other code runs between two parts of `predict(stream=True)`.
         thread: Identifier of the thread that makes the run; None before it.
@@ -105,8 +95,9 @@ class RunState:
     is_finite: bool = True
     stop_evaluating: bool = False
     stop_predicting: bool = False
-    requests: list[Stop] = field(default_factory=list)
+    request: Stop | None = None
     ending: Stop | None = None
+    told_by: str | None = None
     processes: Processes = field(default_factory=Processes)
     is_paused: bool = False
     thread: int | None = None
@@ -135,35 +126,21 @@ class RunState:
         """Ask the run to end in order after the present call.
 
         Args:
-            reason: Why the run ends; the first reason is kept.
+            reason: Why the run ends. The first reason is kept, but a stop comes before
+                an eviction, since no process is to go on with a run that stops.
             is_eviction: Whether callbacks save the run first, as on SIGTERM, so that
                 another process can go on with it.
         """
-        self.requests.append(Stop(reason, is_eviction))
-
-    def go_on(self) -> None:
-        """Withdraw the requests of this process, but for evictions."""
-        self.requests = [one for one in self.requests if one.is_eviction]
-
-    @property
-    def request(self) -> Stop | None:
-        """The first request of this process; any stop comes before an eviction.
-
-        A run that stops isn't to be gone on with.
-        """
-        stops = sorted(self.requests, key=attrgetter("is_eviction"))
-        return stops[0] if stops else None
+        if is_eviction:
+            self.told_by = reason
+        if self.request is None or (self.request.is_eviction and not is_eviction):
+            self.request = Stop(reason, is_eviction)
 
     @property
     def stop_reason(self) -> str | None:
         """Why the run stops early; None while it goes on, or is just being saved."""
         stop = self.ending or self.request
         return None if stop is None or stop.is_eviction else stop.reason
-
-    @property
-    def was_told_to_end(self) -> bool:
-        """Whether this process was told to end (SIGTERM); others may not know yet."""
-        return any(stop.is_eviction for stop in self.requests)
 
     def after_hooks(self, action: Callable[[], None]) -> None:
         """Call an action after all callbacks have handled the present event.
@@ -195,7 +172,7 @@ class RunState:
         """Call the actions of `on_eviction`, even if some fail; called by the loop."""
         do_all(self._on_eviction)
         if self.processes.is_first:
-            by = self.request.reason if self.request else "another process"
+            by = self.told_by or "another process"
             logger.warning(
                 "fit() ends after update %d: %s told it to.", self.updates, by
             )

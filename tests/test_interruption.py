@@ -535,7 +535,7 @@ class EvictInValidation(ipufit.Callback):
         self.calls = 0
 
     def on_test_batch_end(self, batch, logs):
-        if self.run.was_told_to_end:
+        if self.run.told_by is not None:
             self.calls += 1
         if self.epoch == 0 and batch == 0:
             evict()

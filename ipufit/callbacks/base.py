@@ -26,7 +26,7 @@ import torch
 from ipufit._arguments import check_function, check_number, is_number, refuse, shown
 from ipufit._kinds import are_numbers, fields
 from ipufit.errors import ConfigError, DamagedCheckpointError, do_all, refuse_foreign
-from ipufit.state import INTERRUPTED, RunState, span
+from ipufit.state import RunState, span
 
 CallbackLike = Union["Callback", Iterable[Any], None]
 """A callback, or nested sequences of them."""
@@ -413,7 +413,7 @@ class CallbackList(Callback):
         """
         do_all(
             [partial(callback.on_train_end, logs) for callback in self._called],
-            is_failing=self.run.ending == INTERRUPTED,
+            is_failing=self.run.stop_reason == "interrupted",
         )
 
     def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:

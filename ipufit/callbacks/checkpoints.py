@@ -28,7 +28,7 @@ from ipufit.errors import (
     suggesting,
     warn,
 )
-from ipufit.state import EVICTED, INTERRUPTED, Stop
+from ipufit.state import EVICTED
 
 from .base import Callback, check_frequency
 from .monitoring import MonitorCallback, direction_of
@@ -395,9 +395,9 @@ class BackupAndRestore(Callback):
         it uses the result.
         """
         run = self.run
-        is_cut = run.ending in (Stop(EVICTED), INTERRUPTED) or run.was_told_to_end
-        if run.ending != INTERRUPTED:
-            is_cut = any(run.processes.gathered(is_cut))
+        is_cut = run.stop_reason in (EVICTED, "interrupted")
+        if not is_cut:
+            is_cut = any(run.processes.gathered(run.told_by is not None))
         if self.delete_checkpoint and not is_cut:
             run.after_hooks(self._clear)
 

@@ -75,14 +75,7 @@ from ipufit.errors import (
 )
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
-from ipufit.state import (
-    EVICTING_SIGNALS,
-    INTERRUPTED,
-    RunState,
-    Stop,
-    awaited,
-    span,
-)
+from ipufit.state import EVICTING_SIGNALS, RunState, Stop, awaited, span
 from ipufit.types import Batch, Logs
 
 T = TypeVar("T")
@@ -391,7 +384,7 @@ class ProcessSync:
         digest = zlib.crc32(repr(facts).encode())
         wishes = [
             run.ending is None and run.stop_reason is not None,
-            run.ending is None and run.was_told_to_end,
+            run.ending is None and run.told_by is not None,
             run.stop_evaluating,
             run.stop_predicting,
             self._next_interval() if processes.is_first else 0,
@@ -1183,7 +1176,7 @@ def ended_in_order(
     except EvictedError:
         pass
     except KeyboardInterrupt:
-        run.ending = INTERRUPTED
+        run.ending = Stop("interrupted")
         with exchanges_off():  # other processes are elsewhere
             hooks.on_train_end(dict(run.logs))
             training.executors.detach()

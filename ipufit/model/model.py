@@ -115,7 +115,7 @@ from ipufit.resume import (
     naming,
     numeric_settings,
 )
-from ipufit.state import RunState
+from ipufit.state import RunState, Stop
 from ipufit.types import Logs, PathLike, Verbose
 
 from .arguments import (
@@ -1732,7 +1732,8 @@ class IPUModel:
         if value:
             self._fit_run.stop("model.stop_training was set")
         else:
-            self._fit_run.go_on()
+            run = self._fit_run
+            run.request = Stop(run.told_by, is_eviction=True) if run.told_by else None
 
     @property
     def stop_evaluating(self) -> bool:
@@ -2149,7 +2150,8 @@ class IPUModel:
                 yield
         finally:
             self._fit_run, self._snapshot, self.history = outer, snapshot, history
-            outer.requests += [stop for stop in run.requests if stop.is_eviction]
+            if run.told_by is not None:
+                outer.stop(run.told_by, is_eviction=True)
 
 
 class _WithoutTensors(pickle.Pickler):
