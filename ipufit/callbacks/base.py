@@ -47,6 +47,8 @@ class Callback:
             restored in a resumed run. See `state_dict`. A dict maps each name to a
             check: a function of a saved value and its name, which returns what is
             wrong with the value, or None.
+        former_attributes: Names that states of earlier versions have, and that are
+            ignored.
         is_saved: False if a run may be resumed without this callback, such as a
             display.
         writes_for_all: Whether it prints or writes files for all processes of a run, so
@@ -65,6 +67,7 @@ class Callback:
     """
 
     saved_attributes: ClassVar[Collection[str]] = ()
+    former_attributes: ClassVar[Collection[str]] = ()
     is_saved: ClassVar[bool] = True
     writes_for_all: ClassVar[bool] = False
     reads_batch_logs: bool = True
@@ -221,7 +224,8 @@ class Callback:
             )
 
     def _check_keys(self, state: Mapping[str, Any]) -> None:
-        unknown = sorted(set(state).difference(self.saved_attributes))
+        known = {*self.saved_attributes, *self.former_attributes}
+        unknown = sorted(set(state) - known)
         missing = [name for name in self.saved_attributes if name not in state]
         faults = [f"has {', '.join(unknown)}, which it doesn't know"] if unknown else []
         if missing:
