@@ -384,8 +384,6 @@ class TrainedState:
             "optimizer": {"groups": each_of(kinds)},
             "updates": self.optimization.state_kind,
         }
-        if self.average is not None:
-            own_form["average"] = self.average.state_kind
         check_form(checkpoint, fields(own_form))
         if self.average is not None:
             self.average.check_state(_averages(checkpoint))

@@ -348,7 +348,7 @@ class BackupAndRestore(SavingCallback):
     """Save the whole run, and continue the saved run when `fit` is called again.
 
     As in Keras, but exactly: if a run is killed and the same script is started again,
-    it ends with the same weights, optimiser, History and callbacks as an uninterrupted
+    it ends with the same weights, optimizer, History and callbacks as an uninterrupted
     run. On SIGTERM, which schedulers send, it saves after the present call and ends the
     run in order. With several processes the first one writes and all read. SIGTERM in
     any process ends all.

@@ -394,7 +394,7 @@ class IPUModel:
             lr_schedule,
             self.module,
             schedules,
-            own=self._counterparts.own,
+            counterpart=self._counterparts.own,
             is_half=config.types.is_half,
         )
         momentum = optimization.ema_momentum

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimisers, learning rates, loss scaling, averages of weights."""
+"""Optimizers, learning rates, loss scaling, averages of weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules of learning rates, loss scaling and other values, ours and torch's.
 
-A `Schedule` is a factor on each parameter group's own value. Formulas are those of
+A `Schedule` is a factor on the value of each parameter group. Formulas are those of
 torch's schedulers and of the transformers library, where they have the schedule.
 """
 
@@ -276,11 +276,11 @@ class Schedule:
                 "Schedule('exponential', gamma=0.999)."
             )
         twins = [("warmup_updates", "warmup_fraction"), *_IN_EPOCHS.items()]
-        for one, other in (*twins, ("warmup_epochs", "warmup_fraction")):
-            values = getattr(self, one), getattr(self, other)
+        for name, twin in (*twins, ("warmup_epochs", "warmup_fraction")):
+            values = getattr(self, name), getattr(self, twin)
             if None not in values:
                 raise ConfigError(
-                    f"{self._who} has {one}={values[0]} and {other}={values[1]}. Give "
+                    f"{self._who} has {name}={values[0]} and {twin}={values[1]}. Give "
                     "one of them."
                 )
         if self.needs_epochs:
@@ -325,7 +325,7 @@ class Schedule:
         for name, twin in _IN_EPOCHS.items():
             length = getattr(self, name)
             if isinstance(length, tuple):
-                changes[twin] = [to_updates(one, updates_per_epoch) for one in length]
+                changes[twin] = [to_updates(part, updates_per_epoch) for part in length]
             elif length is not None:
                 least = 0 if name == "warmup_epochs" else 1
                 changes[twin] = to_updates(length, updates_per_epoch, least)
@@ -461,13 +461,13 @@ class Schedule:
         return f"Schedule({self.name!r})"
 
     def _check_settings(self) -> None:
-        own = _SETTINGS[self.name]
+        settings = _SETTINGS[self.name]
         for name in sorted({name for names in _SETTINGS.values() for name in names}):
-            if name not in own and getattr(self, name) is not None:
+            if name not in settings and getattr(self, name) is not None:
                 owners = [repr(n) for n, names in _SETTINGS.items() if name in names]
                 raise ConfigError(
                     f"{self._who} has no {name}. It has "
-                    f"{', '.join((*own, *_WARMUP))}; {name} belongs to "
+                    f"{', '.join((*settings, *_WARMUP))}; {name} belongs to "
                     f"{', '.join(owners)}."
                 )
         for name, bounds in _BOUNDS.items():
@@ -476,23 +476,24 @@ class Schedule:
 
     def _check_boundaries(self) -> None:
         name = "boundaries" if self.boundary_epochs is None else "boundary_epochs"
-        given: Any = getattr(self, name)
-        if not isinstance(given, (list, tuple)) or not given:
+        boundaries: Any = getattr(self, name)
+        if not isinstance(boundaries, (list, tuple)) or not boundaries:
             raise ConfigError(
-                f"{self._who} has {name}={given!r}: give the updates at which the "
+                f"{self._who} has {name}={boundaries!r}: give the updates at which the "
                 "rate is multiplied by gamma, as in boundaries=(1000, 2000), or the "
                 "epochs, as in boundary_epochs=(30, 60)."
             )
-        for boundary in given:
+        for boundary in boundaries:
             if name == "boundaries":
                 check_whole("a boundary", boundary, of=self._who, least=1)
             else:
                 check_number("a boundary", boundary, of=self._who, above=0)
-        if list(given) != sorted(set(given)):
+        if list(boundaries) != sorted(set(boundaries)):
             raise ConfigError(
-                f"{self._who} has {name}={given}: sort them, each above the one before."
+                f"{self._who} has {name}={boundaries}: sort them, each above the one "
+                "before."
             )
-        object.__setattr__(self, name, tuple(given))
+        object.__setattr__(self, name, tuple(boundaries))
 
 
 def _between(start: float, end: float, share: float) -> float:
@@ -541,7 +542,7 @@ class Fit(NamedTuple):
 
 
 class Setter:
-    """Base of classes that set values of an optimiser's parameter groups.
+    """Base of classes that set values of an optimizer's parameter groups.
 
     Executors notice what has changed, and send it to the device.
 
@@ -559,11 +560,8 @@ class Setter:
     def write(self, update: int) -> None:
         """Set the values of an update."""
 
-    def advance(self, num_updates: int) -> None:
-        """Count a number of updates."""
-
-    def end_epoch(self) -> None:
-        """Count an epoch."""
+    def step(self, *, updates: int = 0, epochs: int = 0) -> None:
+        """Count updates after a call, or an epoch at its end."""
 
     def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
         """Continue a fit from a state, after updates of another run."""
@@ -594,7 +592,10 @@ class Setter:
 
 
 class ScheduledValues(Setter):
-    """Multiply each group's own rate, or another value, by the factor of a schedule."""
+    """Sets the rates of groups, or other values, to a schedule's multiple of them.
+
+    The values before the first update are the base values.
+    """
 
     is_per_update = True
 
@@ -604,7 +605,7 @@ class ScheduledValues(Setter):
         self.needs_epochs = schedule.needs_epochs
         self.needs_total = schedule.needs_total and not schedule.counts_all_fits
         self._optimizer = optimizer
-        self._given = self._schedule = schedule
+        self._as_made = self._schedule = schedule
         self._name = name
         self._start = 0
         self._total: int | None = None
@@ -612,8 +613,8 @@ class ScheduledValues(Setter):
         # An optimizer may be compiled again: its values are those of a schedule then.
         values = [value_of(group, name) for group in optimizer.param_groups]
         self._written = vars(optimizer).setdefault("_written_by_schedules", {})
-        written, own = self._written.get(name, (None, values))
-        self._own = own if values == written else values
+        written, base = self._written.get(name, (None, values))
+        self._base = base if values == written else values
         mark_variable(optimizer, name)
 
     def begin_fit(self, fit: Fit) -> None:
@@ -625,8 +626,8 @@ class ScheduledValues(Setter):
                 made = (fit.first - self._start) / (self._per_epoch or 1)
                 self._start = fit.first - round(made * per_epoch)
             self._per_epoch = per_epoch
-            self._schedule = self._given.in_updates(per_epoch)
-        if not self._given.counts_all_fits:
+            self._schedule = self._as_made.in_updates(per_epoch)
+        if not self._as_made.counts_all_fits:
             self._start, self._total = fit.first, fit.num_updates
             if fit.num_updates is not None:
                 self._schedule.check_fits(fit.num_updates)
@@ -635,34 +636,34 @@ class ScheduledValues(Setter):
     def write(self, update: int) -> None:
         """Set the values of an update."""
         factor = self._schedule.factor(update - self._start, self._total)
-        values = [value * factor for value in self._own]
+        values = [value * factor for value in self._base]
         for group, value in zip(self._optimizer.param_groups, values):
             set_value(group, self._name, value)
-        self._written[self._name] = values, self._own
+        self._written[self._name] = values, self._base
 
     def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
         """Continue a fit; a schedule over all fits counts the other run's updates."""
         self.load_state_dict(state)
-        if not self._given.counts_all_fits:
+        if not self._as_made.counts_all_fits:
             self._start += num_updates
 
     def describe(self) -> str:
         """Return the schedule with its settings."""
-        return repr(self._given)
+        return repr(self._as_made)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule's start and length, and the groups' own values."""
-        state = {"start": self._start, "total": self._total, "own": list(self._own)}
+        """Return start and length of the schedule, and the base values of groups."""
+        state = {"start": self._start, "total": self._total, "own": list(self._base)}
         return {**state, "per_epoch": self._per_epoch} if self.needs_epochs else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self._start, self._total = state["start"], state["total"]
-        self._own = list(state["own"])
+        self._base = list(state["own"])
         self._per_epoch = state.get("per_epoch")
-        self._schedule = self._given
+        self._schedule = self._as_made
         if self._per_epoch is not None:
-            self._schedule = self._given.in_updates(self._per_epoch)
+            self._schedule = self._as_made.in_updates(self._per_epoch)
 
 
 class RampedScaling(Setter):
@@ -673,13 +674,13 @@ class RampedScaling(Setter):
     ) -> None:
         self.needs_epochs = ramp.every_epochs is not None
         self._optimizer = optimizer
-        self._given = self._ramp = ramp
+        self._as_made = self._ramp = ramp
         self._has_velocity = has_velocity
 
     def begin_fit(self, fit: Fit) -> None:
         """Convert a length in epochs to updates."""
         if self.needs_epochs:
-            self._ramp = self._given.in_updates(fit.updates_per_epoch)
+            self._ramp = self._as_made.in_updates(fit.updates_per_epoch)
 
     def write(self, update: int) -> None:
         """Set the scaling of an update."""
@@ -699,11 +700,11 @@ class RampedScaling(Setter):
 
 
 class OptimizerMirror(Setter):
-    """Copies changes of the user's optimiser into PopTorch's, made from it.
+    """Copies changes of the user's optimizer into PopTorch's, made from it.
 
     Args:
         optimizer: One of `poptorch.optim`.
-        source: The user's optimiser; it may be `optimizer` itself.
+        source: The user's optimizer; it may be `optimizer` itself.
     """
 
     def __init__(
@@ -714,7 +715,7 @@ class OptimizerMirror(Setter):
         self.forget()
 
     def forget(self) -> None:
-        """Start following changes from the user's optimiser's present values."""
+        """Start following changes from the user's optimizer's present values."""
         self._copied = self._values()
 
     def write(self, update: int) -> None:
@@ -766,7 +767,7 @@ class PerEpoch:
 
     Args:
         scheduler: A scheduler of `torch.optim.lr_scheduler` that is bound to the
-            optimizer given to `compile`, or a function that returns one for an
+            optimizer of `compile`, or a function that makes a scheduler for an
             optimizer.
 
     Example:
@@ -780,12 +781,12 @@ class PerEpoch:
 class TorchScheduler(Setter):
     """Steps a scheduler of torch, once per update or once per epoch.
 
-    If it is bound to the user's torch optimiser, the values it changes are copied to
+    If it is bound to the user's torch optimizer, the values it changes are copied to
     PopTorch's.
 
     Args:
         optimizer: One of `poptorch.optim`.
-        scheduler: Scheduler that is bound to it, or to the optimiser it was made from.
+        scheduler: Scheduler that is bound to it, or to the optimizer it was made from.
         per_epoch: If True, it is stepped at the end of each epoch.
     """
 
@@ -797,7 +798,7 @@ class TorchScheduler(Setter):
         self._per_epoch = per_epoch
         self.is_per_update = not per_epoch
         changed = {"lr"}
-        if any(getattr(part, "cycle_momentum", False) for part in _chained(scheduler)):
+        if any(getattr(part, "cycle_momentum", False) for part in _parts_of(scheduler)):
             changed |= {"betas", "momentum"} & set(optimizer.defaults)
         for name in sorted(changed):
             mark_variable(optimizer, name)
@@ -827,22 +828,14 @@ class TorchScheduler(Setter):
                 "more."
             )
 
-    def advance(self, num_updates: int) -> None:
-        """Step the scheduler, unless per epoch, and copy changed values."""
-        self._step(0 if self._per_epoch else num_updates)
-
-    def end_epoch(self) -> None:
-        """Step the scheduler if it is stepped per epoch, and copy changed values."""
-        if self._per_epoch:
-            self._step(1)
-
-    def _step(self, times: int) -> None:
-        source = self._mirror.source
+    def step(self, *, updates: int = 0, epochs: int = 0) -> None:
+        """Step the scheduler once per update or epoch, and copy changed values."""
+        source, times = self._mirror.source, epochs if self._per_epoch else updates
         with warnings.catch_warnings():
-            # Copies of a scheduler and its optimiser no longer know of each other.
+            # Copies of a scheduler and its optimizer no longer know of each other.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             for _ in range(times):
-                # Schedulers warn if the optimiser was never stepped: it makes a step
+                # Schedulers warn if the optimizer was never stepped: it makes a step
                 # of nothing, since the device has made the real one.
                 groups, source.param_groups = source.param_groups, []
                 try:
@@ -853,12 +846,12 @@ class TorchScheduler(Setter):
         self._mirror.copy_changes(self._who)
 
     def describe(self) -> str:
-        """Name the classes of the scheduler and of the schedulers that it chains."""
-        names = ", ".join(type(one).__name__ for one in _chained(self._scheduler))
+        """Name the classes of the scheduler and of the schedulers that it calls."""
+        names = ", ".join(type(part).__name__ for part in _parts_of(self._scheduler))
         return f"PerEpoch({names})" if self._per_epoch else names
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's own state, and its optimiser's numbers."""
+        """Return the scheduler's state, and the numbers of its optimizer."""
         return {
             "scheduler": _plain_state(self._scheduler.state_dict()),
             "groups": [
@@ -873,8 +866,8 @@ class TorchScheduler(Setter):
 
         def check(state: Any, where: str) -> str | None:
             source, fault = self._mirror.source, kind(state, where)
-            parts = list(_chained(self._scheduler))
-            if fault is not None or not all(_has_no_user_code(one) for one in parts):
+            parts = list(_parts_of(self._scheduler))
+            if fault is not None or not all(map(_has_no_user_code, parts)):
                 return fault
             groups = [dict(group) for group in source.param_groups]
             stub = SimpleNamespace(param_groups=groups, defaults=source.defaults)
@@ -884,7 +877,7 @@ class TorchScheduler(Setter):
                 return None
             try:
                 copied.load_state_dict(dict(state["scheduler"]))
-                for part in _chained(copied):
+                for part in _parts_of(copied):
                     part._get_lr_called_within_step = True
                     with contextlib.suppress(NotImplementedError):  # of SequentialLR
                         part.get_lr()
@@ -904,11 +897,11 @@ class TorchScheduler(Setter):
         self._mirror.forget()
 
 
-def _chained(scheduler: Any) -> Iterator[Any]:
-    """Yield a scheduler and the schedulers that it chains."""
+def _parts_of(scheduler: Any) -> Iterator[Any]:
+    """Yield a scheduler, and the schedulers that it calls."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
-        yield from _chained(part)
+        yield from _parts_of(part)
 
 
 def _has_no_user_code(scheduler: Any) -> bool:
@@ -929,12 +922,12 @@ def _plain_state(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {
-            name: _plain_state(one)
-            for name, one in value.items()
-            if not callable(one) and not isinstance(one, Counter)
+            name: _plain_state(part)
+            for name, part in value.items()
+            if not callable(part) and not isinstance(part, Counter)
         }
     is_listed = type(value) in (list, tuple)
-    return [_plain_state(one) for one in value] if is_listed else value
+    return [*map(_plain_state, value)] if is_listed else value
 
 
 def _is_plain(value: Any) -> bool:
@@ -953,31 +946,33 @@ ScheduleLike = Union[
     Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler],
     None,
 ]
-"""A name, a `Schedule`, a scheduler of torch, or what makes one for an optimiser."""
+"""A name, a `Schedule`, a scheduler of torch, or a function that makes a scheduler."""
 
 SchedulesLike = Union[Mapping[str, Union[str, Schedule]], None]
 """Names of values of parameter groups, and the schedule of each."""
 
 
 def make_rates(
-    lr_schedule: ScheduleLike, optimizer: torch.optim.Optimizer, given: object
+    lr_schedule: ScheduleLike, optimizer: torch.optim.Optimizer, source: object
 ) -> Setter:
-    """Create the setter of an optimiser's learning rates.
+    """Create the setter of an optimizer's learning rates.
 
     Args:
         lr_schedule: A name, a `Schedule`, a scheduler of torch that is bound to
-            `given`, a function that returns one for an optimiser, or None.
+            `source`, a function that makes a scheduler for an optimizer, or None.
         optimizer: One of `poptorch.optim`.
-        given: The optimizer of the user, or its name or class.
+        source: The optimizer of the user, or its name or description.
 
     Raises:
         UnknownNameError: There is no schedule of that name.
-        ConfigError: The scheduler is bound to another optimiser, or is none.
+        ConfigError: The scheduler is bound to another optimizer, or is none.
         UnsupportedError: The scheduler is torch's ReduceLROnPlateau.
     """
-    own = given if isinstance(given, torch.optim.Optimizer) else optimizer
+    followed = source if isinstance(source, torch.optim.Optimizer) else optimizer
     if lr_schedule is None:
-        return Setter() if own is optimizer else OptimizerMirror(optimizer, own)
+        if followed is optimizer:
+            return Setter()
+        return OptimizerMirror(optimizer, followed)
     if isinstance(lr_schedule, str):
         lr_schedule = Schedule(lr_schedule)
     if isinstance(lr_schedule, Schedule):
@@ -1007,7 +1002,7 @@ def make_rates(
     # In torch 2.0 ReduceLROnPlateau is no LRScheduler.
     kinds = lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau
     if not isinstance(scheduler, kinds) and callable(scheduler):
-        scheduler = scheduler(own)
+        scheduler = scheduler(followed)
     if not isinstance(scheduler, kinds):
         raise ConfigError(
             f"lr_schedule={shown(lr_schedule)} is neither a name, nor an "
@@ -1015,14 +1010,14 @@ def make_rates(
             "function that makes one of an optimizer. For a function of the update's "
             "index pass lambda optimizer: LambdaLR(optimizer, function)."
         )
-    for part in _chained(scheduler):
+    for part in _parts_of(scheduler):
         if isinstance(part, lr_scheduler.ReduceLROnPlateau):
             raise UnsupportedError(
                 "torch's ReduceLROnPlateau needs a metric after each epoch, which a "
                 "schedule of updates doesn't have. Use the callback "
                 "ipufit.ReduceLROnPlateau."
             )
-        if part.optimizer is not own:
+        if part.optimizer is not followed:
             raise ConfigError(
                 f"This {type(part).__name__} is bound to another optimizer than the "
                 "one that compile() got. Make it with that one, or pass a function: "
@@ -1044,7 +1039,7 @@ def make_schedules(
         optimizer: One of `poptorch.optim`. The values are marked as variable.
 
     Raises:
-        UnknownNameError: The optimiser has no such value, or there is no such schedule.
+        UnknownNameError: The optimizer has no such value, or there is no such schedule.
         ConfigError: The value is 0 in all groups, or is set otherwise.
     """
     if schedules is None:

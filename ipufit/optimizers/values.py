@@ -9,8 +9,8 @@ from typing import Any, Mapping
 import torch
 
 KERNEL_SETTINGS = ("capturable", "differentiable", "foreach", "fused", "maximize")
-"""Settings of torch's own kernels, which IPUs don't use, and which come and go with
-versions of torch."""
+"""Settings of torch's kernels, which IPUs don't use, and which versions of torch add
+and remove."""
 
 _NOT_SAVED = ("params", "initial_lr", "decoupled_weight_decay", *KERNEL_SETTINGS)
 _PLAIN = (bool, int, float, str)
@@ -22,7 +22,7 @@ class OptimizerValues:
     """The values of an optimizer: settings of its parameter groups, and attributes.
 
     Args:
-        optimizer: One of `poptorch.optim`, or one of torch that PopTorch takes.
+        optimizer: An optimizer of `poptorch.optim`, or of torch if PopTorch takes it.
 
     Example:
         >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.5)
@@ -42,12 +42,12 @@ class OptimizerValues:
         to find a change.
         """
         groups = self.optimizer.param_groups
-        values = [{n: v for n, v in one.items() if n != "params"} for one in groups]
+        values = [{n: v for n, v in g.items() if n != "params"} for g in groups]
         return *values, getattr(self.optimizer, "loss_scaling", 1.0)
 
     @property
     def constant(self) -> tuple[object, ...]:
-        """The values of one of PopTorch's optimizers that are compiled into a program.
+        """The values of an optimizer of `poptorch.optim` that are compiled in.
 
         They are its class and plain attributes; for each group and the defaults the
         constant settings and the parameters. An optimizer whose state doesn't begin
