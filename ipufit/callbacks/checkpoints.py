@@ -55,7 +55,7 @@ class SavingCallback(Callback):
 
     @property
     def hears_every(self) -> int | None:
-        """Return updates after which calls end, so that one ends where it saves."""
+        """Return updates after which a call ends, so that it can save there."""
         if not isinstance(self.save_freq, int):
             return None
         return math.gcd(self.save_freq, self.updates_since_save)
@@ -434,14 +434,14 @@ class BackupAndRestore(SavingCallback):
         self.store.clear()
 
 
-def _is_of_weights(filepath: str, given: bool | None) -> bool:
+def _is_of_weights(filepath: str, weights_only: bool | None) -> bool:
     """Return whether the suffix of a path is that of a weights file."""
     is_file = filepath.endswith(SUFFIX)
     is_other = not is_file and _OTHER_SUFFIX.search(filepath) is not None
-    if is_other or given not in (None, is_file):
-        given_as = "" if given is None else f", but save_weights_only={given!r}"
+    if is_other or weights_only not in (None, is_file):
+        end = "" if weights_only is None else f", but save_weights_only={weights_only}"
         raise ConfigError(
-            f"filepath={filepath!r}{given_as}: it must end in {SUFFIX} for weights, "
+            f"filepath={filepath!r}{end}: it must end in {SUFFIX} for weights, "
             "and have no suffix for a whole checkpoint, which is a directory."
         )
     return is_file

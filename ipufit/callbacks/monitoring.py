@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that watch one metric, and callbacks that set the learning rate."""
+"""Callbacks that watch a metric, and callbacks that set the learning rate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MonitorCallback(Callback):
             other mode is taken as `"auto"`, with a warning, as in Keras.
         min_delta: Change that an improvement must exceed; its sign doesn't matter.
         verbose: 1 or more lets `say` print its messages.
-        best: Value that the first one must beat, if any.
+        best: Value that the first value must beat; None for no such value.
 
     Attributes:
         best: Best value so far.
@@ -272,8 +272,8 @@ class EarlyStopping(MonitorCallback):
         super().check_state(state)
         if state["best_weights"] is None:
             return
-        own = [tuple(one.shape) for one in self.model.get_weights()]
-        if [tuple(one.shape) for one in state["best_weights"]] != own:
+        shapes = [tuple(weight.shape) for weight in self.model.get_weights()]
+        if [tuple(weight.shape) for weight in state["best_weights"]] != shapes:
             raise DamagedCheckpointError(
                 "The state of EarlyStopping has best_weights of another module. Use "
                 "another checkpoint."

@@ -1252,7 +1252,8 @@ def make_settable(
         AttributeError: Nobody reads model.optimizer.momentun. ...
     """
     if not isinstance(optimizer, _Settable):
-        optimizer.__class__ = _settable_class(type(optimizer))
+        plain_class: Any = type(optimizer)
+        optimizer.__class__ = _settable_class(plain_class)
     optimizer._schedule = schedule  # type: ignore[attr-defined]
 
 
