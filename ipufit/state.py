@@ -136,6 +136,12 @@ class RunState:
         if self.request is None or (self.request.is_eviction and not is_eviction):
             self.request = Stop(reason, is_eviction)
 
+    def go_on(self) -> None:
+        """Withdraw a stop; an eviction stays requested."""
+        told_by, self.request = self.told_by, None
+        if told_by is not None:
+            self.stop(told_by, is_eviction=True)
+
     @property
     def stop_reason(self) -> str | None:
         """Why the run stops early; None while it goes on, or is just being saved."""

@@ -485,9 +485,9 @@ class Optimizer:
         try:
             self._make([{"params": [torch.nn.Parameter(torch.zeros(1))]}], {})
         except (AssertionError, TypeError, ValueError) as error:
-            settings = ", ".join(f"{n}={v!r}" for n, v in self.settings.items())
+            passed = ", ".join(f"{n}={v!r}" for n, v in self.settings.items())
             raise ConfigError(
-                f"{self._who} can't have these settings: {settings}. {error}"
+                f"{self._who} can't have these settings: {passed}. {error}"
             ) from error
 
     @property
@@ -853,12 +853,12 @@ def _rebuild(
     known = _arguments(name).difference(_HOST_ONLY)
     ignored = {_DECOUPLED, *KERNEL_SETTINGS} - {"maximize"}
     for setting in sorted(set(optimizer.defaults) - known - ignored):
-        values = [group.get(setting) for group in optimizer.param_groups]
-        for value in filter(None, [*values, optimizer.defaults[setting]]):
-            raise UnsupportedError(
-                f"{_class_name(optimizer)} with {setting}={value!r} can't run on an "
-                f"IPU: PopTorch has no {setting}. Leave it out."
-            )
+        for group in optimizer.param_groups:
+            if group.get(setting):
+                raise UnsupportedError(
+                    f"{_class_name(optimizer)} with {setting}={group[setting]!r} "
+                    f"can't run on an IPU: PopTorch has no {setting}. Leave it out."
+                )
     refuse_steps_on_host(optimizer)
     settings = [name for name in optimizer.defaults if name in known]
     groups: list[dict[str, Any]] = [
