@@ -77,17 +77,6 @@ from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.state import RunState
 from ipufit.types import PathLike
 
-NOT_SETTINGS = (
-    "params",
-    "initial_lr",
-    # Of torch's own kernels, which IPUs don't use; they come and go with versions.
-    "capturable",
-    "decoupled_weight_decay",
-    "differentiable",
-    "foreach",
-    "fused",
-    "maximize",
-)
 _DEPTH = 4
 _LARGEST = torch.finfo(torch.float32).max
 _SEEDED = "samples seeded one by one"  # a setting that depends on processes
@@ -182,30 +171,14 @@ def compiled_settings(
         ),
         "loss_weights": described(objective.loss_weights),
         "metrics": described([(m.full_name, m.metric) for m in objective.metrics]),
-        **_optimizer_in_words(optimization.optimizer),
+        "optimizer": type(optimization.optimizer).__name__,
+        **{
+            f"optimizer's {name}": described(value)
+            for name, value in sorted(optimization.values.settings.items())
+        },
         "ema_momentum": described(optimization.ema_momentum),
         "lr_schedule": optimization.schedule,
         "schedules": described(optimization.schedules),
-    }
-
-
-def _optimizer_in_words(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Describe the class of an optimiser and its settings."""
-    settings: dict[str, Any] = {
-        name: [group.get(name) for group in optimizer.param_groups]
-        for name in optimizer.param_groups[0]
-        if name not in NOT_SETTINGS
-    }
-    # Otherwise the same settings might go with other parameters.
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    settings["parameters per group"] = sizes
-    for name, value in vars(optimizer).items():
-        is_plain = isinstance(value, (bool, int, float, str, torch.dtype))
-        if is_plain and not name.startswith("_"):
-            settings[name] = value
-    return {
-        "optimizer": type(optimizer).__name__,
-        **{f"optimizer's {n}": described(v) for n, v in sorted(settings.items())},
     }
 
 
@@ -342,11 +315,7 @@ class TrainedState:
             for name, value in (given.get(part) or {}).items()
         }
         state: dict[str, Any] = {
-            "optimizer": {
-                "class": type(optimizer).__name__,
-                "groups": [_plain_group(group) for group in given["param_groups"]],
-                "loss_scaling": float(getattr(optimizer, "loss_scaling", 1.0)),
-            },
+            "optimizer": self.optimization.values.plain(),
             "updates": self.optimization.state_dict(),
             "config": config_in_words(self.executors.config),
             "versions": {
@@ -370,7 +339,7 @@ class TrainedState:
             DamagedCheckpointError: It wasn't written by a model.
             ConfigError: It is from another module, optimizer or schedule.
         """
-        optimizer, state = self.optimization.optimizer, checkpoint.state
+        state = checkpoint.state
         check_form(checkpoint, _FORM)
         listed, given = state["tensors"], in_words(checkpoint.tensors)
         for group in sorted({*listed, *given}):
@@ -383,14 +352,14 @@ class TrainedState:
                         f"{name} of {group} is {there}, and was {was} when it was "
                         "saved",
                     )
-        for group, own in groups_of_module(self.executors.module).items():
-            check_weights(own, checkpoint.tensors.get(group, {}))
+        for group, named in groups_of_module(self.executors.module).items():
+            check_weights(named, checkpoint.tensors.get(group, {}))
         self._check_optimizer_state(checkpoint)
-        saved = state["optimizer"]
-        if saved["class"] != type(optimizer).__name__:
+        saved, own = state["optimizer"], self.optimization.values.plain()
+        if saved["class"] != own["class"]:
             raise ConfigError(
                 f"The checkpoint is of {saved['class']}, and compile() got "
-                f"{type(optimizer).__name__}. Compile with the same optimizer."
+                f"{own['class']}. Compile with the same optimizer."
             )
         if (state["average"] is None) != (self.average is None):
             raise ConfigError(
@@ -403,7 +372,7 @@ class TrainedState:
                 "0.1), which can't go on. Load the weights alone: "
                 "model.load_weights(path / 'model.safetensors')."
             )
-        groups = [_plain_group(group) for group in optimizer.param_groups]
+        groups = own["groups"]
         if len(saved["groups"]) != len(groups):
             raise ConfigError(
                 f"The checkpoint's optimizer has {len(saved['groups'])} parameter "
@@ -415,8 +384,6 @@ class TrainedState:
             "optimizer": {"groups": each_of(kinds)},
             "updates": self.optimization.state_kind,
         }
-        if self.average is not None:
-            own_form["average"] = self.average.state_kind
         check_form(checkpoint, fields(own_form))
         if self.average is not None:
             self.average.check_state(_averages(checkpoint))
@@ -492,9 +459,7 @@ class TrainedState:
         if tensors["optimizer"] or now.get("ipu_state") is not None:
             groups = now["param_groups"]
             optimizer.load_state_dict({**parts, "state": {}, "param_groups": groups})
-        set_groups(optimizer, saved["groups"])
-        if hasattr(optimizer, "loss_scaling"):
-            optimizer.loss_scaling = saved["loss_scaling"]
+        self.optimization.values.restore(saved)
         self.optimization.load_state_dict(checkpoint.state["updates"])
         if self.average is not None:
             self.average.load_state_dict(_averages(checkpoint))
@@ -514,26 +479,6 @@ def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]
     kept = module.state_dict()
     others = {name: b for name, b in module.named_buffers() if name not in kept}
     return {"model": kept, "buffers": others} if others else {"model": kept}
-
-
-def set_groups(
-    optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
-) -> None:
-    """Restore the settings of parameter groups from a checkpoint."""
-    for group, values in zip(optimizer.param_groups, saved):
-        for name in _plain_group(group):
-            value = values[name]
-            group[name] = tuple(value) if isinstance(value, list) else value
-
-
-def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter group's settings as JSON knows them."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in group.items()
-        if name not in NOT_SETTINGS
-        and isinstance(value, (bool, int, float, str, tuple, type(None)))
-    }
 
 
 def _averages(checkpoint: files.Checkpoint) -> dict[str, Any]:
@@ -1042,13 +987,15 @@ class Snapshot:
             if are_as_many:
                 self._put_back_buffers(checkpoint.tensors.get("processes", {}))
         # Callbacks may look at the counters when they load their states.
-        for name in (*_COUNTERS, "stop_reason"):
+        for name in _COUNTERS:
             setattr(run, name, state["run"][name])
+        if state["run"]["stop_reason"] is not None:
+            run.stop(state["run"]["stop_reason"])
         run.validated = dict(state["run"].get("validated", {}))
         run.validated_calls = state["run"].get("validated_calls", 0)
         self.hooks.load_state_dict(_callbacks_of(checkpoint))
         # on_train_begin may have set other rates than the run had.
-        set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
+        training.optimization.values.restore(state["optimizer"])
         training.optimization.load_state_dict(state["updates"])
         if figures is not None:
             training.metrics.load_state_dict(figures)

@@ -80,7 +80,7 @@ from ipufit.errors import (
 )
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
-from ipufit.state import EVICTED, EVICTING_SIGNALS, RunState, awaited, span
+from ipufit.state import EVICTING_SIGNALS, RunState, Stop, awaited, span
 from ipufit.types import Batch, Logs
 
 T = TypeVar("T")
@@ -383,12 +383,13 @@ class ProcessSync:
         if not self._are_several:
             self.ends_evaluation = run.stop_evaluating
             self.ends_prediction = run.stop_predicting
+            run.ending = run.request
             return
         facts = None if self._facts is None else self._facts()
         digest = zlib.crc32(repr(facts).encode())
         wishes = [
-            run.is_stopping and not run.is_ending,
-            run.was_told_to_end and not run.is_evicted,
+            run.ending is None and run.stop_reason is not None,
+            run.ending is None and run.told_by is not None,
             run.stop_evaluating,
             run.stop_predicting,
             self._next_interval() if processes.is_first else 0,
@@ -405,8 +406,9 @@ class ProcessSync:
             )
         if stops:
             reasons = processes.gathered(run.stop_reason)
-            run.end(next(reason for reason in reasons if reason is not None))
-        run.is_evicted = run.is_evicted or bool(evictions)
+            run.ending = Stop(next(reason for reason in reasons if reason is not None))
+        elif evictions:
+            run.ending = Stop("", is_eviction=True)
         self.ends_evaluation = bool(evaluating)
         self.ends_prediction = bool(predicting)
 
@@ -847,7 +849,7 @@ class Evaluation(Inference):
             logs = processes.running(self.metrics, self._sums_of_waiting)
             hooks.on_test_batch_end(last, self.named(logs))
             processes.sync()
-            if processes.ends_evaluation or run.is_evicted:
+            if processes.ends_evaluation or _is_evicted(run):
                 break
         self._count_waiting()
         self.metrics.gather()
@@ -1071,11 +1073,11 @@ class Validations:
         for validation in self.sets:
             validation.prepare(display)
             logs.update(validation.run(hooks, run))
-            if before is not None and run.is_evicted:
+            if before is not None and _is_evicted(run):
                 for stream, first_pass in zip(streams, first_passes):
                     stream.go_on(first_pass, is_due=True)
                 set_random_state(before.tensors(), generators)
-                run.heed_eviction()
+                run.evict()
                 raise EvictedError
             run.directions.update(validation.named(validation.metrics.directions))
         run.validated, run.validated_calls = logs, run.calls
@@ -1109,6 +1111,7 @@ def train(
             run.begin_epoch(epoch)
             training.metrics.reset()
             hooks.on_epoch_begin(epoch, {})
+            uninterrupted.remember_signals()  # a hook may have set a handler
         elif validations.are_due(run.calls):
             validations.run(calls, hooks, run, display)
         for call in awaited(calls):
@@ -1169,8 +1172,9 @@ def ended_in_order(
         for name in EVICTING_SIGNALS:
             number = getattr(signal, name, None)  # Windows hasn't all of them
             if number is not None:
-                tell = partial(_tell_to_end, run)
-                before[number] = signal.signal(number, tell)
+                before[number] = signal.signal(
+                    number, lambda *_, name=name: run.stop(name, is_eviction=True)
+                )
     try:
         try:
             yield
@@ -1181,15 +1185,15 @@ def ended_in_order(
     except EvictedError:
         pass
     except KeyboardInterrupt:
-        run.stop("interrupted")
+        run.ending = Stop("interrupted")
         with exchanges_off():  # other processes are elsewhere
             hooks.on_train_end(dict(run.logs))
             training.executors.detach()
         raise
 
 
-def _tell_to_end(run: RunState, number: int, frame: Any) -> None:
-    run.tell_to_end(signal.Signals(number).name)
+def _is_evicted(run: RunState) -> bool:
+    return run.ending is not None and run.ending.is_eviction
 
 
 def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
@@ -1204,10 +1208,10 @@ def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
     """
     run.act()
     sync()
-    run.heed_eviction()
-    if run.stop_reason == EVICTED:
+    if _is_evicted(run):
+        run.evict()
         raise EvictedError
-    return run.is_ending
+    return run.ending is not None
 
 
 def _check_length(calls: Epochs, training: Training, run: RunState) -> None:

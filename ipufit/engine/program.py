@@ -78,7 +78,7 @@ from ipufit.engine.weights import (
     weights_of,
 )
 from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
-from ipufit.optimizers import Optimization, hyper_parameters
+from ipufit.optimizers import Optimization, OptimizerValues
 from ipufit.placement import find_beginnings
 from ipufit.state import span
 from ipufit.types import Batch
@@ -487,7 +487,8 @@ class Executors:
         if program is None or program is not self._trainer:
             self._leave_training()
         if program is None:
-            has_state, values = optimizer.has_state(), hyper_parameters(optimizer)
+            has_state = optimizer.has_state()
+            values = OptimizerValues(optimizer).variable
             with torch.enable_grad():  # PopTorch traces in the mode that it finds
                 program = self._build(self._trainings, spec, display)
             program.sent = () if has_state else values  # a state brings its own
@@ -694,7 +695,7 @@ class Executors:
             self._exact = [(weight, weight.detach().clone()) for weight in wide]
         if program.must_compare:
             self._refresh(program)
-        values = hyper_parameters(program.optimizer)
+        values = OptimizerValues(program.optimizer).variable
         if values != program.sent:
             program.executor.setOptimizer(program.optimizer)
             program.sent = values

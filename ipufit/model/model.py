@@ -344,7 +344,7 @@ class IPUModel:
             lr_schedule,
             self.module,
             schedules,
-            own=self._counterparts.own,
+            counterpart=self._counterparts.own,
             is_half=config.types.is_half,
         )
         momentum = optimization.ema_momentum
@@ -537,7 +537,7 @@ class IPUModel:
                         run,
                         "on_train_batch_end",
                         "on_batch_end",
-                        facts=optimization.numbers,
+                        facts=lambda: optimization.values.variable,
                     )
                     if checkpoint is not None:
                         with naming(checkpoint):
@@ -545,7 +545,8 @@ class IPUModel:
                         resuming.close()
                         if run.calls:
                             display.on_epoch_begin(run.epoch, {})
-                        first_epoch = epochs if run.is_stopping else run.epoch
+                        is_over = run.stop_reason is not None
+                        first_epoch = epochs if is_over else run.epoch
                         to_come = range(max(first_epoch, initial_epoch), epochs)
                     train(
                         training,
@@ -1557,14 +1558,14 @@ class IPUModel:
     @property
     def stop_training(self) -> bool:
         """Keras's flag: a callback sets it to end `fit` after this call."""
-        return self._runs.fit.is_stopping
+        return self._runs.fit.stop_reason is not None
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         if value:
             self._runs.fit.stop("model.stop_training was set")
         else:
-            self._runs.fit.stop_reason = None
+            self._runs.fit.go_on()
 
     @property
     def stop_evaluating(self) -> bool:
