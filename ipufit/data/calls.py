@@ -42,7 +42,7 @@ from .random_state import (
     random_state,
     set_random_state,
 )
-from .sources import LoaderState, Pass, Replay, StreamSource, plain_values
+from .sources import Pass, StreamSource, StreamState, plain_values
 
 
 class Position(NamedTuple):
@@ -58,6 +58,23 @@ class Position(NamedTuple):
 
 
 BEGINNING = Position()
+
+
+class Place(NamedTuple):
+    """The place of a run in its data, from which another process can continue.
+
+    Attributes:
+        seed: Seed of the orders.
+        position: Number of the pass, and of its calls so far.
+        random: Random states of this process, and of the user's own loader.
+        stream: Place in the stream; None for samples that are loaded by index, and
+            before the first pass.
+    """
+
+    seed: int
+    position: Position
+    random: RandomState
+    stream: StreamState | None = None
 
 
 def padded(indices: Tensor, length: int) -> Tensor:
@@ -815,8 +832,7 @@ class TrainingBatches(_Batches):
         mixing: Mixup and CutMix; None without mixing.
         ignored: Indices of targets that losses ignore.
         loading: Settings for loading map-style data.
-        start: Position at which to begin. Earlier samples are not loaded, except from a
-            stream, whose batches are drawn and dropped.
+        num_passes: Number of the first pass.
         processes: Processes that divide each update. All of them use the order of
             process 0.
 
@@ -834,6 +850,8 @@ class TrainingBatches(_Batches):
         num_dropped: Number of samples of all processes that a pass leaves out; None
             while unknown.
         num_empty_updates: Number of updates of the last call that have only padding.
+        ran_out: Whether the last epoch was cut short.
+        is_spent: Whether the data is a generator that has ended.
     """
 
     def __init__(
@@ -850,11 +868,11 @@ class TrainingBatches(_Batches):
         mixing: Mixing | None = None,
         ignored: tuple[int, ...] = (),
         loading: Loading = PLAIN,
-        start: Position = BEGINNING,
+        num_passes: int = 0,
         processes: Processes = ALONE,
     ) -> None:
         super().__init__(source, plan, options, loading, processes)
-        self.position = start
+        self.position = Position(num_passes)
         self._class_weights: ClassWeights | None = None
         if source.structure.rows is not None and (class_weight or mixing):
             what = "class_weight" if class_weight else "augment"
@@ -906,8 +924,10 @@ class TrainingBatches(_Batches):
         self.seed = seed or 0
         self._shuffle = shuffle
         self._pass: Pass | None = None
-        self._is_exhausted = self._is_going_on = False
-        self._kept: LoaderState | None = None
+        self._is_exhausted = False
+        self._calls_of_pass: Iterator[Call] | None = None
+        self._calls_of_epoch: int | None = None
+        self.ran_out = self.is_spent = False
 
     def count(self, ignored: tuple[int, ...]) -> None:
         """Set the indices of ignored targets that are counted for each update.
@@ -943,55 +963,106 @@ class TrainingBatches(_Batches):
 
     # A run that is resumed ----------------------------------------------------
 
-    def replay(self) -> Replay | None:
-        """Return the state from which the blocks of the pass can be drawn again.
-
-        It is None if no pass has begun, and for samples that are loaded by index, which
-        needn't be drawn again.
-        """
-        if not isinstance(self.source, StreamSource):
-            return None
-        if self.position.calls and self._pass is not None:
-            return self._pass.replay()
-        return self.source.first_pass()
-
-    def loader_state(self) -> LoaderState | None:
-        """Return the state of a stateful loader; None if it hasn't begun.
+    def state_dict(self) -> Place:
+        """Return the place in the data after the last call.
 
         Raises:
             DataError: The loader's own error.
         """
-        source = self.source
-        if not isinstance(source, StreamSource) or not source.is_stateful:
-            return None
-        if self.position.calls and self._pass is not None:
-            is_part = source.is_own_part or not self._processes.are_several
-            drawn = self._rows if is_part else self._division.rows_of_all
-            taken = self.position.calls * drawn
-            return self._pass.kept(source.loader_state(), taken)
-        if source.first_pass() is not None:
-            return None
-        return LoaderState(source.loader_state(), [], has_ended=True)
+        source, stream = self.source, None
+        if isinstance(source, StreamSource):
+            stream = source.state_dict()
+            if self.position.calls and self._pass is not None:
+                is_part = source.is_own_part or not self._processes.are_several
+                rows = self._rows if is_part else self._division.rows_of_all
+                stream = self._pass.state_dict(self.position.calls * rows)
+        now = random_state(source.generators)
+        return Place(self.seed, self.position, now, stream)
 
-    def go_on(
-        self, now: RandomState, replay: Replay | None, kept: LoaderState | None = None
-    ) -> None:
-        """Continue from the position of an interrupted run.
+    def load_state_dict(self, place: Place) -> None:
+        """Continue from the place of an interrupted run.
+
+        Earlier samples are not loaded, except from a stream without a state, whose
+        batches are drawn and dropped.
+        """
+        self.seed, self.position, self._pass = place.seed, place.position, None
+        source, is_due = self.source, not place.position.calls
+        if isinstance(source, StreamSource):
+            source.load_state_dict(place.stream, is_due=is_due)
+        set_random_state(place.random, source.generators)
+
+    # Epochs -------------------------------------------------------------------
+
+    def set_epochs(self, steps_per_epoch: int | None, num_epochs: int) -> None:
+        """Divide the calls into epochs, which by default are passes.
 
         Args:
-            now: Random states that the interrupted run saved.
-            replay: The result of `replay()` in the interrupted run.
-            kept: The result of `loader_state()` in the interrupted run; used if the
-                loader is stateful now, too.
+            steps_per_epoch: Updates per epoch; None for whole passes.
+            num_epochs: Number of epochs to come.
+
+        Raises:
+            ConfigError: `steps_per_epoch` is no multiple of the updates of a call.
+            DataError: A generator would be needed for several passes.
         """
-        self._kept = None
-        if isinstance(self.source, StreamSource):
-            if not self.source.is_stateful:
-                kept = None
-            self.source.go_on(replay, is_due=not self.position.calls, kept=kept)
-            self._kept = kept
-        set_random_state(now, self.source.generators)
-        self._is_going_on = self.position.calls > 0
+        if steps_per_epoch is not None:
+            check_whole("steps_per_epoch", steps_per_epoch, least=1)
+            updates = self._plan.device_iterations
+            calls, rest = divmod(steps_per_epoch, updates)
+            if rest:
+                near = [n * updates for n in (calls, calls + 1) if n]
+                raise ConfigError(
+                    f"steps_per_epoch={steps_per_epoch} is no multiple of the "
+                    f"{updates} updates that a call makes "
+                    f"(device_iterations). The nearest are {near}."
+                )
+            self._calls_of_epoch = calls
+        elif num_epochs > 1 and self.source.is_one_shot:
+            raise DataError(
+                f"`x` is a generator, which can be gone through once, and epochs ask "
+                f"for {num_epochs} passes. Give steps_per_epoch, or pass a loader or a "
+                "dataset, which can be begun anew."
+            )
+
+    @property
+    def calls_per_epoch(self) -> int | None:
+        """Number of calls per epoch; None if unknown."""
+        number = self._calls_of_epoch
+        return self.num_calls if number is None else number
+
+    def epoch(self, num_done: int = 0) -> Iterator[Call]:
+        """Yield the calls of the next epoch.
+
+        With `steps_per_epoch` an epoch continues where the last one ended, and begins a
+        new pass only if the last pass was complete (Keras's rule). An epoch that runs
+        out of data in the middle is cut short.
+
+        Args:
+            num_done: Number of calls of the epoch that an interrupted run has made.
+        """
+        self.source.begin_epoch()
+        if self._calls_of_epoch is None:
+            yield from self
+        else:
+            self.ran_out = False
+            for number in range(num_done, self._calls_of_epoch):
+                call = self._next(may_restart=number == 0)
+                if call is None:
+                    self.ran_out = True
+                    break
+                yield call
+        self.source.end_epoch()
+
+    def _next(self, *, may_restart: bool) -> Call | None:
+        """Return the next call; None at the end of the data."""
+        if self._calls_of_pass is None:
+            self._calls_of_pass = iter(self)
+        call = next(self._calls_of_pass, None)
+        if call is None:
+            self._calls_of_pass = None
+            self.is_spent = self.source.is_one_shot
+            if may_restart and not self.is_spent:
+                return self._next(may_restart=False)
+        return call
 
     # Calls --------------------------------------------------------------------
 
@@ -1012,9 +1083,9 @@ class TrainingBatches(_Batches):
         self.begin_next_pass()
         source, index = self.source, self._processes.index
         rows_of_all = self._division.rows_of_all
-        is_going_on, self._is_going_on = self._is_going_on, False
         # Coming to the position draws numbers that the interrupted run has drawn.
-        now = random_state(source.generators) if is_going_on else None
+        is_resumed = self.position.calls > 0
+        now = random_state(source.generators) if is_resumed else None
         if isinstance(source, StreamSource):
             batches = self._streamed(source)
         else:
@@ -1038,16 +1109,12 @@ class TrainingBatches(_Batches):
 
     def _streamed(self, source: StreamSource) -> Iterator[Rows]:
         """Cut a stream into calls, from the position on."""
-        kept, self._kept = self._kept, None
-        blocks = source.blocks()
-        self._pass = blocks if isinstance(blocks, Pass) else None
-        parts = self._parts(source, blocks)
-        last: Sequence[Tensor] = []
-        if kept is not None:
-            last = [leaf[-1:] for leaf in kept.rows]
-        else:
-            for batch, _ in itertools.islice(parts, self.position.calls):
-                last = [leaf[-1:].clone() for leaf in batch]
+        self._pass = source.blocks()
+        last: Sequence[Tensor] = [leaf[-1:] for leaf in self._pass.last]
+        parts = self._parts(source, self._pass)
+        num_skipped = 0 if self._pass.skips else self.position.calls
+        for batch, _ in itertools.islice(parts, num_skipped):
+            last = [leaf[-1:].clone() for leaf in batch]
         return self._shared(parts, last)
 
     def _indexed(self) -> Iterator[Rows]:
@@ -1250,7 +1317,7 @@ class InferenceBatches(_Batches):
 
     def _streamed(self, source: StreamSource) -> Iterator[Rows]:
         """Cut a stream into calls."""
-        blocks = self._ongoing
+        blocks: Iterator[Batch] | None = self._ongoing
         if blocks is None:
             blocks = source.blocks()
             if self._max_rows is not None and source.is_one_shot:
@@ -1260,97 +1327,3 @@ class InferenceBatches(_Batches):
             source.check(batch, done.__add__)
             done += sum(each)
             yield batch, each
-
-
-class Epochs:
-    """Cuts training calls into epochs.
-
-    Without `steps_per_epoch` an epoch is one pass. With it, an epoch continues where
-    the last one ended, and begins a new pass only if the last pass was complete
-    (Keras's rule). An epoch that runs out of data in the middle is cut short.
-
-    Args:
-        batches: The calls of a pass.
-        plan: The factors of a call.
-        steps_per_epoch: Updates per epoch; None for whole passes.
-        num_epochs: Number of epochs to come.
-        calls_done: Number of calls of the first epoch that an interrupted run has made.
-
-    Raises:
-        ConfigError: `steps_per_epoch` is no multiple of the updates of a call.
-        DataError: A generator would be needed for several passes.
-
-    Attributes:
-        ran_out: Whether the last epoch was cut short.
-        is_spent: Whether the data is a generator that has ended.
-    """
-
-    def __init__(
-        self,
-        batches: TrainingBatches,
-        plan: BatchPlan,
-        steps_per_epoch: int | None,
-        num_epochs: int,
-        calls_done: int = 0,
-    ) -> None:
-        self._batches = batches
-        self._iterator: Iterator[Call] | None = None
-        self._calls: int | None = None
-        self._calls_done = calls_done
-        self.ran_out = self.is_spent = False
-        if steps_per_epoch is not None:
-            check_whole("steps_per_epoch", steps_per_epoch, least=1)
-            calls, rest = divmod(steps_per_epoch, plan.device_iterations)
-            if rest:
-                near = [n * plan.device_iterations for n in (calls, calls + 1) if n]
-                raise ConfigError(
-                    f"steps_per_epoch={steps_per_epoch} is no multiple of the "
-                    f"{plan.device_iterations} updates that a call makes "
-                    f"(device_iterations). The nearest are {near}."
-                )
-            self._calls = calls
-        elif num_epochs > 1 and batches.source.is_one_shot:
-            raise DataError(
-                f"`x` is a generator, which can be gone through once, and epochs ask "
-                f"for {num_epochs} passes. Give steps_per_epoch, or pass a loader or a "
-                "dataset, which can be begun anew."
-            )
-
-    @property
-    def generators(self) -> list[torch.Generator]:
-        """Random generators of the user's own loader."""
-        return list(self._batches.source.generators)
-
-    @property
-    def num_calls(self) -> int | None:
-        """Number of calls per epoch; None if unknown."""
-        return self._batches.num_calls if self._calls is None else self._calls
-
-    def __iter__(self) -> Iterator[Call]:
-        """Yield the calls of the next epoch."""
-        source = self._batches.source
-        source.begin_epoch()
-        yield from self._batches if self._calls is None else self._some(self._calls)
-        source.end_epoch()
-
-    def _some(self, num_calls: int) -> Iterator[Call]:
-        self.ran_out = False
-        done, self._calls_done = self._calls_done, 0
-        for number in range(done, num_calls):
-            call = self._next(may_restart=number == 0)
-            if call is None:
-                self.ran_out = True
-                return
-            yield call
-
-    def _next(self, *, may_restart: bool) -> Call | None:
-        """Return the next call; None at the end of the data."""
-        if self._iterator is None:
-            self._iterator = iter(self._batches)
-        call = next(self._iterator, None)
-        if call is None:
-            self._iterator = None
-            self.is_spent = self._batches.source.is_one_shot
-            if may_restart and not self.is_spent:
-                return self._next(may_restart=False)
-        return call

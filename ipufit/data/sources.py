@@ -242,22 +242,25 @@ def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     return tensor.numpy().copy() if kind == "array" else tensor.numpy()[()]
 
 
-class Replay(NamedTuple):
-    """The state of a pass from which the same blocks can be drawn again.
+class StreamState(NamedTuple):
+    """The place in a pass over a stream, from which another process can continue.
 
-    Samplers and transforms draw random numbers, and so may other code between two
-    blocks. All blocks but the last are drawn again only to be dropped. So only their
-    order matters, and the random state before the last block.
+    Most streams continue by drawing the same batches again. Samplers and transforms
+    draw random numbers, and so may other code between two batches. All batches but the
+    last are drawn again only to be dropped. So only their order matters, and the random
+    state before the last batch.
 
     Attributes:
-        num_blocks: Number of blocks that were drawn.
-        at_start: Random states when the pass began.
-        at_last: Random states before the last block was drawn.
+        num_batches: Number of batches that the pass has drawn.
+        at_start: Random states when the pass began; empty if none has begun.
+        at_last: Random states before the last batch was drawn.
+        loader: State of a loader that keeps one, so that nothing is drawn again.
     """
 
-    num_blocks: int
+    num_batches: int
     at_start: RandomState
     at_last: RandomState
+    loader: LoaderState | None = None
 
 
 class Pass:
@@ -268,14 +271,14 @@ class Pass:
         block_of: Converts a batch to a block.
         generators: Random generators, besides the global ones, that the iterable
             draws from.
-        replay: State of the pass to repeat; None for a new pass.
-        kept: State from which the iterable continues, so that nothing is repeated; None
-            to begin, or to repeat.
+        resumed: Place at which another process has stopped; None for a new pass.
         is_stateful: Whether the iterable has a state, for which rows are stored.
 
     Attributes:
         iterator: Iterator over the batches.
         first: A block that was drawn already and is returned first, or None.
+        last: The last block that was returned, or the end of it, if the iterable has a
+            state; empty before any.
     """
 
     def __init__(
@@ -283,30 +286,33 @@ class Pass:
         iterable: Iterable[Any],
         block_of: Callable[[Any], list[Tensor]],
         generators: Sequence[torch.Generator] = (),
-        replay: Replay | None = None,
-        kept: LoaderState | None = None,
+        resumed: StreamState | None = None,
         *,
         is_stateful: bool = False,
     ) -> None:
+        loader = None if resumed is None else resumed.loader
+        self._iterable: Any = iterable
         self._block_of = block_of
         self._generators = generators
-        self._replayed = replay if kept is None else None
-        self._before = replay if kept is not None else None
-        self._num_blocks = 0
-        if self._replayed is not None:
-            set_random_state(self._replayed.at_start, generators)
+        self._is_stateful = is_stateful
+        self._repeated = resumed if loader is None else None
+        if self._repeated is not None:
+            set_random_state(self._repeated.at_start, generators)
+        self._before = StreamState(0, {}, {})  # what other processes have drawn
+        if resumed is not None and loader is not None:
+            self._before = resumed
         self._at_start = self._at_last = HostRandomState(generators)
-        self._has_ended = kept is not None and kept.has_ended
+        self._num_drawn = 0  # batches, by this process
+        self._num_rows = 0
+        self._has_ended = loader is not None and loader.has_ended
         self.iterator: Iterator[Any] = iter(() if self._has_ended else iterable)
         self.first: list[Tensor] | None = None
-        self._last: list[Tensor] = []
-        self._is_stateful = is_stateful
-        self._num_rows = 0
-        if kept is not None:
-            self._last = kept.rows
-            self._num_rows = kept.num_drawn - kept.num_left
-            if kept.num_left:
-                self.first = [leaf[-kept.num_left :] for leaf in kept.rows]
+        self.last: list[Tensor] = []
+        if loader is not None:
+            self.last = loader.rows
+            self._num_rows = loader.num_drawn - loader.num_left
+            if loader.num_left:
+                self.first = [leaf[-loader.num_left :] for leaf in loader.rows]
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         return self
@@ -317,43 +323,53 @@ class Pass:
             block = self._block_of(self.draw())
         if self._is_stateful:
             self._num_rows += len(block[0])
-            self._last = block
+            self.last = block
         return block
 
     def draw(self) -> Any:
         """Return the next batch of the iterable."""
-        replayed = self._replayed
-        if replayed is not None and self._num_blocks + 1 == replayed.num_blocks:
-            set_random_state(replayed.at_last, self._generators)
+        repeated = self._repeated
+        if repeated is not None and self._num_drawn + 1 == repeated.num_batches:
+            set_random_state(repeated.at_last, self._generators)
         at_last = HostRandomState(self._generators)
         try:
             batch = next(self.iterator)
         except StopIteration:
             self._has_ended = True
             raise
-        self._num_blocks += 1
+        self._num_drawn += 1
         self._at_last = at_last
         return batch
 
-    def replay(self) -> Replay:
-        """Return the state from which the blocks so far can be drawn again."""
-        start, last = self._at_start.tensors(), self._at_last.tensors()
-        before = self._before
-        if before is None:
-            return Replay(self._num_blocks, start, last)
-        at_last = last if self._num_blocks else before.at_last
-        return Replay(before.num_blocks + self._num_blocks, before.at_start, at_last)
+    @property
+    def skips(self) -> bool:
+        """Whether the pass leaves out the rows before the place of another process."""
+        return self._before.loader is not None
 
-    def kept(self, state: Any, num_given: int) -> LoaderState:
-        """Return the state from which the pass continues without repeating anything.
+    def replay(self) -> StreamState:
+        """Return the place in the pass without the state of a loader."""
+        before = self._before
+        return StreamState(
+            before.num_batches + self._num_drawn,
+            before.at_start or self._at_start.tensors(),
+            self._at_last.tensors()
+            if self._num_drawn or not before.at_last
+            else before.at_last,
+        )
+
+    def state_dict(self, num_taken: int) -> StreamState:
+        """Return the place in the pass.
 
         Args:
-            state: The present state of the iterable.
-            num_given: Number of rows that calls have taken.
+            num_taken: Number of rows that calls have taken.
         """
-        left = max(0, self._num_rows - num_given)
-        rows = [leaf[-max(left, 1) :].clone() for leaf in self._last]
-        return LoaderState(state, rows, left, self._num_rows, self._has_ended)
+        if not self._is_stateful:
+            return self.replay()
+        left = max(0, self._num_rows - num_taken)
+        rows = [leaf[-max(left, 1) :].clone() for leaf in self.last]
+        state = self._iterable.state_dict()
+        loader = LoaderState(state, rows, left, self._num_rows, self._has_ended)
+        return self.replay()._replace(loader=loader)
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -590,8 +606,7 @@ class StreamSource(Source):
         super().__init__(SampleStructure(NOTHING), num_samples, name)
         self._iterable: Any = blocks if own_loading is None else own_loading
         self._parts_of = parts_of
-        self._replay: Replay | None = None
-        self._kept: LoaderState | None = None
+        self._resumed: StreamState | None = None
         self.is_stateful = own_loading is None and all(
             callable(getattr(blocks, method, None))
             for method in ("state_dict", "load_state_dict")
@@ -677,38 +692,43 @@ class StreamSource(Source):
                 WholeStreamWarning,
             )
 
-    def first_pass(self) -> Replay | None:
-        """Return the state of the first pass, if none of it was used yet."""
-        return None if self._begun is None else self._begun.replay()
+    def first_pass(self) -> StreamState | None:
+        """Return the place in a pass of which no row was used yet; None without one."""
+        return self._resumed if self._begun is None else self._begun.replay()
 
-    def loader_state(self) -> Any:
-        """Return the state of a stateful stream."""
-        return self._iterable.state_dict()
+    def state_dict(self) -> StreamState | None:
+        """Return the place in the stream between two passes; None at its beginning."""
+        place = self.first_pass()
+        if place is None and self.is_stateful:
+            loader = LoaderState(self._iterable.state_dict(), [], has_ended=True)
+            return StreamState(0, {}, {}, loader)
+        return place
 
-    def go_on(
-        self, replay: Replay | None, *, is_due: bool, kept: LoaderState | None = None
-    ) -> None:
-        """Let the next pass continue where that of an interrupted run stopped.
+    def load_state_dict(self, state: StreamState | None, *, is_due: bool) -> None:
+        """Let the next pass continue where that of another process stopped.
 
-        It is repeated, unless the stream is stateful. A generator can't begin anew, and
-        stays as it is.
+        Batches are drawn again, unless the stream keeps a state. A generator can't
+        begin anew, and stays as it is.
 
         Args:
-            replay: State of the interrupted pass; None if none had begun.
-            is_due: Whether that was the first pass, of which nothing was used: its
-                first block is drawn now.
-            kept: State of the stream; None to repeat the pass.
+            state: The place; None at the beginning.
+            is_due: Whether no row of the pass was used: its first block is drawn now.
 
         Raises:
             DataError: The stream can't take the state.
         """
         if self.is_one_shot:
             return
-        self._begun, self._replay = None, replay
-        if kept is not None:
-            load_state(self._iterable, kept, self.name)
-            self._kept = None if kept.is_between else kept
-        elif is_due and replay is not None:
+        if state is not None and not self.is_stateful:
+            state = state._replace(loader=None)
+        loader = None if state is None else state.loader
+        if loader is not None:
+            load_state(self._iterable, loader, self.name)
+        is_begun = state is not None and bool(state.at_start)
+        is_between = loader is not None and loader.is_between
+        self._begun = None
+        self._resumed = state if is_begun and not is_between else None
+        if is_due and loader is None and self._resumed is not None:
             self._begun = self._new_pass()
             self._begun.first = next(self._begun)
             self._values = plain_values(self._iterable)
@@ -723,28 +743,26 @@ class StreamSource(Source):
         if isinstance(self._iterable, KerasBatches):
             self._iterable.end_epoch()
 
-    def blocks(self) -> Pass | Iterator[Batch]:
+    def blocks(self) -> Pass:
         """Return the blocks of the next pass."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
             if self.is_one_shot or plain_values(self._iterable) == self._values:
                 return begun
             # A callback has changed the data since, as `sampler.set_epoch` does.
-            self._replay = begun.replay()
-        return iter(()) if self.is_one_shot else self._new_pass()
+            self._resumed = begun.replay()
+        return Pass((), self.block_of) if self.is_one_shot else self._new_pass()
 
     def _new_pass(self) -> Pass:
-        replay, self._replay = self._replay, None
-        kept, self._kept = self._kept, None
-        if replay is None and self._processes.are_several:
+        resumed, self._resumed = self._resumed, None
+        if resumed is None and self._processes.are_several:
             state = self._processes.first(random_state(self.generators))
             set_random_state(state, self.generators)
         return Pass(
             self._iterable,
             self.block_of if self.own_loading is None else list,
             self.generators,
-            replay,
-            kept,
+            resumed,
             is_stateful=self.is_stateful,
         )
 

@@ -40,7 +40,7 @@ from ipufit._signals import uninterrupted
 from ipufit._tree import Structure, leaves_of, map_tensors, tree_map
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data.calls import Call, Epochs, InferenceBatches, TrainingBatches, pad
+from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
 from ipufit.data.datasets import Labels
 from ipufit.data.random_state import HostRandomState, set_random_state
 from ipufit.data.sources import StreamSource
@@ -1038,7 +1038,7 @@ class Validations:
 
     def run(
         self,
-        calls: Epochs,
+        generators: Sequence[torch.Generator],
         hooks: CallbackList,
         run: RunState,
         display: ProgressDisplay,
@@ -1048,12 +1048,17 @@ class Validations:
         If the run is evicted meanwhile, random states and streams are restored: the
         process that resumes the run validates again.
 
+        Args:
+            generators: Random generators of the training data's own loader.
+            hooks: Callbacks of the run.
+            run: State of the run.
+            display: Shows what is compiled.
+
         Raises:
             EvictedError: The process was told to end.
         """
         if not self.sets or run.validated_calls == run.calls:
             return
-        generators = calls.generators
         before = HostRandomState(generators) if run.heeds_eviction else None
         sources = [validation.batches.source for validation in self.sets]
         streams = [source for source in sources if isinstance(source, StreamSource)]
@@ -1064,7 +1069,7 @@ class Validations:
             logs.update(validation.run(hooks, run))
             if before is not None and run.is_evicted:
                 for stream, first_pass in zip(streams, first_passes):
-                    stream.go_on(first_pass, is_due=True)
+                    stream.load_state_dict(first_pass, is_due=True)
                 set_random_state(before.tensors(), generators)
                 run.heed_eviction()
                 raise EvictedError
@@ -1074,7 +1079,6 @@ class Validations:
 
 def train(
     training: Training,
-    calls: Epochs,
     epochs: Iterable[int],
     validations: Validations,
     hooks: CallbackList,
@@ -1086,7 +1090,6 @@ def train(
 
     Args:
         training: The training; its program is prepared.
-        calls: Calls of each epoch.
         epochs: Indices of the epochs. The first may be under way, in a resumed run.
         validations: Validations between calls and after epochs.
         hooks: Callbacks of the run.
@@ -1094,15 +1097,16 @@ def train(
         display: Shows what is compiled for a validation.
         sync: Exchanges logs and requests between processes.
     """
-    updates = training.plan.device_iterations
+    updates, batches = training.plan.device_iterations, training.batches
+    validate = partial(validations.run, batches.source.generators, hooks, run, display)
     for epoch in epochs:
         if not run.calls:  # else it began before the interruption
             run.begin_epoch(epoch)
             training.metrics.reset()
             hooks.on_epoch_begin(epoch, {})
         elif validations.are_due(run.calls):
-            validations.run(calls, hooks, run, display)
-        for call in awaited(calls):
+            validate()
+        for call in awaited(batches.epoch(run.calls)):
             first = run.calls * updates
             hooks.on_train_batch_begin(first, {})
             with uninterrupted:
@@ -1116,10 +1120,10 @@ def train(
             # Before the next call is taken from the data: a run that is saved meanwhile
             # goes on with the validation.
             if validations.are_due(run.calls):
-                validations.run(calls, hooks, run, display)
-        _check_length(calls, training, run)
+                validate()
+        _check_length(training, run)
         if validations.is_after_epoch(epoch):
-            validations.run(calls, hooks, run, display)
+            validate()
         # An eviction before this saves each process's own sums.
         training.metrics.gather()
         logs = training.metrics.logs()
@@ -1201,18 +1205,19 @@ def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
     return run.is_ending
 
 
-def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
+def _check_length(training: Training, run: RunState) -> None:
     """Warn if the data ran out in the epoch; refuse an epoch without a call."""
-    if calls.ran_out:
+    batches = training.batches
+    if batches.ran_out:
         updates = run.calls * training.plan.device_iterations
-        ending = "Training ends." if calls.is_spent else "The next begins anew."
+        ending = "Training ends." if batches.is_spent else "The next begins anew."
         if run.processes.is_first:
             warn(
                 f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
                 f"fewer than steps_per_epoch asks for. {ending}",
                 DataRanOutWarning,
             )
-        if calls.is_spent:
+        if batches.is_spent:
             run.stop("the data ran out")
     elif not run.calls:
         raise DataError(

@@ -16,7 +16,7 @@ from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig, forward_stages, with_stages
-from ipufit.data.calls import InferenceBatches, Loading, Position, TrainingBatches
+from ipufit.data.calls import InferenceBatches, Loading, TrainingBatches
 from ipufit.data.datasets import SampleStructure, Source
 from ipufit.data.sources import as_source, example_of, num_trained_on
 from ipufit.distributed import Processes
@@ -39,7 +39,6 @@ from ipufit.errors import (
 from ipufit.optimizers import check_covers
 from ipufit.placement import own_stages
 from ipufit.planning import choices
-from ipufit.resume import position_of
 
 from .arguments import (
     CompileSettings,
@@ -222,9 +221,8 @@ class CallPlanner:
         plan, choice = self.training_plan(source, arguments)
         self._check_processes(plan)
         seed = self.config.seed
-        start = Position(self.num_passes if num_passes is None else num_passes)
         if checkpoint is not None:
-            seed, start = checkpoint.state["data"]["seed"], position_of(checkpoint)
+            seed = checkpoint.state["data"]["seed"]
         if watched is None:
             watched = CallbackList(arguments.callbacks).watched_gradients(self.module)
         if watched and optimization.automatic_loss_scaling:
@@ -247,7 +245,7 @@ class CallPlanner:
             mixing=settings.mixing,
             ignored=objective.ignored,
             loading=Loading(self.config.num_workers, self.config.loader_mode),
-            start=start,
+            num_passes=self.num_passes if num_passes is None else num_passes,
             processes=self.processes,
         )
         return Training(

@@ -40,7 +40,6 @@ from ipufit.callbacks.base import CallbackLike, say
 from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig
 from ipufit.data.calls import (
-    Epochs,
     InferenceBatches,
 )
 from ipufit.data.datasets import Source, column_names, short_list
@@ -105,7 +104,6 @@ from ipufit.optimizers import (
 from ipufit.resume import (
     Snapshot,
     TrainedState,
-    calls_done,
     check_same_run,
     compiled_settings,
     described,
@@ -552,10 +550,9 @@ class IPUModel:
         batches, plan = training.batches, training.plan
         optimization = training.optimization
         updates = plan.device_iterations
-        calls = Epochs(
-            batches, plan, steps_per_epoch, len(to_come), calls_done(checkpoint)
-        )
-        per_epoch = None if calls.num_calls is None else calls.num_calls * updates
+        batches.set_epochs(steps_per_epoch, len(to_come))
+        calls = batches.calls_per_epoch
+        per_epoch = None if calls is None else calls * updates
         total = None if per_epoch is None else per_epoch * len(to_come)
         between = calls_between(validation_updates, updates, validated)
         times = len([*itertools.islice(filter(is_validated, to_come), 2)])
@@ -592,7 +589,7 @@ class IPUModel:
                 "verbose": verbose,
                 "epochs": epochs,
                 "steps": per_epoch,
-                "calls": calls.num_calls,
+                "calls": calls,
                 "dropped_samples": batches.num_dropped or 0,
             },
             metrics=training.metrics,
@@ -603,7 +600,7 @@ class IPUModel:
         with others_out, running as (hooks, display), self._fitting(run), resuming:
             self._calls.last_source = source
             self._calls.trained_rows = plan.micro_batch_size
-            snapshot = Snapshot(training, batches, hooks, run, validated, in_words)
+            snapshot = Snapshot(training, hooks, run, validated, in_words)
             if checkpoint is not None:
                 with naming(checkpoint):
                     snapshot.check(checkpoint)
@@ -643,7 +640,6 @@ class IPUModel:
                         to_come = range(max(first_epoch, initial_epoch), epochs)
                     train(
                         training,
-                        calls,
                         to_come,
                         validations,
                         hooks,
