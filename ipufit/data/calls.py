@@ -11,7 +11,7 @@ import tempfile
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -25,11 +25,11 @@ from ipufit.batching import BatchPlan
 from ipufit.distributed import Processes
 from ipufit.errors import ConfigError, DataError
 from ipufit.mixing import Mixing
-from ipufit.types import Batch
 
 from .datasets import (
     ALONE,
     ArrayDataset,
+    Batch,
     FlatDataset,
     SampleStructure,
     Source,
@@ -219,7 +219,7 @@ class ClassWeights:
     Example:
         >>> structure = SampleStructure(Structure.of(0), Structure.of(0))
         >>> weights = ClassWeights({1: 3.0}, structure)
-        >>> weights.of([torch.zeros(2, 4), torch.tensor([0, 1])])
+        >>> weights.of(torch.tensor([0, 1]))
         tensor([1., 3.])
     """
 
@@ -251,16 +251,14 @@ class ClassWeights:
                 f"{structure.targets.num_leaves}: pass sample weights instead."
             )
         self._table, self._has_labels = dict(table), has_labels
-        self._target = structure.num_inputs
         self.structure = replace(structure, weights=Structure(None))
 
-    def of(self, batch: Sequence[Tensor]) -> Tensor:
-        """Return the weight of each row of a batch, float32.
+    def of(self, targets: Tensor) -> Tensor:
+        """Return the weight of each row of targets, float32.
 
         Raises:
             DataError: Targets are neither class indices nor one-hot.
         """
-        targets = batch[self._target]
         if targets.dim() > 1 and targets.shape[-1] > 1:
             if self._has_labels:
                 raise DataError(
@@ -331,10 +329,10 @@ class MixedRows:
     Example:
         >>> from ipufit._tree import Structure
         >>> pair = SampleStructure(Structure.of(0), Structure.of(0))
-        >>> batch = [torch.rand(2, 3), torch.tensor([0, 1])]
+        >>> batch = pair.named([torch.rand(2, 3), torch.tensor([0, 1])])
         >>> division = Division(index=0, count=1, block=2, rows=2)
         >>> rows = MixedRows(Mixing(mixup=1.0), pair, batch, BatchPlan(2), division)
-        >>> rows.of(batch, seed=1, at=Position(0, 1)).shape
+        >>> rows.of(batch.targets, seed=1, at=Position(0, 1)).shape
         torch.Size([2, 1])
     """
 
@@ -342,7 +340,7 @@ class MixedRows:
         self,
         mixing: Mixing,
         structure: SampleStructure,
-        example: Sequence[Tensor],
+        example: Batch,
         plan: BatchPlan,
         division: Division,
     ) -> None:
@@ -364,23 +362,22 @@ class MixedRows:
         self._numbers = own[:: plan.micro_batch_size].div(
             plan.micro_batch_size, rounding_mode="floor"
         )
-        self._targets = slice(1, 1 + structure.targets.num_leaves)
-        self._size = _image_size(mixing, example[0])
-        self._check_targets(example)
+        self._size = _image_size(mixing, example.inputs[0])
+        self._check_targets(example.targets)
         self.structure = replace(structure, is_mixed=True)
 
-    def of(self, batch: Sequence[Tensor], seed: int, at: Position) -> Tensor:
+    def of(self, targets: Sequence[Tensor], seed: int, at: Position) -> Tensor:
         """Draw the coefficients of a call, `[rows, 1 or 6]`.
 
         Args:
-            batch: Tensors of the call.
+            targets: Targets of the call.
             seed: Seed of the run.
             at: Number of the pass, and of its calls with this one.
 
         Raises:
             DataError: Targets are no classes.
         """
-        self._check_targets(batch)
+        self._check_targets(targets)
         first = max(at.calls - 1, 0) * self._rows_of_all // self._micro_batch_size
         seeds = [
             mixed(seed, at.number, first + number, _OWN_NUMBERS)
@@ -388,9 +385,9 @@ class MixedRows:
         ]
         return self._mixing.coefficients(seeds, self._micro_batch_size, self._size)
 
-    def _check_targets(self, batch: Sequence[Tensor]) -> None:
+    def _check_targets(self, leaves: Sequence[Tensor]) -> None:
         """Refuse targets that are neither classes nor their probabilities."""
-        for targets in batch[self._targets]:
+        for targets in leaves:
             shape = list(targets.shape)
             if not targets.is_floating_point():
                 if targets.dim() == 2 and _is_one_hot(targets):
@@ -460,7 +457,7 @@ _MODES = {
 
 PLAIN = Loading()
 
-Rows = Tuple[Batch, Tuple[int, ...]]
+Rows = Tuple[List[Tensor], Tuple[int, ...]]
 """Rows of a call of this process, and the number of samples of each process in it."""
 
 
@@ -476,7 +473,7 @@ class Call(NamedTuple):
             its rows are whole micro-batches.
     """
 
-    batch: Batch
+    batch: list[Tensor]
     num_real: int
     num_real_of_each: tuple[int, ...]
     num_masked: int | None = None
@@ -517,7 +514,7 @@ def shares(is_real: Tensor, num_of_all: Tensor, num_processes: int = 1) -> Tenso
     return (per_update * (rows / counts)).reshape(is_real.shape)
 
 
-def pad(batch: Sequence[Tensor], rows: int) -> Batch:
+def pad(batch: Sequence[Tensor], rows: int) -> list[Tensor]:
     """Repeat the last row of a batch up to `rows`.
 
     Example:
@@ -531,8 +528,8 @@ def pad(batch: Sequence[Tensor], rows: int) -> Batch:
 
 
 def rebatched(
-    blocks: Iterable[Batch], rows: int, most: int | None = None
-) -> Iterator[tuple[Batch, int]]:
+    blocks: Iterable[list[Tensor]], rows: int, most: int | None = None
+) -> Iterator[tuple[list[Tensor], int]]:
     """Cut and join blocks of any number of rows into batches of `rows`.
 
     Rows that wait for the next block are copied, because an asynchronous loader uses
@@ -552,7 +549,7 @@ def rebatched(
         >>> [batch[0].tolist() for batch, _ in rebatched(blocks, 2)]
         [[1, 2], [3]]
     """
-    kept: list[Batch] = []
+    kept: list[list[Tensor]] = []
     num_kept = num_seen = 0
     iterator = iter(blocks)
     while num_seen != most:
@@ -575,7 +572,7 @@ def rebatched(
         yield _joined(kept), num_kept
 
 
-def _joined(parts: Sequence[Batch]) -> Batch:
+def _joined(parts: Sequence[list[Tensor]]) -> list[Tensor]:
     return parts[0] if len(parts) == 1 else [torch.cat(leaf) for leaf in zip(*parts)]
 
 
@@ -627,7 +624,7 @@ class _Batches:
         self._iterator: Any = None
         self._values: list[Any] = []
 
-    def _loaded(self, order: Order, seed: int) -> Iterator[Batch]:
+    def _loaded(self, order: Order, seed: int) -> Iterator[list[Tensor]]:
         """Begin a pass, which draws from torch's generator at once.
 
         Args:
@@ -661,7 +658,7 @@ class _Batches:
                 self._iterator = iter(self._loader)
         return self._each(self._iterator)
 
-    def _each(self, iterator: Iterator[Any]) -> Iterator[Batch]:
+    def _each(self, iterator: Iterator[Any]) -> Iterator[list[Tensor]]:
         keeps_random = self.is_seeded and not self._is_elsewhere
         while True:  # `for` calls iter(), and PopTorch's begins anew
             before = HostRandomState() if keeps_random else None
@@ -679,7 +676,8 @@ class _Batches:
         """Return which rows of a call's outputs are samples; None if all are."""
         structure = self.structure
         if structure.rows is not None:
-            mask = call.batch[structure.num_given].gt(0)
+            (share,) = structure.named(call.batch).share
+            mask = share.gt(0)
             mask[call.num_real :] = False
             return mask.flatten()
         if call.num_real == self._rows:
@@ -746,8 +744,11 @@ class _Batches:
         )
 
     def _parts(
-        self, source: StreamSource, blocks: Iterator[Batch], most: int | None = None
-    ) -> Iterator[tuple[Batch, int]]:
+        self,
+        source: StreamSource,
+        blocks: Iterator[list[Tensor]],
+        most: int | None = None,
+    ) -> Iterator[tuple[list[Tensor], int]]:
         """Cut a pass over a stream into the rows of this process for each call.
 
         Args:
@@ -788,7 +789,7 @@ class _Batches:
                 yield mine[at : at + size]
 
     def _shared(
-        self, parts: Iterator[tuple[Batch, int]], last: Sequence[Tensor] = ()
+        self, parts: Iterator[tuple[list[Tensor], int]], last: Sequence[Tensor] = ()
     ) -> Iterator[Rows]:
         """Yield calls until no process has samples left.
 
@@ -900,15 +901,14 @@ class TrainingBatches(_Batches):
         if self._is_padding:
             self.structure = replace(self.structure, is_padded=True)
         self._num_masked: int | None = None
-        first = source.structure.num_inputs
-        self._targets = slice(first, first + source.structure.targets.num_leaves)
+        self._example = source.structure.named(source.example(1))
         rows_per_update = self._division.block * self._division.count
         self._micro_batches = rows_per_update // plan.micro_batch_size
         self.count(ignored)
         self._mixed_rows: MixedRows | None = None
         if mixing is not None:
             self._mixed_rows = MixedRows(
-                mixing, self.structure, source.example(1), plan, self._division
+                mixing, self.structure, self._example, plan, self._division
             )
             self.structure = self._mixed_rows.structure
         self.num_calls: int | None = None
@@ -935,8 +935,8 @@ class TrainingBatches(_Batches):
         Nothing needs to be counted if each micro-batch is an update.
         """
         if self._micro_batches > 1 or self.structure.is_padded:
-            targets = self.source.example(1)[self._targets]
-            are_floats = all(one.is_floating_point() for one in targets)
+            targets = self._example.targets
+            are_floats = all(target.is_floating_point() for target in targets)
             ignored = () if are_floats else ignored
             self.structure = replace(self.structure, ignored=ignored)
 
@@ -1066,7 +1066,7 @@ class TrainingBatches(_Batches):
 
     # Calls --------------------------------------------------------------------
 
-    def example(self) -> Batch:
+    def example(self) -> list[Tensor]:
         """Return a batch with the shapes of a call."""
         example = self.source.example(self._rows)
         each = (self._rows,) * self._processes.count
@@ -1149,40 +1149,43 @@ class TrainingBatches(_Batches):
         return int(self._order().indices()[row]) % (self.source.num_samples or 1)
 
     def _completed(
-        self, batch: Batch, each: tuple[int, ...], *, is_example: bool = False
-    ) -> Batch:
-        """Append class weights, shares, counts and mixing coefficients to a batch.
+        self, batch: list[Tensor], each: tuple[int, ...], *, is_example: bool = False
+    ) -> list[Tensor]:
+        """Add class weights, shares, divisors and mixing coefficients to a batch.
 
         Args:
-            batch: Tensors of a call.
+            batch: Tensors of a call, as the data has them.
             each: Number of unpadded rows of each process.
             is_example: Whether only the shapes matter.
         """
-        is_real: Any = None
+        structure, division, is_real = self.structure, self._division, None
+        parts = self.source.structure.named(batch)
         if self._class_weights is not None:
-            batch.append(self._class_weights.of(batch))
-        if self.structure.is_padded:
-            division = self._division
+            weights = self._class_weights.of(parts.targets[0])
+            parts = parts._replace(weights=[weights])
+        if structure.is_padded:
             is_item = torch.arange(self._rows).lt(each[division.index])
             is_real, counts = is_item.to(torch.float32), division.num_in_updates(each)
-            if self.structure.rows is not None:
-                is_real = batch.pop().mul(is_item.unsqueeze(1))
+            if structure.rows is not None:
+                is_real = parts.share[0].mul(is_item.unsqueeze(1))
                 own = is_real.reshape(len(counts), -1).sum(dim=1)
                 counts = self._processes.summed(own)
                 self._num_masked = int(counts.sum())
-            batch.append(shares(is_real, counts, division.count))
-        if self.structure.ignored:
-            counts = self._counts(batch[self._targets], is_real)
+            parts = parts._replace(share=[shares(is_real, counts, division.count)])
+        if structure.ignored:
+            counts = self._counts(parts.targets, is_real)
             if self._processes.are_several and not is_example:
                 counts = self._processes.summed(counts)
             divisors = counts.clamp(min=1).to(torch.float32).div(self._micro_batches)
-            divisors = divisors.repeat_interleave(self._division.block, dim=0)
+            divisors = divisors.repeat_interleave(division.block, dim=0)
             # Items that are whole micro-batches are joined along their first axis.
-            is_whole = self.structure.rows is not None
-            batch.append(divisors.unsqueeze(1) if is_whole else divisors)
+            is_whole = structure.rows is not None
+            divisors = divisors.unsqueeze(1) if is_whole else divisors
+            parts = parts._replace(divisors=[divisors])
         if self._mixed_rows is not None:
-            batch.append(self._mixed_rows.of(batch, self.seed, self.position))
-        return batch
+            mixing = self._mixed_rows.of(parts.targets, self.seed, self.position)
+            parts = parts._replace(mixing=[mixing])
+        return parts.tensors()
 
     def _counts(self, targets: Sequence[Tensor], is_real: Tensor | None) -> Tensor:
         """Count the targets of each update that aren't ignored, in this process.
@@ -1237,7 +1240,7 @@ class InferenceBatches(_Batches):
         super().__init__(source, plan, options, loading, processes)
         self._max_rows = max_rows
         self._seed = seed or 0
-        self._ongoing: Iterator[Batch] | None = None
+        self._ongoing: Iterator[list[Tensor]] | None = None
 
     @property
     def num_samples(self) -> int | None:
@@ -1277,7 +1280,7 @@ class InferenceBatches(_Batches):
             num_rows = self._division.num_of_each(num_rows)
         return sorted({number % size for number in num_rows} - {0})
 
-    def example(self, *, inputs_only: bool = True) -> Batch:
+    def example(self, *, inputs_only: bool = True) -> list[Tensor]:
         """Return tensors with the shapes of a call."""
         return self.source.example(self._rows, inputs_only=inputs_only)
 
@@ -1317,7 +1320,7 @@ class InferenceBatches(_Batches):
 
     def _streamed(self, source: StreamSource) -> Iterator[Rows]:
         """Cut a stream into calls."""
-        blocks: Iterator[Batch] | None = self._ongoing
+        blocks: Iterator[list[Tensor]] | None = self._ongoing
         if blocks is None:
             blocks = source.blocks()
             if self._max_rows is not None and source.is_one_shot:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import operator
 import os
@@ -35,7 +36,6 @@ from ipufit._tree import ConstantChangedError, Structure
 from ipufit.batching import BatchPlan
 from ipufit.distributed import Processes
 from ipufit.errors import DataError, IpufitWarning, warn
-from ipufit.types import Batch
 
 from .random_state import HostRandomState, seed_all
 
@@ -52,6 +52,33 @@ def mixed(*numbers: int) -> int:
     """
     digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+class Batch(NamedTuple):
+    """The tensors of a batch, in the order in which programs take them.
+
+    Attributes:
+        inputs: Leaves of the inputs.
+        targets: Leaves of the targets; empty without targets.
+        weights: Leaves of the sample weights; empty without weights.
+        share: One tensor, the weight of each row in the loss of its update; of batches
+            that are whole micro-batches at first a mask. Empty without padding.
+        divisors: One tensor, `[rows, indices * targets]`: the number of targets of the
+            update that aren't ignored, divided by its micro-batches. Empty if nothing
+            is counted.
+        mixing: One tensor, that of `ipufit.mixing.Coefficients`; empty without mixing.
+    """
+
+    inputs: Sequence[Any]
+    targets: Sequence[Any] = ()
+    weights: Sequence[Any] = ()
+    share: Sequence[Any] = ()
+    divisors: Sequence[Any] = ()
+    mixing: Sequence[Any] = ()
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, in order."""
+        return [*itertools.chain.from_iterable(self)]
 
 
 class Labels(NamedTuple):
@@ -87,11 +114,11 @@ class SampleStructure:
         inputs: Structure of the inputs.
         targets: Structure of the targets; without leaves if there are none.
         weights: Structure of the sample weights; without leaves if there are none.
-        is_padded: Whether a batch has a tensor with the share of each row after these.
+        is_padded: Whether a batch has `Batch.share`.
         ignored: Indices of ignored targets that are counted for each update: a batch
-            then has a tensor of these counts, `[rows, indices * targets]`. None if
-            nothing must be counted, because each micro-batch is an update.
-        is_mixed: Whether a batch ends with the tensor of `ipufit.mixing.Coefficients`.
+            then has `Batch.divisors`. None if nothing must be counted, because each
+            micro-batch is an update.
+        is_mixed: Whether a batch has `Batch.mixing`.
         rows: Samples and padding of an item that is a whole micro-batch; None if an
             item is a sample. The tensors of such items are `[items, ...]`, and their
             last one, `[items, rows]`, is above 0 for samples: a mask or the shares.
@@ -128,6 +155,15 @@ class SampleStructure:
     def num_inputs(self) -> int:
         """Number of tensors that are inputs; they come first in a batch."""
         return self.inputs.num_leaves
+
+    def named(self, tensors: Iterable[Any]) -> Batch:
+        """Name the tensors of a batch, which may lack those from the targets on."""
+        counts = (
+            *(part.num_leaves for part in self.parts),
+            *(int(self.is_padded), int(bool(self.ignored)), int(self.is_mixed)),
+        )
+        rest = iter(tensors)
+        return Batch(*([*itertools.islice(rest, count)] for count in counts))
 
     @property
     def has_targets(self) -> bool:
@@ -197,23 +233,27 @@ class SampleStructure:
 
     def tensors_of_labels(self, tensors: Sequence[Any]) -> list[Any]:
         """Take targets and weights from the tensors of a batch, without nesting."""
-        return [*map(self._joined, tensors[self.num_inputs : self.num_given])]
+        batch = self.named(tensors)
+        return [*map(self._joined, (*batch.targets, *batch.weights))]
 
     def labels(self, tensors: Sequence[Any]) -> Labels:
         """Take targets, weights, shares and counts from the tensors of a batch."""
-        rest = map(self._joined, tensors[self.num_inputs :])
-        targets = self.targets.rebuild(rest)
-        weights = self.weights.rebuild(rest) if self.has_weights else None
-        share = next(rest) if self.is_padded else None
-        if self.ignored is None:
-            return Labels(targets, weights, share)
-        columns = iter(next(rest).unbind(dim=1) if self.ignored else ())
-        counted = {index: self.targets.rebuild(columns) for index in self.ignored}
-        return Labels(targets, weights, share, counted)
+        _, *parts, _ = (map(self._joined, column) for column in self.named(tensors))
+        targets, weights, share, divisors = parts
+        counted: dict[int, Any] | None = None
+        if self.ignored is not None:
+            columns = itertools.chain.from_iterable(t.unbind(dim=1) for t in divisors)
+            counted = {index: self.targets.rebuild(columns) for index in self.ignored}
+        return Labels(
+            self.targets.rebuild(targets),
+            self.weights.rebuild(weights) if self.has_weights else None,
+            next(share, None),
+            counted,
+        )
 
     def mixing(self, tensors: Sequence[Any]) -> Any:
         """Return the mixing coefficients of a batch; None without any."""
-        return tensors[-1] if self.is_mixed else None
+        return next(iter(self.named(tensors).mixing), None)
 
     def flatten(self, parts: Sequence[Any]) -> list[Any]:
         """Flatten `(inputs, targets, weights)`; missing ones may be left out.
@@ -491,9 +531,6 @@ def check_integers(
         )
 
 
-Columns = Sequence[str]
-
-
 def is_frame(value: Any) -> bool:
     """Check whether a value is a frame or series of pandas, or alike.
 
@@ -560,7 +597,7 @@ def _refuse_missing(column: Any, where: str, of: str) -> None:
         raise missing_value(f"{where} has NA{of} in row {row}")
 
 
-def column_names(y: Any) -> Columns | None:
+def column_names(y: Any) -> Sequence[str] | None:
     """Return the columns that `y` names as targets; None if it is data.
 
     Example:
@@ -575,7 +612,7 @@ def column_names(y: Any) -> Columns | None:
 
 
 def split_columns(
-    row: Any, names: Columns, is_single: bool, where: str
+    row: Any, names: Sequence[str], is_single: bool, where: str
 ) -> tuple[Any, Any]:
     """Split a value with named columns into inputs and targets.
 
@@ -613,12 +650,12 @@ def split_columns(
     return inputs, row[names[0]] if is_single else {name: row[name] for name in names}
 
 
-def without_columns(value: Any, names: Columns) -> Any:
+def without_columns(value: Any, names: Sequence[str]) -> Any:
     """Leave columns out of a dict or a frame; return anything else unchanged.
 
     Args:
         value: A sample, or something that holds many samples.
-        names: Columns to leave out, if they exist.
+        names: Sequence[str] to leave out, if they exist.
 
     Example:
         >>> without_columns({"a": 1, "label": 2}, ["label", "weight"])
@@ -704,7 +741,7 @@ def table_row(row: Any) -> Any:
     return {**row, **numbers}
 
 
-def collate(samples: Any) -> Batch:
+def collate(samples: Any) -> list[Tensor]:
     """Stack flat samples; results of `__getitems__` are stacked already."""
     is_stacked = isinstance(samples[0], Tensor)
     return list(samples if is_stacked else default_collate(samples))
@@ -734,7 +771,7 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
         row = index if self.rows is None else int(self.rows[index])
         return tuple(narrow(tensor[row]) for tensor in self.tensors)
 
-    def __getitems__(self, indices: list[int]) -> Batch:
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
         """Return a batch of samples at once, for torch's loaders."""
         return self.gathered(torch.as_tensor(indices))
 
@@ -780,7 +817,7 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         """Return one sample; numbers become tensors."""
         return self.flat(self.dataset[self._begin(index)], index)
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
         """Return a batch of samples, for torch's loaders."""
         try:
             together = _getitems_of(self.dataset)
@@ -975,7 +1012,7 @@ class Source:
         first: The leaves of the first sample; read from the dataset if empty.
 
     Attributes:
-        batch_size: Batch size of the user's own loader; None if there is none.
+        batch_size: list[Tensor] size of the user's own loader; None if there is none.
         is_in_memory: Whether the samples are arrays, of which any number is available
             at once.
         generators: Random generators that the user's own loader draws from.

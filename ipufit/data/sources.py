@@ -46,7 +46,6 @@ from ipufit._poptorch import custom_parser, poptorch
 from ipufit._tree import Structure
 from ipufit.distributed import Processes
 from ipufit.errors import DataError, WholeStreamWarning, warn
-from ipufit.types import Batch
 
 from .datasets import (
     ALONE,
@@ -633,7 +632,7 @@ class StreamSource(Source):
         self._begun: Pass | None = begun
         self._values = plain_values(self._iterable)
 
-    def _take_first(self, batch: Any) -> Batch:
+    def _take_first(self, batch: Any) -> list[Tensor]:
         """Set the structure of samples, and return the first block of a pass."""
         loading = self.own_loading
         parts = self._parts_of(batch if loading is None else loading.peek(batch[:1]))
@@ -769,11 +768,11 @@ class StreamSource(Source):
     def _structure_of(self, parts: Sequence[Any]) -> SampleStructure:
         return SampleStructure.of(parts)
 
-    def _flatten(self, parts: Sequence[Any]) -> Batch:
+    def _flatten(self, parts: Sequence[Any]) -> list[Tensor]:
         where = f"A batch of `{self.name}`"
         return same_rows(self.structure.flatten_like("the first", parts, where), where)
 
-    def block_of(self, batch: Any) -> Batch:
+    def block_of(self, batch: Any) -> list[Tensor]:
         """Flatten a batch, which must look like the first.
 
         Raises:
@@ -977,7 +976,7 @@ class WholeSource(StreamSource):
             inputs, targets, weights, is_padded=True, rows=len(parts[3])
         )
 
-    def _flatten(self, parts: Sequence[Any]) -> Batch:
+    def _flatten(self, parts: Sequence[Any]) -> list[Tensor]:
         structure, where = self.structure, f"A batch of `{self.name}`"
         leaves = structure.flatten_like("the first", parts, where)
         paths, mask = structure.paths(), parts[3]

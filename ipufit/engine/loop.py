@@ -76,7 +76,7 @@ from ipufit.errors import (
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
 from ipufit.state import EVICTED, EVICTING_SIGNALS, RunState, awaited, span
-from ipufit.types import Batch, Logs
+from ipufit.types import Logs
 
 T = TypeVar("T")
 
@@ -502,7 +502,7 @@ class Training:
         """Train on one call, and add to the metrics.
 
         Args:
-            call: Batch of the call.
+            call: list[Tensor] of the call.
             is_scheduled: False to leave learning rates and the count of updates
                 unchanged.
         """
@@ -523,7 +523,7 @@ class Training:
             if outputs is not None:
                 self._stream(outputs, call)
 
-    def train(self, batch: Batch) -> tuple[Tensor, Any]:
+    def train(self, batch: list[Tensor]) -> tuple[Tensor, Any]:
         """Make one call of the program; see `Executors.train`."""
         if not self.executors.has(self.program):  # another run has displaced it
             self.program.check()
@@ -691,7 +691,7 @@ class Inference:
             inferred=self.inferred,
         )
 
-    def infer(self, batch: Batch) -> tuple[list[Tensor], Scalars]:
+    def infer(self, batch: list[Tensor]) -> tuple[list[Tensor], Scalars]:
         """Make one call of the program; see `Executors.infer`."""
         if not self.executors.has(self.program):  # another run has displaced it
             self.program.check()

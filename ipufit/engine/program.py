@@ -81,7 +81,6 @@ from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
 from ipufit.optimizers import Optimization, hyper_parameters
 from ipufit.placement import find_beginnings
 from ipufit.state import span
-from ipufit.types import Batch
 
 logger = logging.getLogger("ipufit")
 P = TypeVar("P", bound="Program")
@@ -227,7 +226,7 @@ class ProgramSpec:
     structure: SampleStructure
     plan: BatchPlan
     options: poptorch.Options
-    example: Batch
+    example: list[Tensor]
     remark: str
 
     name: ClassVar[str]
