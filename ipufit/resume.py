@@ -51,15 +51,16 @@ from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig
 from ipufit.data.calls import Place, Position
-from ipufit.data.datasets import Source, mixed
+from ipufit.data.datasets import Source
 from ipufit.data.random_state import (
     HostRandomState,
     RandomState,
     check_random_state,
+    hash_seed,
     random_state,
     seed_all,
 )
-from ipufit.data.sources import StreamSource, StreamState, packed, unpacked
+from ipufit.data.streams import StreamSource, StreamState, packed, unpacked
 from ipufit.distributed import get_process_info, processes
 from ipufit.engine.loop import Training
 from ipufit.engine.metric_state import RunningSums
@@ -1069,7 +1070,7 @@ class Snapshot:
         index = 0 if is_other_layout else self.run.processes.index
         seeds = _process_state(checkpoint, index).random["device"].tolist()
         if is_other_layout and seeds:
-            seeds = [mixed(*seeds)]
+            seeds = [hash_seed(*seeds)]
         try:
             if seeds:
                 executor = self.training.program.executor
@@ -1139,7 +1140,7 @@ def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
     own = [state.tolist() for name, state in first.items() if name in _GLOBAL]
     digest = hashlib.sha256(repr(own).encode()).digest()
     with HostRandomState():
-        seed_all(mixed(int.from_bytes(digest[:8], "little"), index))
+        seed_all(hash_seed(int.from_bytes(digest[:8], "little"), index))
         return {**first, **random_state()}
 
 

@@ -26,23 +26,18 @@ from ipufit.distributed import Processes
 from ipufit.errors import ConfigError, DataError
 from ipufit.mixing import Mixing
 
-from .datasets import (
-    ALONE,
-    ArrayDataset,
-    Batch,
-    FlatDataset,
-    SampleStructure,
-    Source,
-    collate,
-    mixed,
-)
+from .arrays import ArrayDataset
+from .datasets import ALONE, FlatDataset, Source, collate
+from .loaders import plain_values
 from .random_state import (
     HostRandomState,
     RandomState,
+    hash_seed,
     random_state,
     set_random_state,
 )
-from .sources import Pass, StreamSource, StreamState, plain_values
+from .streams import Pass, StreamSource, StreamState
+from .structure import Batch, SampleStructure
 
 
 class Position(NamedTuple):
@@ -190,7 +185,7 @@ class Order(Sampler[int]):
         self.start = Position(number + 1)
         order: Any = torch.arange(self.count)
         if self.seed is not None:
-            generator = torch.Generator().manual_seed(mixed(self.seed, number))
+            generator = torch.Generator().manual_seed(hash_seed(self.seed, number))
             order = torch.randperm(self.count, generator=generator)
         order = padded(order, self.length)[: self.length]
         if self.tells_pass:
@@ -380,7 +375,7 @@ class MixedRows:
         self._check_targets(targets)
         first = max(at.calls - 1, 0) * self._rows_of_all // self._micro_batch_size
         seeds = [
-            mixed(seed, at.number, first + number, _OWN_NUMBERS)
+            hash_seed(seed, at.number, first + number, _OWN_NUMBERS)
             for number in self._numbers.tolist()
         ]
         return self._mixing.coefficients(seeds, self._micro_batch_size, self._size)

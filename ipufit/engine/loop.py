@@ -41,9 +41,9 @@ from ipufit._tree import Structure, leaves_of, map_tensors, tree_map
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
-from ipufit.data.datasets import Labels
 from ipufit.data.random_state import HostRandomState, set_random_state
-from ipufit.data.sources import StreamSource
+from ipufit.data.streams import StreamSource
+from ipufit.data.structure import Labels
 from ipufit.distributed import Processes, exchanges_off
 from ipufit.engine.host_calls import bytes_of, refuse_sums
 from ipufit.engine.metric_state import (

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ipufit._tree import map_tensors
-from ipufit.data.datasets import Labels
+from ipufit.data.structure import Labels
 from ipufit.distributed import Processes
 from ipufit.engine.objective import Objective, shapes_in_errors
 from ipufit.errors import ConfigError, DataError, UnsupportedError

@@ -40,7 +40,7 @@ from ipufit._signals import uninterrupted
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
-from ipufit.data.datasets import SampleStructure
+from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues, describe_change
 from ipufit.engine.host_calls import refuse_own_sums, refuse_traced_sums

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.config import IPUConfig
-from ipufit.data.datasets import NOTHING, Labels, SampleStructure
+from ipufit.data.structure import NOTHING, Labels, SampleStructure
 from ipufit.engine.metric_state import (
     MetricSums,
     Scalars,

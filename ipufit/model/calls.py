@@ -17,8 +17,9 @@ from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig, forward_stages, with_stages
 from ipufit.data.calls import InferenceBatches, Loading, TrainingBatches
-from ipufit.data.datasets import SampleStructure, Source
+from ipufit.data.datasets import Source
 from ipufit.data.sources import as_source, example_of, num_trained_on
+from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine import host_calls
 from ipufit.engine.loop import Evaluation, Inference, Training, describe_coverage

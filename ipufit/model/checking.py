@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ipufit.batching import BatchPlan
-from ipufit.data.datasets import SampleStructure
+from ipufit.data.loaders import generators_of
 from ipufit.data.random_state import HostRandomState
-from ipufit.data.sources import example_of, fit_sources, generators_of
+from ipufit.data.sources import example_of, fit_sources
+from ipufit.data.structure import SampleStructure
 from ipufit.engine.loop import Training, describe_coverage
 from ipufit.engine.program import Surveyed, surveyed
 from ipufit.errors import DataError, IpufitError, OtherNumbersWarning

@@ -19,7 +19,8 @@ from ipufit._tree import leaves_of, map_tensors
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data.random_state import HostRandomState
-from ipufit.data.sources import StreamSource, as_batch, as_source
+from ipufit.data.sources import as_batch, as_source
+from ipufit.data.streams import StreamSource
 from ipufit.engine.objective import Inferred, Objective
 from ipufit.engine.step import NoForwardError, results_of, total_loss
 from ipufit.engine.trace_checks import ResultsNoted

@@ -39,10 +39,12 @@ from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progre
 from ipufit.callbacks.base import CallbackLike, say
 from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig
+from ipufit.data.arrays import column_names, short_list
 from ipufit.data.calls import (
     InferenceBatches,
 )
-from ipufit.data.datasets import Source, column_names, short_list
+from ipufit.data.datasets import Source
+from ipufit.data.loaders import generators_of
 from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import (
     as_batch,
@@ -50,7 +52,6 @@ from ipufit.data.sources import (
     example_of,
     fit_sources,
     generated_like,
-    generators_of,
     is_stream,
 )
 from ipufit.distributed import (

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from ipufit import BatchPlan, DataError, IPUConfig, IPUModel
 from ipufit.data.calls import TrainingBatches
-from ipufit.data.datasets import IterableRows
+from ipufit.data.loaders import IterableRows
 from ipufit.data.sources import as_source
 from tests import reference
 from tests.data.test_division import options_for
