@@ -50,8 +50,9 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig
-from ipufit.data.calls import Place, Position
+from ipufit.data.calls import Place
 from ipufit.data.datasets import Source
+from ipufit.data.indexed import Position
 from ipufit.data.random_state import (
     HostRandomState,
     RandomState,

@@ -16,7 +16,7 @@ from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig, forward_stages, with_stages
-from ipufit.data.calls import InferenceBatches, Loading, TrainingBatches
+from ipufit.data.calls import InferenceBatches, TrainingBatches
 from ipufit.data.datasets import Source
 from ipufit.data.sources import as_source, example_of, num_trained_on
 from ipufit.data.structure import SampleStructure
@@ -245,7 +245,8 @@ class CallPlanner:
             has_labels=objective.has_labels,
             mixing=settings.mixing,
             ignored=objective.ignored,
-            loading=Loading(self.config.num_workers, self.config.loader_mode),
+            num_workers=self.config.num_workers,
+            loader_mode=self.config.loader_mode,
             num_passes=self.num_passes if num_passes is None else num_passes,
             processes=self.processes,
         )
@@ -582,7 +583,8 @@ class CallPlanner:
                 plan,
                 options,
                 max_rows=max_rows,
-                loading=Loading(config.num_workers, config.loader_mode),
+                num_workers=config.num_workers,
+                loader_mode=config.loader_mode,
                 seed=config.seed,
                 processes=self.processes,
             )
