@@ -5,27 +5,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import (
-    Any,
-    Callable,
-    Mapping,
-    Optional,
-    Sequence,
-)
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    Dataset,
-)
+from torch.utils.data import Dataset
 
 from ipufit._arguments import shown
 from ipufit.errors import DataError
 
-from .structure import (
-    SampleStructure,
-)
+from .structure import SampleStructure
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 

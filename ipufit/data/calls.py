@@ -21,11 +21,7 @@ from ipufit.mixing import Mixing
 from .columns import TrainingColumns
 from .datasets import ALONE, Source
 from .indexed import Division, IndexLoader, Order, Position
-from .random_state import (
-    RandomState,
-    random_state,
-    set_random_state,
-)
+from .random_state import RandomState, random_state, set_random_state
 from .streams import Pass, StreamSource, StreamState
 
 

@@ -19,9 +19,7 @@ from ipufit.mixing import Mixing
 
 from .datasets import Source
 from .indexed import Division, Position
-from .random_state import (
-    hash_seed,
-)
+from .random_state import hash_seed
 from .structure import Batch, SampleStructure
 
 

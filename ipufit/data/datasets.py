@@ -9,12 +9,7 @@ import traceback
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    Mapping,
-    Sequence,
-)
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -42,15 +37,8 @@ from .arrays import (
     split_columns,
     without_columns,
 )
-from .random_state import (
-    HostRandomState,
-    hash_seed,
-    seed_all,
-)
-from .structure import (
-    NOTHING,
-    SampleStructure,
-)
+from .random_state import HostRandomState, hash_seed, seed_all
+from .structure import NOTHING, SampleStructure
 
 ALONE = Processes()
 

@@ -24,10 +24,7 @@ from ipufit.errors import DataError
 from .arrays import ArrayDataset
 from .datasets import FlatDataset, collate
 from .loaders import plain_values
-from .random_state import (
-    HostRandomState,
-    hash_seed,
-)
+from .random_state import HostRandomState, hash_seed
 
 
 class Position(NamedTuple):

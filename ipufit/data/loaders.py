@@ -7,14 +7,7 @@ import itertools
 import random
 from dataclasses import dataclass
 from types import ModuleType
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -36,19 +29,9 @@ from ipufit._poptorch import custom_parser, poptorch
 from ipufit.distributed import Processes
 from ipufit.errors import DataError
 
-from .arrays import (
-    as_tensor,
-    without_columns,
-)
-from .datasets import (
-    Parts,
-    is_hugging_face,
-)
-from .random_state import (
-    HostRandomState,
-    hash_seed,
-    seed_all,
-)
+from .arrays import as_tensor, without_columns
+from .datasets import Parts, is_hugging_face
+from .random_state import HostRandomState, hash_seed, seed_all
 
 _SAMPLERS = (
     DistributedSampler,
@@ -190,12 +173,14 @@ def is_divided(stream: Any, processes: Processes, name: str) -> bool:
 
     Args:
         stream: An iterable of samples or batches.
-        processes: All processes; more than one.
+        processes: All processes; a single one has all samples.
         name: Name of the data in error messages.
 
     Raises:
         DataError: It is divided between another number of processes.
     """
+    if not processes.are_several:
+        return False
     said = getattr(stream, "is_divided", None)
     if said is not None:
         return bool(said)

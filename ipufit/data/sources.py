@@ -4,43 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import (
-    Any,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from typing import Any, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ipufit._arguments import check_number
 from ipufit._poptorch import poptorch
 from ipufit.distributed import Processes
 from ipufit.errors import DataError
 
-from .arrays import (
-    ArrayDataset,
-    FrameColumns,
-    as_tensor,
-    check_integers,
-    checked_tensor,
-    column_chooser,
-    column_names,
-    columns_of,
-    is_array_like,
-    mapped,
-    same_rows,
-    short_list,
-    split_columns,
-    unframed,
-    without_columns,
-)
+from . import arrays, loaders
+from .arrays import ArrayDataset, FrameColumns, is_array_like
 from .datasets import (
     ALONE,
     CachedDataset,
@@ -58,28 +34,11 @@ from .loaders import (
     KerasBatches,
     OwnLoading,
     WholeParts,
-    batch_size_of,
     describe,
-    generators_of,
-    gives_what_it_says,
-    has_own_indices,
-    is_divided,
-    is_keras_dataset,
-    length_of,
-    num_loaded_ahead,
 )
-from .random_state import (
-    HostRandomState,
-)
-from .streams import (
-    RowsAreNoSamplesError,
-    StreamSource,
-    WholeSource,
-)
-from .structure import (
-    NOTHING,
-    SampleStructure,
-)
+from .random_state import HostRandomState
+from .streams import RowsAreNoSamplesError, StreamSource, WholeSource
+from .structure import NOTHING, SampleStructure
 
 _MOST_ARRAYS = 8
 """Lists of more arrays are probably lists of samples."""
@@ -134,16 +93,16 @@ def as_source(
     """
     if isinstance(x, Source):
         return x
-    if is_keras_dataset(x):
+    if loaders.is_keras_dataset(x):
         x = KerasBatches(x, shuffle)
-    elif isinstance(x, FixedSizeBatches) and is_keras_dataset(x.batches):
+    elif isinstance(x, FixedSizeBatches) and loaders.is_keras_dataset(x.batches):
         x = FixedSizeBatches(KerasBatches(x.batches, shuffle), x.mask)
-    targets = column_names(y)
+    targets = arrays.column_names(y)
     is_single = isinstance(y, str)
     if is_array_like(x):
-        x = without_columns(x, left_out)
+        x = arrays.without_columns(x, left_out)
         if targets is not None:
-            x, y = split_columns(x, targets, is_single, f"`{name}`")
+            x, y = arrays.split_columns(x, targets, is_single, f"`{name}`")
         y = None if inputs_only else y
         return from_arrays(x, y, sample_weight, name=name, columns=columns)
     if not is_indexed(x) and not is_stream(x):
@@ -195,7 +154,7 @@ def as_batch(
             f"`x` is {describe(x)}. Pass the arrays of one batch, or use fit, "
             "evaluate and predict."
         )
-    x = without_columns(x, left_out)
+    x = arrays.without_columns(x, left_out)
     return from_arrays(x, y, sample_weight, name="x", columns=columns)
 
 
@@ -228,11 +187,11 @@ def from_arrays(
             lengths differ.
     """
     wheres = (f"`{name}`", "`y`", "`sample_weight`")
-    x = mapped(column_chooser(columns, wheres[0]), x)
+    x = arrays.mapped(arrays.column_chooser(columns, wheres[0]), x)
     own_columns: list[Any] = []
-    mapped(lambda v: own_columns.append(columns_of(v)), x)
+    arrays.mapped(lambda v: own_columns.append(arrays.columns_of(v)), x)
     values = (x, y, sample_weight)
-    given = [unframed(value, where) for value, where in zip(values, wheres)]
+    given = [arrays.unframed(value, where) for value, where in zip(values, wheres)]
     structure = SampleStructure.of(given)
     leaves = []
     for value, where, part in zip(given, wheres, structure.parts):
@@ -241,7 +200,7 @@ def from_arrays(
         if not part.num_leaves:
             raise DataError(f"{where} holds no arrays: it is {str(value)[:80]}.")
         for leaf in part.flatten(value):
-            leaves.append(checked_tensor(leaf, where))
+            leaves.append(arrays.checked_tensor(leaf, where))
             if not leaves[-1].dim():
                 raise DataError(
                     f"{where} holds a single number where an array belongs: dim 0 "
@@ -249,7 +208,7 @@ def from_arrays(
                     "numbers one, as with torch.tensor."
                 )
     _check_lengths(structure, leaves, name)
-    tensors = same_rows(leaves, f"`{name}`")
+    tensors = arrays.same_rows(leaves, f"`{name}`")
     tensors = [
         leaf if leaf.dtype == torch.float64 else tensor
         for leaf, tensor in zip(leaves, tensors)
@@ -281,7 +240,7 @@ def in_memory(
     checked = tensors
     if rows is not None:  # only integers are looked at
         checked = [t[rows if t.dtype == torch.int64 else rows[:0]] for t in tensors]
-    check_integers(checked, structure, name)
+    arrays.check_integers(checked, structure, name)
     dataset = ArrayDataset(tensors, rows)
     return Source(structure, len(dataset), name, dataset)
 
@@ -305,7 +264,7 @@ def _check_lengths(
             "one array, as with torch.stack, or with "
             "torch.nn.utils.rnn.pad_sequence if they have different lengths."
         )
-    counts = [f"{n} {short_list(some)}" for n, some in parts.items() if some]
+    counts = [f"{n} {arrays.short_list(some)}" for n, some in parts.items() if some]
     raise DataError(
         f"The arrays of `{name}` have different numbers of samples: "
         f"{', '.join(counts)}. Dim 0 must be the same for all.{advice}"
@@ -325,7 +284,7 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
         # As float32 only samples that the subset hasn't may be too large.
         if rows is None or all(leaf.dtype != torch.float64 for leaf in leaves):
             where = f"A sample of `{name}`"
-            tensors = [checked_tensor(leaf, where) for leaf in leaves]
+            tensors = [arrays.checked_tensor(leaf, where) for leaf in leaves]
             return in_memory(tensors, structure, name, rows)
     structure = SampleStructure.of(parts_of(dataset[0]))
     flat = FlatDataset(dataset, parts_of, structure, name)
@@ -336,7 +295,7 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
 def _from_samples(
     samples: Any, parts_of: Parts, name: str, num_workers: int, processes: Processes
 ) -> StreamSource:
-    is_own_part = processes.are_several and is_divided(samples, processes, name)
+    is_own_part = loaders.is_divided(samples, processes, name)
     is_whole_table = getattr(samples, "_distributed", True) is None
     if processes.are_several and is_hugging_face(samples) and is_whole_table:
         # The package is there, as it has made this dataset.
@@ -360,17 +319,17 @@ def _from_samples(
 def _from_batches(
     batches: Any, parts_of: Parts, name: str, processes: Processes
 ) -> StreamSource:
-    count, size = length_of(batches), batch_size_of(batches)
+    count, size = loaders.length_of(batches), loaders.batch_size_of(batches)
     settings: dict[str, Any] = {
         "name": name,
         "num_samples": count,
         "processes": processes,
-        "is_own_part": processes.are_several and is_divided(batches, processes, name),
+        "is_own_part": loaders.is_divided(batches, processes, name),
     }
     stream = None
     if processes.are_several and not settings["is_own_part"]:
-        before = HostRandomState(generators_of(batches))
-        if has_own_indices(batches):
+        before = HostRandomState(loaders.generators_of(batches))
+        if loaders.has_own_indices(batches):
             loading = OwnLoading(batches, processes.index)
             try:
                 stream = StreamSource(
@@ -383,9 +342,9 @@ def _from_batches(
     stream.batch_size = size or stream.rows_of_first
     if stream.rows_of_first not in (size, count):
         stream.num_samples = None  # a collate function makes rows of its own
-    elif not stream.is_own_part and gives_what_it_says(batches):
+    elif not stream.is_own_part and loaders.gives_what_it_says(batches):
         stream.num_certain = count
-    stream.num_ahead = num_loaded_ahead(batches)
+    stream.num_ahead = loaders.num_loaded_ahead(batches)
     if stream.is_own_part:  # its loader counts those of one process
         stream.batch_size *= processes.count
         if stream.num_samples is not None:
@@ -415,7 +374,7 @@ def _from_whole(
         count = len(batches)
     except (TypeError, NotImplementedError):  # of stream packing in random order
         count = None
-    is_own_part = processes.are_several and is_divided(batches, processes, name)
+    is_own_part = loaders.is_divided(batches, processes, name)
     stream = WholeSource(
         batches,
         WholeParts(parts_of, x.mask),
@@ -505,9 +464,9 @@ def example_of(
             'the device "meta".'
         )
     if is_array_like(x):
-        x, y, sample_weight = mapped(_filled, (x, y, sample_weight))
+        x, y, sample_weight = arrays.mapped(_filled, (x, y, sample_weight))
     loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
-    with HostRandomState(generators_of(x)):
+    with HostRandomState(loaders.generators_of(x)):
         source = as_source(x, y, sample_weight, inputs_only=inputs_only, **loading)
     if is_whole or isinstance(source, StreamSource):
         return source
@@ -609,7 +568,7 @@ def validation_sources(
             sources[key] = source_of_x
             continue
         if not isinstance(given, (tuple, list)):
-            given = (given, y) if column_names(y) else (given,)
+            given = (given, y) if arrays.column_names(y) else (given,)
         elif len(given) not in (2, 3):
             raise DataError(
                 f"`{name}` has {len(given)} parts: pass a dataset, a pair (x, y), or "
@@ -739,7 +698,7 @@ def generated_like(source: Source, n: int) -> Source:
     generator = torch.Generator().manual_seed(0)
     tensors = []
     for place, leaf in enumerate(source.first()):
-        example = as_tensor(leaf, source.name)
+        example = arrays.as_tensor(leaf, source.name)
         if place >= source.structure.num_inputs:
             tensors.append(torch.stack([example] * n))
             continue

@@ -6,14 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-    NamedTuple,
-    Sequence,
-)
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -24,31 +17,11 @@ from ipufit._tree import Structure
 from ipufit.distributed import Processes
 from ipufit.errors import DataError, WholeStreamWarning, warn
 
-from .arrays import (
-    as_tensor,
-    same_rows,
-)
-from .datasets import (
-    ALONE,
-    Source,
-)
-from .loaders import (
-    KerasBatches,
-    OwnLoading,
-    describe,
-    generators_of,
-    plain_values,
-)
-from .random_state import (
-    HostRandomState,
-    RandomState,
-    random_state,
-    set_random_state,
-)
-from .structure import (
-    NOTHING,
-    SampleStructure,
-)
+from .arrays import as_tensor, same_rows
+from .datasets import ALONE, Source
+from .loaders import KerasBatches, OwnLoading, describe, generators_of, plain_values
+from .random_state import HostRandomState, RandomState, random_state, set_random_state
+from .structure import NOTHING, SampleStructure
 
 _TAG = "$"
 

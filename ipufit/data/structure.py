@@ -6,12 +6,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import (
-    Any,
-    Iterable,
-    NamedTuple,
-    Sequence,
-)
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
