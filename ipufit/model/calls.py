@@ -22,10 +22,11 @@ from ipufit.data.sources import as_source, example_of, num_trained_on
 from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine import host_calls
-from ipufit.engine.loop import Evaluation, Inference, Training, describe_coverage
+from ipufit.engine.loop import Evaluation, Inference, Training
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Inferred
 from ipufit.engine.program import Executors, gradient_anchors
+from ipufit.engine.rows import describe_coverage
 from ipufit.errors import (
     ConfigError,
     CoverageWarning,

@@ -19,8 +19,9 @@ from ipufit.data.loaders import generators_of
 from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import example_of, fit_sources
 from ipufit.data.structure import SampleStructure
-from ipufit.engine.loop import Training, describe_coverage
+from ipufit.engine.loop import Training
 from ipufit.engine.program import Surveyed, surveyed
+from ipufit.engine.rows import describe_coverage
 from ipufit.errors import DataError, IpufitError, OtherNumbersWarning
 from ipufit.types import ShownAsText
 

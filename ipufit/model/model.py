@@ -66,10 +66,7 @@ from ipufit.engine.loop import (
     ProcessSync,
     Training,
     Validations,
-    cut,
     ended_in_order,
-    in_passes,
-    joined,
     train,
 )
 from ipufit.engine.metric_state import MetricState
@@ -81,6 +78,7 @@ from ipufit.engine.objective import (
 )
 from ipufit.engine.precision import in_own_types
 from ipufit.engine.program import Executors
+from ipufit.engine.rows import cut, in_passes, joined
 from ipufit.engine.weights import Counterparts, deep_copied, unwrapped
 from ipufit.errors import (
     ConfigError,
