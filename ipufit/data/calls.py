@@ -353,11 +353,6 @@ class TrainingBatches(_Batches):
         rows_of_all = self._division.rows_of_all
         is_padding = drop_last in ("pad", False)
         count = source.num_samples
-        if count is not None and count < rows_of_all and not is_padding:
-            raise DataError(
-                f"`x` has {count} samples, but one training call takes "
-                f"{plan.describe_as_too_large()}"
-            )
         # A loader of the user's may give fewer samples than it says.
         may_be_short = isinstance(source, StreamSource) or (count or 0) % rows_of_all
         self._is_padding = is_padding and bool(may_be_short)
@@ -371,6 +366,11 @@ class TrainingBatches(_Batches):
             mixing=mixing,
             is_padded=self._is_padding,
         )
+        if count is not None and count < rows_of_all and not is_padding:
+            raise DataError(
+                f"`x` has {count} samples, but one training call takes "
+                f"{plan.describe_as_too_large()}"
+            )
         self.count(ignored)
         self.num_calls: int | None = None
         self.num_dropped: int | None = 0 if is_padding else None
