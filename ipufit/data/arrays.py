@@ -489,4 +489,4 @@ class ArrayDataset(Dataset):  # type: ignore[type-arg]
     def gathered(self, indices: Tensor) -> list[Tensor]:
         """Copy the rows of some samples."""
         rows = indices if self.rows is None else self.rows[indices]
-        return [narrow(torch.index_select(one, 0, rows)) for one in self.tensors]
+        return [narrow(torch.index_select(leaf, 0, rows)) for leaf in self.tensors]

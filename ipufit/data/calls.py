@@ -226,17 +226,17 @@ class _Batches:
             most: Number of samples of all processes after which to stop.
         """
         division, count = self._division, self._processes.count
-        if source.own_loading is not None:
+        if source.divided_loader is not None:
             # Samples to leave out are loaded, too: transforms draw random numbers.
-            batches = source.own_loading.load(self._groups(source, blocks, most))
+            batches = source.divided_loader.load(self._groups(source, blocks, most))
             return rebatched(map(source.block_of, batches), self._rows)
-        if source.is_own_part or count == 1:
+        if source.is_part or count == 1:
             if most is not None:  # the first processes take one more if they must
                 most = most // count + (division.index < most % count)
             return rebatched(blocks, self._rows, most)
         return (
             (
-                [division.own(leaf) for leaf in pad(batch, division.rows_of_all)],
+                [division.select(leaf) for leaf in pad(batch, division.rows_of_all)],
                 division.num_of_each(num_real)[division.index],
             )
             for batch, num_real in rebatched(blocks, division.rows_of_all, most)
@@ -247,7 +247,7 @@ class _Batches:
     ) -> Iterator[list[Any]]:
         """Group the indices of this process's samples, from batches of all indices."""
         indices = itertools.islice(itertools.chain.from_iterable(blocks), most)
-        own = self._division.own(torch.arange(self._division.rows_of_all)).tolist()
+        own = self._division.select(torch.arange(self._division.rows_of_all)).tolist()
         size = min(self._division.block, source.rows_of_first)
         while True:
             call = list(itertools.islice(indices, self._division.rows_of_all))
@@ -428,7 +428,7 @@ class TrainingBatches(_Batches):
         if isinstance(source, StreamSource):
             stream = source.state_dict()
             if self.position.calls and self._pass is not None:
-                is_part = source.is_own_part or not self._processes.are_several
+                is_part = source.is_part or not self._processes.are_several
                 rows = self._rows if is_part else self._division.rows_of_all
                 stream = self._pass.state_dict(self.position.calls * rows)
         now = random_state(source.generators)

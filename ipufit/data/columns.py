@@ -183,7 +183,7 @@ class MixedRows:
         self._mixing = mixing
         self._micro_batch_size = plan.micro_batch_size
         self._rows_of_all = division.rows_of_all
-        own = division.own(torch.arange(division.rows_of_all))
+        own = division.select(torch.arange(division.rows_of_all))
         self._numbers = own[:: plan.micro_batch_size].div(
             plan.micro_batch_size, rounding_mode="floor"
         )
@@ -424,9 +424,9 @@ class TrainingColumns:
         """
         shape = (self._division.rows,) if is_real is None else is_real.shape
         counts = [
-            equals(one, index).logical_not_().reshape(*shape, -1).sum(dim=-1)
+            equals(leaf, index).logical_not_().reshape(*shape, -1).sum(dim=-1)
             for index in self.structure.ignored or ()
-            for one in targets
+            for leaf in targets
         ]
         of_rows = torch.stack(counts, dim=-1)
         if is_real is not None:

@@ -51,8 +51,7 @@ class Source:
         num_samples: Number of samples; None if unknown.
         name: Name of the data in error messages.
         dataset: Map-style dataset, whose items are the leaves of `structure`; None for
-            a stream, or an example.
-        first: The leaves of the first sample; read from the dataset if empty.
+            a stream.
 
     Attributes:
         batch_size: list[Tensor] size of the user's own loader; None if there is none.
@@ -60,8 +59,7 @@ class Source:
             at once.
         generators: Random generators that the user's own loader draws from.
         is_one_shot: Whether the samples can be iterated over only once.
-        num_certain: Number of samples of a pass if it is certain, else None. For an
-            example it is that of its data.
+        num_certain: Number of samples of a pass if it is certain, else None.
         columns: For each array of the inputs the names of its columns, if it was a
             frame.
         num_ahead: Number of samples that workers of the user's own loader load ahead;
@@ -74,7 +72,6 @@ class Source:
         num_samples: int | None,
         name: str = "x",
         dataset: ArrayDataset | FlatDataset | None = None,
-        first: Sequence[Tensor] = (),
     ) -> None:
         self.structure = structure
         self.num_samples = num_samples
@@ -82,7 +79,7 @@ class Source:
         self.batch_size: int | None = None
         self.dataset = dataset
         self.is_in_memory = isinstance(dataset, ArrayDataset)
-        self._first = list(first)
+        self._first: list[Tensor] = []
         self.generators: Sequence[torch.Generator] = ()
         self.is_one_shot = False
         self.num_certain = None if dataset is None else num_samples
@@ -109,12 +106,12 @@ class Source:
         if not isinstance(self.dataset, ArrayDataset) or not len(self.dataset):
             return None
         some = torch.linspace(0, len(self.dataset) - 1, _NUM_CHECKED).round().long()
-        found = 0
+        checksum = 0
         for rows in self.dataset.gathered(some):
             plain = rows.contiguous().reshape(-1).view(torch.uint8)
-            found = zlib.crc32(f"{rows.shape} {rows.dtype}".encode(), found)
-            found = zlib.crc32(plain.numpy().tobytes(), found)
-        return found
+            checksum = zlib.crc32(f"{rows.shape} {rows.dtype}".encode(), checksum)
+            checksum = zlib.crc32(plain.numpy().tobytes(), checksum)
+        return checksum
 
     def first_not_finite(self) -> str:
         """Say where arrays in memory have their first NaN or infinite value.
@@ -249,7 +246,9 @@ def table_row(row: Any) -> Any:
         for key, value in row.items()
         if isinstance(value, (list, tuple))
     }
-    numbers = {key: one for key, one in arrays.items() if one.dtype.kind in "biuf"}
+    numbers = {
+        key: array for key, array in arrays.items() if array.dtype.kind in "biuf"
+    }
     return {**row, **numbers}
 
 
@@ -378,7 +377,7 @@ def _stacked_leaf(values: Sequence[Any]) -> Tensor | None:
         numbers = torch.tensor(values)
         return None if kind is float and torch.isinf(numbers).any() else numbers
     if kind is np.ndarray:
-        if not all(one.flags.c_contiguous and one.flags.writeable for one in values):
+        if not all(v.flags.c_contiguous and v.flags.writeable for v in values):
             return None
         values = [torch.from_numpy(value) for value in values]
     dtype = values[0].dtype
@@ -608,18 +607,20 @@ def arrays_behind(dataset: Any) -> tuple[Any, Tensor | None] | None:
     """
     if type(dataset) in (TensorDataset, CachedDataset):
         return dataset, None
-    found = arrays_behind(dataset.dataset) if type(dataset) is Subset else None
-    if found is None:
+    whole = arrays_behind(dataset.dataset) if type(dataset) is Subset else None
+    if whole is None:
         return None
-    base, rows = found
+    base, rows = whole
     indices = dataset.indices
     try:
-        given = torch.as_tensor(indices if hasattr(indices, "dtype") else list(indices))
+        chosen = torch.as_tensor(
+            indices if hasattr(indices, "dtype") else list(indices)
+        )
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
-    if given.dim() != 1 or given.dtype not in (torch.int64, torch.int32):
+    if chosen.dim() != 1 or chosen.dtype not in (torch.int64, torch.int32):
         return None
-    at, count = given.long(), len(base) if rows is None else len(rows)
+    at, count = chosen.long(), len(base) if rows is None else len(rows)
     if not len(at) or not bool((at.ge(-count) & at.lt(count)).all()):
         return None
     at = torch.where(at.lt(0), at + count, at)

@@ -54,7 +54,7 @@ class Division:
 
     Example:
         >>> division = Division(index=1, count=2, block=2, rows=4)
-        >>> division.own(torch.arange(8))
+        >>> division.select(torch.arange(8))
         tensor([2, 3, 6, 7])
         >>> division.num_of_each(7)
         (4, 3)
@@ -76,7 +76,7 @@ class Division:
         """Number of rows of a call in all processes."""
         return self.rows * self.count
 
-    def own(self, rows: Tensor) -> Tensor:
+    def select(self, rows: Tensor) -> Tensor:
         """Return the rows of this process.
 
         Args:
@@ -146,7 +146,7 @@ class Order(Sampler[int]):
         order = order[torch.arange(self.length).clamp(max=self.count - 1)]
         if self.tells_pass:
             order = order + number * self.count
-        return self.division.own(order[calls * self.division.rows_of_all :])
+        return self.division.select(order[calls * self.division.rows_of_all :])
 
 
 _MODES = {

@@ -135,8 +135,8 @@ def generators_of(loader: Any) -> list[torch.Generator]:
     batch_sampler: Any = loader.batch_sampler
     inner = getattr(batch_sampler, "sampler", None)
     owners = (loader, loader.sampler, batch_sampler, inner)
-    found = [getattr(owner, "generator", None) for owner in owners]
-    unique = {id(one): one for one in found if isinstance(one, torch.Generator)}
+    generators = [getattr(owner, "generator", None) for owner in owners]
+    unique = {id(g): g for g in generators if isinstance(g, torch.Generator)}
     return list(unique.values())
 
 
@@ -146,11 +146,11 @@ def plain_values(data: Any) -> list[str]:
     seen: set[int] = set()
     due = [data]
     while due and len(seen) < _MOST_OBJECTS:
-        one = due.pop()
-        if id(one) in seen or isinstance(one, (type, ModuleType)):
+        owner = due.pop()
+        if id(owner) in seen or isinstance(owner, (type, ModuleType)):
             continue
-        seen.add(id(one))
-        for name, value in list(getattr(one, "__dict__", {}).items()):
+        seen.add(id(owner))
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
             if name in _NOTED_BY_TORCH:
                 continue
             parts = list(value.values()) if isinstance(value, dict) else value
@@ -196,11 +196,11 @@ def is_divided(stream: Any, processes: Processes, name: str) -> bool:
             return True
     if isinstance(stream, DataLoader):
         batches = stream.batch_sampler
-        for one in (stream.sampler, batches, getattr(batches, "sampler", None)):
-            if getattr(one, "num_replicas", 1) == 1:
+        for sampler in (stream.sampler, batches, getattr(batches, "sampler", None)):
+            if getattr(sampler, "num_replicas", 1) == 1:
                 continue
-            _check_count(one.num_replicas, processes, name)  # type: ignore[union-attr]
-            rank = getattr(one, "rank", processes.index)
+            _check_count(sampler.num_replicas, processes, name)  # type: ignore[union-attr]
+            rank = getattr(sampler, "rank", processes.index)
             if rank != processes.index:
                 raise DataError(
                     f"The sampler of `{name}` gives the samples of process {rank}, and "
@@ -235,7 +235,7 @@ def _check_count(count: int, processes: Processes, name: str) -> None:
     )
 
 
-def has_own_indices(loader: Any) -> bool:
+def loads_by_index(loader: Any) -> bool:
     """Return whether a loader takes samples by index, and loads as torch's does."""
     if not isinstance(loader, DataLoader) or isinstance(loader, poptorch.DataLoader):
         return False
@@ -250,7 +250,7 @@ def has_own_indices(loader: Any) -> bool:
     )
 
 
-class OwnLoading:
+class DividedLoader:
     """Goes through all indices of the user's loader, and loads those of one process.
 
     Every process goes through all indices, with the same random numbers, and loads
@@ -540,9 +540,9 @@ class WholeParts:
 def _entry(inputs: Any, name: str, where: str) -> Any:
     """Return an entry of a mapping, or an attribute of another object."""
     if isinstance(inputs, Mapping):
-        found, known = inputs.get(name), f". It has: {', '.join(map(str, inputs))}"
+        entry, known = inputs.get(name), f". It has: {', '.join(map(str, inputs))}"
     else:
-        found, known = getattr(inputs, name, None), f": it is {describe(inputs)}"
-    if found is None:
+        entry, known = getattr(inputs, name, None), f": it is {describe(inputs)}"
+    if entry is None:
         raise DataError(f"{where} has no {name!r}{known}.")
-    return found
+    return entry

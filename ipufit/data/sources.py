@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -29,10 +30,10 @@ from .datasets import (
     unchanged,
 )
 from .loaders import (
+    DividedLoader,
     FixedSizeBatches,
     IterableRows,
     KerasBatches,
-    OwnLoading,
     WholeParts,
     describe,
 )
@@ -191,10 +192,10 @@ def from_arrays(
     own_columns: list[Any] = []
     arrays.mapped(lambda v: own_columns.append(arrays.columns_of(v)), x)
     values = (x, y, sample_weight)
-    given = [arrays.unframed(value, where) for value, where in zip(values, wheres)]
-    structure = SampleStructure.of(given)
+    parts = [arrays.unframed(value, where) for value, where in zip(values, wheres)]
+    structure = SampleStructure.of(parts)
     leaves = []
-    for value, where, part in zip(given, wheres, structure.parts):
+    for value, where, part in zip(parts, wheres, structure.parts):
         if part == NOTHING and value is None:
             continue
         if not part.num_leaves:
@@ -295,7 +296,7 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
 def _from_samples(
     samples: Any, parts_of: Parts, name: str, num_workers: int, processes: Processes
 ) -> StreamSource:
-    is_own_part = loaders.is_divided(samples, processes, name)
+    is_part = loaders.is_divided(samples, processes, name)
     is_whole_table = getattr(samples, "_distributed", True) is None
     if processes.are_several and is_hugging_face(samples) and is_whole_table:
         # The package is there, as it has made this dataset.
@@ -304,7 +305,7 @@ def _from_samples(
         )
 
         samples = split_dataset_by_node(samples, processes.index, processes.count)
-        is_own_part = True
+        is_part = True
     if not isinstance(samples, IterableDataset) or num_workers > 1:
         samples = IterableRows(samples, name)
     collate = _Collate(parts_of, name)
@@ -312,7 +313,7 @@ def _from_samples(
         samples, _STREAM_ROWS, num_workers=num_workers, collate_fn=collate
     )
     return StreamSource(
-        loader, unchanged, name=name, processes=processes, is_own_part=is_own_part
+        loader, unchanged, name=name, processes=processes, is_part=is_part
     )
 
 
@@ -324,16 +325,16 @@ def _from_batches(
         "name": name,
         "num_samples": count,
         "processes": processes,
-        "is_own_part": loaders.is_divided(batches, processes, name),
+        "is_part": loaders.is_divided(batches, processes, name),
     }
     stream = None
-    if processes.are_several and not settings["is_own_part"]:
+    if processes.are_several and not settings["is_part"]:
         before = HostRandomState(loaders.generators_of(batches))
-        if loaders.has_own_indices(batches):
-            loading = OwnLoading(batches, processes.index)
+        if loaders.loads_by_index(batches):
+            loader = DividedLoader(batches, processes.index)
             try:
                 stream = StreamSource(
-                    batches, parts_of, own_loading=loading, **settings
+                    batches, parts_of, divided_loader=loader, **settings
                 )
             except RowsAreNoSamplesError:
                 before.put_back()
@@ -342,10 +343,10 @@ def _from_batches(
     stream.batch_size = size or stream.rows_of_first
     if stream.rows_of_first not in (size, count):
         stream.num_samples = None  # a collate function makes rows of its own
-    elif not stream.is_own_part and loaders.gives_what_it_says(batches):
+    elif not stream.is_part and loaders.gives_what_it_says(batches):
         stream.num_certain = count
     stream.num_ahead = loaders.num_loaded_ahead(batches)
-    if stream.is_own_part:  # its loader counts those of one process
+    if stream.is_part:  # its loader counts those of one process
         stream.batch_size *= processes.count
         if stream.num_samples is not None:
             stream.num_samples *= processes.count
@@ -374,18 +375,18 @@ def _from_whole(
         count = len(batches)
     except (TypeError, NotImplementedError):  # of stream packing in random order
         count = None
-    is_own_part = loaders.is_divided(batches, processes, name)
+    is_part = loaders.is_divided(batches, processes, name)
     stream = WholeSource(
         batches,
         WholeParts(parts_of, x.mask),
         name=name,
         num_samples=count,
         processes=processes,
-        is_own_part=is_own_part,
+        is_part=is_part,
     )
     if isinstance(batches, (list, tuple)):
         stream.num_certain = count
-    elif is_own_part and count is not None:  # its loader counts those of one process
+    elif is_part and count is not None:  # its loader counts those of one process
         stream.num_samples = count * processes.count
     return stream
 
@@ -468,12 +469,10 @@ def example_of(
     loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
     with HostRandomState(loaders.generators_of(x)):
         source = as_source(x, y, sample_weight, inputs_only=inputs_only, **loading)
-    if is_whole or isinstance(source, StreamSource):
-        return source
-    first = Source(source.structure, None, source.name, first=source.first())
-    first.batch_size, first.num_certain = source.batch_size, source.num_certain
-    first.is_in_memory = source.is_in_memory
-    return first
+    if not is_whole and not isinstance(source, StreamSource):
+        source = copy.copy(source)
+        source.num_samples = None
+    return source
 
 
 def _filled(value: Any) -> Any:
@@ -562,64 +561,64 @@ def validation_sources(
         DataError: The data can't be used, or it isn't clear whether it is named sets.
     """
     sources = {}
-    for key, given in _named_sets(validation_data, x).items():
+    for key, data in _named_sets(validation_data, x).items():
         name = f"validation_data[{key!r}]" if key else "validation_data"
-        if given is x and source_of_x is not None:
+        if data is x and source_of_x is not None:
             sources[key] = source_of_x
             continue
-        if not isinstance(given, (tuple, list)):
-            given = (given, y) if arrays.column_names(y) else (given,)
-        elif len(given) not in (2, 3):
+        if not isinstance(data, (tuple, list)):
+            data = (data, y) if arrays.column_names(y) else (data,)
+        elif len(data) not in (2, 3):
             raise DataError(
-                f"`{name}` has {len(given)} parts: pass a dataset, a pair (x, y), or "
+                f"`{name}` has {len(data)} parts: pass a dataset, a pair (x, y), or "
                 "(x, y, sample_weight)."
             )
-        sources[key] = as_source(*given, name=name, **loading)
+        sources[key] = as_source(*data, name=name, **loading)
     return sources
 
 
-def _named_sets(given: Any, x: Any) -> Mapping[str, Any]:
+def _named_sets(data: Any, x: Any) -> Mapping[str, Any]:
     """Return the sets to validate on by name; `""` names the only one.
 
     A mapping has named sets if its values are datasets, loaders or tuples (x, y). If
     its values are arrays, or it has the keys of a training input, it is an input.
 
     Args:
-        given: The validation data.
+        data: The validation data.
         x: The training data.
 
     Raises:
         DataError: Some values could be sets and others couldn't, or a name is none.
     """
-    if not isinstance(given, Mapping):
-        return {"": given}
+    if not isinstance(data, Mapping):
+        return {"": data}
     keys = set(x) if isinstance(x, Mapping) else set()
 
-    def is_set(one: Any) -> bool:
-        if isinstance(one, Mapping):
-            return bool(keys) and set(one) == keys
-        is_pair = isinstance(one, (tuple, list)) and len(one) in (2, 3)
-        return is_array_like(one[0]) if is_pair else not is_array_like(one)
+    def is_set(value: Any) -> bool:
+        if isinstance(value, Mapping):
+            return bool(keys) and set(value) == keys
+        is_pair = isinstance(value, (tuple, list)) and len(value) in (2, 3)
+        return is_array_like(value[0]) if is_pair else not is_array_like(value)
 
-    unlike = [key for key, one in given.items() if not is_set(one)]
-    are_arrays = all(is_array_like(one) for one in given.values())
-    if len(unlike) == len(given) or (are_arrays and set(given) == keys):
-        return {"": given}
+    unlike = [key for key, value in data.items() if not is_set(value)]
+    are_arrays = all(is_array_like(value) for value in data.values())
+    if len(unlike) == len(data) or (are_arrays and set(data) == keys):
+        return {"": data}
     if unlike:
         one = unlike[0]
         raise DataError(
             f"`validation_data` has sets of samples, and under {one!r} "
-            f"{describe(given[one])}: give each set as a dataset, a loader or a tuple "
+            f"{describe(data[one])}: give each set as a dataset, a loader or a tuple "
             "(x, y). If the keys are those of an input, pass (inputs, targets), or a "
             "dataset."
         )
-    for name in given:
+    for name in data:
         if not isinstance(name, str) or not name:
             raise DataError(
                 f"`validation_data` has a set with the name {name!r}: use a string "
                 "that isn't empty, such as 'test', for metrics called val_test_loss."
             )
-    return given
+    return data
 
 
 def split_validation(

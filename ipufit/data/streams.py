@@ -19,7 +19,7 @@ from ipufit.errors import DataError, WholeStreamWarning, warn
 
 from .arrays import as_tensor, same_rows
 from .datasets import ALONE, Source
-from .loaders import KerasBatches, OwnLoading, describe, generators_of, plain_values
+from .loaders import DividedLoader, KerasBatches, describe, generators_of, plain_values
 from .random_state import HostRandomState, RandomState, random_state, set_random_state
 from .structure import NOTHING, SampleStructure
 
@@ -50,30 +50,6 @@ class LoaderState(NamedTuple):
         return self.has_ended and not self.rows
 
 
-def load_state(loader: Any, kept: LoaderState, name: str) -> None:
-    """Load a state into a loader, whose next pass goes on from it.
-
-    Args:
-        loader: A loader that keeps a state.
-        kept: The state.
-        name: Name of the data in error messages.
-
-    Raises:
-        DataError: The loader can't take the state.
-    """
-    try:
-        loader.load_state_dict(kept.state)
-        if kept.has_ended:
-            # The pass that begins now goes on from one that has ended, and may draw
-            # random numbers. The one after it begins as in a run that goes on.
-            iter(loader)
-    except Exception as error:  # a user's object may raise anything
-        raise DataError(
-            f"`{name}` can't go on from the state that the checkpoint has of it: "
-            f"{error!r}. Pass a loader with the same dataset and settings."
-        ) from error
-
-
 def packed(kept: LoaderState) -> dict[str, Tensor]:
     """Convert a state to tensors, which a checkpoint can hold.
 
@@ -96,7 +72,7 @@ def packed(kept: LoaderState) -> dict[str, Tensor]:
     text = json.dumps(words).encode()
     return {
         "json": torch.frombuffer(bytearray(text), dtype=torch.uint8),
-        **{f"state/{name}": one for name, one in tensors.items()},
+        **{f"state/{name}": tensor for name, tensor in tensors.items()},
         **{f"rows/{i}": leaf.clone() for i, leaf in enumerate(kept.rows)},
     }
 
@@ -117,7 +93,7 @@ def unpacked(tensors: dict[str, Tensor]) -> LoaderState | None:
         has_ended = bool(words["has_ended"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"it has no state of a loader: {error!r}") from error
-    is_whole = all(type(one) is int and one >= 0 for one in counts)
+    is_whole = all(type(number) is int and number >= 0 for number in counts)
     if not is_whole or any(len(leaf) < counts[0] for leaf in rows):
         raise DataError("it has no state of a loader: its counts are none")
     return LoaderState(state, rows, counts[0], counts[1], has_ended)
@@ -165,7 +141,7 @@ def _encoded(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
 
 def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_decoded(one, tensors) for one in value]
+        return [_decoded(element, tensors) for element in value]
     if not isinstance(value, dict):
         return value
     kind, items = value[_TAG], value["items"]
@@ -330,9 +306,9 @@ class StreamSource(Source):
         name: Name of the data in error messages.
         num_samples: Number of samples of all processes; None if unknown.
         processes: Processes that divide the samples.
-        is_own_part: Whether the stream gives samples of this process only.
-        own_loading: The stream's indices, and what loads samples of them, in the place
-            of `blocks`; None if it isn't taken apart.
+        is_part: Whether the stream gives samples of this process only.
+        divided_loader: Gives the indices of `blocks`, and loads samples of this
+            process, in its place; None if the stream isn't taken apart.
 
     Raises:
         DataError: The stream is empty, its first batch can't be used, or it isn't the
@@ -352,21 +328,21 @@ class StreamSource(Source):
         name: str,
         num_samples: int | None = None,
         processes: Processes = ALONE,
-        is_own_part: bool = False,
-        own_loading: OwnLoading | None = None,
+        is_part: bool = False,
+        divided_loader: DividedLoader | None = None,
     ) -> None:
         # What samples look like is known when the first are drawn.
         super().__init__(SampleStructure(NOTHING), num_samples, name)
-        self._iterable: Any = blocks if own_loading is None else own_loading
+        self._iterable: Any = blocks if divided_loader is None else divided_loader
         self._parts_of = parts_of
         self._resumed: StreamState | None = None
-        self.is_stateful = own_loading is None and all(
+        self.is_stateful = divided_loader is None and all(
             callable(getattr(blocks, method, None))
             for method in ("state_dict", "load_state_dict")
         )
         self._processes = processes
-        self.is_own_part = is_own_part
-        self.own_loading = own_loading
+        self.is_part = is_part
+        self.divided_loader = divided_loader
         self.generators = generators_of(blocks)
         self.rows_of_first = 0
         begun = self._new_pass()
@@ -388,14 +364,14 @@ class StreamSource(Source):
 
     def _take_first(self, batch: Any) -> list[Tensor]:
         """Set the structure of samples, and return the first block of a pass."""
-        loading = self.own_loading
-        parts = self._parts_of(batch if loading is None else loading.peek(batch[:1]))
+        loader = self.divided_loader
+        parts = self._parts_of(batch if loader is None else loader.peek(batch[:1]))
         self.structure = self._structure_of(parts)
         block = self._flatten(parts)
         if not len(block[0]):
             raise DataError(f"The first batch of `{self.name}` has no rows.")
         self._first = [leaf[0].clone() for leaf in block]
-        if loading is None:
+        if loader is None:
             self.rows_of_first = len(block[0])
             return block
         if len(block[0]) != 1:
@@ -421,21 +397,21 @@ class StreamSource(Source):
         structures = [structure for _, structure, is_filled in all_seen if is_filled]
         if not structures:
             raise DataError(f"`{self.name}` has no samples.")
-        if self.is_own_part:
+        if self.is_part:
             if len(structures) < len(all_seen):
                 firsts = self._processes.gathered(self._first)
                 self.structure = structures[0]
-                self._first = self._first or next(one for one in firsts if one)
+                self._first = self._first or next(first for first in firsts if first)
                 self.rows_of_first = self.rows_of_first or 1
             return
-        if len({one for one, *_ in all_seen}) > 1:
+        if len({digest for digest, *_ in all_seen}) > 1:
             raise DataError(
                 f"`{self.name}` begins with other samples in one process than in "
                 "another. If it gives each of them a part, give it (or its dataset) "
                 "the attribute is_divided = True; otherwise have it shuffle with the "
                 "same seed everywhere."
             )
-        if self._processes.is_first and self.own_loading is None:
+        if self._processes.is_first and self.divided_loader is None:
             warn(
                 f"Each of the {self._processes.count} processes reads all of "
                 f"`{self.name}` and keeps its share of every batch. Have the dataset "
@@ -476,7 +452,18 @@ class StreamSource(Source):
             state = state._replace(loader=None)
         loader = None if state is None else state.loader
         if loader is not None:
-            load_state(self._iterable, loader, self.name)
+            try:
+                self._iterable.load_state_dict(loader.state)
+                if loader.has_ended:
+                    # The pass that begins now goes on from one that has ended, and may
+                    # draw random numbers. The next begins as in a run that goes on.
+                    iter(self._iterable)
+            except Exception as error:  # a user's object may raise anything
+                raise DataError(
+                    f"`{self.name}` can't go on from the state that the checkpoint has "
+                    f"of it: {error!r}. Pass a loader with the same dataset and "
+                    "settings."
+                ) from error
         is_begun = state is not None and bool(state.at_start)
         is_between = loader is not None and loader.is_between
         self._begun = None
@@ -513,7 +500,7 @@ class StreamSource(Source):
             set_random_state(state, self.generators)
         return Pass(
             self._iterable,
-            self.block_of if self.own_loading is None else list,
+            self.block_of if self.divided_loader is None else list,
             self.generators,
             resumed,
             is_stateful=self.is_stateful,

@@ -105,15 +105,15 @@ class SampleStructure:
     @classmethod
     def of(cls, parts: Sequence[Any]) -> SampleStructure:
         """Return the structure of `(inputs,)` or `(inputs, targets[, weights])`."""
-        given = [NOTHING if part is None else Structure.of(part) for part in parts]
-        if any(map(_has_packed, given)):
+        structures = [NOTHING if p is None else Structure.of(p) for p in parts]
+        if any(map(_has_packed, structures)):
             raise DataError(
                 "The data has a torch.nn.utils.rnn.PackedSequence, and a compiled "
                 "model has fixed shapes. Pass padded sequences and their lengths: "
                 "`x, lengths = pad_packed_sequence(packed, batch_first=True)`, and "
                 "have `forward` take the last valid step with `gather`."
             )
-        inputs, targets, weights = [*given, NOTHING, NOTHING][:3]
+        inputs, targets, weights = [*structures, NOTHING, NOTHING][:3]
         return cls(inputs, targets, weights)
 
     @cached_property
@@ -228,9 +228,9 @@ class SampleStructure:
             ConstantChangedError: A constant, such as a string, has another value.
         """
         names = ("inputs", "targets", "sample weights")
-        given = [*parts, None, None]
+        all_parts = [*parts, None, None]
         leaves: list[Any] = []
-        for name, structure, part in zip(names, self.parts, given):
+        for name, structure, part in zip(names, self.parts, all_parts):
             if part is None and structure == NOTHING:
                 continue
             if part is None:

@@ -184,7 +184,7 @@ def test_a_dataset_that_asks_divides_itself(num_workers, is_loader):
         warnings.simplefilter("error")
         given = {} if is_loader else {"num_workers": num_workers}
         [calls], batches = passes(2, BatchPlan(4), make, **given)
-    assert all(one.source.is_own_part for one in batches)
+    assert all(one.source.is_part for one in batches)
     numbers = [[n for call in own for n in call.batch[0].tolist()] for own in calls]
     assert [{n % 2 for n in own} for own in numbers] == [{0}, {1}]
     assert sorted(joined(numbers)) == list(range(48))
@@ -380,7 +380,7 @@ def test_a_loader_of_poptorch_without_parts_is_divided(dataset):
     def run(processes):
         loader = unpartitioned(processes, dataset)
         batches = inference(BatchPlan(4), loader, processes)
-        assert not batches.source.is_own_part
+        assert not batches.source.is_part
         return numbers_of(batches)
 
     with pytest.warns(WholeStreamWarning, match="reads all of `x`"):
@@ -392,7 +392,7 @@ def test_a_dataset_in_a_loader_of_poptorch_divides_itself():
     def run(processes):
         loader = unpartitioned(processes, OwnNumbers(32))
         batches = inference(BatchPlan(4), loader, processes)
-        assert batches.source.is_own_part
+        assert batches.source.is_part
         return numbers_of(batches)
 
     with warnings.catch_warnings():
