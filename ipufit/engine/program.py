@@ -40,7 +40,7 @@ from ipufit._signals import uninterrupted
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
-from ipufit.data.datasets import SampleStructure
+from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues, describe_change
 from ipufit.engine.host_calls import refuse_own_sums, refuse_traced_sums
@@ -81,7 +81,6 @@ from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
 from ipufit.optimizers import Optimization, OptimizerValues
 from ipufit.placement import find_beginnings
 from ipufit.state import span
-from ipufit.types import Batch
 
 logger = logging.getLogger("ipufit")
 P = TypeVar("P", bound="Program")
@@ -228,7 +227,7 @@ class ProgramSpec:
     structure: SampleStructure
     plan: BatchPlan
     options: poptorch.Options
-    example: Batch
+    example: list[Tensor]
     remark: str
     computation: Computation
 
