@@ -21,7 +21,7 @@ SMALL = {
     "resnet18": {"train_samples": 16, "test_samples": 8},  # batch norm: two modes
 }
 WORKLOADS = [
-    pytest.param(name, marks=[] if name == "W2" else [pytest.mark.thorough])
+    pytest.param(name, marks=[] if name == "W2" else [pytest.mark.slow])
     for name in SMALL
 ]
 OWN = [

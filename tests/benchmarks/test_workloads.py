@@ -74,7 +74,7 @@ def test_each_setting_makes_as_many_calls_as_the_page_says():
 
 SMALL = [one for one in SUBJECTS if one.name != "ResNet-50"]
 CASES = [
-    pytest.param(one, marks=[] if not number else [pytest.mark.thorough])
+    pytest.param(one, marks=[] if not number else [pytest.mark.slow])
     for number, one in enumerate(SMALL)
 ]
 

@@ -22,6 +22,8 @@ from ipufit.checkpoint import read_manifest
 from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
 
+pytestmark = pytest.mark.floor
+
 NAN = float("nan")
 
 

@@ -14,7 +14,7 @@ from tests.golden.screens import make
 
 COSTLY = {"dumb-40.txt", "terminal-120.txt"}
 SCREENS = [
-    pytest.param(name, marks=[pytest.mark.thorough] if name in COSTLY else [])
+    pytest.param(name, marks=[pytest.mark.slow] if name in COSTLY else [])
     for name in make.SCREENS
 ]
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d")
@@ -29,7 +29,7 @@ def test_a_screen_is_as_it_was(name):
     assert make.SCREENS[name]() == golden(name)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_colours_a_screen_is_the_same():
     plain = make.sent_to_terminal(40, NO_COLOR="1")
     assert not COLOUR.search(plain)

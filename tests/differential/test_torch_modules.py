@@ -199,7 +199,7 @@ def test_modules_compute_what_torch_computes():
     check(*run_modules(infos, most=2))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_each_module_computes_what_torch_computes(part):
     check(*run_modules(database("module_db")[part::3], most=8))

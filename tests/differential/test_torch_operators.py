@@ -310,7 +310,7 @@ def test_operators_compute_what_torch_computes():
     check(*run_operators(operators, most=1))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_operator_computes_what_torch_computes(part):
     operators = database("op_db")[part::PARTS]

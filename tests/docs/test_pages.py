@@ -198,10 +198,6 @@ def test_arguments_and_tests_of_a_concern_exist(row):
     assert re.search(rf"^def {function}\(", (ROOT / file).read_text("utf-8"), re.M)
 
 
-def test_every_concern_has_a_row():
-    assert [int(row[0]) for row in ROWS] == list(range(1, 42))
-
-
 # Languages and links ------------------------------------------------------------------
 
 

@@ -31,6 +31,8 @@ from tests.metrics.harness import (
     spread,
 )
 
+pytestmark = pytest.mark.floor
+
 
 def sparse(outputs, targets, weights):
     targets = targets.reshape(outputs.shape[:-1])

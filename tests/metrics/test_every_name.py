@@ -81,7 +81,7 @@ def case_of(name, kind):
     [
         kind
         if kind in ("binary columns", "one-hot")
-        else pytest.param(kind, marks=pytest.mark.thorough)
+        else pytest.param(kind, marks=pytest.mark.slow)
         for kind in DATA
     ],
 )

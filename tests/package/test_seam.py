@@ -13,6 +13,8 @@ import pytest
 
 from tests.interpreters import run_python
 
+pytestmark = pytest.mark.floor
+
 ROOT = Path(__file__).parents[2]
 WORKING = "from ipufit.emulator import *\n__version__ = '3.4.0'\n"
 # What each broken installation does, and how the last line begins that it ends in.

@@ -12,6 +12,8 @@ import pytest
 import ipufit
 from tests.interpreters import run_python
 
+pytestmark = pytest.mark.floor
+
 # Module -> the modules that are part of its surface, as `poptorch.optim` is.
 SURFACES = {
     "ipufit": {"poptorch"},

@@ -17,6 +17,8 @@ from ipufit.emulator import MeanReductionStrategy, ReductionType, optim
 from tests.emulator._models import Function, make_options, wrap
 from tests.strategies import examples
 
+pytestmark = pytest.mark.looped
+
 CALLS = 3
 small = st.integers(1, 3)
 quick = settings(max_examples=examples(25))

@@ -12,6 +12,8 @@ from torch import nn
 import ipufit.emulator as poptorch
 from tests.emulator._models import ONE, Function, on_device, wrap
 
+pytestmark = pytest.mark.looped
+
 
 @pytest.fixture
 def transfers(monkeypatch):

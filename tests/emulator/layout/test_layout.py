@@ -17,6 +17,8 @@ from ipufit.emulator import OutputMode
 from tests.emulator._models import Function, make_options
 from tests.strategies import examples
 
+pytestmark = pytest.mark.looped
+
 MODES = [OutputMode.All, OutputMode.Final, OutputMode.Sum, OutputMode.EveryN]
 Pair = collections.namedtuple("Pair", ["first", "second"])
 small = st.integers(1, 3)

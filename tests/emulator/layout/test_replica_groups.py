@@ -15,6 +15,8 @@ import ipufit.emulator as poptorch
 from ipufit.emulator import CommGroupType, VariableRetrievalMode
 from tests.emulator import _models
 
+pytestmark = pytest.mark.looped
+
 ONE_PER_GROUP = VariableRetrievalMode.OnePerGroup
 ALL_REPLICAS = VariableRetrievalMode.AllReplicas
 B, IN, OUT = 3, 4, 2

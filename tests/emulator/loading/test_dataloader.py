@@ -33,6 +33,8 @@ from tests.emulator._datasets import (
 )
 from tests.strategies import examples
 
+pytestmark = pytest.mark.floor
+
 FORK = {"sharing_strategy": SharingStrategy.Fork}
 MODES = list(DataLoaderMode)
 FEW_PROCESSORS = pytest.mark.filterwarnings("ignore:This DataLoader will create 2")

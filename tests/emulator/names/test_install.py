@@ -285,7 +285,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_that_multiprocessing_starts_find_it(method, tmp_path):
     script = tmp_path / "script.py"

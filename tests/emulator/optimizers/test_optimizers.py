@@ -14,6 +14,8 @@ import torch
 
 from ipufit.emulator import optim
 
+pytestmark = [pytest.mark.floor, pytest.mark.looped]
+
 F16, F32 = torch.float16, torch.float32
 
 NAMES = ["Adam", "AdamW", "LAMB", "RMSprop", "SGD"]

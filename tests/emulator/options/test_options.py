@@ -39,6 +39,8 @@ from ipufit.emulator.options import (
     TensorLocationSettings,
 )
 
+pytestmark = pytest.mark.floor
+
 FROZEN = "Can't modify frozen Options"
 SECTIONS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training")
 SHARDED = ShardedExecution()

@@ -169,7 +169,7 @@ def test_weights_that_are_rounded_at_random_stay_the_same_in_all(pool):
     assert not torch.equal(one["last.weight"], nearest["last.weight"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4])
 @settings(max_examples=examples(20))
 @given(case=CASES)

@@ -14,6 +14,8 @@ import ipufit.emulator as poptorch
 from tests.emulator._models import Function, wrap
 from tests.strategies import examples
 
+pytestmark = pytest.mark.looped
+
 SIZE = 8
 CHANNELS = 4
 

@@ -11,6 +11,8 @@ import ipufit.emulator as poptorch
 from ipufit.emulator import identity_loss
 from tests.emulator._models import wrap
 
+pytestmark = pytest.mark.looped
+
 F = nn.functional
 
 

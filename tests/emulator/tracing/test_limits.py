@@ -11,6 +11,8 @@ from torch.nn import functional
 import ipufit.emulator as poptorch
 from tests.emulator._models import run
 
+pytestmark = pytest.mark.floor
+
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 LABELS = torch.tensor([0, 1, 2, 5])
 SEQUENCES = torch.linspace(-1, 1, 30).reshape(2, 5, 3)
