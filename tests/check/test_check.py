@@ -307,6 +307,16 @@ def test_errors_of_ipufit_are_refusals(module, settings, said):
     assert any(said in one.what for one in refused(module, **settings))
 
 
+def test_what_fit_refuses_of_validations_is_refused_and_the_program_checked():
+    model = model_of(Net(branches))
+    findings = model.check(X, Y, 8, validation_updates=2).findings
+    refusals = [one for one in findings if one.severity == "refused"]
+    assert [one.topic for one in refusals] == ["config", "control flow"]
+    assert "there is nothing to validate on" in refusals[0].what
+    with pytest.raises(ipufit.ConfigError, match="nothing to validate on"):
+        model.fit(X, Y, 8, validation_updates=2, verbose=0)
+
+
 # Other numbers, and what is good to know ----------------------------------------------
 
 
@@ -596,7 +606,7 @@ def test_a_report_has_the_gravest_first_as_a_table_as_lines_and_as_json():
     assert report.of("refused") == (refusal,)
     place = f"{marked_line(reads_a_value)}, in 1"
     assert str(refusal) == f"refused: {refusal.what[:-1]} ({place}). {refusal.advice}"
-    assert str(other) == f"good to know: {other.what}. {other.advice}"
+    assert str(other) == f"good to know: {other.what} {other.advice}"
     text = shown(report)
     for one in report.findings:
         assert all(words in text for words in (one.severity, one.what, one.advice))

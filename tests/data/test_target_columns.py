@@ -69,7 +69,7 @@ def test_one_that_forward_does_not_take_is_named_and_can_be_named(form):
     message = r"forward\(x\) has no argument 'label', .*'x', 'label'.*y='la"
     with pytest.raises(DataError, match=message):
         model.predict(FORMS[form](), verbose=0)
-    with pytest.raises(DataError, match=r"y=tensor.* names no columns"):
+    with pytest.raises(DataError, match=r"y=tensor.* must be column names"):
         model.predict({"x": X}, y=Y, verbose=0)
     predicted = model.predict(FORMS[form](), y="label", verbose=0)
     torch.testing.assert_close(predicted, expected(model, len(predicted)))

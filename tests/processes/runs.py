@@ -91,7 +91,7 @@ def fitted(
     )
     return {
         "history": history.history,
-        "stop_reason": model._fit_run.stop_reason,
+        "stop_reason": model._runs.fit.stop_reason,
         "updates": model.num_updates,
         "weights": [w.detach().numpy() for w in model.module.state_dict().values()],
         "evaluated": model.evaluate(x, y, verbose=0),

@@ -165,7 +165,7 @@ def train(
         "average": model.checkpoint().tensors["average"],
         "random": random_state(),
         "device": model._executors._trainer.executor.rng_state,
-        "samples": model._fit_run.samples,
+        "samples": model._runs.fit.samples,
         "warnings": [
             str(one.message) for one in caught if one.category is OtherLayoutWarning
         ],
