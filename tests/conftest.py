@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test gets: fixed seeds, and things left as they were found."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

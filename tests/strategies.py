@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypothesis strategies that several tests share."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 import pytest

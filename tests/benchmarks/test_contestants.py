@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everybody learns what the plain loop learns, on workloads small enough for a test."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

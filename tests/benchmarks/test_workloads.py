@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the benchmarks train and count: sizes, data, calls, stages."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

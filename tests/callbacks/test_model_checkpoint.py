@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ModelCheckpoint`: which files or directories, when, and what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@
 `python -m tests.golden.screens.make` makes them anew.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

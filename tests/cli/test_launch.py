@@ -4,8 +4,6 @@
 torchrun itself isn't started every day.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

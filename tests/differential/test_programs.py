@@ -6,8 +6,6 @@ plain torch loop. The tables say which ones must be right, so that nothing passe
 being refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import zlib

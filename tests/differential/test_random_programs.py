@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs drawn at random train and predict as plain loops of torch do."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -7,8 +7,6 @@ replica are torch's, or the module is refused, or a row of `operators.tsv` says 
 device differs.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import itertools

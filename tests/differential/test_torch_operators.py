@@ -5,8 +5,6 @@ The samples are those of `op_db`, with which torch tests itself. Each result is 
 or the program is refused, or a row of `operators.tsv` says that a device differs.
 """
 
-from __future__ import annotations
-
 import collections
 import inspect
 import itertools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each example prints the number that it promises, and the page of examples has it."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import runpy

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages' code runs and prints what they say; their links and lists hold."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ports of public programs train as scripts do that use PopTorch by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's example runs, and what it says holds."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from pathlib import Path

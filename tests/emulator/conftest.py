@@ -6,8 +6,6 @@ among the findings in the same words, at the line from which the refusal came; w
 compiles must have none.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

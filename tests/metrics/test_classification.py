@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accuracies against scikit-learn."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares of variance and correlations against scikit-learn, NumPy and SciPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every metric that has a name, on every kind of data that it takes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,8 +5,6 @@ tox has an environment for each extra alone (`extra-wandb`), in which nothing of
 skipped. Each package runs in a process of its own, as some leave threads behind.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

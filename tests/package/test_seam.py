@@ -4,8 +4,6 @@
 Fake installations of `poptorch` stand in for the one of the Poplar SDK.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`__all__` is exactly what users can see."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

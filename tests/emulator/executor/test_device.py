@@ -2,8 +2,6 @@
 """Training on the device against plain loops of torch, and what runs per call."""
 
 # ruff: noqa: N803 - D, G, R and B are the letters of the user guide
-from __future__ import annotations
-
 import copy
 
 import pytest

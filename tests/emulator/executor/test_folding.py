@@ -5,8 +5,6 @@
 """
 
 # ruff: noqa: N803 - D, G, R and B are the letters of the user guide
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights are copied to the host and to the device when they should be."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

@@ -2,8 +2,6 @@
 """Rows to micro-batches and results to rows, against a reference made of loops."""
 
 # ruff: noqa: N803, N806 - D, G, R, B and S are the letters of the user guide
-from __future__ import annotations
-
 import collections
 
 import pytest

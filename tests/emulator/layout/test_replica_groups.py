@@ -2,8 +2,6 @@
 """Parameters whose values differ between groups of replicas."""
 
 # ruff: noqa: N803, N806 - D, G and R are the letters of the user guide
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

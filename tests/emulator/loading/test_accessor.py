@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading ahead in a background process."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Combined batches: their size, order, last one, and how modes and processes differ."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulator under PopTorch's names, here and in processes started from here."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

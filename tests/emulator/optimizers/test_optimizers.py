@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PopTorch's optimisers on the host: constructors, state, copies, LAMB's step."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import logging

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PopDist, and `python -m ipufit.emulator --processes` in place of PopRun."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

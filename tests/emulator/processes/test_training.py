@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes train as one does on the same samples."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

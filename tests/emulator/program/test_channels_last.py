@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs in channels_last give what they give in the plain order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812

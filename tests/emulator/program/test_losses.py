@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exactly one final loss, wherever it is in `forward`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that compute on the host and don't compile for a device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
