@@ -389,7 +389,8 @@ class StreamSource(Source):
         digest = hashlib.sha256()
         for leaf in first or ():  # of a block, or indices
             if isinstance(leaf, Tensor):
-                digest.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy())
+                whole = leaf.contiguous().reshape(-1).view(torch.uint8)
+                digest.update(whole.numpy().data)
             else:
                 digest.update(repr(leaf).encode())
         seen = (digest.hexdigest(), self.structure, bool(self._first))

@@ -78,7 +78,7 @@ def test_each_sample_comes_once(kind, num_workers):
     assert sorted(numbers_of(kind(), num_workers)) == list(range(23))
 
 
-@pytest.mark.thorough  # torch waits for the processes that load
+@pytest.mark.slow  # torch waits for the processes that load
 def test_a_dataset_that_asks_late_is_refused():
     with pytest.raises(DataError, match="only after its first sample") as caught:
         numbers_of(AskingLate(), 2)
@@ -86,7 +86,7 @@ def test_a_dataset_that_asks_late_is_refused():
     gc.collect()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_it_holds_where_processes_are_spawned():
     loader = DataLoader(
         IterableRows(Numbers()), 4, num_workers=2, multiprocessing_context="spawn"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ports of public programs train as scripts do that use PopTorch by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -112,7 +110,7 @@ def shares_that_a_run_draws(seed, micro_batches, rows, alpha=0.2):
         "cnn_training",
         "bert_finetuning",
         # By far the slowest; the one before has a pipeline, too.
-        pytest.param("gpt2_pretraining", marks=[pytest.mark.thorough]),
+        pytest.param("gpt2_pretraining", marks=[pytest.mark.slow]),
     ],
 )
 def test_a_port_trains_as_its_original(name, monkeypatch, tmp_path):
@@ -135,7 +133,7 @@ def test_a_port_trains_as_its_original(name, monkeypatch, tmp_path):
     assert losses[10:] == pytest.approx(expected[10:], abs=2e-3)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMISES)
 def test_a_port_prints_what_it_promises(name):
     pattern, least = PROMISES[name]

@@ -4,8 +4,6 @@
 These tests need Sphinx: tox's environment `docs` runs them.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
