@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the examples: their README, and then the code of each script.
+"""The gallery: a card for each example, and a page with its description and code.
 
-The README has links to files beside it. Those to scripts lead to the code on the page,
-and the others to the files.
+Both are made of `examples/README.md`, where each script has a row of the table, and a
+section with its description and picture.
 """
 
 from __future__ import annotations
@@ -17,39 +17,77 @@ from sphinx.application import Sphinx
 PAGE = "examples"
 DOCS = Path(__file__).resolve().parents[1]
 FOLDER = DOCS.parent / "examples"
+PAGES = DOCS / "examples"
+ROW = re.compile(r"^\| \[(\w+)\.py\]\(\w+\.py\) \| (.+?) \|.*$", re.M)
+SECTION = re.compile(r"^### (\w+)\n\n(.+?)(?=^##|\Z)", re.M | re.S)
+CARD = """\
+:::{{grid-item-card}} {name}
+:link: examples/{name}
+:link-type: doc
+:img-top: ../examples/pictures/{name}.png
+
+{title}
+:::
+"""
 
 
-def page() -> str:
-    """The page, as Markdown."""
-    text = (FOLDER / "README.md").read_text("utf-8")
-    text = re.sub(r"\[([^]]*)\]\((?!https?:|#)([^)]*)\)", moved, text)
-    parts = [text, "## The scripts"]
-    for path in sorted(FOLDER.glob("*.py")):
-        code = f"```{{literalinclude}} ../examples/{path.name}\n:language: python\n```"
-        parts.append(f"(script-{path.stem})=\n### {path.name}\n\n{code}")
-    return "\n\n".join(parts) + "\n"
+def gallery(readme: str) -> str:
+    """Make the page of cards from the README."""
+    titles = dict(ROW.findall(readme))
+
+    def grid(section: re.Match[str]) -> str:
+        names = re.findall(r"^### (\w+)$", section[2], re.M)
+        cards = "\n".join(CARD.format(name=n, title=titles[n]) for n in names)
+        return f"## {section[1]}\n\n::::{{grid}} 1 2 3 3\n:gutter: 3\n\n{cards}::::\n"
+
+    page = re.sub(r"(?:^\|.*\n)+\n", "", readme, flags=re.M)
+    page = re.sub(r"^## (.+)\n\n(###.+?)(?=^## |\Z)", grid, page, flags=re.M | re.S)
+    pages = "\n".join(f"examples/{name}" for name in titles)
+    return f"{with_links(page, DOCS)}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 
 
-def moved(link: re.Match[str]) -> str:
-    """A link of the README, as it is on the page."""
-    words, target = link.groups()
-    path = (FOLDER / target.partition("#")[0]).resolve()
-    if path.parent == FOLDER and path.suffix == ".py":
-        return f"[{words}](#script-{path.stem})"
-    address = os.path.relpath(path, DOCS)
-    if path.suffix == ".md" and DOCS not in path.parents:  # no page of the site
-        return f"{{download}}`{words} <{address}>`"
-    return f"[{words}]({address})"
+def script_page(name: str, title: str, description: str) -> str:
+    """Make the page of a script."""
+    return (
+        f"# {title.rstrip('.')}\n\n{with_links(description, PAGES)}\n"
+        f"```{{literalinclude}} ../../examples/{name}.py\n:language: python\n```\n"
+    )
 
 
-def read(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Put the README in the page's place."""
-    if docname == PAGE:
+def with_links(text: str, folder: Path) -> str:
+    """Change the links of the README to those of a page in another folder."""
+
+    def changed(link: re.Match[str]) -> str:
+        mark, words, target = link.groups()
+        path = (FOLDER / target.partition("#")[0]).resolve()
+        address = os.path.relpath(path, folder)
+        if not mark and DOCS not in path.parents:  # no page of the site
+            return f"{{download}}`{words} <{address}>`"
+        return f"{mark}[{words}]({address})"
+
+    return re.sub(r"(!?)\[([^]]*)\]\((?!https?:|#)([^)]*)\)", changed, text)
+
+
+def write_pages(app: Sphinx) -> None:
+    """Write the pages of the scripts, where they differ from what is there."""
+    readme = (FOLDER / "README.md").read_text("utf-8")
+    titles = dict(ROW.findall(readme))
+    PAGES.mkdir(exist_ok=True)
+    for name, description in SECTION.findall(readme):
+        path, page = PAGES / f"{name}.md", script_page(name, titles[name], description)
+        if not path.exists() or path.read_text("utf-8") != page:
+            path.write_text(page, encoding="utf-8")
+
+
+def replace_page(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the cards in the place of the page of examples."""
+    if page == PAGE:
         app.env.note_dependency(str(FOLDER / "README.md"))
-        source[0] = page()
+        source[0] = gallery((FOLDER / "README.md").read_text("utf-8"))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Replace the page when it is read."""
-    app.connect("source-read", read)
+    """Write the pages before Sphinx looks for them."""
+    app.connect("config-inited", lambda app, config: write_pages(app))
+    app.connect("source-read", replace_page)
     return {"parallel_read_safe": True}
