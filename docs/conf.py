@@ -26,10 +26,22 @@ version = release = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
     "gallery",
+    "keywords",
     "public_names",
 ]
+# The second is for builds without a network: the names that these pages mention.
+intersphinx_mapping = {
+    "torch": ("https://docs.pytorch.org/docs/stable/", (None, "torch.inv")),
+}
+intersphinx_timeout = 5
+autosummary_generate = False
 exclude_patterns = ["_build", "_extensions"]
 nitpicky = True
 # Types of others, whose documentation would have to be downloaded, and types that are
@@ -58,6 +70,14 @@ napoleon_numpy_docstring = False
 default_role = "name"
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+if "IPUFIT_REPOSITORY" in os.environ:  # the address that "edit this page" leads to
+    html_theme_options = {
+        "source_repository": os.environ["IPUFIT_REPOSITORY"],
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 html_title = f"ipufit {release}"
 html_copy_source = False
 html_show_sphinx = False
