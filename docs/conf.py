@@ -4,10 +4,13 @@
 From the root of the repository::
 
     python -m sphinx -W -n -b html docs docs/_build/html
+
+IPUFIT_REPOSITORY is the address of the repository, if pages are to lead to it.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -29,10 +32,9 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
-    "gallery",
+    "outside",
     "keywords",
     "public_names",
 ]
@@ -72,13 +74,32 @@ default_role = "name"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-if "IPUFIT_REPOSITORY" in os.environ:  # the address that "edit this page" leads to
-    html_theme_options = {
-        "source_repository": os.environ["IPUFIT_REPOSITORY"],
-        "source_branch": "main",
-        "source_directory": "docs/",
-    }
 html_title = f"ipufit {release}"
 html_copy_source = False
 html_show_sphinx = False
 html_search_scorer = str(HERE / "_extensions" / "scorer.js")
+
+# With the address of the repository each page has a link to edit it, and each entry of
+# the reference one to its source.
+REPOSITORY = os.environ.get("IPUFIT_REPOSITORY")
+if REPOSITORY:
+    extensions.append("sphinx.ext.linkcode")
+    html_theme_options = {
+        "source_repository": REPOSITORY,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
+
+
+def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
+    """Return the address of an entry's source lines."""
+    value: object = sys.modules.get(info["module"])
+    for name in info["fullname"].split("."):
+        value = getattr(value, name, None)
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(value))  # type: ignore[arg-type]
+        lines, first = inspect.getsourcelines(value)  # type: ignore[arg-type]
+    except (TypeError, OSError):  # data, and what is generated
+        return None
+    file = Path(path or "").relative_to(HERE.parent).as_posix()
+    return f"{REPOSITORY}/blob/main/{file}#L{first}-L{first + len(lines) - 1}"

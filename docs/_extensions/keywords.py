@@ -20,6 +20,7 @@ KEYWORDS = {
     "how-to/callbacks": ["callbacks", "verbose", "progress bar", "early stopping"],
     "how-to/check": ["check", "unsupported operator"],
     "how-to/data": ["data", "dataset", "dataloader", "generator"],
+    "how-to/encoder-decoder": ["seq2seq", "encoder-decoder", "teacher forcing"],
     "how-to/pipelines": ["pipeline", "model parallel", "sharding"],
     "how-to/pods": ["multi-node", "distributed", "replicas", "pod", "data parallel"],
     "how-to/precision": ["precision", "float16", "half precision", "loss scaling"],
@@ -29,10 +30,13 @@ KEYWORDS = {
     "how-to/transformers": ["huggingface", "hugging face", "transformers", "bert"],
     "how-to/weights": ["save weights", "state_dict"],
     "install": ["install", "installation", "pip", "requirements"],
+    "questions/contrastive": ["contrastive", "infonce", "in-batch negatives"],
+    "questions/gan": ["gan", "reinforcement learning", "train_on_batch"],
     "questions/log-a-value": ["log a value", "logging"],
     "questions/out-of-memory": ["out of memory", "oom"],
     "questions/own-loss": ["custom loss"],
     "questions/save-and-load": ["save", "load"],
+    "questions/sigmoid": ["sigmoid", "softmax", "from_logits"],
     "reference/config": ["config", "hyperparameter", "gradient accumulation"],
     "reference/errors": ["errors", "error messages"],
     "reference/losses": ["loss", "losses"],
@@ -54,5 +58,5 @@ def add_entries(app: Sphinx, page: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add the entries when a page is read."""
-    app.connect("source-read", add_entries)
+    app.connect("source-read", add_entries, priority=600)
     return {"parallel_read_safe": True}

@@ -46,7 +46,7 @@ def site(tmp_path_factory):
     """
     named = os.environ.get("IPUFIT_SITE")
     folder = Path(named) if named else tmp_path_factory.mktemp("site")
-    options = ["-q", "-W", "--keep-going", "-n", "-b", "html"]
+    options = ["-q", "-E", "-W", "--keep-going", "-n", "-b", "html"]
     command = [sys.executable, "-m", "sphinx", *options]
     environment = {**os.environ, "IPUFIT_BACKEND": "emulator"}
     done = subprocess.run(

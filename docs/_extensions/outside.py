@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gallery: a card for each example, and a page with its description and code.
+"""Pages that are made of files outside docs: the gallery, and the changelog.
 
-Both are made of `examples/README.md`, where each script has a row of the table, and a
-section with its description and picture.
+The gallery has a card for each example, and a page with its description and code. Both
+are made of `examples/README.md`, where each script has a row of the table, and a section
+with its description and picture.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-PAGE = "examples"
 DOCS = Path(__file__).resolve().parents[1]
 FOLDER = DOCS.parent / "examples"
 PAGES = DOCS / "examples"
@@ -43,23 +43,23 @@ def gallery(readme: str) -> str:
     page = re.sub(r"(?:^\|.*\n)+\n", "", readme, flags=re.M)
     page = re.sub(r"^## (.+)\n\n(###.+?)(?=^## |\Z)", grid, page, flags=re.M | re.S)
     pages = "\n".join(f"examples/{name}" for name in titles)
-    return f"{with_links(page, DOCS)}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    return f"{with_links(page, FOLDER, DOCS)}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 
 
 def script_page(name: str, title: str, description: str) -> str:
     """Make the page of a script."""
     return (
-        f"# {title.rstrip('.')}\n\n{with_links(description, PAGES)}\n"
+        f"# {title.rstrip('.')}\n\n{with_links(description, FOLDER, PAGES)}\n"
         f"```{{literalinclude}} ../../examples/{name}.py\n:language: python\n```\n"
     )
 
 
-def with_links(text: str, folder: Path) -> str:
-    """Change the links of the README to those of a page in another folder."""
+def with_links(text: str, home: Path, folder: Path) -> str:
+    """Change the links of a file in one folder to those of a page in another."""
 
     def changed(link: re.Match[str]) -> str:
         mark, words, target = link.groups()
-        path = (FOLDER / target.partition("#")[0]).resolve()
+        path = (home / target.partition("#")[0]).resolve()
         address = os.path.relpath(path, folder)
         if not mark and DOCS not in path.parents:  # no page of the site
             return f"{{download}}`{words} <{address}>`"
@@ -80,10 +80,14 @@ def write_pages(app: Sphinx) -> None:
 
 
 def replace_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the cards in the place of the page of examples."""
-    if page == PAGE:
+    """Put the cards, or the changelog, in the place of a page that points to them."""
+    if page == "examples":
         app.env.note_dependency(str(FOLDER / "README.md"))
         source[0] = gallery((FOLDER / "README.md").read_text("utf-8"))
+    elif page == "changelog":
+        app.env.note_dependency(str(DOCS.parent / "CHANGELOG.md"))
+        text = (DOCS.parent / "CHANGELOG.md").read_text("utf-8")
+        source[0] = with_links(text, DOCS.parent, DOCS)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
