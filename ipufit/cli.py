@@ -143,7 +143,8 @@ def check(arguments: Sequence[str]) -> None:
         from .model.checking import check_fit
 
         report = _of_first_fit(
-            given, lambda model, of_fit: check_fit(model._calls, of_fit, is_spare=True)
+            given,
+            lambda model, of_fit: check_fit(model._planner, of_fit, is_spare=True),
         )
     if given.json:
         sys.stdout.write(f"{report.as_json()}\n")
@@ -179,7 +180,7 @@ def plan(arguments: Sequence[str]) -> None:
     with _errors_told("plan"):
         found: ModelPlan = _of_first_fit(
             given,
-            lambda model, of_fit: model._calls.model_plan(
+            lambda model, of_fit: model._planner.model_plan(
                 of_fit, given.device, is_spare=True
             ),
         )
