@@ -121,35 +121,33 @@ def build_fit(
     """
     source = example_of(*arguments.data, is_whole=arguments.pads, **planner.loading)
     planner.settle(source)
-    before = HostRandomState()
+    training, settings = None, planner.settings
     try:
-        training, settings = None, planner.settings
-        if settings is not None and (
-            settings.objective.owns_loss or source.structure.has_targets
-        ):
-            training = planner.training(source, arguments)
-        programs: dict[object, Training | Inference] = {}
-        for inference in _inference_programs(planner, source, arguments, training):
-            left_over = tuple(getattr(inference, "left_over", ()))
-            key = inference.inferred, inference.plan, left_over
-            programs.setdefault(key, inference)
-        if training is not None:
-            programs[training] = training
-        prepared = []
-        for program in programs.values():
-            try:
-                prepared.append(built(program, display))
-            except NoForwardError:
-                is_called = isinstance(program, Training) or program.inferred.step
-                if training is None or is_called:
-                    raise  # else only its steps are used
-        return Build(tuple(prepared))
+        with HostRandomState():
+            if settings is not None and (
+                settings.objective.owns_loss or source.structure.has_targets
+            ):
+                training = planner.training(source, arguments)
+            programs: dict[object, Training | Inference] = {}
+            for inference in _inference_programs(planner, source, arguments, training):
+                left_over = tuple(getattr(inference, "left_over", ()))
+                key = inference.inferred, inference.plan, left_over
+                programs.setdefault(key, inference)
+            if training is not None:
+                programs[training] = training
+            prepared = []
+            for program in programs.values():
+                try:
+                    prepared.append(built(program, display))
+                except NoForwardError:
+                    is_called = isinstance(program, Training) or program.inferred.step
+                    if training is None or is_called:
+                        raise  # else only its steps are used
+            return Build(tuple(prepared))
     except BaseException:
         with exchanges_off():  # other processes are elsewhere
             do_all([planner.executors.detach], is_failing=True)
         raise
-    finally:
-        before.put_back()
 
 
 def build_offline(model: Any, arguments: FitArguments, cache_dir: str) -> Build:
