@@ -325,7 +325,7 @@ class _Twins:
         _return_layers(module)
         _return_layers(host)
         outputs = self._on_host(host, Inferred(owns_loss=False))
-        bare = IPUModel(module, dataclasses.replace(self.device._planner.given_config))
+        bare = IPUModel(module, self.device._planner.given_config)
         on_device = bare.predict_on_batch(self.structure.nested(self.leaves))
         bare.detach()
         return _differences("layer", outputs, on_device)

@@ -102,7 +102,6 @@ from .arguments import (
     check_augmentation,
     common_samples,
     names_in_logs,
-    refuse_names_of_validation,
     resolve_steps,
     with_steps,
 )
@@ -526,10 +525,8 @@ class IPUModel:
                 validations.prepare(display)
                 training.prepare(display)
                 run.directions.update(validations.directions(training.metrics))
-                names = training.metrics.names
-                refuse_names_of_validation(names, validations.names())
-                if not hooks.adds_names():
-                    run.names = names_in_logs(names, validations.names())
+                names = names_in_logs(training.metrics.names, validations.names())
+                run.names = None if hooks.adds_names() else names
                 self.history, self._runs.snapshot = history, snapshot
                 hooks.on_train_begin({})
                 with ended_in_order(training, hooks, run):
@@ -1665,7 +1662,7 @@ class IPUModel:
             ConfigError: The config is offline, or another thread runs the model.
         """
         self._runs.refuse_other_thread()
-        if self.config.offline:
+        if self._planner.config.offline:
             raise ConfigError(
                 "The config has offline=True, so that programs are compiled and can't "
                 "be run. model.build(x, y) compiles them here, and cache_dir= keeps "
