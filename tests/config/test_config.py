@@ -186,10 +186,11 @@ def test_values_are_refused_when_they_are_given(fields, message):
         IPUConfig(**fields)
 
 
+@pytest.mark.parametrize("own", [None, OWN])
 @pytest.mark.parametrize("name", ["pipelines", "ipu"])
-def test_a_mistyped_field_of_inference_is_refused(name):
+def test_a_mistyped_field_of_inference_is_refused(name, own):
     with pytest.raises(UnknownNameError, match=f"'{name}'"):
-        IPUConfig(inference={name: ("a",)})
+        IPUConfig(inference={name: ("a",)}, inference_options=own)
 
 
 def test_a_process_may_have_64_ipus():
@@ -228,6 +229,31 @@ def test_a_seed_reaches_the_device_and_leaves_torchs_generator_alone():
         ({"partials": "float"}, "convolutionOptions", {"partialsType": "float"}),
         ({"num_io_tiles": 64}, "numIOTiles", 64),
         ({"prefetch_depth": 3}, "defaultPrefetchBufferingDepth", 3),
+        ({"cache_dir": "programs"}, "cachePath", "programs"),
+        ({"offline": True}, "ipu_version", 2),
+        (
+            {"available_memory_proportion": 0.3},
+            "available_memory_proportion",
+            dict.fromkeys(range(64), 0.3),  # as many IPUs as there may be
+        ),
+        *(
+            (
+                {"available_memory_proportion": share, "pipeline": ("a", "b")},
+                "available_memory_proportion",
+                {0: 0.25, 1: 0.25},
+            )
+            for share in (0.25, (0.25, 0.25))
+        ),
+    ],
+)
+def test_fields_reach_the_options_of_training_and_inference(fields, key, expected):
+    for settings in made(**fields):
+        assert settings[key] == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "expected"),
+    [
         ({"offload_optimizer": True}, "location_optimizer", {"onChip": 0}),
         (
             {"shard_optimizer": True, "replicas": 2},
@@ -255,26 +281,12 @@ def test_a_seed_reaches_the_device_and_leaves_torchs_generator_alone():
             "autoRecomputation",
             1,
         ),
-        ({"cache_dir": "programs"}, "cachePath", "programs"),
-        ({"offline": True}, "ipu_version", 2),
-        (
-            {"available_memory_proportion": 0.3},
-            "available_memory_proportion",
-            dict.fromkeys(range(64), 0.3),  # as many IPUs as there may be
-        ),
-        *(
-            (
-                {"available_memory_proportion": share, "pipeline": ("a", "b")},
-                "available_memory_proportion",
-                {0: 0.25, 1: 0.25},
-            )
-            for share in (0.25, (0.25, 0.25))
-        ),
     ],
 )
-def test_fields_reach_the_options_of_training_and_inference(fields, key, expected):
-    for settings in made(**fields):
-        assert settings[key] == expected
+def test_fields_of_training_reach_its_options_alone(fields, key, expected):
+    training, inference = made(**fields)
+    assert training[key] == expected
+    assert not inference.get(key)
 
 
 def test_fields_that_are_left_open_set_nothing():
@@ -520,7 +532,9 @@ def test_own_options_have_what_a_field_asks_for_or_are_refused(kind, field):
         own.randomSeed(8)
     if kind == "inference_options" and field == "stochastic_rounding":
         return  # that is about training
-    with pytest.raises(ConfigError, match=rf"(replicas|{field})=.*, but {kind} have"):
+    with pytest.raises(
+        ConfigError, match=rf"(replicas|num_io_tiles|{field})=.*, but {kind} have"
+    ):
         IPUConfig(**fields, **{kind: own})
 
 

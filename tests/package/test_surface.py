@@ -55,12 +55,16 @@ LAZY = {
 @pytest.mark.parametrize("name", LAZY)
 def test_what_type_checkers_see_is_what_there_is(name):
     package = importlib.import_module(name)
-    imported = {
-        alias.name
-        for node in ast.walk(ast.parse(inspect.getsource(package)))
-        if isinstance(node, ast.ImportFrom) and node.level
-        for alias in node.names
-    }
+    imported = set()
+    for node in ast.walk(ast.parse(inspect.getsource(package))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            names = {alias.name for alias in node.names}
+            if names == {"*"}:
+                module = importlib.import_module(f".{node.module}", name)
+                names = {*getattr(module, "__all__", vars(module))}
+                assert not names.isdisjoint(package.__all__)
+                names &= {*package.__all__}
+            imported |= names
     assert imported | LAZY[name] == set(package.__all__)
     assert set(package.__all__) <= set(dir(package))
     assert all(hasattr(package, declared) for declared in package.__all__)
