@@ -755,7 +755,8 @@ def resolve_loss(loss: LossLike) -> Loss:
     instead = "a loss of torch (those of classes take logits)"
     refuse_foreign("loss", loss, instead, _NAMES)
     if isinstance(loss, type) and issubclass(loss, torch.nn.Module):
-        raise ConfigError(f"loss is the class {loss.__name__}: give an object of it.")
+        name = loss.__name__  # type: ignore[attr-defined,unused-ignore]
+        raise ConfigError(f"loss is the class {name}: give an object of it.")
     loss = _as_module(loss)
     if isinstance(loss, (dict, list, tuple)):
         raise ConfigError(

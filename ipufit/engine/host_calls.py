@@ -27,8 +27,9 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from ipufit._tree import leaves_of, tree_map
-from ipufit.data.datasets import Labels, SampleStructure, Source
+from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState
+from ipufit.data.structure import Labels, SampleStructure
 from ipufit.engine.metric_state import Scalars, collected
 from ipufit.engine.objective import (
     Computation,

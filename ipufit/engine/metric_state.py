@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ipufit._tree import map_tensors
-from ipufit.data.datasets import Labels
+from ipufit.data.structure import Labels
 from ipufit.distributed import Processes
 from ipufit.engine.objective import (
     BoundMetric,

@@ -25,7 +25,7 @@ from torch import Tensor
 from ipufit._arguments import check_number, shown
 from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
-from ipufit.data.datasets import Labels
+from ipufit.data.structure import Labels
 from ipufit.engine.trace_checks import Divisions, Misuse, ResultsNoted
 from ipufit.errors import (
     ConfigError,

@@ -40,7 +40,7 @@ from ipufit._signals import uninterrupted
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
-from ipufit.data.datasets import SampleStructure
+from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues, describe_change
 from ipufit.engine.host_calls import refuse_own_sums, refuse_traced_sums
@@ -78,10 +78,9 @@ from ipufit.engine.weights import (
     weights_of,
 )
 from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
-from ipufit.optimizers import Optimization, hyper_parameters
+from ipufit.optimizers import Optimization, OptimizerValues
 from ipufit.placement import find_beginnings
 from ipufit.state import span
-from ipufit.types import Batch
 
 logger = logging.getLogger("ipufit")
 P = TypeVar("P", bound="Program")
@@ -228,7 +227,7 @@ class ProgramSpec:
     structure: SampleStructure
     plan: BatchPlan
     options: poptorch.Options
-    example: Batch
+    example: list[Tensor]
     remark: str
     computation: Computation
 
@@ -487,7 +486,8 @@ class Executors:
         if program is None or program is not self._trainer:
             self._leave_training()
         if program is None:
-            has_state, values = optimizer.has_state(), hyper_parameters(optimizer)
+            has_state = optimizer.has_state()
+            values = OptimizerValues(optimizer).variable
             with torch.enable_grad():  # PopTorch traces in the mode that it finds
                 program = self._build(self._trainings, spec, display)
             program.sent = () if has_state else values  # a state brings its own
@@ -694,7 +694,7 @@ class Executors:
             self._exact = [(weight, weight.detach().clone()) for weight in wide]
         if program.must_compare:
             self._refresh(program)
-        values = hyper_parameters(program.optimizer)
+        values = OptimizerValues(program.optimizer).variable
         if values != program.sent:
             program.executor.setOptimizer(program.optimizer)
             program.sent = values

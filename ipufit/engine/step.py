@@ -21,7 +21,7 @@ from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.batching import most_stages
 from ipufit.config import IPUConfig
-from ipufit.data.datasets import NOTHING, Labels, SampleStructure
+from ipufit.data.structure import NOTHING, Labels, SampleStructure
 from ipufit.engine.metric_state import (
     MetricSums,
     Scalars,

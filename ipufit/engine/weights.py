@@ -628,7 +628,7 @@ def checksum(tensor: Tensor) -> int:
         False
     """
     plain = tensor.detach().contiguous().reshape(-1)
-    return zlib.crc32(plain.view(torch.uint8).numpy()) if plain.numel() else 0
+    return zlib.crc32(plain.view(torch.uint8).numpy().data) if plain.numel() else 0
 
 
 _COUNTED: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]

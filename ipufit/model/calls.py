@@ -16,15 +16,17 @@ from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig, forward_stages, with_stages
-from ipufit.data.calls import InferenceBatches, Loading, Position, TrainingBatches
-from ipufit.data.datasets import SampleStructure, Source
+from ipufit.data.calls import InferenceBatches, TrainingBatches
+from ipufit.data.datasets import Source
 from ipufit.data.sources import as_source, example_of, num_trained_on
+from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine import host_calls
-from ipufit.engine.loop import Evaluation, Inference, Training, describe_coverage
+from ipufit.engine.loop import Evaluation, Inference, Training
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Computation
 from ipufit.engine.program import Executors, gradient_anchors
+from ipufit.engine.rows import describe_coverage
 from ipufit.errors import (
     ConfigError,
     CoverageWarning,
@@ -39,7 +41,6 @@ from ipufit.errors import (
 from ipufit.optimizers import check_covers
 from ipufit.placement import own_stages
 from ipufit.planning import choices
-from ipufit.resume import position_of
 
 from .arguments import (
     CompileSettings,
@@ -222,9 +223,8 @@ class CallPlanner:
         plan, choice = self.training_plan(source, arguments)
         self._check_processes(plan)
         seed = self.config.seed
-        start = Position(self.num_passes if num_passes is None else num_passes)
         if checkpoint is not None:
-            seed, start = checkpoint.state["data"]["seed"], position_of(checkpoint)
+            seed = checkpoint.state["data"]["seed"]
         if watched is None:
             watched = CallbackList(arguments.callbacks).watched_gradients(self.module)
         if watched and optimization.automatic_loss_scaling:
@@ -246,8 +246,9 @@ class CallPlanner:
             has_labels=objective.has_labels,
             mixing=settings.mixing,
             ignored=objective.ignored,
-            loading=Loading(self.config.num_workers, self.config.loader_mode),
-            start=start,
+            num_workers=self.config.num_workers,
+            loader_mode=self.config.loader_mode,
+            num_passes=self.num_passes if num_passes is None else num_passes,
             processes=self.processes,
         )
         return Training(
@@ -594,7 +595,8 @@ class CallPlanner:
                 plan,
                 options,
                 max_rows=max_rows,
-                loading=Loading(config.num_workers, config.loader_mode),
+                num_workers=config.num_workers,
+                loader_mode=config.loader_mode,
                 seed=config.seed,
                 processes=self.processes,
             )

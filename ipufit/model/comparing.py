@@ -22,7 +22,8 @@ from ipufit.config import IPUConfig
 from ipufit.data.calls import TrainingBatches
 from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState
-from ipufit.data.sources import StreamSource, as_batch, as_source
+from ipufit.data.sources import as_batch, as_source
+from ipufit.data.streams import StreamSource
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Computation, Objective
 from ipufit.engine.step import CountsMissingError, NoForwardError, Step, results_of

@@ -35,6 +35,8 @@ from tests.reference import (
     samples,
 )
 
+pytestmark = pytest.mark.floor
+
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.1, 0.2, -3.0], [1.0, 1.0, 1.0]])
 CLASSES = torch.tensor([0, 1, 2])
 ONE_HOT = torch.eye(3)
