@@ -72,11 +72,11 @@ def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
 
     with _ONE_LIST:
         start = poptorch.Block.start
-        poptorch.Block.start = staticmethod(listed)  # type: ignore[method-assign,assignment]
+        poptorch.Block.start = staticmethod(listed)  # type: ignore[method-assign,assignment,unused-ignore]
         try:
             yield blocks
         finally:
-            poptorch.Block.start = staticmethod(start)  # type: ignore[method-assign,assignment]
+            poptorch.Block.start = staticmethod(start)  # type: ignore[method-assign,assignment,unused-ignore]
 
 
 def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:

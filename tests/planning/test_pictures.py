@@ -151,7 +151,7 @@ def test_bars_of_memory_have_a_sign_for_each_kind(plan):
 
 
 @pytest.mark.parametrize(
-    "ending", ["svg", "png", pytest.param("pdf", marks=pytest.mark.thorough)]
+    "ending", ["svg", "png", pytest.param("pdf", marks=pytest.mark.slow)]
 )
 def test_a_plan_is_drawn_in_each_format(plan, ending, tmp_path):
     pytest.importorskip("matplotlib")
