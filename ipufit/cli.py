@@ -323,7 +323,8 @@ def look_at_first_fit(
     from .model import IPUModel
     from .model.arguments import FitArguments
 
-    program, outcome, fit = options.script, Future[Any](), IPUModel.fit
+    program, fit = options.script, IPUModel.fit
+    outcome: Future[Any] = Future()
     signature = inspect.signature(fit)
     is_script = options.is_module or ":" not in program or os.path.exists(program)
 
