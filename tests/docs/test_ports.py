@@ -15,7 +15,7 @@ import torch
 
 import ipufit
 import ipufit.emulator
-from ipufit.data.datasets import mixed
+from ipufit.data.random_state import hash_seed
 from tests.interpreters import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def few_digits(side):
 
 def shares_that_a_run_draws(seed, micro_batches, rows, alpha=0.2):
     """Coefficients of the micro-batches of a first pass over data."""
-    seeds = [mixed(seed, 0, number, 1) for number in range(micro_batches)]
+    seeds = [hash_seed(seed, 0, number, 1) for number in range(micro_batches)]
     return ipufit.Mixing(mixup=alpha).coefficients(seeds, rows, None)
 
 

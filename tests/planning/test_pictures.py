@@ -139,7 +139,7 @@ def test_a_terminal_shows_all_of_a_plan(plan, width):
 
 def test_bars_of_memory_have_a_sign_for_each_kind(plan):
     lines = shown(plan, 200, "ascii")
-    legend = next(line for line in lines if "= optimiser state" in line)
+    legend = next(line for line in lines if "= optimizer state" in line)
     assert "o activations (estimate)" in legend
     bar = next(line for line in lines if line.startswith("IPU 2  "))
     memory = plan.memory[2]

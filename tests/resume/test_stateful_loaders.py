@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ipufit import DamagedCheckpointError, DataError, load_checkpoint
 from ipufit.checkpoint import write_checkpoint
-from ipufit.data.sources import LoaderState, packed, unpacked
+from ipufit.data.streams import LoaderState, packed, unpacked
 from tests.data.stateful import StatefulLoader
 from tests.reference import samples
 from tests.resume.test_resume import (
