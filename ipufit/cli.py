@@ -86,7 +86,7 @@ def check(arguments: Sequence[str]) -> None:
 
         report = look_at_first_fit(
             options,
-            lambda model, of_fit: check_fit(model._calls, of_fit, is_spare=True),
+            lambda model, of_fit: check_fit(model._planner, of_fit, is_spare=True),
         )
     if options.json:
         sys.stdout.write(f"{report.as_json()}\n")
@@ -123,7 +123,7 @@ def plan(arguments: Sequence[str]) -> None:
     with _errors_told("plan"):
         model_plan: ModelPlan = look_at_first_fit(
             options,
-            lambda model, of_fit: model._calls.model_plan(
+            lambda model, of_fit: model._planner.model_plan(
                 of_fit, options.device, is_spare=True
             ),
         )
@@ -323,7 +323,8 @@ def look_at_first_fit(
     from .model import IPUModel
     from .model.arguments import FitArguments
 
-    program, outcome, fit = options.script, Future[Any](), IPUModel.fit
+    program, fit = options.script, IPUModel.fit
+    outcome: Future[Any] = Future()
     signature = inspect.signature(fit)
     is_script = options.is_module or ":" not in program or os.path.exists(program)
 
@@ -634,15 +635,12 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
     return parser, [name for action in valued for name in action.option_strings]
 
 
-_MOST_IPUS = 1024  # of a Bow Pod1024
-
-
 def _count(text: str) -> int:
     number = _env.whole_number(text)
-    if not number or number > _MOST_IPUS:
+    if not number or number > doctor.MOST_IPUS:
         raise argparse.ArgumentTypeError(
-            f"{text!r:.40} is not a number from 1 to {_MOST_IPUS}, the IPUs of the "
-            "largest pod"
+            f"{text!r:.40} is not a number from 1 to {doctor.MOST_IPUS}, the IPUs of "
+            "the largest pod"
         )
     return number
 

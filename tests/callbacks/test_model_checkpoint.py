@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ModelCheckpoint`: which files or directories, when, and what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,8 @@ from ipufit.callbacks import ModelCheckpoint
 from ipufit.checkpoint import read_manifest
 from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
+
+pytestmark = pytest.mark.floor
 
 NAN = float("nan")
 

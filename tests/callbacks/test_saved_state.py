@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that goes on from a saved state decides as the one that wasn't interrupted."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
