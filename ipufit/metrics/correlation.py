@@ -147,8 +147,8 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
         by less than 1e-7 of their mean, as float32 rounds.
 
     Example:
-        >>> one = torch.tensor(1.0, dtype=torch.float64)
-        >>> comoment(2 * one, 2 * one, 4 * one, 2 * one)
+        >>> sums = torch.tensor([2.0, 2.0, 4.0, 2.0], dtype=torch.float64)
+        >>> comoment(*sums)
         tensor(2., dtype=torch.float64)
     """
     expected = x * y / count
@@ -216,8 +216,7 @@ class R2Score(_VarianceShare):
         -0.5
     """
 
-    def __init__(self, name: str = "r2_score") -> None:
-        super().__init__(name)
+    _default_name = "r2_score"
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; constant targets score 1 if predicted exactly, or 0.
@@ -243,8 +242,7 @@ class ExplainedVariance(_VarianceShare):
         1.0
     """
 
-    def __init__(self, name: str = "explained_variance") -> None:
-        super().__init__(name)
+    _default_name = "explained_variance"
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; constant targets score 1 or 0 as in `R2Score`."""
@@ -266,9 +264,7 @@ class PearsonCorrelation(Metric):
     """
 
     direction = "max"
-
-    def __init__(self, name: str = "pearson_correlation") -> None:
-        super().__init__(name)
+    _default_name = "pearson_correlation"
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return sums of weights, and moments of outputs and targets, per output."""
@@ -307,9 +303,7 @@ class SpearmanCorrelation(CollectingMetric):
     """
 
     direction = "max"
-
-    def __init__(self, name: str = "spearman_correlation") -> None:
-        super().__init__(name)
+    _default_name = "spearman_correlation"
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Store a batch."""
