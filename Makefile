@@ -25,7 +25,7 @@ test: $(TOX)  ## the everyday checks: lint, tests, doctests, types and a spread 
 
 test-long: $(TOX)  ## the long ones: examples, more cases of properties, tests in the other modes, the site, the rest of the floor
 	@$(TOX) run -m long; status=$$?; \
-	$(FLOOR) -- tests --ignore=tests/test_examples.py --ignore=tests/keras --ignore=tests/benchmarks $(SPREAD:%=--ignore=%) && exit $$status
+	$(FLOOR) -- tests --ignore=tests/docs/test_examples.py --ignore=tests/keras --ignore=tests/benchmarks $(SPREAD:%=--ignore=%) && exit $$status
 
 matrix: $(TOX)  ## other Pythons and torches, extras, release; hours, and gigabytes; ONLY="py39 py313" chooses some
 	@.ci/matrix $(TOX) $(ONLY)
@@ -55,13 +55,13 @@ release: $(TOX)  ## build sdist and wheel into dist, check them, and try them wh
 	$(TOX) run -e release -- --keep dist
 
 gallery:  ## run every example and write examples/README.md; needs `pip install ".[examples]"` and torchvision
-	@$(PYTHON) .ci/gallery.py
+	@$(PYTHON) tools/gallery.py
 
 packages:  ## write the map of files into CONTRIBUTING.md
-	@$(PYTHON) .ci/packages.py
+	@$(PYTHON) tools/packages.py
 
 screens:  ## run the code of pages and put what it prints and draws into them; needs `pip install ".[plot]"`
-	@$(PYTHON) .ci/screens.py
+	@$(PYTHON) tools/screens.py
 
 demo: $(DEMO)/ready  ## train MNIST on an emulated pipeline of four IPUs; MNIST is looked for in DATA_DIR
 	$(DEMO)/bin/python examples/mnist_pipeline.py --data auto --data-dir "$(DATA_DIR)"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build sdist and wheel, and try them as users would, where nothing else is.
 
-`make release` calls it after `tests/test_release.py`, which looks into both files. Here
-the wheel goes into an empty environment, with what it depends on, and runs the first
-example of the README; `make` runs in the unpacked sdist.
+`make release` calls it after `tests/package/test_release.py`, which looks into both
+files. Here the wheel goes into an empty environment, with what it depends on, and runs
+the first example of the README; `make` runs in the unpacked sdist.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: F403, F405 - `__all__` says which of the names are exported
 """Keras-like `compile`, `fit`, `evaluate` and `predict` for PyTorch on IPUs.
 
 Names are imported when they are first used, so that `ipufit.emulator`, which stands
@@ -14,74 +15,16 @@ if TYPE_CHECKING:
     from ._poptorch import poptorch
     from ._version import __version__
     from .batching import BatchPlan
-    from .callbacks import (
-        BackupAndRestore,
-        Callback,
-        CSVLogger,
-        EarlyStopping,
-        GradientMonitor,
-        History,
-        LambdaCallback,
-        LearningRateScheduler,
-        MLflowLogger,
-        ModelCheckpoint,
-        ProgressBar,
-        ReduceLROnPlateau,
-        StopAfter,
-        SwapEMAWeights,
-        TensorBoard,
-        TerminateOnNaN,
-        Throughput,
-        WandbLogger,
-    )
-    from .checkpoint import (
-        Checkpoint,
-        CheckpointStore,
-        average_checkpoints,
-        load_checkpoint,
-    )
+    from .callbacks import *
+    from .checkpoint import *
     from .config import IPUConfig
     from .data import CachedDataset, FixedSizeBatches
     from .engine.metric_state import log
-    from .errors import (
-        BakedInWarning,
-        CheckpointError,
-        CheckpointWarning,
-        ConfigError,
-        ConstantBuffersWarning,
-        CopiedModuleWarning,
-        CoverageWarning,
-        DamagedCheckpointError,
-        DataError,
-        DataRanOutWarning,
-        DroppedRowsWarning,
-        EmptyUpdatesWarning,
-        FileError,
-        IpufitError,
-        IpufitWarning,
-        MissingCheckpointError,
-        NonFiniteGradientWarning,
-        NonFiniteLossWarning,
-        NotCompiledError,
-        OtherLayoutWarning,
-        OtherNumbersWarning,
-        ProcessError,
-        SharedRateWarning,
-        UnknownNameError,
-        UnsupportedError,
-        WholeStreamWarning,
-    )
+    from .errors import *
     from .metrics import Metric, StreamedMetric
     from .mixing import Mixing
-    from .model import BenchmarkResult, CheckReport, Finding, IPUModel, compare
-    from .optimizers import (
-        Frozen,
-        LossScaleRamp,
-        Optimizer,
-        PerEpoch,
-        Schedule,
-        freeze,
-    )
+    from .model import *
+    from .optimizers import *
 
 __all__ = [
     "BackupAndRestore",

@@ -30,6 +30,29 @@ def as_product(factors: Mapping[str, int]) -> str:
     return f" = {' * '.join(others)}" if len(others) > 1 else ""
 
 
+def micro_batches_in_flight(stages: int) -> int:
+    """Return the micro-batches of an update that keep all stages of a pipeline busy.
+
+    The last stage trains on a micro-batch in one step, all others go forward and then
+    backward. PopTorch refuses fewer micro-batches (`CompilerImpl.cpp`).
+
+    Example:
+        >>> [micro_batches_in_flight(stages) for stages in (1, 2, 3)]
+        [1, 3, 5]
+    """
+    return 2 * stages - 1
+
+
+def most_stages(micro_batches: int) -> int:
+    """Return the stages of the longest pipeline that so many micro-batches keep busy.
+
+    Example:
+        >>> [most_stages(micro_batches) for micro_batches in (1, 2, 3)]
+        [1, 1, 2]
+    """
+    return (micro_batches + 1) // 2
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """The factors of a call.
@@ -149,8 +172,7 @@ def derive_plan(
         replicas: Replicas in one process.
         processes: Processes that train together.
         device_iterations: Updates per call.
-        stages: Forward stages of the pipeline, which needs `2 * stages - 1`
-            micro-batches per update in flight.
+        stages: Forward stages of the pipeline.
 
     Raises:
         ConfigError: The factors don't fit together, or not the pipeline.
@@ -162,7 +184,7 @@ def derive_plan(
         BatchPlan(micro_batch_size=40, gradient_accumulation=5, replicas=2,
                   processes=1, device_iterations=1)
     """
-    least = 2 * stages - 1
+    least = micro_batches_in_flight(stages)
     copies = replicas * processes
     for name, value in (
         ("batch_size", batch_size),

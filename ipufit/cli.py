@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `ipufit`: check, compile, launch and plan scripts; `doctor` has its own.
 
-Most commands need torch, which takes a while to import: `--help` and `launch` do
-without it.
+The docstring of a command is its `--help`. Most commands need torch, which takes a
+while to import: `--help` and `launch` do without it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,7 @@ import signal
 import sys
 import traceback
 from concurrent.futures import Future
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Iterator,
-    Mapping,
-    NoReturn,
-    Sequence,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Sequence
 
 from . import _env, doctor
 from ._version import __version__
@@ -42,75 +33,24 @@ if TYPE_CHECKING:
     from .model.arguments import FitArguments
     from .planning.plan import ModelPlan
 
-ResultT = TypeVar("ResultT")
-Look = Callable[[Any, Mapping[str, Any]], ResultT]
-"""Gets a model, and the arguments of its `fit` by name."""
-
-_CHECK = """\
-examples:
-  ipufit check train.py --epochs 3
-  ipufit check --json -m package.train
-  ipufit check --batch-size 64 package.models:make_model
-
-A script or module runs up to its first fit, and not further. A function returns an
-IPUModel that was compiled, with its data: (model, x) or (model, x, y). Options of
-`check` go before the script; everything after it is the script's. The exit status is 1
-where PopTorch would refuse the program, 2 if there is no model to look at, else 0. See
-docs/how-to/check.md.
-"""
-
-_COMPILE = """\
-examples:
-  ipufit compile train.py --epochs 3
-  ipufit compile --cache-dir compiled --ipu-version 21 -m package.train
-  ipufit compile package.models:make
-
-A script or module runs up to its first fit, and not further; the programs of that fit,
-of evaluate and of predict are compiled. No IPU is needed. A function returns an
-IPUModel and its data: `(model, x)` or `(model, x, y)`. Options of `compile` go before
-the script; everything after it is the script's. See docs/how-to/compile-ahead.md.
-"""
-
-_PLAN = """\
-examples:
-  ipufit plan train.py --epochs 3
-  ipufit plan --device bow --json -m package.train
-  ipufit plan --batch-size 512 models:make
-
-The script runs on this machine up to its first fit, of which nothing is done. A
-function returns an IPUModel and its data: `(model, x)` or `(model, x, y)`. Options of
-`plan` go before the script; everything after it is the script's. The exit status is 2
-if there is no plan, else 0. See docs/how-to/plan.md.
-"""
-
-_LAUNCH = """\
-examples:
-  ipufit launch --processes 4 train.py --epochs 3
-  ipufit launch --processes 4 --replicas 8 -m package.train
-  ipufit launch --processes 8 --options "--nnodes 2 --rdzv-backend c10d
-      --rdzv-endpoint host1:29500" train.py              (on both of two hosts)
-  ipufit launch --processes 8 --replicas 16 --options "--host=host1,host2
-      --vipu-partition=p16" train.py                     (on one host of a pod)
-
-Options of `launch` go before the script; everything after it is the script's. Signals
-reach the launcher, and its exit code is this command's. See docs/how-to/pods.md.
-"""
+Command = Callable[[Sequence[str]], None]
+"""Gets the command line without `ipufit` and the command's name."""
 
 
 def main() -> None:
     """Run the command that the command line names."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in COMMANDS:
-        run, _ = COMMANDS[name]
-        run(arguments)
+        COMMANDS[name](arguments)
         return
-    lines = [f"  {name:11}  {text}" for name, (_, text) in COMMANDS.items()]
+    lines = ["commands:"]
+    for known, command in COMMANDS.items():
+        title = _help_of(command).partition("\n")[0].rstrip(".")
+        lines.append(f"  {known:11}  {title[:1].lower()}{title[1:]}")
     parser = argparse.ArgumentParser(
         prog="ipufit",
         usage="%(prog)s [-h] [--version] COMMAND ...",
-        epilog="\n".join(
-            ["commands:", *lines, "", "`ipufit COMMAND --help` says more."]
-        ),
+        epilog="\n".join([*lines, "", "`ipufit COMMAND --help` says more."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
@@ -119,29 +59,36 @@ def main() -> None:
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Print all findings of a check of a script's model.
+    """Say what PopTorch would refuse in a script.
 
-    Raises:
-        SystemExit: Always: with 1 if the model is refused, 2 if there is none.
+    All that PopTorch would refuse in the first fit of a script, or compute otherwise
+    than torch, is said at once. Nothing is compiled, trained or written.
+
+    Examples:
+      ipufit check train.py --epochs 3
+      ipufit check --json -m package.train
+      ipufit check --batch-size 64 package.models:make_model
+
+    The exit status is 1 where PopTorch would refuse the program, 2 if there is no model
+    to look at, else 0. See docs/how-to/check.md.
     """
     # A program is surveyed by the emulator, so it must be built with its functions,
     # also where PopTorch is installed. It is chosen at the first import of the seam.
     os.environ[_env.BACKEND] = "emulator"
-    parser = _parser_of_model(
-        "check",
-        "Say everything at once that PopTorch would refuse in the first fit of a "
-        "script, or compute otherwise than torch. Nothing is compiled, trained or "
-        "written.",
-        _CHECK,
-    )
+    parser = _parser_of_program("check", check)
     parser.add_argument("--json", action="store_true", help="print data for programs")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     from ._poptorch import emulate_everywhere
 
     emulate_everywhere()
     with _errors_told("check"):
-        report = _of_first_fit(given, lambda model, of_fit: model._check_of_fit(of_fit))
-    if given.json:
+        from .model.checking import check_fit
+
+        report = look_at_first_fit(
+            options,
+            lambda model, of_fit: check_fit(model._calls, of_fit, is_spare=True),
+        )
+    if options.json:
         sys.stdout.write(f"{report.as_json()}\n")
     else:
         report.print()
@@ -149,18 +96,20 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def plan(arguments: Sequence[str]) -> None:
-    """Run a script to its first fit, and print the plan of that fit.
+    """Say what a script's fit takes of IPUs, run none of it.
 
-    Raises:
-        SystemExit: Always: with 2 if there is no plan.
+    The plan says what the first fit of a script takes of each IPU, how its pipeline
+    runs, and what other settings would change. Nothing is trained, and no IPU is
+    needed.
+
+    Examples:
+      ipufit plan train.py --epochs 3
+      ipufit plan --device bow --json -m package.train
+      ipufit plan --batch-size 512 models:make
+
+    The exit status is 2 if there is no plan, else 0. See docs/how-to/plan.md.
     """
-    parser = _parser_of_model(
-        "plan",
-        "Say what the first fit of a script takes of each IPU, how its pipeline runs, "
-        "and what other settings would change. Nothing is trained, and no IPU is "
-        "needed.",
-        _PLAN,
-    )
+    parser = _parser_of_program("plan", plan)
     parser.add_argument(
         "--device", default="mk2", help="kind of IPU: mk1, mk2 (the default) or bow"
     )
@@ -170,37 +119,40 @@ def plan(arguments: Sequence[str]) -> None:
     prints.add_argument(
         "--pictures", action="store_true", help="print pictures with the tables"
     )
-    given = parser.parse_args(arguments)
-
+    options = parser.parse_args(arguments)
     with _errors_told("plan"):
-        found: ModelPlan = _of_first_fit(
-            given,
+        model_plan: ModelPlan = look_at_first_fit(
+            options,
             lambda model, of_fit: model._calls.model_plan(
-                of_fit, given.device, is_spare=True
+                of_fit, options.device, is_spare=True
             ),
         )
-        if given.save is not None:
-            found.save(given.save)
-    if given.pictures:
-        found.show()
+        if options.save is not None:
+            model_plan.save(options.save)
+    if options.pictures:
+        model_plan.show()
     else:
-        text = json.dumps(as_data(found), indent=2) if given.json else str(found)
+        data = as_data(model_plan) if options.json else None
+        text = str(model_plan) if data is None else json.dumps(data, indent=2)
         sys.stdout.write(text + "\n")
     sys.exit(0)
 
 
 def compile_(arguments: Sequence[str]) -> None:
-    """Run a script to its first fit, and compile the programs of that fit.
+    """Compile a script's programs, run none.
 
-    Raises:
-        SystemExit: Always: with 1 if PopTorch refuses a program, 2 if there is none.
+    The programs of the script's first fit, of evaluate and of predict are compiled, on
+    a machine with IPUs or without. Nothing is trained.
+
+    Examples:
+      ipufit compile train.py --epochs 3
+      ipufit compile --cache-dir compiled --ipu-version 21 -m package.train
+      ipufit compile package.models:make
+
+    The exit status is 1 if PopTorch refuses a program, 2 if there is none, else 0. See
+    docs/how-to/compile-ahead.md.
     """
-    parser = _parser_of_model(
-        "compile",
-        "Compile the programs of the first fit of a script, on a machine with IPUs or "
-        "without. Nothing is trained.",
-        _COMPILE,
-    )
+    parser = _parser_of_program("compile", compile_)
     parser.add_argument(
         "--cache-dir",
         default=os.environ.get("POPTORCH_CACHE_DIR") or "compiled",
@@ -215,15 +167,29 @@ def compile_(arguments: Sequence[str]) -> None:
         choices=_env.IPU_VERSIONS,
         help="version of the IPUs: 2 for Mk2 (the default), 21 for Bow",
     )
-    given = parser.parse_args(arguments)
-    os.environ[_env.COMPILE_FOR] = str(given.ipu_version)
-    folder = os.path.abspath(given.cache_dir)
+    options = parser.parse_args(arguments)
+    os.environ[_env.COMPILE_FOR] = str(options.ipu_version)
+    folder = os.path.abspath(options.cache_dir)
     with _errors_told("compile"):
-        built = _of_first_fit(
-            given, lambda model, of_fit: model._build_of_fit(of_fit, folder)
+        from .model.building import build_offline
+
+        built = look_at_first_fit(
+            options, lambda model, of_fit: build_offline(model, of_fit, folder)
         )
     sys.stdout.write(f"{built}\n")
     sys.exit(0)
+
+
+def conformance(arguments: Sequence[str]) -> None:
+    """Say how to record what IPUs do."""
+    sys.stderr.write(
+        "ipufit conformance: the probes are tests now. In a clone of ipufit, with its "
+        "development packages (pip install -e '.[dev]'), run\n"
+        "    pytest tests/conformance --record FILE\n"
+        "to record what they do on this host, and --recording FILE to compare. See "
+        "docs/how-to/conformance.md.\n"
+    )
+    sys.exit(2)
 
 
 def as_data(plan: ModelPlan) -> dict[str, Any]:
@@ -249,36 +215,59 @@ def _plain(value: Any) -> Any:
     return value
 
 
+# Parsers ------------------------------------------------------------------------------
+
+
+def _help_of(command: Command) -> str:
+    return inspect.getdoc(command) or ""
+
+
 def _parser(
-    command: str, usage: str, description: str, epilog: str
+    name: str, command: Command, usage: str, more: str = ""
 ) -> argparse.ArgumentParser:
-    """Return a parser for a command line that ends with a script and its arguments."""
+    """Return a parser for a command that takes a script or, with `-m`, a module.
+
+    Its help is the docstring of the command: what it does, and below the options its
+    examples; then `more`.
+    """
+    about, _, examples = _help_of(command).partition("Examples:\n")
     parser = argparse.ArgumentParser(
-        prog=f"ipufit {command}",
+        prog=f"ipufit {name}",
         usage=f"%(prog)s {usage}",
-        description=description,
-        epilog=epilog,
+        description=about,
+        epilog=f"examples:\n{examples}\n\n{more}".rstrip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_module(parser)
-    parser.add_argument("script", help=argparse.SUPPRESS)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="run a module, named as in an import, instead of a script",
+    )
     return parser
 
 
-def _parser_of_model(
-    command: str, description: str, epilog: str
-) -> argparse.ArgumentParser:
-    usage = "[options] (script | -m module | module:function) [arguments]"
-    parser = _parser(command, usage, description, epilog)
+def _parser_of_program(name: str, command: Command) -> argparse.ArgumentParser:
+    """Return a parser for a command line that ends with a program and its arguments."""
+    parser = _parser(
+        name,
+        command,
+        "[options] (script | -m module | module:function) [arguments]",
+        "A script or module runs up to its first fit, and not further. A function\n"
+        "returns an IPUModel that was compiled, with its data: (model, x) or (model,\n"
+        f"x, y). Options of `{name}` go before the script; everything after it is the\n"
+        "script's.",
+    )
+    parser.add_argument("script", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument(
         "--batch-size", type=int, help="samples of an update, instead of the script's"
     )
     parser.add_argument(
         "--time-limit",
         type=_seconds,
-        default=TIME_LIMIT,
+        default=600.0,
         metavar="SECONDS",
         help="time in which the script must call fit (default: %(default)g)",
     )
@@ -292,28 +281,6 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r:.40} is not a number of seconds above 0")
 
 
-def _of_first_fit(
-    given: argparse.Namespace, look: Callable[[Any, FitArguments], Any]
-) -> Any:
-    """Return what `look` makes of a model and its `fit`, with the given batch size."""
-    from .model.arguments import FitArguments
-
-    def looked(model: Any, of_fit: Mapping[str, Any]) -> Any:
-        if "x" not in of_fit:
-            raise ConfigError(
-                f"{given.script} gives a model and no data: shapes of a batch and the "
-                "number of samples are needed. Return (model, x) or (model, x, y)."
-            )
-        size = {} if given.batch_size is None else {"batch_size": given.batch_size}
-        return look(model, FitArguments.of({**of_fit, **size}))
-
-    return look_at_model(
-        *(given.script, given.arguments, looked),
-        is_module=given.is_module,
-        time_limit=given.time_limit,
-    )
-
-
 @contextlib.contextmanager
 def _errors_told(command: str) -> Iterator[None]:
     """Print an error of ipufit inside the context, and end with status 2."""
@@ -324,67 +291,121 @@ def _errors_told(command: str) -> Iterator[None]:
         sys.exit(2)
 
 
-def _add_module(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-m",
-        dest="is_module",
-        action="store_true",
-        help="run a module, named as in an import, instead of a script",
-    )
+# Programs, up to their first fit ------------------------------------------------------
 
 
-# Scripts ------------------------------------------------------------------------------
-
-
-class FirstFit(BaseException):
-    """Raised to end a script at its first `fit`.
+class EndOfProgram(BaseException):
+    """Raised to end a program that runs for its model.
 
     It is no `Exception`, so a script that catches errors of `fit` doesn't catch it.
     """
 
 
-TIME_LIMIT = 600.0
-"""Seconds in which a script calls `fit`, by default."""
+def look_at_first_fit(
+    options: argparse.Namespace, look: Callable[[Any, FitArguments], Any]
+) -> Any:
+    """Run a program up to its first `fit`, and return what `look` makes of its model.
 
+    `look` is called while a script waits, so the script's temporary files still exist.
+    The program's standard output goes to standard error. No bytecode of the modules
+    that it imports is written.
 
-class TimeIsUpError(BaseException):
-    """Raised to end a script that doesn't call `fit`."""
+    Args:
+        options: `script`, the path of a script, the name of a module, or
+            `module:function`; its `arguments`; `is_module`, `batch_size` and
+            `time_limit`.
+        look: Called with the model, and the arguments of its `fit`.
 
+    Raises:
+        ConfigError: There is no such program, it fails before it calls `fit`, ends
+            without doing so, or takes too long.
+    """
+    from .model import IPUModel
+    from .model.arguments import FitArguments
 
-@contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raise a TimeIsUpError if the context takes longer, and nobody stops the timer."""
+    program, outcome, fit = options.script, Future[Any](), IPUModel.fit
+    signature = inspect.signature(fit)
+    is_script = options.is_module or ":" not in program or os.path.exists(program)
+
+    def seen(model: Any, **of_fit: Any) -> Any:
+        if "x" not in of_fit:
+            raise ConfigError(
+                f"{program} gives a model and no data: shapes of a batch and the "
+                "number of samples are needed. Return (model, x) or (model, x, y)."
+            )
+        if options.batch_size is not None:
+            of_fit["batch_size"] = options.batch_size
+        return look(model, FitArguments.of(of_fit))
+
+    def stop(*args: Any, **kwargs: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the look may take its time
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        model = bound.arguments.pop("self")
+        if not outcome.done():
+            try:
+                outcome.set_result(seen(model, **bound.arguments))
+            except Exception as error:  # noqa: BLE001 - raised when the script has ended
+                outcome.set_exception(error)
+        raise EndOfProgram
 
     def end(*_: Any) -> NoReturn:
-        raise TimeIsUpError
+        outcome.set_exception(
+            ConfigError(
+                f"{program} has run for {options.time_limit:g} seconds and hasn't "
+                "called fit of an IPUModel. --time-limit sets how long it may. A "
+                "function that makes the model can be named instead: module:function."
+            )
+        )
+        raise EndOfProgram
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = sys.argv, sys.path[:], sys.dont_write_bytecode
+    handler = signal.signal(signal.SIGALRM, end)
+    sys.argv, sys.dont_write_bytecode = [program, *options.arguments], True
+    is_file = is_script and not options.is_module
+    folder = os.path.dirname(os.path.abspath(program)) if is_file else os.getcwd()
+    sys.path.insert(0, folder)
+    IPUModel.fit = stop  # type: ignore[assignment,method-assign]
+    signal.setitimer(signal.ITIMER_REAL, options.time_limit)
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            if is_script:
+                status = _run(program, is_module=options.is_module)
+            else:
+                model, data = _made_by(program, options.arguments)
+        if not is_script:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return seen(model, **data)
+        if not outcome.done():
+            ending = "ended" if status == 0 else f"ended with {status!r}"
+            raise ConfigError(
+                f"{program} {ending} before it called fit of an IPUModel, so there is "
+                "nothing to look at. A function that makes the model can be named "
+                "instead: module:function."
+            )
+    except EndOfProgram:
+        pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler)
+        IPUModel.fit = fit  # type: ignore[method-assign]
+        sys.argv, sys.path[:], sys.dont_write_bytecode = before
+    return outcome.result()
 
 
-def run_script(script: str, arguments: Sequence[str], *, is_module: bool) -> str | int:
-    """Run a script as Python would, and return its exit status."""
-    before = sys.argv, sys.path[:]
-    sys.argv = [script, *arguments]
+def _run(program: str, *, is_module: bool) -> str | int:
+    """Run a script or module as Python would, and return its exit status."""
+    (_require_module if is_module else _require_script)(program)
     try:
         if is_module:
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-            runpy.run_path(script, run_name="__main__")
+            runpy.run_path(program, run_name="__main__")
     except SystemExit as ending:
         return 0 if ending.code is None else ending.code
     except Exception as error:  # noqa: BLE001 - shown, and what was compiled after it
         _show(error)
         return 1
-    finally:
-        sys.argv, sys.path[:] = before
     return 0
 
 
@@ -394,101 +415,6 @@ def _show(error: Exception) -> None:
     while entry and entry.tb_frame.f_globals["__name__"].startswith(own):
         entry = entry.tb_next
     traceback.print_exception(type(error), error, entry)
-
-
-def look_at_model(
-    program: str,
-    arguments: Sequence[str],
-    look: Look[ResultT],
-    *,
-    is_module: bool = False,
-    time_limit: float = TIME_LIMIT,
-) -> ResultT:
-    """Run a program up to its first `fit`, and pass the model to `look`.
-
-    `look` is called while the program waits, so its temporary files still exist. The
-    program's standard output goes to standard error. No bytecode of the modules that it
-    imports is written.
-
-    Args:
-        program: A script's path, a module's name, or `module:function`. The function
-            returns a model, `(model, x)` or `(model, x, y)`.
-        arguments: The arguments of the script.
-        look: Called with the model, and the arguments of its `fit`: all of them for a
-            script, `x` and `y` for a function that returns them.
-        is_module: Whether `program` is the name of a module that is run as a script.
-        time_limit: Seconds in which it must call `fit`, or return the model.
-
-    Returns:
-        The result of `look`; its errors are raised.
-
-    Raises:
-        ConfigError: There is no such program, it fails before it calls `fit`, ends
-            without doing so, or takes too long.
-    """
-    outcome: Future[ResultT] = Future()
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        with contextlib.redirect_stdout(sys.stderr), _stopping_at_fit(
-            look, outcome
-        ), _limited(time_limit):
-            if is_module or ":" not in program or os.path.exists(program):
-                _run_to_fit(program, arguments, is_module=is_module)
-            made = _made_by(program, arguments)
-        return look(*made)
-    except TimeIsUpError:
-        raise ConfigError(
-            f"{program} has run for {time_limit:g} seconds and hasn't called fit of an "
-            "IPUModel. --time-limit sets how long it may. A function that makes the "
-            "model can be named instead: module:function."
-        ) from None
-    except (FirstFit, ConfigError):
-        if not outcome.done():
-            raise
-    finally:
-        sys.dont_write_bytecode = before
-    return outcome.result()
-
-
-@contextlib.contextmanager
-def _stopping_at_fit(look: Look[ResultT], outcome: Future[ResultT]) -> Iterator[None]:
-    """Let `IPUModel.fit` end the script, and store the result of `look`."""
-    from .model import IPUModel
-
-    fit = IPUModel.fit
-    signature = inspect.signature(fit)
-
-    def stop(*args: Any, **kwargs: Any) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # the look may take its time
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        model = given.arguments.pop("self")
-        if not outcome.done():
-            try:
-                outcome.set_result(look(model, given.arguments))
-            except Exception as error:  # noqa: BLE001 - raised when the script has ended
-                outcome.set_exception(error)
-        raise FirstFit
-
-    IPUModel.fit = stop  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        IPUModel.fit = fit  # type: ignore[method-assign]
-
-
-def _run_to_fit(program: str, arguments: Sequence[str], *, is_module: bool) -> NoReturn:
-    if is_module:
-        _require_module(program)
-    else:
-        _require_script(program)
-    status = run_script(program, arguments, is_module=is_module)
-    ending = "ended" if status == 0 else f"ended with {status!r}"
-    raise ConfigError(
-        f"{program} {ending} before it called fit of an IPUModel, so there is nothing "
-        "to look at. A function that makes the model can be named instead: "
-        "module:function."
-    )
 
 
 def _made_by(name: str, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
@@ -536,8 +462,6 @@ def _function(name: str) -> Callable[[], Any]:
             f"{module_name!r} is a file. A function is named with its module, as in an "
             f"import: go to the file's folder and give {stem}:{path}."
         )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     _require_module(module_name)
     with _failures_shown(f"{module_name} can't be imported"):
         module = importlib.import_module(module_name)
@@ -555,16 +479,12 @@ def _require_script(path: str) -> None:
 
 
 def _require_module(name: str) -> None:
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
     try:
         is_there = importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as error:
         is_there = not f"{name}.".startswith(f"{error.name}.")
     except Exception:  # noqa: BLE001 - of its package; the import itself will show it
         is_there = True
-    finally:
-        sys.path.remove(folder)
     if not is_there:
         raise ConfigError(
             f"There is no module {name!r}, neither in this folder nor installed."
@@ -573,37 +493,51 @@ def _require_module(name: str) -> None:
 
 # Launch -------------------------------------------------------------------------------
 
-_LAUNCHERS = ("poprun", "torchrun")
-_THREADS = "OMP_NUM_THREADS"
-
 _MEETING_PLACE = re.compile("--(rdzv.endpoint|master.addr)|PET_(RDZV_END|MASTER_ADD)")
 """Options and variables of torchrun that say where hosts find each other."""
 
 
 def launch(arguments: Sequence[str]) -> None:
-    """Run a script in several processes; the launcher replaces this process."""
+    """Run a script in several processes.
+
+    PopRun starts them on a host with IPUs (PopTorch is installed, and poprun on PATH),
+    torchrun elsewhere.
+
+    Examples:
+      ipufit launch --processes 4 train.py --epochs 3
+      ipufit launch --processes 4 --replicas 8 -m package.train
+      ipufit launch --processes 8 --options "--nnodes 2 --rdzv-backend c10d
+          --rdzv-endpoint host1:29500" train.py              (on both of two hosts)
+      ipufit launch --processes 8 --replicas 16 --options "--host=host1,host2
+          --vipu-partition=p16" train.py                     (on one host of a pod)
+
+    Options of `launch` go before the script; everything after it is the script's.
+    Signals reach the launcher, and its exit code is this command's. See
+    docs/how-to/pods.md.
+    """
     parser, valued = _parser_of_launch()
     own, program = _split(arguments, valued)
-    given = parser.parse_args(own)
+    options = parser.parse_args(own)
     try:
-        given.options = shlex.split(given.options)
+        options.options = shlex.split(options.options)
         if not program:
             raise ConfigError("No script: name it after the options of `launch`.")
-        if given.replicas is not None:
-            _require_shares("--replicas", given.replicas, given.processes, "processes")
-        launcher, remark = given.launcher, ""
+        if options.replicas is not None:
+            count = options.processes
+            _require_shares("--replicas", options.replicas, count, "processes")
+        launcher, remark = options.launcher, ""
         if launcher is None:
             launcher, remark = _chosen_launcher()
         make = _poprun_line if launcher == "poprun" else _torchrun_line
-        command, variables = make(given, program)
+        command, variables = make(options, program)
     except ValueError as error:  # ConfigError, or a quote that isn't closed
         parser.error(str(error))
     settings = [f"{name}={shlex.quote(text)}" for name, text in variables.items()]
     line = " ".join([*settings, *map(shlex.quote, command)])
-    if given.is_dry_run:
+    if options.is_dry_run:
         sys.stdout.write(f"{line}\n")
         return
-    if not given.is_module:
+    if not options.is_module:
         with _errors_told("launch"):
             _require_script(program[0])
     for text in filter(None, (remark, line)):
@@ -649,17 +583,12 @@ def _split(
 
 def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
     """Return the parser, and the names of its options that take a value."""
-    parser = argparse.ArgumentParser(
-        prog="ipufit launch",
-        usage="%(prog)s [-h] --processes P [--replicas N] [--ipus-per-replica I]\n"
-        f"         [--launcher {{{','.join(_LAUNCHERS)}}}] [--options OPTIONS]\n"
-        "         [--dry-run] (script | -m module) ...",
-        description="Run a script in several processes: by PopRun on a host with IPUs "
-        "(PopTorch is installed, and poprun on PATH), by torchrun elsewhere.",
-        epilog=_LAUNCH,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    usage = (
+        "[-h] --processes P [--replicas N] [--ipus-per-replica I]\n"
+        "         [--launcher {poprun,torchrun}] [--options OPTIONS]\n"
+        "         [--dry-run] (script | -m module) ..."
     )
+    parser = _parser("launch", launch, usage)
     valued = [
         parser.add_argument(
             "--processes",
@@ -686,7 +615,7 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
         ),
         parser.add_argument(
             "--launcher",
-            choices=_LAUNCHERS,
+            choices=("poprun", "torchrun"),
             help="insist on one, whatever is installed",
         ),
         parser.add_argument(
@@ -702,7 +631,6 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
         action="store_true",
         help="only print the command, on standard output",
     )
-    _add_module(parser)
     return parser, [name for action in valued for name in action.option_strings]
 
 
@@ -745,17 +673,17 @@ def _chosen_launcher() -> tuple[str, str]:
 
 
 def _poprun_line(
-    given: argparse.Namespace, program: Sequence[str]
+    options: argparse.Namespace, program: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the arguments of PopRun, and the variables to set."""
     command = [
         "poprun",
-        f"--num-instances={given.processes}",
-        f"--num-replicas={given.replicas or given.processes}",
+        f"--num-instances={options.processes}",
+        f"--num-replicas={options.replicas or options.processes}",
     ]
-    if given.ipus_per_replica is not None:
-        command.append(f"--ipus-per-replica={given.ipus_per_replica}")
-    if not any(option.startswith("--vipu-") for option in given.options):
+    if options.ipus_per_replica is not None:
+        command.append(f"--ipus-per-replica={options.ipus_per_replica}")
+    if not any(option.startswith("--vipu-") for option in options.options):
         # That of the shell, or the one that Graphcore's Slurm makes for a job.
         job = os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID")
         of_job = f"slurm_{job}" if job else ""
@@ -763,25 +691,25 @@ def _poprun_line(
         command += [f"--vipu-partition={partition}"] if partition else []
     # -u as torchrun does: output goes through a pipe, and would be lost with a process
     # that is killed.
-    python = [sys.executable, "-u", *(["-m"] if given.is_module else [])]
-    return [*command, *given.options, *python, *program], {}
+    python = [sys.executable, "-u", *(["-m"] if options.is_module else [])]
+    return [*command, *options.options, *python, *program], {}
 
 
 def _torchrun_line(
-    given: argparse.Namespace, program: Sequence[str]
+    options: argparse.Namespace, program: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the arguments of torchrun on this host, and the variables to set.
 
     Of an option that comes twice torchrun takes the last, which is the user's.
     """
-    hosts = _num_hosts(given.options)
-    _require_shares("--processes", given.processes, hosts, "hosts")
-    here = given.processes // hosts
+    hosts = _num_hosts(options.options)
+    _require_shares("--processes", options.processes, hosts, "hosts")
+    here = options.processes // hosts
     command = [sys.executable, "-m", "ipufit._torchrun", f"--nproc-per-node={here}"]
     if hosts == 1:
         # As --standalone, which has one fixed port for all runs on a host in torch 2.0.
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    elif not any(map(_MEETING_PLACE.match, [*given.options, *os.environ])):
+    elif not any(map(_MEETING_PLACE.match, [*options.options, *os.environ])):
         raise ConfigError(
             f"{hosts} hosts need a place to meet: add --rdzv-backend c10d "
             "--rdzv-endpoint HOST:29500 to the options, with one of the hosts."
@@ -790,16 +718,16 @@ def _torchrun_line(
         # 1: their standard output, to files. Errors still come to the terminal.
         redirects = ",".join(f"{index}:1" for index in range(1, here))
         command.append(f"--redirects={redirects}")
-    command += [*given.options, *(["--module"] if given.is_module else [])]
+    command += [*options.options, *(["--module"] if options.is_module else [])]
     if "--" in program:
         command.append("--")  # torchrun drops the first one
     variables = {}
-    if given.replicas is not None:
-        variables[_env.REPLICAS] = str(given.replicas)
-    if here > 1 and not os.environ.get(_THREADS):
+    if options.replicas is not None:
+        variables[_env.REPLICAS] = str(options.replicas)
+    if here > 1 and not os.environ.get("OMP_NUM_THREADS"):
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-        variables[_THREADS] = str(max(1, cores // here))
+        variables["OMP_NUM_THREADS"] = str(max(1, cores // here))
     return [*command, *program], variables
 
 
@@ -817,31 +745,12 @@ def _num_hosts(options: Sequence[str]) -> int:
     return hosts
 
 
-def conformance(arguments: Sequence[str]) -> None:
-    """Say that pytest records what IPUs do.
-
-    Args:
-        arguments: The command line, without `ipufit conformance`.
-
-    Raises:
-        SystemExit: Always, with 2.
-    """
-    sys.stderr.write(
-        "ipufit conformance: the probes are tests now. In a clone of ipufit, with its "
-        "development packages (pip install -e '.[dev]'), run\n"
-        "    pytest tests/conformance --record FILE\n"
-        "to record what they do on this host, and --recording FILE to compare. See "
-        "docs/how-to/conformance.md.\n"
-    )
-    sys.exit(2)
-
-
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
-    "check": (check, "say what PopTorch would refuse in a script"),
-    "compile": (compile_, "compile a script's programs, run none"),
-    "conformance": (conformance, "say how to record what IPUs do"),
-    "doctor": (doctor.main, "say what is installed, and what is missing"),
-    "launch": (launch, "run a script in several processes"),
-    "plan": (plan, "say what a script's fit takes of IPUs, run none of it"),
+COMMANDS: dict[str, Command] = {
+    "check": check,
+    "compile": compile_,
+    "conformance": conformance,
+    "doctor": doctor.main,
+    "launch": launch,
+    "plan": plan,
 }
-"""Name of a command -> the function that takes its arguments, and what it does."""
+"""The functions of the commands, by their names."""

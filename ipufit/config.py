@@ -12,7 +12,8 @@ import functools
 import os
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from operator import attrgetter
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 
@@ -29,7 +30,7 @@ from ._arguments import (
 )
 from ._files import as_path
 from ._poptorch import popdist, poptorch
-from .batching import BatchPlan, derive_plan
+from .batching import BatchPlan, derive_plan, most_stages
 from .distributed import ProcessInfo, get_process_info, has_group
 from .errors import ConfigError, UnknownNameError, all_suggesting
 
@@ -43,30 +44,6 @@ REST = -1
 
 _MOST_IPUS = 64
 """IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
-
-_OVERRIDABLE = (
-    "replicas",
-    "pipeline",
-    "layers_per_ipu",
-    "execution",
-    "loss_block",
-    "stochastic_rounding",
-    "partials",
-    "available_memory_proportion",
-    "num_io_tiles",
-    "overlap_io",
-    "prefetch_depth",
-)
-"""Fields that `IPUConfig(inference=...)` takes."""
-
-_ELSEWHERE = {
-    "ipus": "evaluate and predict use the stages of training, if no others are named",
-    "device_iterations": "give IPUConfig(inference_iterations=...)",
-    "micro_batch_size": "give batch_size to evaluate, predict or validation",
-    "gradient_accumulation": "inference accumulates nothing",
-    "precision": "the weights have one precision, in training and inference",
-    "float32_modules": "they have one precision, in training and inference",
-}
 
 
 class Precision(NamedTuple):
@@ -105,6 +82,116 @@ _PRECISIONS = {
     "16.32": Precision(torch.float16, torch.float32),
     "32.32": Precision(torch.float32, torch.float32),
 }
+
+
+# Fields -------------------------------------------------------------------------------
+
+
+def _field(
+    check: Callable[[str, Any], Any] | None = None,
+    setter: str = "",
+    value: str = "",
+    *,
+    phase: str = "",
+    inference: bool | str = False,
+    default: Any = None,
+    **more: Any,
+) -> Any:
+    """Declare a field of `IPUConfig`; what else depends on it is derived from this.
+
+    `IPUConfig.__post_init__` also checks fields that must fit each other.
+
+    Args:
+        check: Refuses a value; called with the field's name and the value. A default of
+            None isn't checked.
+        setter: Setter of `poptorch.Options` that the field is passed to, or
+            "_Popart." and the name of an option of PopART. The user's own options must
+            have this setting if the field isn't at its default.
+        value: Attribute of `_Program` that is passed; by default the field itself.
+        phase: "training" or "inference", if only such programs have the option.
+        inference: Whether `IPUConfig(inference=...)` takes the field; or why it
+            doesn't.
+        **more: Arguments of `dataclasses.field`.
+    """
+    metadata = {
+        "check": check,
+        "setter": setter,
+        "value": value,
+        "phase": phase,
+        "inference": inference,
+    }
+    return field(default=default, metadata=metadata, **more)
+
+
+# Checks of single values --------------------------------------------------------------
+
+
+def _are_names(value: Any) -> bool:
+    names = [value] if isinstance(value, str) else value
+    is_listed = isinstance(names, (tuple, list)) and bool(names)
+    return is_listed and all(isinstance(one, str) and one for one in names)
+
+
+def _check_names(name: str, value: Any) -> None:
+    if not _are_names(value):
+        words = "'auto', 'off'" if name == "recompute" else "'norm', 'loss'"
+        refuse(name, value, f"{words}, or names or patterns of submodules")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        refuse(name, value, "True or False")
+
+
+def _check_tiles(name: str, value: Any) -> None:
+    if not is_number(value, is_whole=True) or value not in range(32, 193, 2):
+        refuse(name, value, "an even number from 32 to 192")
+
+
+def _check_seed(name: str, value: Any) -> None:
+    if not is_number(value, is_whole=True) or not -(2**63) <= value < 2**64:
+        refuse(name, value, "a whole number of 64 bits")
+
+
+def _check_path(name: str, value: Any) -> None:
+    as_path(value, name)
+
+
+def _check_precision(name: str, value: Any) -> None:
+    if "bf" in shown(value).lower():
+        refuse(name, value, "'float16', as IPUs have no bfloat16")
+    check_choice(name, value, _PRECISIONS)
+
+
+def _one_of(*choices: str | None) -> Callable[[str, Any], Any]:
+    return partial(check_choice, choices=choices)
+
+
+def _check_inference(name: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"inference={shown(given)} is no mapping: give values by the names of "
+            'fields, as in inference={"execution": "sharded"}.'
+        )
+    entries = {entry.name: entry.metadata["inference"] for entry in fields(IPUConfig)}
+    for field_name in given:
+        entry = entries.get(field_name, False)
+        if isinstance(entry, str):
+            raise ConfigError(f"inference has {field_name!r}: {entry}.")
+        if not entry:
+            known = [known for known, entry in entries.items() if entry is True]
+            raise UnknownNameError("field of inference", str(field_name), known)
+    if given.get("pipeline") == _AUTO:
+        raise ConfigError(
+            "inference has pipeline='auto': evaluate and predict use the stages of "
+            "training, if nothing else is given. Name others, or give None for one IPU."
+        )
+
+
+_COUNT = partial(check_whole, least=1)
+_PARTIALS = {None: None, "half": torch.half, "float": torch.float}
+_OPTIONS = partial(check_instance, kind=poptorch.Options)
+_LOCATION = "TensorLocations.setOptimizerLocation"
 
 
 @all_suggesting
@@ -208,44 +295,120 @@ class IPUConfig:
         10
     """
 
-    micro_batch_size: int | None = None
-    gradient_accumulation: int | None = None
-    replicas: int | None = None
-    device_iterations: int | None = None
-    inference_iterations: int | None = None
-    pipeline: Any = None
-    layers_per_ipu: Sequence[int] | Mapping[str, Sequence[int]] | None = field(
-        default=None, hash=False
+    micro_batch_size: int | None = _field(
+        _COUNT, inference="give batch_size to evaluate, predict or validation"
     )
-    ipus: int | str | None = None
-    execution: str = "pipelined"
-    loss_block: str | None = None
-    precision: str = "float32"
-    float32_modules: str | Sequence[str] | None = None
-    stochastic_rounding: bool | None = None
-    partials: str | None = None
-    offload_optimizer: bool = False
-    shard_optimizer: bool = False
-    recompute: str | Sequence[str] | None = None
-    available_memory_proportion: float | Sequence[float] | None = None
-    num_io_tiles: int | None = None
-    overlap_io: str | None = None
-    prefetch_depth: int | None = None
-    seed: int | None = None
-    process_id: int | None = None
-    num_processes: int | None = None
-    num_workers: int = 0
-    loader_mode: str = "sync"
-    profile_dir: str | None = None
-    cache_dir: str | os.PathLike[str] | None = None
-    offline: bool = False
-    inference: Mapping[str, Any] | None = field(default=None, hash=False)
-    customize: Customize | None = None
-    training_options: poptorch.Options | None = None
-    inference_options: poptorch.Options | None = None
+    gradient_accumulation: int | None = _field(
+        _COUNT,
+        "Training.gradientAccumulation",
+        "plan.gradient_accumulation",
+        phase="training",
+        inference="inference accumulates nothing",
+    )
+    replicas: int | None = _field(
+        _COUNT, "replicationFactor", "plan.replicas", inference=True
+    )
+    device_iterations: int | None = _field(
+        _COUNT,
+        "deviceIterations",
+        "plan.device_iterations",
+        phase="training",
+        inference="give IPUConfig(inference_iterations=...)",
+    )
+    inference_iterations: int | None = _field(
+        _COUNT, "deviceIterations", "plan.device_iterations", phase="inference"
+    )
+    pipeline: Any = _field(inference=True)
+    layers_per_ipu: Sequence[int] | Mapping[str, Sequence[int]] | None = _field(
+        inference=True, hash=False
+    )
+    ipus: int | str | None = _field(
+        inference="evaluate and predict use the stages of training, if no others are "
+        "named"
+    )
+    execution: str = _field(
+        _one_of("pipelined", "sharded"),
+        "setExecutionStrategy",
+        "strategy",
+        inference=True,
+        default="pipelined",
+    )
+    loss_block: str | None = _field(partial(check_instance, kind=str), inference=True)
+    precision: str = _field(
+        _check_precision,
+        "Precision.enableStochasticRounding",
+        "rounds_at_random",
+        phase="training",
+        inference="the weights have one precision, in training and inference",
+        default="float32",
+    )
+    float32_modules: str | Sequence[str] | None = _field(
+        _check_names, inference="they have one precision, in training and inference"
+    )
+    stochastic_rounding: bool | None = _field(
+        _check_flag,
+        "Precision.enableStochasticRounding",
+        "rounds_at_random",
+        inference=True,
+    )
+    partials: str | None = _field(
+        _one_of(*_PARTIALS),
+        "Precision.setPartialsType",
+        "partials_type",
+        inference=True,
+    )
+    offload_optimizer: bool = _field(
+        _check_flag, _LOCATION, "optimizer_location", phase="training", default=False
+    )
+    shard_optimizer: bool = _field(
+        _check_flag, _LOCATION, "optimizer_location", phase="training", default=False
+    )
+    recompute: str | Sequence[str] | None = _field(
+        _check_names, "_Popart.autoRecomputation", "recomputation", phase="training"
+    )
+    available_memory_proportion: float | Sequence[float] | None = _field(
+        None, "setAvailableMemoryProportion", "memory_proportions", inference=True
+    )
+    num_io_tiles: int | None = _field(
+        _check_tiles, "TensorLocations.numIOTiles", inference=True
+    )
+    overlap_io: str | None = _field(
+        _one_of(None, "accumulation", "device_iterations"),
+        "setExecutionStrategy",
+        "strategy",
+        inference=True,
+    )
+    prefetch_depth: int | None = _field(
+        _COUNT, "_Popart.defaultPrefetchBufferingDepth", inference=True
+    )
+    seed: int | None = _field(_check_seed, "randomSeed")
+    process_id: int | None = _field(check_whole)
+    num_processes: int | None = _field(_COUNT)
+    num_workers: int = _field(check_whole, default=0)
+    loader_mode: str = _field(
+        _one_of("sync", "async", "async_rebatched"), default="sync"
+    )
+    profile_dir: str | None = _field(
+        _check_path, "enableProfiling", "profile_dir", phase="training"
+    )
+    cache_dir: str | os.PathLike[str] | None = _field(
+        _check_path, "enableExecutableCaching", "cache_dir"
+    )
+    offline: bool = _field(
+        _check_flag, "useOfflineIpuTarget", "ipu_version", default=False
+    )
+    inference: Mapping[str, Any] | None = _field(_check_inference, hash=False)
+    customize: Customize | None = _field(check_function)
+    training_options: poptorch.Options | None = _field(_OPTIONS)
+    inference_options: poptorch.Options | None = _field(_OPTIONS)
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        for entry in fields(self):
+            check, given = entry.metadata["check"], getattr(self, entry.name)
+            if check is not None and not (given is None and entry.default is None):
+                check(entry.name, given)
+        if self.inference is not None:
+            object.__setattr__(self, "inference", dict(self.inference))
         _check_process(self)
         _check_stages(self)
         _check_layers(self)
@@ -259,9 +422,7 @@ class IPUConfig:
                 f"{self.precision!r} everything is float32: give precision='16.16' or "
                 "'16.32', or leave float32_modules out."
             )
-        if self.inference is not None:
-            object.__setattr__(self, "inference", _checked_inference(self.inference))
-            self._for_inference  # noqa: B018 - checks its fields, too
+        self.inference_config  # noqa: B018 - checks its fields, too
 
     def __repr__(self) -> str:
         """Show the class, and the fields that aren't at their defaults."""
@@ -584,9 +745,8 @@ class IPUConfig:
         if config.stages:
             least = forward_stages(config) if config.is_pipelined else 1
         elif config.pipeline is not None:
-            # The stages of a strategy are unknown, but training with G micro-batches
-            # per update allows at most (G + 1) / 2 of them.
-            least = ((config.gradient_accumulation or 1) + 1) // 2
+            # The stages of a strategy are unknown, but training sets a limit to them.
+            least = most_stages(config.gradient_accumulation or 1)
         iterations = max(iterations, least, own_stages)
         return derive_plan(
             batch_size,
@@ -635,11 +795,8 @@ class IPUConfig:
             ConfigError: The user's own options ask for sums of outputs, or `customize`
                 changes what the plan is made of.
         """
-        own = self.training_options
-        if own is None:
-            options = _derived(self, plan, is_training=True, own_stages=own_stages)
-        else:
-            options = _own_options(self, own)
+        program = _Program.of(self, plan, "training", own_stages)
+        options = _options_of(program, self.training_options)
         training, mode = options.Training, poptorch.OutputMode
         if sums_gradients:
             training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
@@ -668,13 +825,8 @@ class IPUConfig:
 
         The user's own options, or `customize`, may choose another output mode.
         """
-        own = self.inference_options
-        if own is None:
-            # The model's own blocks are a pipeline if there is a micro-batch for each.
-            is_short = plan.device_iterations == 1
-            options = _derived(self, plan, is_training=False, is_short=is_short)
-        else:
-            options = _own_options(self, own)
+        program = _Program.of(self, plan, "inference")
+        options = _options_of(program, self.inference_options)
         if options.defaultOutputMode():
             options.outputMode(poptorch.OutputMode.All)
         return _customized(self, options, is_training=False)
@@ -721,84 +873,6 @@ def _process_of(config: IPUConfig) -> ProcessInfo:
 
 
 # Checks of fields ---------------------------------------------------------------------
-
-
-def _are_names(value: Any) -> bool:
-    names = [value] if isinstance(value, str) else value
-    is_listed = isinstance(names, (tuple, list)) and bool(names)
-    return is_listed and all(isinstance(one, str) and one for one in names)
-
-
-def _check_names(name: str, value: Any) -> None:
-    if not _are_names(value):
-        words = "'auto', 'off'" if name == "recompute" else "'norm', 'loss'"
-        refuse(name, value, f"{words}, or names or patterns of submodules")
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        refuse(name, value, "True or False")
-
-
-def _check_tiles(name: str, value: Any) -> None:
-    if not is_number(value, is_whole=True) or value not in range(32, 193, 2):
-        refuse(name, value, "an even number from 32 to 192")
-
-
-def _check_seed(name: str, value: Any) -> None:
-    if not is_number(value, is_whole=True) or not -(2**63) <= value < 2**64:
-        refuse(name, value, "a whole number of 64 bits")
-
-
-def _check_path(name: str, value: Any) -> None:
-    as_path(value, name)
-
-
-_COUNT = partial(check_whole, least=1)
-_OPTIONS = partial(check_instance, kind=poptorch.Options)
-_RULES: dict[str, Callable[[str, Any], Any]] = {
-    "micro_batch_size": _COUNT,
-    "gradient_accumulation": _COUNT,
-    "inference_iterations": _COUNT,
-    "replicas": _COUNT,
-    "device_iterations": _COUNT,
-    "num_processes": _COUNT,
-    "prefetch_depth": _COUNT,
-    "precision": partial(check_choice, choices=_PRECISIONS),
-    "execution": partial(check_choice, choices=("pipelined", "sharded")),
-    "loader_mode": partial(check_choice, choices=("sync", "async", "async_rebatched")),
-    "partials": partial(check_choice, choices=(None, "half", "float")),
-    "overlap_io": partial(
-        check_choice, choices=(None, "accumulation", "device_iterations")
-    ),
-    "num_workers": check_whole,
-    "offload_optimizer": _check_flag,
-    "shard_optimizer": _check_flag,
-    "offline": _check_flag,
-    "stochastic_rounding": _check_flag,
-    "num_io_tiles": _check_tiles,
-    "recompute": _check_names,
-    "float32_modules": _check_names,
-    "cache_dir": _check_path,
-    "customize": check_function,
-    "loss_block": partial(check_instance, kind=str),
-    "profile_dir": _check_path,
-    "seed": _check_seed,
-    "process_id": check_whole,
-    "training_options": _OPTIONS,
-    "inference_options": _OPTIONS,
-}
-"""Check of a field's value, by the field's name."""
-
-
-def _check_fields(config: IPUConfig) -> None:
-    for one in fields(config):
-        value = getattr(config, one.name)
-        if one.name not in _RULES or (value is None and one.default is None):
-            continue
-        if one.name == "precision" and "bf" in shown(value).lower():
-            refuse(one.name, value, "'float16', as IPUs have no bfloat16")
-        _RULES[one.name](one.name, value)
 
 
 def _check_process(config: IPUConfig) -> None:
@@ -969,6 +1043,12 @@ def _memory_proportions(config: IPUConfig) -> dict[str, float]:
     return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
 
 
+def _is_ready_pipeline(config: IPUConfig) -> bool:
+    """Return whether it is PopTorch's pipelined strategy, and not its sharded one."""
+    is_sharded = isinstance(config.pipeline, poptorch.ShardedExecution)
+    return isinstance(config.pipeline, poptorch.PipelinedExecution) and not is_sharded
+
+
 def _check_memory(config: IPUConfig) -> None:
     has_stages = bool(config.stages) or config.has_open_stages
     is_pipeline = has_stages and config.execution != "sharded"
@@ -990,214 +1070,184 @@ def _check_memory(config: IPUConfig) -> None:
         )
 
 
-def _is_ready_pipeline(config: IPUConfig) -> bool:
-    """Return whether it is PopTorch's pipelined strategy, and not its sharded one."""
-    is_sharded = isinstance(config.pipeline, poptorch.ShardedExecution)
-    return isinstance(config.pipeline, poptorch.PipelinedExecution) and not is_sharded
-
-
-def _checked_inference(given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"inference={shown(given)} is no mapping: give values by the names of "
-            'fields, as in inference={"execution": "sharded"}.'
-        )
-    for name in given:
-        if name in _ELSEWHERE:
-            raise ConfigError(f"inference has {name!r}: {_ELSEWHERE[name]}.")
-        if name not in _OVERRIDABLE:
-            raise UnknownNameError("field of inference", str(name), _OVERRIDABLE)
-    if given.get("pipeline") == _AUTO:
-        raise ConfigError(
-            "inference has pipeline='auto': evaluate and predict use the stages of "
-            "training, if nothing else is given. Name others, or give None for one IPU."
-        )
-    return dict(given)
-
-
 # Options that a config stands for -----------------------------------------------------
 
 
-def _derived(
-    config: IPUConfig,
-    plan: BatchPlan,
-    *,
-    is_training: bool,
-    own_stages: int = 1,
-    is_short: bool = False,
-) -> poptorch.Options:
-    """Build the options of a program.
+class _Program(NamedTuple):
+    """A program, and the values that its options have by the config's fields.
 
-    Args:
-        config: The config.
+    None as a value leaves an option at PopTorch's default.
+
+    Attributes:
+        config: Its config: for inference, with the changes of `inference`.
         plan: The factors of a call.
-        is_training: Whether the program trains.
+        phase: "training" or "inference".
+        rounds_at_random: Whether it rounds stochastically.
         own_stages: Stages of blocks that the model begins itself.
-        is_short: As for `_strategy_of`.
     """
-    rounds = config.rounds_at_random
-    if not is_training:
+
+    config: IPUConfig
+    plan: BatchPlan
+    phase: str
+    rounds_at_random: bool | None
+    own_stages: int = 1
+
+    @classmethod
+    def of(
+        cls, config: IPUConfig, plan: BatchPlan, phase: str, own_stages: int = 1
+    ) -> _Program:
+        """Return a program of the user's config."""
+        if phase == "training":
+            return cls(config, plan, phase, config.rounds_at_random, own_stages)
         rounds = (config.inference or {}).get("stochastic_rounding")
-        config = config.inference_config
-    if config.process.launcher == "poprun":
-        # PopDist has set replicas and process in its own, and refuses to be told.
-        options: poptorch.Options = popdist().poptorch.Options()
-    else:
-        options = poptorch.Options()
-        options.replicationFactor(plan.replicas)
-        _set_process(options, config.process)
-    options.deviceIterations(plan.device_iterations)
-    options.autoRoundNumIPUs(True)
-    options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
-    # Schedulers of torch add attributes to the optimiser; each would be a warning.
-    options.relaxOptimizerAttributesChecks(True)
-    strategy = _strategy_of(config, is_short=is_short)
-    if strategy is not None:
-        options.setExecutionStrategy(strategy)
-    proportions = _memory_proportions(config)
-    if proportions:
-        options.setAvailableMemoryProportion(proportions)
-    if config.offload_optimizer or config.shard_optimizer:
+        return cls(config.inference_config, plan, phase, rounds)
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that runs the stages."""
+        config = self.config
+        if config.has_open_stages:
+            raise ConfigError(
+                "pipeline='auto' stands for stages that are chosen when a model gets "
+                "data. Options can be made of config.resolved(model, x), which has "
+                "their names."
+            )
+        stages, is_pipelined = config.placement, config.is_pipelined
+        if stages is None:
+            # The model's own blocks are a pipeline if there is a micro-batch for each.
+            is_short = self.phase == "inference" and self.plan.device_iterations == 1
+            is_default = is_pipelined and not is_short
+            return None if is_default else poptorch.ShardedExecution()
+        if not isinstance(stages, (tuple, list)):
+            return stages
+        kind: Any = poptorch.ShardedExecution
+        if is_pipelined:
+            kind = poptorch.PipelinedExecution
+        return kind(
+            *(
+                stage
+                if isinstance(stage, poptorch.Stage)
+                else poptorch.Stage(*_stage_names(stage)).ipu(index)
+                for index, stage in enumerate(stages)
+            )
+        )
+
+    @property
+    def recomputation(self) -> int | None:
+        """PopART's kind of recomputation (`sessionoptions.hpp`, `RecomputationType`).
+
+        PopTorch recomputes in pipelines over several IPUs only (`Compiler.cpp`). PopART
+        has one kind for pipelines, and refuses it on one IPU; the other kinds have no
+        effect in a pipeline (`ir.cpp`, `recompute.cpp`).
+        """
+        none, standard, pipeline, recompute_all = 0, 1, 3, 4
+        config = self.config
+        if config.recompute is None:
+            return None
+        if config.recompute == "off":
+            return none
+        if _is_ready_pipeline(config):
+            return None  # only PopTorch knows its IPUs
+        has_stages = len(set(config.stage_ipus)) > 1 or self.own_stages > 1
+        if config.is_pipelined and has_stages:
+            return pipeline
+        return standard if config.recompute == "auto" else recompute_all
+
+    @property
+    def optimizer_location(self) -> Any:
+        """Where the optimizer's state is kept."""
+        config = self.config
+        if not (config.offload_optimizer or config.shard_optimizer):
+            return None
         location = poptorch.TensorLocationSettings()
         if config.offload_optimizer:
             location.useOnChipStorage(False)
         if config.shard_optimizer:
             location.useReplicatedTensorSharding(True)
-        options.TensorLocations.setOptimizerLocation(location)
-    if config.num_io_tiles is not None:
-        options.TensorLocations.numIOTiles(config.num_io_tiles)
-    if config.prefetch_depth is not None:
-        options._Popart.set("defaultPrefetchBufferingDepth", config.prefetch_depth)
-    if config.partials is not None:
-        is_half = config.partials == "half"
-        options.Precision.setPartialsType(torch.half if is_half else torch.float)
-    kind = _recomputation(config, own_stages)
-    if kind is not None:
-        options._Popart.set("autoRecomputation", kind)
-    if config.cache_dir is not None:
-        options.enableExecutableCaching(str(config.cache_dir))
-    if config.offline:
-        options.useOfflineIpuTarget(_env.compile_for())
-    _set_seed(options, config.seed)
-    if rounds is not None:
-        options.Precision.enableStochasticRounding(rounds)
-    if is_training:
-        options.Training.gradientAccumulation(plan.gradient_accumulation)
-        if config.profile_dir is not None and config.process.is_first:
-            options.enableProfiling(config.profile_dir)
-    return options
+        return location
+
+    @property
+    def partials_type(self) -> Any:
+        """The type of sums in convolutions and matrix products."""
+        return _PARTIALS[self.config.partials]
+
+    @property
+    def memory_proportions(self) -> dict[str, float] | None:
+        """The share of each IPU's memory for temporary data."""
+        return _memory_proportions(self.config) or None
+
+    @property
+    def profile_dir(self) -> str | None:
+        """The directory of reports; one process writes them."""
+        config = self.config
+        return config.profile_dir if config.process.is_first else None
+
+    @property
+    def cache_dir(self) -> str | None:
+        """The directory of compiled programs."""
+        path = self.config.cache_dir
+        return None if path is None else str(path)
+
+    @property
+    def ipu_version(self) -> int | None:
+        """The version of the IPUs that aren't there."""
+        return _env.compile_for() if self.config.offline else None
+
+    def options(self) -> Iterator[tuple[str, str, Any]]:
+        """Yield the field, PopTorch's setter and its argument of each option."""
+        for entry in fields(self.config):
+            setter, phase = entry.metadata["setter"], entry.metadata["phase"]
+            if setter and phase in ("", self.phase):
+                value = entry.metadata["value"] or f"config.{entry.name}"
+                argument = attrgetter(value)(self)
+                if argument is not None:
+                    yield entry.name, setter, argument
 
 
-def _strategy_of(config: IPUConfig, *, is_short: bool) -> Any:
-    """Choose the strategy that runs the stages; None for PopTorch's default.
-
-    Args:
-        config: The config with the stages.
-        is_short: Whether a call has too few micro-batches to pipeline the blocks of a
-            model without a pipeline.
-    """
-    if config.has_open_stages:
-        raise ConfigError(
-            "pipeline='auto' stands for stages that are chosen when a model gets data. "
-            "Options can be made of config.resolved(model, x), which has their names."
-        )
-    given, is_pipelined = config.placement, config.is_pipelined
-    if given is None:
-        return None if is_pipelined and not is_short else poptorch.ShardedExecution()
-    if not isinstance(given, (tuple, list)):
-        return given
-    kind = poptorch.PipelinedExecution if is_pipelined else poptorch.ShardedExecution
-    return kind(
-        *(
-            stage
-            if isinstance(stage, poptorch.Stage)
-            else poptorch.Stage(*_stage_names(stage)).ipu(index)
-            for index, stage in enumerate(given)
-        )
-    )
-
-
-# PopART's RecomputationType (`willow/include/popart/sessionoptions.hpp`).
-_NO_RECOMPUTATION, _STANDARD, _PIPELINE, _RECOMPUTE_ALL = 0, 1, 3, 4
-
-
-def _recomputation(config: IPUConfig, own_stages: int) -> int | None:
-    """Choose PopART's kind of recomputation; None for PopTorch's choice.
-
-    PopTorch recomputes in pipelines over several IPUs only (`Compiler.cpp`). PopART has
-    one kind for pipelines, and refuses it on one IPU; the other kinds have no effect in
-    a pipeline (`ir.cpp`, `recompute.cpp`).
-    """
-    if config.recompute is None:
-        return None
-    if config.recompute == "off":
-        return _NO_RECOMPUTATION
-    if _is_ready_pipeline(config):
-        return None  # only PopTorch knows its IPUs
-    has_stages = len(set(config.stage_ipus)) > 1 or own_stages > 1
-    if config.is_pipelined and has_stages:
-        return _PIPELINE
-    return _STANDARD if config.recompute == "auto" else _RECOMPUTE_ALL
-
-
-def _set_process(options: poptorch.Options, process: ProcessInfo) -> None:
-    """Set the index of this process in options, unless they are PopDist's."""
-    given = options.Distributed
-    if (given.processId, given.numProcesses) != (process.index, process.count):
-        given.configureProcessId(process.index, process.count)
-
-
-def _set_seed(options: poptorch.Options, seed: int | None) -> None:
-    """Seed the device, and restore torch's generator, which PopTorch seeds too.
-
-    PopTorch takes numbers without a sign.
-    """
-    if seed is not None:
+def _set(options: poptorch.Options, setter: str, argument: Any) -> None:
+    """Call a setter of options, named as for `_field`."""
+    if setter == "replicationFactor" and options.replication_factor == argument:
+        return  # PopDist has set it in its own options, and refuses to be told
+    section, _, name = setter.rpartition(".")
+    if section == "_Popart":
+        options._Popart.set(name, argument)
+    elif name == "randomSeed":
+        # PopTorch takes numbers without a sign, and seeds torch's generator, too.
         with torch.random.fork_rng(devices=[]):
-            options.randomSeed(seed % 2**64)
+            options.randomSeed(argument % 2**64)
+    else:
+        attrgetter(setter)(options)(argument)
+
+
+def _options_of(program: _Program, own: poptorch.Options | None) -> poptorch.Options:
+    """Make the options of a program, or copy the user's own, for this process."""
+    process = program.config.process
+    if own is not None:
+        options = own.clone()
+    elif process.launcher == "poprun":
+        options = popdist().poptorch.Options()
+    else:
+        options = poptorch.Options()
+    distributed = options.Distributed
+    if (distributed.processId, distributed.numProcesses) != (
+        process.index,
+        process.count,
+    ):
+        distributed.configureProcessId(process.index, process.count)
+    options.autoRoundNumIPUs(True)  # a device has a power of two of them
+    for name, setter, argument in program.options():
+        if own is None or (name == "seed" and not own.exists("random_seed")):
+            _set(options, setter, argument)
+    if own is None:
+        options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
+        # Schedulers of torch add attributes to the optimizer; each would be a warning.
+        options.relaxOptimizerAttributesChecks(True)
+    return options
 
 
 # The user's own options, and customize ------------------------------------------------
 #
 # PopTorch has no public getters for most settings; `Options.toDict()` shows them all.
-
-_ROUNDING = "Precision.enableStochasticRounding", "enableStochasticRounding"
-_LOCATION = "TensorLocations.setOptimizerLocation", "location_optimizer"
-_STRATEGY = "setExecutionStrategy", "execution_mode"
-_ITERATIONS = "deviceIterations", "device_iterations"
-_PREFETCH = "defaultPrefetchBufferingDepth"
-
-_FOR_TRAINING: dict[str, tuple[str, ...]] = {
-    "gradient_accumulation": ("Training.gradientAccumulation", "gradient_accumulation"),
-    "device_iterations": _ITERATIONS,
-    "offload_optimizer": _LOCATION,
-    "shard_optimizer": _LOCATION,
-    "precision": _ROUNDING,
-    "profile_dir": ("enableProfiling", "engineOptions"),
-    "recompute": ("_Popart.set('autoRecomputation')", "autoRecomputation"),
-}
-_FOR_INFERENCE: dict[str, tuple[str, ...]] = {"inference_iterations": _ITERATIONS}
-_FOR_BOTH: dict[str, tuple[str, ...]] = {
-    "replicas": ("replicationFactor", "replication_factor"),
-    "execution": _STRATEGY,
-    "overlap_io": _STRATEGY,
-    "available_memory_proportion": (
-        "setAvailableMemoryProportion",
-        "available_memory_proportion",
-    ),
-    "partials": (
-        "Precision.setPartialsType",
-        "partialsTypeMatMuls",
-        "convolutionOptions",
-    ),
-    "stochastic_rounding": _ROUNDING,
-    "num_io_tiles": ("TensorLocations.numIOTiles", "numIOTiles"),
-    "prefetch_depth": (f"_Popart.set('{_PREFETCH}')", _PREFETCH),
-    "cache_dir": ("enableExecutableCaching", "enableEngineCaching", "cachePath"),
-    "offline": ("useOfflineIpuTarget", "ipu_version"),
-    "seed": ("randomSeed", "random_seed"),
-}
-"""Fields that options are made of: PopTorch's setter, and names in `toDict`."""
 
 _PLANNED = {
     "deviceIterations": "device_iterations",
@@ -1216,12 +1266,16 @@ def _settings_of(options: poptorch.Options) -> dict[str, Any]:
     """Return all settings of options by PopTorch's names, with an output mode."""
     if options.defaultOutputMode():
         options = options.clone().outputMode(poptorch.OutputMode.All)
-    return options.toDict()
+    # The function that draws PopTorch's bar may be another one each time.
+    return {key: one for key, one in options.toDict().items() if not callable(one)}
 
 
 def _take_own_options(config: IPUConfig) -> None:
     """Copy a config's own options, unless they contradict a field."""
-    for name in ("training_options", "inference_options"):
+    for name, iterations in (
+        ("training_options", config.device_iterations),
+        ("inference_options", config.inference_iterations),
+    ):
         own = getattr(config, name)
         if own is None:
             continue
@@ -1231,34 +1285,32 @@ def _take_own_options(config: IPUConfig) -> None:
                 f"whole: leave {name} out, or change them before you give them."
             )
         object.__setattr__(config, name, own.clone())
-        is_training = name == "training_options"
-        iterations = (
-            config.device_iterations if is_training else config.inference_iterations
-        )
-        plan = BatchPlan(
-            1,
-            config.gradient_accumulation or 1,
-            config.own_replicas,
-            device_iterations=iterations or 1,
-        )
-        made = {**(_FOR_TRAINING if is_training else _FOR_INFERENCE), **_FOR_BOTH}
-        derived = _derived(config, plan, is_training=is_training)
-        has, asks = _settings_of(own), _settings_of(derived)
-        defaults = {one.name: one.default for one in fields(config)}
-        for one, (setter, *keys) in made.items():
-            value = getattr(config, one)
-            wrong = [key for key in keys if not _holds(has.get(key), asks.get(key))]
-            if one == "seed" and "random_seed" not in has:
-                wrong = []  # the config's is added
-            if wrong and value != defaults[one]:
-                key = wrong[0]
-                raise ConfigError(
-                    f"{one}={value!r}, but {name} have {key}={has.get(key)!r} where "
-                    f"that makes it {asks.get(key)!r}. Own options are taken whole: "
-                    f"call options.{setter}(...) on them and leave {one} at its "
-                    "default; or give customize=, a function that changes the options "
-                    f"which ipufit makes, instead of {name}."
-                )
+        accumulation, replicas = config.gradient_accumulation or 1, config.own_replicas
+        plan = BatchPlan(1, accumulation, replicas, device_iterations=iterations or 1)
+        program = _Program.of(config, plan, name.partition("_")[0])
+        has = _settings_of(own)
+        defaults = {entry.name: entry.default for entry in fields(config)}
+        for field_name, setter, argument in program.options():
+            value = getattr(config, field_name)
+            is_added = field_name == "seed" and not own.exists("random_seed")
+            if value == defaults[field_name] or is_added:
+                continue
+            changed = own.clone()
+            _set(changed, setter, argument)
+            for key, asked in _settings_of(changed).items():
+                if not _holds(has.get(key), asked):
+                    option = setter.partition("_Popart.")[2]
+                    call = (
+                        f"_Popart.set({option!r}, ...)" if option else f"{setter}(...)"
+                    )
+                    raise ConfigError(
+                        f"{field_name}={value!r}, but {name} have {key}="
+                        f"{has.get(key)!r} where that makes it {asked!r}. Own options "
+                        f"are taken whole: call options.{call} on them and leave "
+                        f"{field_name} at its default; or give customize=, a function "
+                        f"that changes the options which ipufit makes, instead of "
+                        f"{name}."
+                    )
 
 
 def _holds(has: Any, asked: Any) -> bool:
@@ -1266,16 +1318,6 @@ def _holds(has: Any, asked: Any) -> bool:
     if isinstance(has, dict) and isinstance(asked, dict):
         return all(has.get(key) == value for key, value in asked.items())
     return bool(has == asked) or (has is None and not asked)
-
-
-def _own_options(config: IPUConfig, own: poptorch.Options) -> poptorch.Options:
-    """Copy the user's own options, for this process."""
-    options = own.clone()
-    _set_process(options, config.process)
-    options.autoRoundNumIPUs(True)  # a device has a power of two of them
-    if not options.exists("random_seed"):
-        _set_seed(options, config.seed)
-    return options
 
 
 def _customized(

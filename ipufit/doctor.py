@@ -81,19 +81,12 @@ def examine() -> tuple[Finding, ...]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the findings, and exit with 1 if something is wrong.
+    """Say what is installed, and what is missing.
 
-    Args:
-        arguments: The command line, without `ipufit doctor`.
-
-    Raises:
-        SystemExit: Always.
+    Which PopTorch is used, and why, is said, too. The exit status is 1 if models can't
+    run as was asked.
     """
-    parser = argparse.ArgumentParser(
-        prog="ipufit doctor",
-        description="Say what is installed, which PopTorch is used and why, and what "
-        "is missing. The exit status is 1 if models can't run as was asked.",
-    )
+    parser = argparse.ArgumentParser(prog="ipufit doctor", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="print data for programs")
     given = parser.parse_args(arguments)
     found = examine()

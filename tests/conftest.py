@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from ipufit.emulator.core.pod import held_ipus
-from tests import modes, processes
+from tests import modes
+from tests import pool as pools
 
 SEED = 20230601
 GRACE_SECONDS = 30.0
@@ -179,14 +180,14 @@ def _origin(one):
 
 @pytest.fixture
 def unsynced(monkeypatch):
-    """Files aren't flushed: tests/checkpoint has what pulls the plug."""
+    """Files aren't flushed: tests/files has what pulls the plug."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
 def moves(monkeypatch):
-    """Counts what goes between host and device: `Moves` of tests/engine/counting.py."""
-    from tests.engine.counting import Moves
+    """Counts what goes between host and device: `Moves` of tests/fit/counting.py."""
+    from tests.fit.counting import Moves
 
     watching = Moves().watch(monkeypatch)
     yield watching
@@ -195,5 +196,5 @@ def moves(monkeypatch):
 
 @pytest.fixture(scope="session")
 def pool(request):
-    """Processes that run functions together: see `tests/processes.py`."""
-    yield from processes.make_pool(request.config.getoption("emulator_mode"))
+    """Processes that run functions together: see `tests/pool.py`."""
+    yield from pools.make_pool(request.config.getoption("emulator_mode"))

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import Structure, leaves_of, map_tensors
+from ipufit.batching import most_stages
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import NOTHING, Labels, SampleStructure
 from ipufit.engine.metric_state import (
@@ -702,7 +703,7 @@ def _refuse_short_pipeline(error: poptorch.Error) -> None:
         return
     least = int(found[1])
     is_training = "gradientAccumulation" in str(error)
-    stages = (least + 1) // 2 if is_training else least
+    stages = most_stages(least) if is_training else least
     way = (
         f"training keeps {least} micro-batches in flight: use "
         f"IPUConfig(gradient_accumulation={least}) or more, or a larger batch_size,"

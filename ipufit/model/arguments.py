@@ -24,7 +24,7 @@ from ipufit.config import IPUConfig
 from ipufit.data.datasets import Source
 from ipufit.data.sources import StreamSource
 from ipufit.distributed import Processes
-from ipufit.engine.objective import Objective
+from ipufit.engine.objective import Objective, StepFunction, Steps, checked_step
 from ipufit.errors import ConfigError, DataError, UnsupportedError
 from ipufit.losses import check_smoothing
 from ipufit.mixing import Mixing
@@ -38,7 +38,7 @@ class CompileSettings:
     Attributes:
         objective: Losses and metrics of `evaluate` and of validations.
         trained: Losses and metrics of `fit`.
-        optimization: The optimiser and its schedule.
+        optimization: The optimizer and its schedule.
         average: The running average of the weights; None for none.
         mixing: Mixup and CutMix in training; None without.
         in_words: Each setting as text, which a resumed run compares.
@@ -54,9 +54,16 @@ class CompileSettings:
     arguments: Mapping[str, Any]
 
 
+_POSITIVE = (
+    *("batch_size", "steps_per_epoch", "validation_updates"),
+    *("validation_batch_size", "validation_steps"),
+)
+"""Arguments of `fit` that are None, or a whole number of 1 or more."""
+
+
 @dataclass(frozen=True, eq=False)
 class FitArguments:
-    """Arguments of `fit` on which its data, its program and its calls depend.
+    """Arguments of `fit`.
 
     Attributes:
         updates: Updates of a call, if they were chosen before; None to choose them.
@@ -66,14 +73,18 @@ class FitArguments:
     x: Any = None
     y: Any = None
     batch_size: int | None = None
+    epochs: int = 1
     callbacks: CallbackLike = None
     validation_split: float = 0.0
     validation_data: Any = None
     shuffle: bool = True
     class_weight: Mapping[int, float] | None = None
     sample_weight: Any = None
+    initial_epoch: int = 0
     steps_per_epoch: int | None = None
+    validation_steps: int | None = None
     validation_batch_size: int | None = None
+    validation_freq: int | Sequence[int] = 1
     validation_updates: int | None = None
     drop_last: bool | str = True
     updates: int | None = None
@@ -82,7 +93,7 @@ class FitArguments:
     def __post_init__(self) -> None:
         check_flags(shuffle=self.shuffle)
         check_choice("drop_last", self.drop_last, (True, False, "pad"))
-        for name in ("batch_size", "steps_per_epoch", "validation_updates"):
+        for name in _POSITIVE:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), least=1)
         if self.validation_split is not None:
@@ -94,6 +105,13 @@ class FitArguments:
         """Select these among all arguments of a `fit`, by name."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{n: value for n, value in arguments.items() if n in names})
+
+    def after_split(self, checkpoint: files.Checkpoint | None) -> FitArguments:
+        """Return the arguments for the samples that a split has left to train on."""
+        arguments = object.__new__(FitArguments)  # all are checked already
+        of_split = {"validation_split": 0.0, "checkpoint": checkpoint}
+        vars(arguments).update({**vars(self), **of_split})
+        return arguments
 
     @property
     def data(self) -> tuple[Any, Any, Any]:
@@ -288,8 +306,8 @@ def refuse_names_of_validation(
                 "metrics of validation_data. Give the scalar or metric another name."
             )
     sets_of: dict[str, str] = {}
-    for prefix, own in validated:
-        for metric in sorted(own.union(names)):
+    for prefix, metrics in validated:
+        for metric in sorted(metrics.union(names)):
             name, other = prefix + metric, sets_of.get(prefix + metric)
             if prefix and name in names:
                 other = "the training"
@@ -307,8 +325,8 @@ def with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
     if steps_per_execution is None:
         return config
     check_whole("steps_per_execution", steps_per_execution, least=1)
-    own = config.training_options
-    now = config.device_iterations if own is None else own.device_iterations
+    options, now = config.training_options, config.device_iterations
+    now = now if options is None else options.device_iterations
     if now not in (None, steps_per_execution):
         raise ConfigError(
             f"steps_per_execution={steps_per_execution}, but the config has "
@@ -370,14 +388,14 @@ class MethodStep:
     def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
         """Call the method with a batch, while `self.module` is the module."""
         owner: Any = getattr(self.method, "__self__", None)
-        own = getattr(owner, "module", module)
-        if own is module:
+        before = getattr(owner, "module", module)
+        if before is module:
             return self.method(batch)
         owner.module = module
         try:
             return self.method(batch)
         finally:
-            owner.module = own
+            owner.module = before
 
     def __eq__(self, other: object) -> bool:
         """Return whether it is the same method of the same model."""
@@ -385,3 +403,55 @@ class MethodStep:
 
     def __hash__(self) -> int:
         return hash(self.method)
+
+
+_OF_KERAS = {
+    "train_step": "training_step(self, batch), which returns the loss. Gradients and "
+    "the update are the device's",
+    "test_step": "validation_step(self, batch), which returns the loss",
+    "compute_loss": "training_step(self, batch), which returns the loss",
+    "compute_metrics": "training_step(self, batch), which returns metrics beside the "
+    "loss, {'loss': loss, 'error': error}",
+}
+"""Methods that Keras's users override, and what stands in their place."""
+
+
+def resolve_steps(
+    model: Any,
+    step: StepFunction | None,
+    validation_step: StepFunction | None,
+    predict_step: StepFunction | None,
+) -> Steps | None:
+    """Return the steps of `compile`, else methods of the model; None without a step.
+
+    Raises:
+        ConfigError: A step is no function, or the class has a method of Keras's.
+    """
+    checked_step("step", step)
+    checked_step("validation_step", validation_step)
+    checked_step("predict_step", predict_step)
+    for name, instead in _OF_KERAS.items():
+        if hasattr(type(model), name):
+            raise ConfigError(
+                f"{type(model).__name__} has Keras's method {name}(), which nothing "
+                f"calls: write {instead}."
+            )
+
+    def method(name: str) -> StepFunction | None:
+        bound = getattr(model, name, None)
+        if bound is None:
+            return None
+        checked_step(name, bound, is_method=True)
+        return MethodStep(bound)
+
+    training = step or method("training_step")
+    validation = validation_step or method("validation_step") or training
+    prediction = predict_step or method("predict_step")
+    if validation is None and prediction is None:
+        return None
+    if training is None or validation is None:
+        raise ConfigError(
+            "There is a validation_step or predict_step, and no step for training: "
+            "give compile(step=...), or the class a training_step."
+        )
+    return Steps(training, validation, prediction)

@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
 from ipufit._arguments import check_whole, shown
-from ipufit.callbacks import ProgressDisplay
 from ipufit.callbacks.measuring import throughput_line
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
-from ipufit.distributed import Processes
+from ipufit.data.datasets import Source, column_names
+from ipufit.data.random_state import HostRandomState
+from ipufit.data.sources import as_source, generated_like, generators_of, is_stream
 from ipufit.engine.loop import Inference, Training
 from ipufit.errors import DataError, UnknownNameError
+from ipufit.state import RunState
 from ipufit.types import ShownAsText
+
+from .arguments import FitArguments, InferenceArguments
+from .calls import CallPlanner
+from .copying import independent_copy
 
 _MODES = ("training", "inference")
 _DATA = {
@@ -94,48 +101,63 @@ class BenchmarkResult(ShownAsText):
         return "\n".join(lines)
 
 
-def check_arguments(
-    mode: str, data: str, calls: int, repeats: int, warmup: int
-) -> None:
-    """Refuse other words and numbers than `benchmark` knows."""
+def benchmark(
+    model: Any,
+    x: Any,
+    y: Any,
+    batch_size: int | None,
+    mode: str,
+    data: str,
+    calls: int,
+    repeats: int,
+    warmup: int,
+    verbose: int,
+) -> BenchmarkResult:
+    """Measure a copy of a model; arguments as for `IPUModel.benchmark`."""
     for name, value, known in (("mode", mode, _MODES), ("data", data, tuple(_DATA))):
         if not isinstance(value, str) or value not in known:
             raise UnknownNameError(f"{name} of benchmark()", shown(value), known)
     check_whole("calls", calls, least=1)
     check_whole("repeats", repeats, least=1)
     check_whole("warmup", warmup)
+    is_training, loading = mode == _MODES[0], model._calls.loading
+    if is_training:
+        model._calls.require_compiled()
+    with HostRandomState(generators_of(x) if is_stream(x) else ()):
+        if is_training:
+            source = as_source(x, y, **loading)
+        else:
+            source = model._inputs(x, column_names(y) or ())
+        copied = independent_copy(model, "benchmark()")
+        planner: CallPlanner = copied._calls
 
+        def planned(source: Source, fitted: FitArguments) -> Training | Inference:
+            if is_training:
+                return planner.training(source, fitted)
+            sizes = InferenceArguments(batch_size, is_open=False)
+            return planner.inference(source, planner.predicted, "predict", sizes)
 
-def measure(
-    program: Training | Inference,
-    data: str,
-    calls: int,
-    repeats: int,
-    warmup: int,
-    display: ProgressDisplay,
-    processes: Processes,
-) -> BenchmarkResult:
-    """Build a program, and time its calls; its learning rates don't change."""
-    batches, plan, loading = program.batches, program.plan, None
-    is_training, is_synthetic = isinstance(program, Training), data == "synthetic"
-    if isinstance(program, Training):
-        program.metrics.reset()
-    if is_synthetic:
-        program.options.enableSyntheticData(True)
-    began = perf_counter()
-    program.prepare(display)
-    build_seconds = perf_counter() - began
-    stream = _endless(batches)
-    if is_synthetic:
-        batch = [leaf.contiguous() for leaf in batches.example()]
-        rows = plan.samples_per_call
-        stream = itertools.repeat(Call(batch, rows, (rows,)))
-    elif data == "real" and not batches.source.is_one_shot:
-        loading = _timed(stream, warmup + calls)[warmup:]
-    count = warmup + calls * repeats
-    running = _timed(stream, count, program, is_synthetic)[warmup:]
-    times = processes.gathered((build_seconds, loading, running))
-    builds, loaders, runs = zip(*times)
+        program = planned(source, FitArguments(batch_size=batch_size))
+        plan = program.plan
+        if data != "real":  # as many samples as a call of the real ones takes
+            source = generated_like(source, plan.samples_per_call * plan.processes)
+            size, updates = plan.batch_size, plan.device_iterations
+            program = planned(source, FitArguments(batch_size=size, updates=updates))
+        run = copied._runs.running(copied, RunState(), None, verbose)
+        with run as (_, display), contextlib.closing(program.batches):
+            if isinstance(program, Training):
+                program.metrics.reset()
+            if data == "synthetic":
+                program.options.enableSyntheticData(True)
+            began = perf_counter()
+            program.prepare(display)
+            times = (
+                perf_counter() - began,
+                *_times(program, data, calls, repeats, warmup),
+            )
+            of_processes = model.processes.gathered(times)
+        copied.detach()
+    builds, loaders, runs = zip(*of_processes)
     table = np.array(runs).reshape(len(runs), repeats, calls, 6)
     samples, seconds, call_ms, low, high, mean = np.moveaxis(table, -1, 0)
     slowest = seconds.sum(axis=2).max(axis=0)  # of the processes, in each repeat
@@ -143,20 +165,37 @@ def measure(
     if loaders[0] is not None:
         loaded, loading_seconds, *_ = np.moveaxis(np.array(loaders), -1, 0)
         loader = float(loaded.sum() / loading_seconds.sum(axis=1).max())
+    latency = low.min(), mean.mean(), high.max()
     return BenchmarkResult(
-        _MODES[0] if is_training else _MODES[1],
+        mode,
         data,
         samples_per_second=float(samples.sum() / slowest.sum()),
         repeats=tuple((samples.sum(axis=(0, 2)) / slowest).tolist()),
         call_ms=Spread(*map(float, (call_ms.min(), call_ms.mean(), call_ms.max()))),
-        latency_ms=None
-        if is_synthetic
-        else Spread(*map(float, (low.min(), mean.mean(), high.max()))),
+        latency_ms=None if data == "synthetic" else Spread(*map(float, latency)),
         loader_samples_per_second=loader,
         build_seconds=max(builds),
         calls=calls,
         samples_per_call=plan.samples_per_call * plan.processes,
     )
+
+
+_Times = List[Tuple[float, ...]]
+
+
+def _times(
+    program: Training | Inference, data: str, calls: int, repeats: int, warmup: int
+) -> tuple[_Times | None, _Times]:
+    """Time the loading of calls, if there is a loader, and calls of the program."""
+    batches, loading = program.batches, None
+    stream, count = _endless(batches), warmup + calls * repeats
+    if data == "synthetic":
+        batch = [leaf.contiguous() for leaf in batches.example()]
+        rows = program.plan.samples_per_call
+        stream = itertools.repeat(Call(batch, rows, (rows,)))
+    elif data == "real" and not batches.source.is_one_shot:
+        loading = _timed(stream, warmup + calls)[warmup:]
+    return loading, _timed(stream, count, program, data == "synthetic")[warmup:]
 
 
 def _endless(batches: TrainingBatches | InferenceBatches) -> Iterator[Call]:
@@ -174,7 +213,7 @@ def _timed(
     count: int,
     program: Training | Inference | None = None,
     is_synthetic: bool = False,
-) -> list[tuple[float, ...]]:
+) -> _Times:
     """Time calls of a program, or by default their loading alone.
 
     Returns:

@@ -9,6 +9,7 @@ from typing import Any, Iterator
 
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
+from ipufit.callbacks.progress import Notes
 from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import example_of, num_trained_on, validation_sources
@@ -149,6 +150,21 @@ def build_fit(
         raise
     finally:
         before.put_back()
+
+
+def build_offline(model: Any, arguments: FitArguments, cache_dir: str) -> Build:
+    """Compile the programs of a `fit` for IPUs that may be elsewhere.
+
+    Args:
+        model: The model, which can't run any more.
+        arguments: Arguments of the `fit`.
+        cache_dir: Directory for the executables, if the config has none.
+    """
+    planner: CallPlanner = model._calls
+    planner.compile_offline(cache_dir)
+    if planner.settings is not None:
+        model.compile(**planner.settings.arguments)
+    return build_fit(planner, arguments, Notes())
 
 
 def _inference_programs(

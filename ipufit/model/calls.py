@@ -101,7 +101,7 @@ class CallPlanner:
         """Forget what was found out for the settings of the last `compile`."""
         self._output_sizes: list[tuple[Any, host_calls.OutputSize | None]] = []
         self._compared_modes: list[SampleStructure] = []  # outputs of both modes fit
-        self._built_options: tuple[object, poptorch.Options] | None = None
+        self._options: dict[tuple[str, BatchPlan, str], poptorch.Options] = {}
 
     def compile(self, config: IPUConfig, settings: CompileSettings) -> None:
         """Plan with new settings from now on."""
@@ -163,7 +163,7 @@ class CallPlanner:
         if now.pipeline != self.executors.config.pipeline:
             self.executors.place(now, in_words)
         self.config = with_stages(self.config, names)
-        self._built_options = None
+        self._options.clear()
 
     def resolved(self, config: IPUConfig, x: Any = None) -> IPUConfig:
         """Return a config with the stages it leaves open, for `config.resolved`."""
@@ -287,24 +287,33 @@ class CallPlanner:
         choice = self._updates_per_call(source, plan, arguments)
         return replace(plan, device_iterations=choice.value), choice
 
+    def _options_of(
+        self, phase: str, plan: BatchPlan, **settings: Any
+    ) -> poptorch.Options:
+        """Return the options of a program, which are made once."""
+        key = phase, plan, repr(settings)
+        if key not in self._options:
+            build: Any = self.config.build_inference_options
+            if phase == "training":
+                build = self.config.build_training_options
+            self._options[key] = build(plan, **settings)
+        return self._options[key]
+
     def _training_options(
         self, plan: BatchPlan, watched: Iterable[str] = ()
     ) -> poptorch.Options:
         settings = self.require_compiled()
         optimization = settings.optimization
-        settings_of_program: dict[str, Any] = {
-            "own_stages": own_stages(self.module, self.config),
-            "sums_gradients": settings.objective.is_sum,
-            "returns_outputs": settings.objective.is_streamed,
-            "scales_automatically": optimization.automatic_loss_scaling,
-            "divides_early": optimization.needs_running_mean,
-            "anchors": gradient_anchors(watched),
-        }
-        key = plan, settings_of_program
-        if self._built_options is None or self._built_options[0] != key:
-            options = self.config.build_training_options(plan, **settings_of_program)
-            self._built_options = key, options
-        return self._built_options[1]
+        return self._options_of(
+            "training",
+            plan,
+            own_stages=own_stages(self.module, self.config),
+            sums_gradients=settings.objective.is_sum,
+            returns_outputs=settings.objective.is_streamed,
+            scales_automatically=optimization.automatic_loss_scaling,
+            divides_early=optimization.needs_running_mean,
+            anchors=gradient_anchors(watched),
+        )
 
     def _updates_per_call(
         self, source: Source, plan: BatchPlan, arguments: FitArguments
@@ -552,7 +561,7 @@ class CallPlanner:
             all_rows = poptorch.OutputMode.All.value
             if (
                 config.customize is None
-                or config.build_inference_options(least).output_mode == all_rows
+                or self._options_of("inference", least).output_mode == all_rows
             ):
                 # All processes choose the same: process 0's data decide, and callbacks
                 # of any process. A batch that one listens to is a call.
@@ -577,7 +586,7 @@ class CallPlanner:
         def planned(
             plan: BatchPlan,
         ) -> tuple[Executors, InferenceBatches, BatchPlan, poptorch.Options, Inferred]:
-            options = config.build_inference_options(plan)
+            options = self._options_of("inference", plan)
             batches = InferenceBatches(
                 source,
                 plan,

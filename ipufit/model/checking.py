@@ -7,24 +7,33 @@ import contextlib
 import json
 import os
 import re
+import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from ipufit.batching import BatchPlan
 from ipufit.data.datasets import SampleStructure
 from ipufit.data.random_state import HostRandomState
-from ipufit.data.sources import example_of, fit_sources, generators_of
-from ipufit.engine.loop import Training, describe_coverage
-from ipufit.engine.program import Surveyed, surveyed
-from ipufit.errors import DataError, IpufitError, OtherNumbersWarning
+from ipufit.data.sources import example_of, generators_of
+from ipufit.engine.loop import Training
+from ipufit.engine.program import surveyed
+from ipufit.errors import (
+    BakedInWarning,
+    CoverageWarning,
+    DataError,
+    DroppedRowsWarning,
+    EmptyUpdatesWarning,
+    IpufitError,
+    OtherNumbersWarning,
+)
 from ipufit.types import ShownAsText
 
 from .arguments import FitArguments
-from .calls import CallPlanner
+from .calls import CallPlanner, warn_of_coverage_of_fit
+from .fitting import plan_fit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,7 +124,7 @@ class CheckReport(ShownAsText):
 
     def of(self, severity: str) -> tuple[Finding, ...]:
         """Return the findings of a severity."""
-        return tuple(one for one in self.findings if one.severity == severity)
+        return tuple(f for f in self.findings if f.severity == severity)
 
     def __str__(self) -> str:
         """Return a line for each finding, and a last one that counts them."""
@@ -132,9 +141,9 @@ class CheckReport(ShownAsText):
               "findings": []
             }
         """
-        found = [asdict(finding) for finding in self.findings]
-        data = {"title": self.title, "is_refused": self.is_refused, "findings": found}
-        return json.dumps(data, indent=2)
+        findings = [asdict(finding) for finding in self.findings]
+        parts = {"title": self.title, "is_refused": self.is_refused}
+        return json.dumps({**parts, "findings": findings}, indent=2)
 
     def table(self) -> Table:
         """Return the table that `print` shows."""
@@ -144,12 +153,13 @@ class CheckReport(ShownAsText):
         table = Table(title=self.title, caption=self._verdict(), show_lines=True)
         for name, share in (("Severity", 1), ("Where", 2), ("Finding", 6)):
             table.add_column(name, ratio=share, overflow="fold")
-        for one in self.findings:
-            where = "\n".join(filter(None, (one.location, one.module)))
-            text = Text(one.what)
-            if one.advice:
-                text.append(f"\n{one.advice}", style="italic")
-            table.add_row(Text(one.severity, _STYLES[one.severity]), Text(where), text)
+        for finding in self.findings:
+            where = "\n".join(filter(None, (finding.location, finding.module)))
+            text = Text(finding.what)
+            if finding.advice:
+                text.append(f"\n{finding.advice}", style="italic")
+            severity = Text(finding.severity, _STYLES[finding.severity])
+            table.add_row(severity, Text(where), text)
         return table
 
     def print(self, console: Console | None = None) -> None:
@@ -174,137 +184,132 @@ class CheckReport(ShownAsText):
         return f"Nothing is refused{f': {shown}' if shown else ''}."
 
 
-def report_of(title: str, findings: list[Finding]) -> CheckReport:
-    """Return a report without repeated findings, the most serious first.
-
-    Example:
-        >>> found = [Finding("slow", "a", "A"), Finding("refused", "b", "B")] * 2
-        >>> [one.topic for one in report_of("Net", found).findings]
-        ['b', 'a']
-    """
-    once = sorted(
-        dict.fromkeys(findings), key=lambda one: SEVERITIES.index(one.severity)
-    )
-    return CheckReport(title, tuple(once))
-
-
 # Findings -----------------------------------------------------------------------------
 
-
-def findings_of_calls(training: Training) -> list[Finding]:
-    """Return findings about the calls of a pass."""
-    plan, batches, found = training.plan, training.batches, []
-    if batches.num_dropped:
-        found.append(
-            Finding(
-                NOTE,
-                "data",
-                f"fit leaves out {batches.num_dropped} of {batches.source.num_samples} "
-                "samples in every epoch: they don't fill "
-                f"{plan.describe_unfilled(batches.num_dropped)}",
-                "drop_last='pad' trains on them, too. Or choose factors that divide "
-                "the number.",
-            )
-        )
-    if batches.num_empty_updates:
-        found.append(
-            Finding(
-                NUMBERS,
-                "data",
-                f"{batches.num_empty_updates} of the {plan.device_iterations} updates "
-                "of the last call have padding only: gradients are zero, but momentum "
-                "and weight decay go on",
-                "Lower device_iterations.",
-            )
-        )
-    coverage = describe_coverage(training.options, plan)
-    if coverage:
-        what = f"loss and metrics cover only a part of the samples: {coverage}"
-        found.append(
-            Finding(NOTE, "metrics", what, "Leave the output mode at its default.")
-        )
-    choice = training.choice
-    if choice is not None and choice.value == 1 and "hears each" in choice.reason:
-        what = f"Each call makes one update, because {choice.reason}"
-        advice = "Use hooks of epochs alone, or set hears_every to a number of updates."
-        found.append(Finding(SLOW, "calls", what, advice))
-    return found
+_TOPICS: dict[type, tuple[str, str]] = {
+    DroppedRowsWarning: (NOTE, "data"),
+    EmptyUpdatesWarning: (NUMBERS, "data"),
+    CoverageWarning: (NOTE, "metrics"),
+    BakedInWarning: (NUMBERS, "baked in"),
+}
+"""Severity and topic of the warnings that `fit` gives; others are about buffers."""
 
 
-def findings_of_program(
-    module: torch.nn.Module,
-    plan: BatchPlan,
-    structure: SampleStructure,
-    seen: Surveyed,
-) -> list[Finding]:
-    """Return findings about the traced program."""
-    found = [finding_of(error, "module") for error in seen.refusals]
-    found += findings_of_survey(seen.survey)
-    for warning in seen.warnings:
-        if isinstance(warning, OtherNumbersWarning):  # a finding of the survey
-            continue
-        what, advice = _parted(str(warning))
-        topic = "baked in" if "BakedIn" in type(warning).__name__ else "buffer"
-        found.append(Finding(NUMBERS, topic, what, advice))
-    found += _of_norms(seen.survey.norms, plan)
-    found += _of_dtypes(module, structure, seen.tensors)
-    size = seen.survey.returned_bytes * plan.micro_batches_per_call
-    if size > _LARGE_RESULTS:
-        what = (
-            f"Each call sends {size / 2**20:,.0f} MiB back to the host, because a "
-            "metric needs the outputs of all samples"
-        )
-        advice = "Use metrics that the device adds up, or smaller calls."
-        found.append(Finding(SLOW, "outputs", what, advice))
-    return found
+def _finding(
+    severity: str,
+    topic: str,
+    message: str,
+    place: Any = None,
+    *,
+    by_colon: bool = False,
+) -> Finding:
+    """Make a finding of a message.
+
+    Args:
+        severity: As in `Finding`.
+        topic: As in `Finding`.
+        message: Sentences; the last of several is the advice.
+        place: Place from a survey; None for none.
+        by_colon: Whether a single sentence may be split at its last colon.
+
+    Example:
+        >>> _finding(REFUSED, "value", "Packed sequences are refused: pad them.",
+        ...          by_colon=True).advice
+        'Pad them.'
+        >>> _finding(REFUSED, "value", "f() needs a value. Return it.").advice
+        'Return it.'
+    """
+    message = _TRACED_NAME.sub("", message.strip())
+    *sentences, last = _SENTENCE.split(message)
+    what, advice = " ".join(sentences), last
+    if not sentences:
+        what, mark, advice = message.rpartition(": ")
+        if not by_colon or not mark or len(advice.split()) < 2:
+            what, advice = message, ""
+        advice = advice[:1].upper() + advice[1:]
+    if place is None:
+        return Finding(severity, topic, what, advice)
+    first, _, rest = place.module.partition(".")
+    module = rest if first == "module" else place.module
+    location = f"{os.path.basename(place.file)}:{place.line}" if place.file else ""
+    return Finding(severity, topic, what, advice, module, location, place.file)
 
 
-def _of_norms(norms: list[Any], plan: BatchPlan) -> list[Finding]:
-    """Return a finding for layers that normalise over less than the user's batch."""
-    if not norms or plan.micro_batch_size == plan.batch_size:
-        return []
-    names = [norm.module.partition(".")[2] or "the module" for norm in norms]
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    layers = (
-        "1 layer normalises" if len(names) == 1 else f"{len(names)} layers normalise"
-    )
-    what = (
-        f"{layers} over the {plan.micro_batch_size} samples of a micro-batch, not over "
-        f"the {plan.batch_size} of a batch ({shown})"
-    )
-    advice = "Use a larger micro_batch_size, or GroupNorm, which mixes no samples."
-    return [_at(Finding(NUMBERS, "batch norm", what, advice), norms[0])]
+def _of_warning(warning: Warning | str) -> Finding:
+    severity, topic = _TOPICS.get(type(warning), (NUMBERS, "buffer"))
+    return _finding(severity, topic, str(warning), by_colon=True)
 
 
-def finding_of(error: Exception, topic: str, place: Any = None) -> Finding:
-    """Convert an error that `fit` would raise, at a place of a survey, to a finding."""
+def _of_error(error: Exception, topic: str, place: Any = None) -> Finding:
     text = str(error)
     if not isinstance(error, IpufitError):
         text = f"{type(error).__name__}: {text}"
-    return _finding(REFUSED, topic, text, place, by_colon=False)
+    return _finding(REFUSED, topic, text, place)
 
 
-def findings_of_survey(survey: Any) -> list[Finding]:
-    """Convert a survey to findings.
+def _of_program(training: Training) -> Iterator[Finding]:
+    """Trace the program, and yield findings about it and its calls."""
+    choice, plan, structure = training.choice, training.plan, training.batches.structure
+    if choice is not None and choice.value == 1 and "hears each" in choice.reason:
+        yield _finding(
+            SLOW,
+            "calls",
+            f"Each call makes one update, because {choice.reason}. Use hooks of epochs "
+            "alone, or set hears_every to a number of updates.",
+        )
+    with torch.no_grad():
+        seen = surveyed(training.spec)
+    yield from (_of_error(error, "module") for error in seen.refusals)
+    yield from _of_survey(seen.survey)
+    for warning in seen.warnings:
+        if not isinstance(warning, OtherNumbersWarning):  # a finding of the survey
+            yield _of_warning(warning)
+    norms = seen.survey.norms
+    if norms and plan.micro_batch_size != plan.batch_size:
+        names = [norm.module.partition(".")[2] or "the module" for norm in norms]
+        layers = "layer normalizes" if len(names) == 1 else "layers normalize"
+        yield _finding(
+            NUMBERS,
+            "batch norm",
+            f"{len(names)} {layers} over the {plan.micro_batch_size} samples of a "
+            f"micro-batch, not over the {plan.batch_size} of a batch "
+            f"({_first_of(names, 3)}). Use a larger micro_batch_size, or GroupNorm, "
+            "which mixes no samples.",
+            norms[0],
+        )
+    yield from _of_dtypes(training.executors.module, structure, seen.tensors)
+    size = seen.survey.returned_bytes * plan.micro_batches_per_call
+    if size > _LARGE_RESULTS:
+        yield _finding(
+            SLOW,
+            "outputs",
+            f"Each call sends {size / 2**20:,.0f} MiB back to the host, because a "
+            "metric needs the outputs of all samples. Use metrics that the device adds "
+            "up, or smaller calls.",
+        )
 
-    Args:
-        survey: The emulator's survey.
-    """
-    times, found = Counter(remark.message for remark in survey.remarks), []
+
+def _first_of(names: Sequence[str], count: int) -> str:
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+
+
+def _of_survey(survey: Any) -> Iterator[Finding]:
+    """Yield the findings of the emulator's survey."""
+    times = Counter(remark.message for remark in survey.remarks)
     for remark in survey.remarks:
         is_otherwise = remark.topic == "numbers" and not remark.is_refused
         count = times.pop(remark.message, 0) if is_otherwise else 1
         if not count:  # in fifty layers it is one finding
             continue
-        one = _finding(
+        finding = _finding(
             REFUSED if remark.is_refused else NUMBERS,
             *(remark.topic, remark.message, remark.place),
             by_colon=remark.topic != "numbers",
         )
         if count > 1:
-            more = f"{one.what.rstrip('.')} (the first of {count} places)"
-            one = replace(one, what=more)
-        found.append(one)
+            more = f"{finding.what.rstrip('.')} (the first of {count} places)"
+            finding = replace(finding, what=more)
+        yield finding
     is_refused = any(remark.is_refused for remark in survey.remarks)
     error = survey.error
     cause = None if error is None else error.__cause__
@@ -313,25 +318,27 @@ def findings_of_survey(survey: Any) -> list[Finding]:
         cause is None or isinstance(cause, IpufitError)
     )
     if error is not None and (is_own or not is_refused):
-        found.append(finding_of(error, "program", survey.place))
+        yield _of_error(error, "program", survey.place)
         is_refused = True
     elif error is not None:
         what = (
             "After what is refused the program ended here, on the first sample: "
             f"{type(error).__name__}: {error}"
         )
-        found.append(_at(Finding(NOTE, "program", what), survey.place))
+        yield replace(_finding(NOTE, "program", "", survey.place), what=what)
     if not survey.is_whole and is_refused:
-        what = "What comes after the place where the program ended wasn't looked at"
-        advice = "Check again when that is mended."
-        found.append(Finding(NOTE, "program", what, advice))
-    return found
+        yield _finding(
+            NOTE,
+            "program",
+            "What comes after the place where the program ended wasn't looked at. "
+            "Check again when that is mended.",
+        )
 
 
 def _of_dtypes(
     module: torch.nn.Module, structure: SampleStructure, tensors: Sequence[Tensor]
-) -> list[Finding]:
-    """Return findings for tensors of 64 bits, which an IPU doesn't have.
+) -> Iterator[Finding]:
+    """Yield findings for tensors of 64 bits, which an IPU doesn't have.
 
     Args:
         module: The user's module.
@@ -339,103 +346,65 @@ def _of_dtypes(
         tensors: Tensors of a micro-batch.
     """
     count = structure.num_inputs
-    named: list[tuple[str, torch.dtype]] = [
+    types: list[tuple[str, torch.dtype]] = [
         ("inputs" if index < count else "targets", tensor.dtype)
         for index, tensor in enumerate(tensors[: structure.num_given])
     ]
-    named += [(name, weight.dtype) for name, weight in module.named_parameters()]
+    types += [(name, weight.dtype) for name, weight in module.named_parameters()]
     # Counters such as those of batch norm are the host's.
-    named += [(name, b.dtype) for name, b in module.named_buffers() if b.dim()]
-    found = []
-    for dtype, (becomes, severity) in _NARROWED.items():
-        names = list(dict.fromkeys(name for name, one in named if one == dtype))
-        if not names:
-            continue
-        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-        kind = str(dtype).replace("torch.", "")
-        what = f"{kind} becomes {becomes} on an IPU: {shown}"
-        found.append(Finding(severity, "dtype", what))
-    return found
+    types += [(name, b.dtype) for name, b in module.named_buffers() if b.dim()]
+    for wide, (narrow, severity) in _NARROWED.items():
+        names = list(dict.fromkeys(name for name, dtype in types if dtype == wide))
+        if names:
+            kind = str(wide).replace("torch.", "")
+            what = f"{kind} becomes {narrow} on an IPU: {_first_of(names, 4)}"
+            yield _finding(severity, "dtype", what)
 
 
-def _finding(
-    severity: str, topic: str, message: str, place: Any, *, by_colon: bool = True
-) -> Finding:
-    what, advice = _parted(_TRACED_NAME.sub("", message), by_colon=by_colon)
-    finding = Finding(severity, topic, what, advice)
-    return finding if place is None else _at(finding, place)
+def check_fit(
+    planner: CallPlanner, arguments: FitArguments, *, is_spare: bool = False
+) -> CheckReport:
+    """Check a `fit`.
 
-
-def _at(finding: Finding, place: Any) -> Finding:
-    """Return the finding with a place from a survey."""
-    first, _, rest = place.module.partition(".")
-    module = rest if first == "module" else place.module
-    location = f"{os.path.basename(place.file)}:{place.line}" if place.file else ""
-    return Finding(
-        *(finding.severity, finding.topic, finding.what, finding.advice),
-        *(module, location, place.file),
-    )
-
-
-def _parted(message: str, *, by_colon: bool = True) -> tuple[str, str]:
-    """Split a message into the problem and the advice at its end.
+    The plan of the `fit` is made, so that all is refused that it refuses, with its
+    warnings. If there is no plan, the program is checked on the first sample.
 
     Args:
-        message: Sentences; the last of several is the advice.
-        by_colon: Whether a single sentence may be split at its last colon.
-
-    Example:
-        >>> _parted("Packed sequences are not supported: pad them.")
-        ('Packed sequences are not supported', 'Pad them.')
-        >>> _parted("f() needs a value. Values come later. Return them.")
-        ('f() needs a value. Values come later.', 'Return them.')
-    """
-    sentences = _SENTENCE.split(message.strip())
-    if len(sentences) > 1:
-        return " ".join(sentences[:-1]), sentences[-1]
-    what, mark, advice = message.rpartition(": ")
-    if not by_colon or not mark or len(advice.split()) < 2:
-        return message, ""
-    return what, advice[:1].upper() + advice[1:]
-
-
-def check_fit(calls: CallPlanner, arguments: FitArguments) -> CheckReport:
-    """Check a `fit`; a generator loses its first batch.
-
-    Data that is too little for a call is refused, and the program is checked
-    nevertheless.
-
-    Args:
-        calls: Plans the calls of the model.
+        planner: Plans the calls of the model.
         arguments: Arguments of the `fit`.
+        is_spare: Whether that `fit` won't run, so that a generator may lose its first
+            batch.
     """
-    before = HostRandomState(generators_of(arguments.x))
-    module, findings, training = calls.module, [], None
-    in_order = replace(arguments, shuffle=False)
-    title = type(module).__name__
-    try:
+    if hasattr(arguments.x, "__next__") and not is_spare:
+        raise DataError(
+            "`x` is a generator, which can be gone through once: a check would take "
+            "its first batch away. Pass one batch, or tensors of its shapes."
+        )
+    planner.require_compiled()
+    planner.executors.fetch_weights()
+    module, training, findings = planner.module, None, []
+    in_order, title = replace(arguments, shuffle=False), type(module).__name__
+    with HostRandomState(generators_of(arguments.x)):
         try:
-            source, _ = fit_sources(
-                *arguments.data,
-                arguments.validation_split,
-                arguments.validation_data,
-                **calls.loading,
-            )
-            training = calls.training(source, replace(in_order, validation_split=0.0))
-        except DataError as error:
-            findings.append(finding_of(error, "data"))
-            with contextlib.suppress(IpufitError):  # of which the first is known
-                source = example_of(*arguments.data, **calls.loading)
-                training = calls.training(source, in_order)
+            plan = plan_fit(planner, in_order, resume=False)
         except IpufitError as error:
-            findings.append(finding_of(error, "config"))
+            topic = "data" if isinstance(error, DataError) else "config"
+            findings.append(_of_error(error, topic))
+            with contextlib.suppress(IpufitError):  # of which the first is known
+                source = example_of(
+                    *arguments.data, is_spare=is_spare, **planner.loading
+                )
+                training = planner.training(source, in_order)
+        else:
+            training = plan.training
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                planner.warn_of_tail(training)
+                warn_of_coverage_of_fit(training, plan.validations.sets)
+            findings += [_of_warning(warning.message) for warning in caught]
         if training is not None:
-            plan, batches = training.plan, training.batches
-            title += f", {plan.samples_per_call} samples per call"
-            findings += findings_of_calls(training)
-            with torch.no_grad():
-                seen = surveyed(training.spec)
-            findings += findings_of_program(module, plan, batches.structure, seen)
-    finally:
-        before.put_back()
-    return report_of(title, findings)
+            title += f", {training.plan.samples_per_call} samples per call"
+            findings += _of_program(training)
+    once = dict.fromkeys(findings)
+    gravest_first = sorted(once, key=lambda f: SEVERITIES.index(f.severity))
+    return CheckReport(title, tuple(gravest_first))

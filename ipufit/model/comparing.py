@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import textwrap
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Mapping, Sequence
@@ -16,19 +16,23 @@ import torch
 from torch import Tensor
 
 from ipufit._tree import leaves_of, map_tensors
+from ipufit.batching import BatchPlan
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
+from ipufit.data.calls import TrainingBatches
+from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import StreamSource, as_batch, as_source
+from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Inferred, Objective
-from ipufit.engine.step import NoForwardError, results_of, total_loss
+from ipufit.engine.step import CountsMissingError, NoForwardError, Step, results_of
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import deep_copied, mode
 from ipufit.errors import ConfigError, suggesting
-from ipufit.losses import LossTerms
 from ipufit.types import ShownAsText
 
 from .arguments import FitArguments
+from .copying import independent_copy
 from .model import IPUModel
 
 _WIDTH = 100
@@ -73,7 +77,7 @@ class Difference:
         """Sort key of differences: the worst has the greatest."""
         broken = self.num_broken / self.num_elements
         share, absolute = (
-            math.inf if math.isnan(one) else one for one in (self.share, self.absolute)
+            math.inf if math.isnan(x) else x for x in (self.share, self.absolute)
         )
         return broken, share, absolute
 
@@ -96,18 +100,18 @@ class Comparison(ShownAsText):
 
     def of(self, part: str) -> tuple[Difference, ...]:
         """Return the differences of one part, the worst first."""
-        return tuple(one for one in self.differences if one.part == part)
+        return tuple(d for d in self.differences if d.part == part)
 
     @property
     def first_broken_layer(self) -> str | None:
         """Name of the first layer that is NaN or infinite on the device only."""
-        broken = (one.name for one in self.layers if one.num_broken)
+        broken = (layer.name for layer in self.layers if layer.num_broken)
         return next(broken, None)
 
     def __str__(self) -> str:
         """Return a table of the worst differences, of at most 100 columns."""
         lines = [_line("", "tensor", "at", "host", "device", "abs", "rel", "share")]
-        lines += [_row(one) for one in self.differences[:_SHOWN]]
+        lines += map(_row, self.differences[:_SHOWN])
         left = len(self.differences) - _SHOWN
         if left > 0:
             lines.append(f"and {left} more, all smaller")
@@ -159,22 +163,17 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.inf
 
 
-def _row(one: Difference) -> str:
-    at = ",".join(map(str, one.index))
-    broken = f"{one.num_broken} of {one.num_elements} broken"
-    if len(broken) > _NUMBER_COLUMNS:
-        broken = f"{one.num_broken} broken"
+def _row(difference: Difference) -> str:
+    index = ",".join(map(str, difference.index))
+    numbers = difference.absolute, difference.relative, difference.share
+    cells = [f"{number:.1e}" for number in numbers]
+    if difference.num_broken:
+        broken = f"{difference.num_broken} of {difference.num_elements} broken"
+        is_short = len(broken) <= _NUMBER_COLUMNS
+        cells = [broken if is_short else f"{difference.num_broken} broken"]
     return _line(
-        one.part,
-        one.name,
-        f"[{at}]" if at else "",
-        f"{one.host:.4g}",
-        f"{one.device:.4g}",
-        *(
-            (broken,)
-            if one.num_broken
-            else (f"{value:.1e}" for value in (one.absolute, one.relative, one.share))
-        ),
+        *(difference.part, difference.name, f"[{index}]" if index else ""),
+        *(f"{difference.host:.4g}", f"{difference.device:.4g}", *cells),
     )
 
 
@@ -219,6 +218,7 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
         ConfigError: `model` is none, or the batch is not made of the config's factors;
             or the config is offline.
         DataError: Data that can't be used.
+        UnsupportedError: The model can't be copied.
         Error: PopTorch refuses something (`ipufit.poptorch.Error`).
 
     Example:
@@ -239,12 +239,11 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
         source = as_source(iter([batch]), name="batch")
         assert isinstance(source, StreamSource)  # noqa: S101 - an iterator is one
         leaves = next(iter(source.blocks()))
-        model.detach()
         twins = _Twins(model, source, leaves)
         of_layers = twins.layers() if layers else []
         differences = [*twins.outputs(), *of_layers, *twins.update()]
         twins.device.detach()
-    differences.sort(key=lambda one: one.rank, reverse=True)
+    differences.sort(key=lambda difference: difference.rank, reverse=True)
     return Comparison(tuple(differences), tuple(of_layers), tuple(twins.notes))
 
 
@@ -261,34 +260,38 @@ class _Twins:
         self, model: IPUModel, source: StreamSource, leaves: Sequence[Tensor]
     ) -> None:
         self.structure, self.leaves = source.structure, list(leaves)
-        self.wide = [one.float() if one.is_floating_point() else one for one in leaves]
+        self.wide = [t.float() if t.is_floating_point() else t for t in leaves]
         self.notes: list[str] = []
-        state = {**model._copied_state(), "trained": None}
-        attributes = state.pop("attributes")  # a step reads them
-        if state["arguments"] is not None:
-            if state["arguments"].get("augment") is not None:
-                self.notes.append("Samples aren't mixed, though compile() got augment.")
-            once = {"lr_schedule": None, "steps_per_execution": None, "augment": None}
-            state["arguments"] = {**state["arguments"], **once}
-        config: IPUConfig = state["config"]
-        changes: dict[str, Any] = {"device_iterations": 1, "profile_dir": None}
-        if config.training_options is not None:
-            own_options = config.training_options.clone()
-            changes["training_options"] = own_options.deviceIterations(1)
-        state["config"] = dataclasses.replace(config, **changes)
-        state = copy.deepcopy(state)
-        module: torch.nn.Module = state["module"]
+        config, settings = model._calls.given_config, model._calls.settings
+        if settings is not None and settings.mixing is not None:
+            self.notes.append("Samples aren't mixed, though compile() got augment.")
+        options = config.training_options
+        one_update: dict[str, Any] = {
+            "device_iterations": 1,
+            "profile_dir": None,
+            "training_options": options and options.clone().deviceIterations(1),
+        }
+        self.device: IPUModel = independent_copy(
+            model,
+            "compare()",
+            dataclasses.replace(config, **one_update),
+            lr_schedule=None,
+            steps_per_execution=None,
+            augment=None,
+        )
+        module = self.device.module
         if not module.training:
             module.train()
-        dropouts = []
-        for name, child in module.named_modules():
-            if isinstance(child, torch.nn.modules.dropout._DropoutNd):
-                child.training = False
-                dropouts.append(name)
+        dropouts = [
+            (name, child)
+            for name, child in module.named_modules()
+            if isinstance(child, torch.nn.modules.dropout._DropoutNd)
+        ]
+        for _, child in dropouts:
+            child.training = False
         if dropouts:
-            self.notes.append(f"Dropout layers are off: {', '.join(dropouts)}.")
-        self.device = type(model).__new__(type(model))
-        self.device.__setstate__({**state, "attributes": attributes})
+            names = ", ".join(name for name, _ in dropouts)
+            self.notes.append(f"Dropout layers are off: {names}.")
         self.device._calls.settle(source)
         settings = self.device._calls.settings
         losses = () if settings is None else settings.objective.modules
@@ -329,18 +332,20 @@ class _Twins:
 
     def update(self) -> list[Difference]:
         """Compare the loss and the gradients of an update."""
-        device, structure = self.device, self.structure
-        settings = device._calls.settings
+        device, settings = self.device, self.device._calls.settings
         owns_loss = settings is not None and settings.objective.owns_loss
-        if settings is None or not (owns_loss or structure.has_targets):
+        if settings is None or not (owns_loss or self.structure.has_targets):
             self.notes.append(
                 "Only outputs: compile() wasn't called, or there are no targets."
             )
             return []
         rows = len(self.leaves[0])
-        before = torch.get_rng_state()
         size = device.config.training_plan(rows).micro_batch_size
-        expected = torch.tensor(self._host_loss(settings.trained, size))
+        before = torch.get_rng_state()
+        try:
+            on_host = self._host_loss(settings.trained, size)
+        except CountsMissingError:  # known now: what a function ignores
+            on_host = self._host_loss(settings.trained, size)
         if not torch.equal(before, torch.get_rng_state()):
             self.notes.append(
                 "forward draws random numbers in train mode: loss and gradients differ "
@@ -357,10 +362,8 @@ class _Twins:
                 "No gradients: the loss scaling is automatic, and unknown here."
             )
             gradients = {}
-        inputs, labels = structure.split(self.leaves)
-        targets = labels.targets if structure.has_targets else None
         training = device._calls.training(
-            as_batch(inputs, targets, labels.weights),
+            self._source(self.leaves),
             FitArguments(batch_size=rows, shuffle=False, updates=1),
             watched=list(gradients),
         )
@@ -370,63 +373,53 @@ class _Twins:
             sums, _ = training.train(call.batch)
             training.metrics.add(sums)
         training.metrics.gather()
-        loss = torch.tensor(training.metrics.loss)
+        losses = torch.tensor([on_host, training.metrics.loss])
         return [
-            _difference("loss", "", expected, loss),
+            _difference("loss", "", *losses),
             *_differences("gradient", gradients, training.gradients()),
         ]
+
+    def _source(self, leaves: Sequence[Tensor]) -> Source:
+        inputs, labels = self.structure.split(leaves)
+        targets = labels.targets if self.structure.has_targets else None
+        return as_batch(inputs, targets, labels.weights)
 
     def _host_loss(self, objective: Objective, micro_batch_size: int) -> float:
         """Return the mean loss of an update on the host, and compute its gradients.
 
-        These are the mean over micro-batches, or their sum if the loss is a sum over
-        samples, as on the device.
+        One process calls the module that a program is traced of for each micro-batch.
+        The gradients are the mean over micro-batches, or their sum if the loss is a sum
+        over samples, as on the device.
+
+        Raises:
+            CountsMissingError: A function of the user's ignores targets.
         """
-        structure = self.structure
-        parts = list(zip(*(torch.split(leaf, micro_batch_size) for leaf in self.wide)))
-        factor = 1 if objective.is_sum else len(parts)
-        sums: dict[str, list[float]] = {}
-        with mode(self.host, training=True), torch.enable_grad():
-            for tensors in parts:
-                inputs, labels = structure.split(tensors)
-                with ResultsNoted() as noted:
-                    own, outputs = results_of(
-                        *(objective.trained, self.host, structure, inputs, tensors),
-                        noted.marked,
-                    )
-                rows = len(tensors[0])
-                if own is not None:
-                    value, count = own.reshape(()), torch.tensor(float(rows))
-                    terms = {"": (LossTerms(value, value.detach() * count, count), 1.0)}
-                elif objective.owns_loss:
-                    raise ConfigError(
-                        "There is no loss to compare: compile() got none, and the "
-                        "module returns none in train mode."
-                    )
-                else:
-                    for _ in range(2):  # the first call shows what functions ignore
-                        counted = self._counted(objective, len(parts))
-                        labels = labels._replace(counted=counted)
-                        terms = objective.loss_terms(outputs, labels, rows)
-                torch.div(total_loss(terms), factor).backward()  # type: ignore[no-untyped-call,unused-ignore]
-                for name, (term, weight) in terms.items():
-                    one = sums.setdefault(name, [0.0, 0.0, weight])
-                    one[0] += float(term.total)
-                    one[1] += float(term.divisor)
-        return sum(w * total / (count or 1) for total, count, w in sums.values())
-
-    def _counted(self, objective: Objective, num_parts: int) -> dict[int, Any] | None:
-        """Return `Labels.counted` of an update of several micro-batches."""
-        targets = self.structure.labels(self.wide).targets
-
-        def divisor(index: int, target: torch.Tensor) -> torch.Tensor:
-            return target.ne(index).sum().clamp(min=1).div(num_parts).reshape(1)
-
-        counted = {
-            index: map_tensors(partial(divisor, index), targets)
-            for index in objective.ignored
-        }
-        return counted if num_parts > 1 else None
+        config = IPUConfig(num_processes=1, process_id=0)
+        num_parts = len(self.leaves[0]) // micro_batch_size
+        plan = BatchPlan(micro_batch_size, gradient_accumulation=num_parts)
+        batches = TrainingBatches(
+            self._source(self.wide),
+            plan,
+            config.build_training_options(plan),
+            shuffle=False,
+            seed=0,
+            has_labels=objective.has_labels,
+            ignored=objective.ignored,
+        )
+        (call,) = batches
+        step = Step(
+            *(self.host, config, batches.structure, (), objective.trained, objective)
+        )
+        metrics = MetricState(objective)
+        with warnings.catch_warnings(), mode(step, training=True, root=self.host):
+            warnings.simplefilter("ignore")  # the device's trace gives them again
+            for tensors in zip(*(torch.split(t, micro_batch_size) for t in call.batch)):
+                with torch.enable_grad():
+                    sums, loss, *_ = step(*tensors)
+                    loss.div(1 if objective.is_sum else num_parts).backward()
+                metrics.adopt(step.findings.entries, step.findings.probabilities)
+                metrics.add(sums)
+        return metrics.loss
 
 
 def _differences(
@@ -443,26 +436,25 @@ def _named(outputs: Any) -> dict[str, Tensor]:
 
 def _return_layers(module: torch.nn.Module) -> None:
     """Make a module return the outputs of its layers instead of its own."""
-    found: dict[str, Tensor] = {}
-    rows: list[int] = []
+    outputs: dict[str, Tensor] = {}
+    num_rows: list[int] = []  # of the call; a variable that changes is warned of
 
     def begin(_: Any, args: Any, kwargs: Any) -> None:
-        found.clear()
-        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-        rows[:] = [len(given[0])] if given and given[0].dim() else [0]
+        outputs.clear()
+        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        num_rows[:] = [len(inputs[0])] if inputs and inputs[0].dim() else [0]
 
-    def keep(name: str, output: Any) -> None:
+    def keep(_: Any, __: Any, output: Any, name: str) -> None:
         is_row_wise = isinstance(output, Tensor) and output.dim() > 0
-        if not is_row_wise or [len(output)] != rows:
+        if not is_row_wise or [len(output)] != num_rows:
             return
-        if output.is_floating_point() and not any(o is output for o in found.values()):
-            times = sum(1 for key in found if key.split(" ")[0] == name)
-            found[f"{name} (call {times + 1})" if times else name] = output
+        is_new = not any(kept is output for kept in outputs.values())
+        if output.is_floating_point() and is_new:
+            times = sum(1 for key in outputs if key.split(" ")[0] == name)
+            outputs[f"{name} (call {times + 1})" if times else name] = output
 
     for name, child in module.named_modules():
         if child is not module and not any(True for _ in child.children()):
-            child.register_forward_hook(
-                lambda _, __, output, name=name: keep(name, output)
-            )
+            child.register_forward_hook(partial(keep, name=name))
     module.register_forward_pre_hook(begin, with_kwargs=True)
-    module.register_forward_hook(lambda *_: dict(found))
+    module.register_forward_hook(lambda *_: dict(outputs))

@@ -190,20 +190,20 @@ def _traffic(
 ) -> tuple[HostTraffic, ...]:
     """Return the bytes of a call in one process, for each output mode."""
     sizes = [tensor.numel() * device_bytes(tensor.dtype) for tensor in example]
-    given = sum(sizes) * batch.micro_batches_per_call
-    inferred = inference.device_iterations * inference.replicas
-    inputs = sum(sizes[: structure.num_inputs]) * inferred
+    trained = sum(sizes) * batch.micro_batches_per_call
+    passes = inference.device_iterations * inference.replicas
+    inputs = sum(sizes[: structure.num_inputs]) * passes
     every = output_bytes * batch.micro_batches_per_call
     last = output_bytes * batch.replicas
     accumulation = batch.gradient_accumulation
     return (
-        HostTraffic("training", "Sum", given, last),
-        HostTraffic("training", "Final", given, last),
+        HostTraffic("training", "Sum", trained, last),
+        HostTraffic("training", "Final", trained, last),
         HostTraffic(
-            "training", f"EveryN({accumulation})", given, every // accumulation
+            "training", f"EveryN({accumulation})", trained, every // accumulation
         ),
-        HostTraffic("training", "All", given, every),
-        HostTraffic("inference", "All", inputs, output_bytes * inferred),
+        HostTraffic("training", "All", trained, every),
+        HostTraffic("inference", "All", inputs, output_bytes * passes),
     )
 
 
@@ -241,7 +241,7 @@ def split_of_module(
         )
     example = source.example(config.micro_batch_size or _ROWS)
     call = _measured_call(steps, source.structure, is_fit=False)
-    trained = [one for one in module.parameters() if one.requires_grad]
+    trained = [p for p in module.parameters() if p.requires_grad]
     states = {} if optimizer is None else weight_states(optimizer, trained)
     shares = config.num_replicas * config.process.count if config.shard_optimizer else 1
     placed = memory.MemorySettings(
@@ -363,9 +363,9 @@ def block_costs(
         example: Tensors of a micro-batch, of which only shapes and types matter. Floats
             become those of the config's precision.
         config: The precision of activations.
-        states: State of the optimiser for each weight that is trained, by its `id`.
+        states: State of the optimizer for each weight that is trained, by its `id`.
         call: Calls the copy with tensors like those of `example`.
-        placed: Where the optimiser's state is kept.
+        placed: Where the optimizer's state is kept.
 
     Raises:
         ConfigError: The module can't be copied.
@@ -386,7 +386,7 @@ def block_costs(
             if name:
                 child.register_forward_pre_hook(partial(begin, name=name))
         outputs = recorded.run(config, call, lambda: parts[-1])
-        parts[0].made.update(recorded.keys(recorded.given))
+        parts[0].made.update(recorded.keys(recorded.inputs))
         parts[-1].used.update(recorded.keys(outputs))
         blocks = [_Part()]
         for part in parts:
@@ -441,7 +441,7 @@ def stage_costs(
         module: The user's module.
         example: Tensors of a micro-batch, of which only shapes and types matter.
         config: Stages and precision.
-        states: State of the optimiser for each weight that is trained, by its `id`.
+        states: State of the optimizer for each weight that is trained, by its `id`.
         call: Calls the copy with such tensors.
 
     Raises:
@@ -498,7 +498,7 @@ def stage_costs(
         weights = recorded.weights.items()
         return ModelCost(
             recorded.costs(stages),
-            sum(one.numel() * device_bytes(one.dtype) for one in outputs),
+            sum(t.numel() * device_bytes(t.dtype) for t in outputs),
             unused=tuple(weight.name for key, weight in weights if not users[key]),
             shared=tuple(weight.name for key, weight in weights if users[key] > 1),
         )
@@ -507,7 +507,7 @@ def stage_costs(
 def weight_cost(
     name: str, parameter: torch.nn.Parameter, state: WeightState | None
 ) -> memory.WeightCost:
-    """Return the costs of a parameter on a device, with its optimiser state.
+    """Return the costs of a parameter on a device, with its optimizer state.
 
     Args:
         name: Its name.
@@ -529,9 +529,9 @@ def weight_cost(
         num_bytes,
         state=tuple(
             memory.StateCost(
-                one.num_elements, one.num_elements * device_bytes(one.dtype)
+                tensor.num_elements, tensor.num_elements * device_bytes(tensor.dtype)
             )
-            for one in state.tensors
+            for tensor in state.tensors
         ),
         accumulator_bytes=count * device_bytes(accumulator) if accumulator else 0,
         gradient_bytes=num_bytes,
@@ -593,7 +593,7 @@ class _Pass(TorchDispatchMode):
 
     Attributes:
         module: A copy without values.
-        given: Tensors of a micro-batch for it.
+        inputs: Tensors of a micro-batch for it.
         weights: Costs of its parameters by their keys.
     """
 
@@ -607,13 +607,15 @@ class _Pass(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._held: dict[int, tuple[Any, int]] = {}  # with the bytes on a device
         self.module = copy_of_shapes(module)
-        self.given = [like(tensor) for tensor in example]
+        self.inputs = [like(tensor) for tensor in example]
         if config.types.is_half:
-            self.given = [t.half() if t.is_floating_point() else t for t in self.given]
+            self.inputs = [
+                t.half() if t.is_floating_point() else t for t in self.inputs
+            ]
         copies = dict(self.module.named_parameters())
         self.weights = {
-            self.key(copies[name]): weight_cost(name, one, states.get(id(one)))
-            for name, one in module.named_parameters()
+            self.key(copies[name]): weight_cost(name, weight, states.get(id(weight)))
+            for name, weight in module.named_parameters()
         }
         self._buffers = {*self.keys(self.module.buffers())}
 
@@ -622,11 +624,11 @@ class _Pass(TorchDispatchMode):
     ) -> list[Tensor]:
         """Call the module in train mode, and return the tensors of its outputs."""
         self._present = present
-        self._inputs = self.keys(self.given)
+        self._from_host = self.keys(self.inputs)
         with mode(self.module, training=True), torch.enable_grad(), saved_tensors_hooks(
             self._save, lambda tensor: tensor
         ), self, computed_in(self.module, config):
-            outputs = call(self.module, self.given)
+            outputs = call(self.module, self.inputs)
         return list(tensors_of(leaves_of(outputs)))
 
     def __torch_dispatch__(
@@ -671,7 +673,7 @@ class _Pass(TorchDispatchMode):
 
     def costs(self, parts: Mapping[int, _Part]) -> tuple[memory.StageCost, ...]:
         """Return the costs of parts by their numbers; each storage counts once."""
-        computed = {*self._inputs}.union(*(part.made for part in parts.values()))
+        computed = {*self._from_host}.union(*(part.made for part in parts.values()))
         seen: set[int] = set()
         costs = []
         for number, part in sorted(parts.items()):
@@ -895,12 +897,12 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Any:
     return (tensor.unsqueeze(-1) == classes).to(torch.int64)
 
 
-def _counted(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
     if minlength < 1 or input.dim() != 1:
         return NotImplemented
-    given = torch.ones_like(input) if weights is None else weights
-    zeros = torch.zeros(minlength, dtype=given.dtype, device=input.device)
-    return zeros.index_add(0, input, given)
+    counts = torch.ones_like(input) if weights is None else weights
+    zeros = torch.zeros(minlength, dtype=counts.dtype, device=input.device)
+    return zeros.index_add(0, input, counts)
 
 
 _without_mkldnn = threading.Lock()
@@ -925,7 +927,7 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.repeat_interleave: _repeated,
     Tensor.repeat_interleave: _repeated,
     torch.nn.functional.one_hot: _one_hot,
-    torch.bincount: _counted,
-    Tensor.bincount: _counted,
+    torch.bincount: _bincount,
+    Tensor.bincount: _bincount,
 }
 """Each gives NotImplemented where the shape depends on values after all."""

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Mapping
@@ -14,6 +15,8 @@ from typing import Any, Mapping
 import torch
 from torch import Tensor
 
+from ipufit import checkpoint as files
+from ipufit._arguments import check_flags
 from ipufit._files import (
     as_path,
     draft,
@@ -30,13 +33,17 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import make_progress
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import Source
+from ipufit.data.random_state import HostRandomState
+from ipufit.data.sources import example_of
 from ipufit.engine.objective import named_outputs
 from ipufit.engine.precision import compute_in_types
 from ipufit.engine.step import arguments_of, failures_explained
 from ipufit.engine.weights import deep_copied
-from ipufit.errors import ConfigError, IpufitError, UnsupportedError
+from ipufit.errors import ConfigError, DataError, IpufitError, UnsupportedError
 from ipufit.placement import find_beginnings
 from ipufit.types import PathLike
+
+from .calls import CallPlanner, plan_of_pass, rows_to_evaluate
 
 _ELSEWHERE = {
     ".pt2": "torch.export.export(model.module.eval(), args)",
@@ -46,38 +53,57 @@ _NAME_IN_FOLDER = "executable.popef"
 """The name that Triton's back end looks for in the folder of a version of a model."""
 
 
-def check_path(path: PathLike) -> None:
-    """Refuse files that torch writes.
-
-    Raises:
-        ConfigError: The path ends in `.pt2` or `.onnx`.
-    """
+def export(
+    planner: CallPlanner,
+    path: PathLike,
+    x: Any,
+    batch_size: int | None,
+    *,
+    with_module: bool,
+) -> dict[str, Any]:
+    """Write the inference program of a model; arguments as for `IPUModel.export`."""
+    check_flags(with_module=with_module)
     suffix = as_path(path).suffix.lower()
     if suffix in _ELSEWHERE:
         raise ConfigError(
             f"export() writes programs for IPUs, not {suffix}. torch does: "
             f"{_ELSEWHERE[suffix]}; the weights are in the module."
         )
+    source = planner.last_source
+    if x is not None:
+        source = example_of(x, inputs_only=True, **planner.loading)
+    elif source is None:
+        raise DataError(
+            "export() needs to know the inputs' shapes: pass x, a batch or tensors "
+            'on the device "meta". (After a run of the model x may be left out.)'
+        )
+    planner.settle(source)
+    executors = planner.executors
+    executors.fetch_weights()
+    executors.share_buffers()
+    executors.detach()
+    config = replace(planner.config, process_id=0, num_processes=1)
+    size, _ = rows_to_evaluate(config, source, batch_size, None)
+
+    def write() -> dict[str, Any]:
+        with HostRandomState():
+            plan = plan_of_pass(planner.module, config, size)
+            return _write_program(
+                planner.module, config, source, plan, path, with_module=with_module
+            )
+
+    return files.written_by_one(write)
 
 
-def write_program(
+def _write_program(
     module: torch.nn.Module,
     config: IPUConfig,
     source: Source,
     plan: BatchPlan,
     path: PathLike,
-    *,
     with_module: bool,
 ) -> dict[str, Any]:
     """Compile a copy of a module by itself for one process, and write it to a file.
-
-    Args:
-        module: The user's module.
-        config: Its layout, in one process.
-        source: Samples to compile for.
-        plan: The factors of a call.
-        path: File, or a directory that exists.
-        with_module: Whether the module is pickled into the file.
 
     Returns:
         The description, which is written beside the file. A process that is killed in
@@ -92,7 +118,7 @@ def write_program(
     compute_in_types(module, config)
     example = source.example(plan.samples_per_call, inputs_only=True)
     if config.types.is_half:
-        example = [one.half() if one.is_floating_point() else one for one in example]
+        example = [t.half() if t.is_floating_point() else t for t in example]
     inputs = source.structure.nested([leaf.contiguous() for leaf in example])
     by_place, by_name = arguments_of(inputs)
     parameters = inspect.signature(module.forward).parameters
@@ -176,10 +202,10 @@ def _begin_blocks(
         return
     before, after = find_beginnings(module, config)
     names = [name for stage in config.stages for name in stage]
-    own = [name for name in names if name not in before.values()]
-    if own and config.layers_per_ipu is None:
+    blocks = [name for name in names if name not in before.values()]
+    if blocks and config.layers_per_ipu is None:
         raise UnsupportedError(
-            f"pipeline names {own[0]!r}, a block of the module's own, and PopTorch "
+            f"pipeline names {blocks[0]!r}, a block of the module's own, and PopTorch "
             "can't save options with the names of blocks. Give the blocks an ipu_id, "
             "and export a model with pipeline=None; or name submodules."
         )

@@ -4,11 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
-import pickle
-import threading
-from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -23,49 +19,37 @@ from typing import (
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from ipufit import checkpoint as files
 from ipufit._arguments import (
     check_flags,
     check_instance,
-    check_whole,
     refuse,
     shown,
 )
 from ipufit._signals import uninterrupted
 from ipufit._tree import tree_map
-from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
+from ipufit.callbacks import CallbackList, History, make_progress
 from ipufit.callbacks.base import CallbackLike, say
 from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig
 from ipufit.data.calls import (
-    Epochs,
     InferenceBatches,
 )
 from ipufit.data.datasets import Source, column_names, short_list
-from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import (
     as_batch,
     as_source,
-    example_of,
-    fit_sources,
-    generated_like,
-    generators_of,
-    is_stream,
 )
 from ipufit.distributed import (
     Processes,
     configure,
-    exchanges_off,
     get_process_info,
 )
 from ipufit.engine import host_calls
 from ipufit.engine.loop import (
     Inference,
     ProcessSync,
-    Training,
-    Validations,
     cut,
     ended_in_order,
     in_passes,
@@ -75,8 +59,6 @@ from ipufit.engine.loop import (
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import (
     StepFunction,
-    Steps,
-    checked_step,
     resolve_objective,
 )
 from ipufit.engine.precision import in_own_types
@@ -87,7 +69,6 @@ from ipufit.errors import (
     DataError,
     UnsupportedError,
     all_suggesting,
-    do_all,
     refuse_foreign,
     unknown_attribute,
 )
@@ -105,41 +86,33 @@ from ipufit.optimizers import (
 from ipufit.resume import (
     Snapshot,
     TrainedState,
-    calls_done,
-    check_same_run,
     compiled_settings,
     described,
-    find_checkpoint,
-    groups_of_module,
     held_directories,
     naming,
-    numeric_settings,
 )
 from ipufit.state import RunState
 from ipufit.types import Logs, PathLike, Verbose
 
+from . import copying
 from .arguments import (
     CompileSettings,
     FitArguments,
     InferenceArguments,
-    MethodStep,
-    calls_between,
     check_augmentation,
-    check_repeats,
     common_samples,
-    epochs_to_run,
     names_in_logs,
     refuse_names_of_validation,
-    require_same_rows,
+    resolve_steps,
     with_steps,
 )
 from .calls import (
     CallPlanner,
-    plan_of_pass,
-    rows_to_evaluate,
     warn_of_coverage,
     warn_of_coverage_of_fit,
 )
+from .fitting import plan_fit
+from .runs import Runs
 
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
@@ -155,25 +128,6 @@ ModelT = TypeVar("ModelT", bound="IPUModel")
 PerOutput = Union[Sequence[Any], Dict[str, Any]]
 MetricsLike = Union[MetricLike, PerOutput, None]
 """A list of metrics; or one for each output, in a list or in a dict by name."""
-
-_METRIC_BYTES = 4096
-"""Bytes of the losses, means and scalars of a micro-batch, without large metrics.
-
-The real number is known once a program is traced.
-"""
-
-_LEAST_CALLS = 16
-"""Calls of a pass over samples that are loaded: some are loaded while others train."""
-
-_OF_KERAS = {
-    "train_step": "training_step(self, batch), which returns the loss. Gradients and "
-    "the update are the device's",
-    "test_step": "validation_step(self, batch), which returns the loss",
-    "compute_loss": "training_step(self, batch), which returns the loss",
-    "compute_metrics": "training_step(self, batch), which returns metrics beside the "
-    "loss, {'loss': loss, 'error': error}",
-}
-"""Methods that Keras's users override, and what stands in their place."""
 
 
 @all_suggesting
@@ -226,10 +180,7 @@ class IPUModel:
     _counterparts: Counterparts
     _executors: Executors
     _calls: CallPlanner
-    _runs: list[CallbackList]  # under way: paused ones, then each within the one before
-    _no_run: RunState
-    _fit_run: RunState  # of the innermost fit under way, or else of the last one
-    _snapshot: Snapshot | None  # of the innermost fit under way
+    _runs: Runs
     _batch_loop: Optimization | None  # None if a fit came since: schedules begin anew
     # Facts about the data of the last runs.
     _target_columns: Sequence[str]
@@ -263,9 +214,8 @@ class IPUModel:
         self.processes = Processes(process)
         self._executors = Executors(self.module, config, self.processes)
         self._calls = CallPlanner(self.module, config, self._executors, self.processes)
-        self._runs = []
-        self._fit_run = self._no_run = RunState()
-        self._snapshot = self._batch_loop = None
+        self._runs = Runs(self._executors, self.processes)
+        self._batch_loop = None
         self._target_columns = ()
         self._columns = ()
 
@@ -371,14 +321,14 @@ class IPUModel:
             "validation_step": validation_step,
             "predict_step": predict_step,
         }
-        if self._runs and not self._innermost_run.is_paused:
+        if self._runs.are_under_way:
             raise ConfigError(
                 "compile() was called while fit, evaluate or predict runs, with the "
                 "loss and the optimizer that it began with. Compile before or after. "
                 "Learning rates may change meanwhile: model.optimizer.learning_rate."
             )
         config = with_steps(self._calls.given_config, steps_per_execution)
-        steps = self._resolved_steps(step, validation_step, predict_step)
+        steps = resolve_steps(self, step, validation_step, predict_step)
         for name in ("loss", "loss_weights"):
             if steps is not None and arguments[name] is not None:
                 raise ConfigError(
@@ -509,108 +459,64 @@ class IPUModel:
             UnsupportedError: Weights or padding for a loss without values per sample.
             Error: PopTorch refuses something (`ipufit.poptorch.Error`).
         """
-        # The arguments, and the data.
-        self._refuse_other_thread()
-        settings = self._calls.require_compiled()
-        to_come, is_validated = epochs_to_run(initial_epoch, epochs, validation_freq)
-        sizes = {
-            "validation_batch_size": validation_batch_size,
-            "validation_steps": validation_steps,
-        }
-        for name, size in sizes.items():
-            if size is not None:
-                check_whole(name, size, least=1)
-        data = x, y, sample_weight, validation_split, validation_data
-        source, validated = fit_sources(*data, shuffle=shuffle, **self._calls.loading)
-        counts = {name: common_samples(one) for name, one in validated.items()}
-        self._target_columns, self._columns = column_names(y) or (), source.columns
-        self.processes.require_same(
-            "fit",
-            samples=common_samples(source),
+        self._runs.refuse_other_thread()
+        arguments = FitArguments(
+            x,
+            y,
             batch_size=batch_size,
             epochs=epochs,
-            steps_per_epoch=steps_per_epoch,
-            shuffle=shuffle,
-            validation_samples=counts.get("", counts or None),
-            callbacks=[type(one).__name__ for one in CallbackList(callbacks).callbacks],
-        )
-        require_same_rows(self.processes, source, *validated.values())
-        arguments = FitArguments(
-            batch_size=batch_size,
             callbacks=callbacks,
+            validation_split=validation_split,
+            validation_data=validation_data,
             shuffle=shuffle,
             class_weight=class_weight,
-            drop_last=drop_last,
+            sample_weight=sample_weight,
+            initial_epoch=initial_epoch,
             steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
             validation_updates=validation_updates,
-            checkpoint=find_checkpoint(resume, callbacks),
+            drop_last=drop_last,
         )
-        checkpoint = arguments.checkpoint
-
-        # The plan of a call, of an epoch, and of the validations.
-        training = self._calls.training(source, arguments)
-        batches, plan = training.batches, training.plan
-        optimization = training.optimization
-        updates = plan.device_iterations
-        calls = Epochs(
-            batches, plan, steps_per_epoch, len(to_come), calls_done(checkpoint)
-        )
-        per_epoch = None if calls.num_calls is None else calls.num_calls * updates
-        total = None if per_epoch is None else per_epoch * len(to_come)
-        between = calls_between(validation_updates, updates, validated)
-        times = len([*itertools.islice(filter(is_validated, to_come), 2)])
-        for one in validated.values():
-            check_repeats(one, validation_steps, times + 2 * bool(between))
-        validations = Validations(
-            self._calls.validations(
-                validated, validation_batch_size, validation_steps, plan, callbacks
-            ),
-            is_validated,
-            between,
-        )
-        of_run = {
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-            "class_weight": class_weight,
-            "steps_per_epoch": steps_per_epoch,
-            "validation_updates": validation_updates,
-            **numeric_settings(self.config),
-            "samples seeded one by one": batches.is_seeded,
-            "updates of the schedule": total if optimization.needs_total else None,
-            "updates of an epoch": per_epoch if optimization.needs_epochs else None,
-        }
-        in_words = {**settings.in_words, **{n: described(v) for n, v in of_run.items()}}
-        check_same_run(checkpoint, training, source.num_samples, in_words)
+        plan = plan_fit(self._calls, arguments, resume)
+        training, validations = plan.training, plan.validations
+        batches, optimization = training.batches, training.optimization
+        source, updates = batches.source, training.plan.device_iterations
+        self._target_columns, self._columns = column_names(y) or (), source.columns
         left_out = batches.num_dropped, batches.num_empty_updates
         self._calls.warn_of_tail(training)
 
         # The run: programs, then epochs of calls.
+        to_come, checkpoint = plan.epochs, plan.checkpoint
         history, self._batch_loop = History(), None
         run = RunState(
             coverage=warn_of_coverage_of_fit(training, validations.sets),
             params={
                 "verbose": verbose,
                 "epochs": epochs,
-                "steps": per_epoch,
-                "calls": calls.num_calls,
+                "steps": plan.updates_per_epoch,
+                "calls": plan.calls.num_calls,
                 "dropped_samples": batches.num_dropped or 0,
             },
             metrics=training.metrics,
         )
-        running = self._running(run, callbacks, verbose, history)
+        running = self._runs.running(self, run, callbacks, verbose, history)
+        fitting = self._runs.fitting(self, run, optimization)
         others_out = held_directories(callbacks)
         resuming = contextlib.ExitStack()
-        with others_out, running as (hooks, display), self._fitting(run), resuming:
+        with others_out, running as (hooks, display), fitting, resuming:
             self._calls.last_source = source
-            self._calls.trained_rows = plan.micro_batch_size
-            snapshot = Snapshot(training, batches, hooks, run, validated, in_words)
+            self._calls.trained_rows = training.plan.micro_batch_size
+            snapshot = Snapshot(
+                *(training, batches, hooks, run, plan.validated, plan.settings)
+            )
+            if checkpoint is not None:
+                resuming.enter_context(snapshot.trained.kept_on_error())
+            optimization.begin_fit(plan.updates, updates, len(to_come))
             if checkpoint is not None:
                 with naming(checkpoint):
                     snapshot.check(checkpoint)
-                resuming.enter_context(snapshot.trained.kept_on_error())
-            optimization.begin_fit(total, updates, len(to_come))
-            if checkpoint is not None:
-                with naming(checkpoint):
                     snapshot.trained.put_back(checkpoint)
             try:
                 for line in optimization.news():
@@ -622,7 +528,7 @@ class IPUModel:
                 refuse_names_of_validation(names, validations.names())
                 if not hooks.adds_names():
                     run.names = names_in_logs(names, validations.names())
-                self.history, self._snapshot = history, snapshot
+                self.history, self._runs.snapshot = history, snapshot
                 hooks.on_train_begin({})
                 with ended_in_order(training, hooks, run):
                     sync = ProcessSync(
@@ -643,7 +549,7 @@ class IPUModel:
                         to_come = range(max(first_epoch, initial_epoch), epochs)
                     train(
                         training,
-                        calls,
+                        plan.calls,
                         to_come,
                         validations,
                         hooks,
@@ -657,7 +563,7 @@ class IPUModel:
                 hooks.on_train_end(dict(run.logs))
             finally:
                 self._calls.count_passes(batches)
-                self._snapshot = None
+                self._runs.snapshot = None
                 batches.close()
                 validations.close()
         if (batches.num_dropped, batches.num_empty_updates) != left_out:
@@ -700,7 +606,7 @@ class IPUModel:
             DataError: Data that can't be used, or without targets.
             ConfigError: The own inference options return sums of outputs.
         """
-        self._refuse_other_thread()
+        self._runs.refuse_other_thread()
         check_flags(return_dict=return_dict)
         self._calls.require_compiled()
         source = as_source(
@@ -715,7 +621,7 @@ class IPUModel:
         test = self._calls.evaluation(source, arguments)
         run = RunState(params={"verbose": verbose, **_params(test.batches)})
         run.coverage = warn_of_coverage(test.options, test.plan, "evaluate")
-        with self._running(run, callbacks, verbose) as (hooks, display):
+        with self._runs.running(self, run, callbacks, verbose) as (hooks, display):
             self._calls.last_source = source
             try:
                 with self._calls.naming_rows_of_fit(test):
@@ -756,12 +662,12 @@ class IPUModel:
             DataError: Data that can't be used.
             ConfigError: The own inference options don't return every row.
         """
-        self._refuse_other_thread()
+        self._runs.refuse_other_thread()
         columns = column_names(y)
         if y is not None and columns is None:
             raise DataError(
-                f"y={shown(y)} names no columns: predict() needs no targets, only the "
-                "names of columns that it is to leave alone."
+                f"y={shown(y)} must be column names: predict() takes no targets, only "
+                "the names of columns to leave out."
             )
         check_flags(stream=stream)
         source = self._inputs(x, columns or ())
@@ -827,10 +733,10 @@ class IPUModel:
         optimization = self._calls.require_compiled().optimization
         source = as_batch(x, y, sample_weight)
         self._columns = source.columns
-        own = self.config.training_options
+        options = self.config.training_options
         updates = self.config.device_iterations or 1
-        if own is not None:
-            updates = own.device_iterations
+        if options is not None:
+            updates = options.device_iterations
         rows = source.num_samples or 0  # that of arrays is known
         self.processes.require_same("train_on_batch", samples=source.num_samples)
         size, rest = divmod(rows, updates)
@@ -845,7 +751,9 @@ class IPUModel:
         # Passes are numbered by updates, so that no batch draws alike.
         training = self._calls.training(source, arguments, optimization.num_updates)
         self._require_ipus()
-        is_in_fit = self._snapshot is not None  # at its rates; its schedules don't move
+        is_in_fit = (
+            self._runs.snapshot is not None
+        )  # at its rates; its schedules don't move
         with optimization.paused() if is_in_fit else contextlib.nullcontext():
             if not is_in_fit and self._batch_loop is not optimization:
                 optimization.begin_fit(None, updates)
@@ -985,7 +893,7 @@ class IPUModel:
         """Return the memory on each IPU and the pipeline of training.
 
         The module is called once, with tensors that have shapes and no values: this
-        takes seconds, little memory and no IPU. Parameters, buffers, the optimiser's
+        takes seconds, little memory and no IPU. Parameters, buffers, the optimizer's
         state and accumulators are exact; activations and gradients are estimates with
         bounds. Code and temporary data aren't counted, so only a compilation shows
         whether a model fits.
@@ -1191,11 +1099,8 @@ class IPUModel:
             >>> [(one.severity, one.topic) for one in report.findings]
             [('refused', 'control flow'), ('good to know', 'data'), ...]
         """
-        if hasattr(x, "__next__"):
-            raise DataError(
-                "`x` is a generator, which can be gone through once: a check would "
-                "take its first batch away. Pass one batch, or tensors of its shapes."
-            )
+        from .checking import check_fit  # few processes ask for it
+
         arguments = FitArguments(
             x,
             y,
@@ -1208,7 +1113,7 @@ class IPUModel:
             validation_updates=validation_updates,
             drop_last=drop_last,
         )
-        return self._check_of_fit(arguments)
+        return check_fit(self._calls, arguments)
 
     def benchmark(
         self,
@@ -1271,41 +1176,10 @@ class IPUModel:
             >>> model.num_updates
             0
         """
-        from . import benchmarking  # few processes ask for it
+        from .benchmarking import benchmark  # few processes ask for it
 
-        benchmarking.check_arguments(mode, data, calls, repeats, warmup)
-        is_training = mode == "training"
-        if is_training:
-            self._calls.require_compiled()
-        with HostRandomState(generators_of(x) if is_stream(x) else ()):
-            if is_training:
-                source = as_source(x, y, **self._calls.loading)
-            else:
-                source = self._inputs(x, column_names(y) or ())
-            copied = self._independent_copy("benchmark()")
-
-            def planned(source: Source, fitted: FitArguments) -> Training | Inference:
-                if is_training:
-                    return copied._calls.training(source, fitted)
-                sizes = InferenceArguments(batch_size, is_open=False)
-                how = copied._calls.predicted, "predict", sizes
-                return copied._calls.inference(source, *how)
-
-            program = planned(source, FitArguments(batch_size=batch_size))
-            if data != "real":  # as many samples as a call of the real ones takes
-                plan = program.plan
-                source = generated_like(source, plan.samples_per_call * plan.processes)
-                updates = plan.device_iterations
-                program = planned(
-                    source,
-                    FitArguments(batch_size=plan.batch_size, updates=updates),
-                )
-            run = copied._running(RunState(), None, verbose)
-            with run as (_, display), contextlib.closing(program.batches):
-                result = benchmarking.measure(
-                    program, data, calls, repeats, warmup, display, copied.processes
-                )
-            copied.detach()
+        sizes = calls, repeats, warmup
+        result = benchmark(self, x, y, batch_size, mode, data, *sizes, verbose)
         if verbose and self.processes.is_first:
             say(str(result))
         return result
@@ -1332,18 +1206,10 @@ class IPUModel:
                         Sequential...
             4
         """
-        source = self._calls.last_source if x is None else as_source(x)
-        self._executors.fetch_weights()
-        example = None
-        if source is None:
-            host_calls.check_shapes(self.module)
-        else:
-            self._calls.settle(source)
-            leaves = source.example(1, inputs_only=True)
-            example = source.structure.nested(leaves)
-        from .summary import summarize  # few processes ask for it
+        from .summary import summarize_inputs  # few processes ask for it
 
-        summary = summarize(self.module, self.config, example)
+        self._executors.fetch_weights()
+        summary = summarize_inputs(self._calls, x)
         say(str(summary))
         return summary
 
@@ -1354,8 +1220,8 @@ class IPUModel:
         0 if there are none, as in Keras. Each epoch and evaluation begins so anyway.
         """
         self._calls.require_compiled()
-        if self._innermost_run.metrics is not None:
-            self._innermost_run.metrics.forget()
+        if self._runs.innermost.metrics is not None:
+            self._runs.innermost.metrics.forget()
 
     # Weights --------------------------------------------------------------------------
 
@@ -1413,20 +1279,20 @@ class IPUModel:
                 f"There are {len(weights)} arrays for {len(state)} weights: "
                 f"{', '.join(state)}."
             )
-        given: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for (name, tensor), value in zip(state.items(), weights):
             try:
-                given[name] = torch.as_tensor(value)
+                tensors[name] = torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise DataError(
                     f"What is given for {name} is no array of numbers: {error}."
                 ) from error
-            if given[name].shape != tensor.shape:
+            if tensors[name].shape != tensor.shape:
                 raise DataError(
-                    f"The array for {name} has shape {tuple(given[name].shape)}, and "
+                    f"The array for {name} has shape {tuple(tensors[name].shape)}, and "
                     f"the weight has {tuple(tensor.shape)}."
                 )
-        self._set_state(given)
+        self._set_state(tensors)
 
     def save_weights(
         self, path: PathLike, *, moment: files.SavedAt | None = None
@@ -1467,21 +1333,21 @@ class IPUModel:
             FileError: The file can't be read.
         """
         host_calls.check_shapes(self.module)
-        given = files.load_weights(path)
+        tensors = files.load_weights(path)
         state = self.module.state_dict()
-        odd = files.names_that_differ(state, given, "shape")
+        odd = files.names_that_differ(state, tensors, "shape")
         if odd:
             raise DataError(
                 f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
                 "are only in one of the two, or have other shapes."
             )
         for name, tensor in state.items():
-            if not torch.can_cast(given[name].dtype, tensor.dtype):
+            if not torch.can_cast(tensors[name].dtype, tensor.dtype):
                 raise DataError(
-                    f"{str(path)!r} has {name} in {given[name].dtype}, and the weight "
-                    f"is {tensor.dtype}, which can't hold it."
+                    f"{str(path)!r} has {name} in {tensors[name].dtype}, and the "
+                    f"weight is {tensor.dtype}, which can't hold it."
                 )
-        self._set_state(given)
+        self._set_state(tensors)
 
     @uninterrupted
     def swap_weights(self, *, is_average: bool, is_joint: bool = False) -> None:
@@ -1516,7 +1382,7 @@ class IPUModel:
             average.swap_out()
         self._executors.send_weights()
 
-    # Checkpoints: weights and the optimiser's state, and in a callback the whole run.
+    # Checkpoints: weights and the optimizer's state, and in a callback the whole run.
 
     def checkpoint(self, *, copied: bool = True) -> files.Checkpoint:
         """Return the state of the model and, while `fit` runs, of the whole run.
@@ -1526,7 +1392,7 @@ class IPUModel:
                 this takes no memory for a checkpoint that is written at once.
 
         Returns:
-            Weights, the optimiser's state, averages; in a callback also everything that
+            Weights, the optimizer's state, averages; in a callback also everything that
             `fit(resume=...)` needs. In `run.after_hooks` it has the state of all
             callbacks after the event.
 
@@ -1534,8 +1400,8 @@ class IPUModel:
             NotCompiledError: `compile` wasn't called.
         """
         check_flags(copied=copied)
-        if self._snapshot is not None:
-            now = self._snapshot.take()
+        if self._runs.snapshot is not None:
+            now = self._runs.snapshot.take()
         else:
             host_calls.check_shapes(self.module)
             now = self._trained_state().take()
@@ -1566,7 +1432,7 @@ class IPUModel:
         files.written_by_one(write)
 
     def load(self, path: PathLike) -> None:
-        """Load weights, the optimiser's state and averages from a checkpoint.
+        """Load weights, the optimizer's state and averages from a checkpoint.
 
         To resume a run use `fit(resume=path)`.
 
@@ -1639,37 +1505,9 @@ class IPUModel:
             >>> about["inputs"]
             [{'name': 'input', 'shape': [8, 4], 'dtype': 'float32'}]
         """
-        from . import exporting  # few processes ask for it
+        from .exporting import export  # few processes ask for it
 
-        check_flags(with_module=with_module)
-        exporting.check_path(path)
-        source = self._calls.last_source
-        if x is not None:
-            source = example_of(x, inputs_only=True, **self._calls.loading)
-        elif source is None:
-            raise DataError(
-                "export() needs to know the inputs' shapes: pass x, a batch or tensors "
-                'on the device "meta". (After a run of the model x may be left out.)'
-            )
-        self._calls.settle(source)
-        self._executors.fetch_weights()
-        self._executors.share_buffers()
-        self._executors.detach()
-        alone = replace(self.config, process_id=0, num_processes=1)
-        size, _ = rows_to_evaluate(alone, source, batch_size, None)
-
-        def write() -> dict[str, Any]:
-            before = HostRandomState()
-            try:
-                plan = plan_of_pass(self.module, alone, size)
-                return exporting.write_program(
-                    *(self.module, alone, source, plan, path),
-                    with_module=with_module,
-                )
-            finally:
-                before.put_back()
-
-        return files.written_by_one(write)
+        return export(self._calls, path, x, batch_size, with_module=with_module)
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the last call, for a callback that watches them.
@@ -1682,12 +1520,12 @@ class IPUModel:
         Raises:
             ConfigError: It isn't called while `fit` runs, or before the first call.
         """
-        if self._snapshot is None:
+        if self._runs.snapshot is None:
             raise ConfigError(
                 "gradients() is for callbacks while fit() runs: there is no training "
                 "program now. GradientMonitor shows how."
             )
-        return self._snapshot.training.gradients()
+        return self._runs.snapshot.training.gradients()
 
     def detach(self) -> None:
         """Release the IPUs; the weights stay in `module`, the programs compiled."""
@@ -1717,39 +1555,34 @@ class IPUModel:
         return None if self._calls.settings is None else self._calls.settings.average
 
     @property
-    def _innermost_run(self) -> RunState:
-        """The run under way that was begun last, such as one in a callback of `fit`."""
-        return self._runs[-1].run if self._runs else self._no_run
-
-    @property
     def stop_training(self) -> bool:
         """Keras's flag: a callback sets it to end `fit` after this call."""
-        return self._fit_run.is_stopping
+        return self._runs.fit.is_stopping
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         if value:
-            self._fit_run.stop("model.stop_training was set")
+            self._runs.fit.stop("model.stop_training was set")
         else:
-            self._fit_run.stop_reason = None
+            self._runs.fit.stop_reason = None
 
     @property
     def stop_evaluating(self) -> bool:
         """Keras's flag: a callback sets it to end the evaluation after this call."""
-        return self._innermost_run.stop_evaluating
+        return self._runs.innermost.stop_evaluating
 
     @stop_evaluating.setter
     def stop_evaluating(self, value: bool) -> None:
-        self._innermost_run.stop_evaluating = value
+        self._runs.innermost.stop_evaluating = value
 
     @property
     def stop_predicting(self) -> bool:
         """Keras's flag: a callback sets it to end `predict` after this call."""
-        return self._innermost_run.stop_predicting
+        return self._runs.innermost.stop_predicting
 
     @stop_predicting.setter
     def stop_predicting(self, value: bool) -> None:
-        self._innermost_run.stop_predicting = value
+        self._runs.innermost.stop_predicting = value
 
     def __repr__(self) -> str:
         """Describe the module, the layout, and the settings of `compile`."""
@@ -1757,11 +1590,11 @@ class IPUModel:
         if settings is not None:
             objective = settings.objective
             losses = ", ".join(loss.name for _, loss in objective.losses)
-            metrics = ", ".join(one.full_name for one in objective.metrics)
-            own = "of the module" if objective.steps is None else "of its own step"
+            metrics = ", ".join(metric.full_name for metric in objective.metrics)
+            whose = "of the module" if objective.steps is None else "of its own step"
             compiled = (
                 f"compiled with {type(settings.optimization.optimizer).__name__}, "
-                f"loss {losses or own}, metrics {metrics or 'none'}"
+                f"loss {losses or whose}, metrics {metrics or 'none'}"
             )
         module = type(self.module).__name__
         return f"<{type(self).__name__}: {module} on {self.config}, {compiled}>"
@@ -1783,9 +1616,7 @@ class IPUModel:
     # help() lists methods in the order of these names, and the others after them.
     _fields = tuple(name for name in vars() if not name.startswith("_"))
 
-    # Copies: a model is made anew of the module as it is on the host, the config and
-    # the arguments of `compile`. Then it is given what training has changed beyond the
-    # weights. It has no programs and no device yet.
+    # Copies ---------------------------------------------------------------------------
 
     def __copy__(self: ModelT) -> ModelT:
         other = type(self).__new__(type(self))
@@ -1799,103 +1630,16 @@ class IPUModel:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self._copied_state()
-        parts = {
-            "module": state["module"],
-            "config": state["config"],
-            **{f"compile({n}=...)": v for n, v in (state["arguments"] or {}).items()},
-            **state["attributes"],
-        }
-        for name, part in parts.items():
-            try:
-                _WithoutTensors(io.BytesIO()).dump(part)
-            except Exception as error:  # a user's object may raise anything
-                raise UnsupportedError(
-                    f"This model can't be pickled because of {name}: {error}. "
-                    "Functions and classes have to be defined at the top of a module, "
-                    "so that they are found by their names. copy.deepcopy(model) takes "
-                    "any, and model.save(path) keeps what was learnt."
-                ) from error
+        copying.refuse_unpicklable(state)
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        # torch.multiprocessing sends tensors as shared memory, and a copy has its own.
-        trained, module = state["trained"], state["module"]
-        groups = {} if trained is None else trained.tensors
-        own = [tensor for group in groups.values() for tensor in group.values()]
-        for tensor in (*module.parameters(), *module.buffers(), *own):
-            if not is_lazy(tensor) and tensor.is_shared():
-                tensor.data = tensor.data.clone()
+        copying.unshare(state)
         IPUModel.__init__(self, state["module"], state["config"])
-        self._target_columns, self._columns, self._calls.num_passes = state["data"]
-        vars(self).update(state["attributes"])
-        self._counterparts = Counterparts(state["counterparts"])
-        if state["arguments"] is None:
-            return
-        self.compile(**state["arguments"])
-        if trained is None:
-            return
-        tensors = {**groups_of_module(self.module), **trained.tensors}
-        self._trained_state().put_back(files.Checkpoint(tensors, trained.state))
-        if state["is_swapped"]:
-            self.swap_weights(is_average=True)
+        copying.continue_from(self, state)
 
     def _copied_state(self) -> dict[str, Any]:
-        """Return the state from which a copy is built, with the newest weights.
-
-        Its module, config, arguments and attributes are the model's own.
-        """
-        self._executors.fetch_weights()
-        settings, average = self._calls.settings, self.weight_average
-        is_swapped = average is not None and average.is_swapped
-        trained = None
-        if settings is not None and not host_calls.lazy_layers(self.module):
-            trained = self._trained_state().take().copied()
-            if not is_swapped:  # the module has the weights
-                own = groups_of_module(self.module)
-                others = {n: t for n, t in trained.tensors.items() if n not in own}
-                trained = files.Checkpoint(others, trained.state)
-        # The parameters of the module that was given which the optimizer given has.
-        optimizer = None if settings is None else settings.arguments["optimizer"]
-        groups: Sequence[Any] = ()
-        if isinstance(optimizer, torch.optim.Optimizer):
-            groups = optimizer.param_groups
-        given = [one for group in groups for one in group["params"]]
-        own_names = IPUModel.__annotations__
-        return {
-            "module": self.module,
-            "config": self._calls.given_config,
-            "arguments": None if settings is None else dict(settings.arguments),
-            "counterparts": self._counterparts.among(given),
-            "trained": trained,
-            "is_swapped": is_swapped,
-            "data": (self._target_columns, self._columns, self._calls.num_passes),
-            "attributes": {n: v for n, v in vars(self).items() if n not in own_names},
-        }
-
-    def _independent_copy(self: ModelT, purpose: str) -> ModelT:
-        """Return a copy for a run that mustn't change this model; it releases its IPUs.
-
-        Args:
-            purpose: The run, as the beginning of an error message.
-
-        Raises:
-            UnsupportedError: The model can't be copied.
-        """
-        self._executors.detach()  # the copy needs them
-        state = self._copied_state()
-        attributes = state.pop("attributes")  # a step of its own reads them
-        try:
-            state = deep_copied(state)
-        except Exception as error:  # a user's object may raise anything
-            raise UnsupportedError(
-                f"{purpose} runs on a copy of the model, so that the model doesn't "
-                f"change, and it can't be copied: {error}. Take open files, locks and "
-                "other objects that copy.deepcopy refuses out of the module and the "
-                "arguments of compile()."
-            ) from error
-        other = type(self).__new__(type(self))
-        other.__setstate__({**state, "attributes": attributes})
-        return other
+        return copying.state_of(self, IPUModel.__annotations__)
 
     # The model as a whole -------------------------------------------------------------
 
@@ -1910,22 +1654,13 @@ class IPUModel:
             **self._calls.loading,
         )
 
-    def _refuse_other_thread(self) -> None:
-        """Refuse a run beside that of another thread, before it draws or changes."""
-        if self._innermost_run.thread not in (None, threading.get_ident()):
-            raise ConfigError(
-                "Another thread is in fit, evaluate or predict of this model, which "
-                "has one program on its IPUs at a time. Call this from a callback of "
-                "that run, or use a copy of the model: copy.deepcopy(model)."
-            )
-
     def _require_ipus(self) -> None:
         """Check that the model can run a program here and now.
 
         Raises:
             ConfigError: The config is offline, or another thread runs the model.
         """
-        self._refuse_other_thread()
+        self._runs.refuse_other_thread()
         if self.config.offline:
             raise ConfigError(
                 "The config has offline=True, so that programs are compiled and can't "
@@ -1940,82 +1675,16 @@ class IPUModel:
         return self.module.state_dict()
 
     @uninterrupted
-    def _set_state(self, given: Mapping[str, Tensor]) -> None:
+    def _set_state(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, tensor in self.module.state_dict().items():
-                tensor.copy_(given[name])
+                tensor.copy_(tensors[name])
         self._executors.send_weights()
 
     def _trained_state(self) -> TrainedState:
         """Return the parts of a compiled model that training changes."""
         settings = self._calls.require_compiled()
         return TrainedState(self._executors, settings.optimization, settings.average)
-
-    def _resolved_steps(
-        self,
-        step: StepFunction | None,
-        validation_step: StepFunction | None,
-        predict_step: StepFunction | None,
-    ) -> Steps | None:
-        """Return the given steps, else methods of a subclass; None without a step.
-
-        Raises:
-            ConfigError: A step is no function, or the class has a method of Keras's.
-        """
-        checked_step("step", step)
-        checked_step("validation_step", validation_step)
-        checked_step("predict_step", predict_step)
-        for name, instead in _OF_KERAS.items():
-            if hasattr(type(self), name):
-                raise ConfigError(
-                    f"{type(self).__name__} has Keras's method {name}(), which nothing "
-                    f"calls: write {instead}."
-                )
-
-        def method(name: str) -> StepFunction | None:
-            own = getattr(self, name, None)
-            if own is None:
-                return None
-            checked_step(name, own, is_method=True)
-            return MethodStep(own)
-
-        training = step or method("training_step")
-        validation = validation_step or method("validation_step") or training
-        prediction = predict_step or method("predict_step")
-        if validation is None and prediction is None:
-            return None
-        if training is None or validation is None:
-            raise ConfigError(
-                "There is a validation_step or predict_step, and no step for training: "
-                "give compile(step=...), or the class a training_step."
-            )
-        return Steps(training, validation, prediction)
-
-    # What the commands do with the first `fit` of a script ----------------------------
-
-    def _build_of_fit(self, arguments: FitArguments, cache_dir: str) -> Build:
-        """Compile the programs of a `fit` for IPUs that may be elsewhere.
-
-        Args:
-            arguments: Arguments of the `fit`.
-            cache_dir: Directory for the executables, if the config has none.
-        """
-        from .building import build_fit  # few processes ask for it
-
-        self._calls.compile_offline(cache_dir)
-        settings = self._calls.settings
-        if settings is not None:
-            self.compile(**settings.arguments)
-        return build_fit(self._calls, arguments, Notes())
-
-    def _check_of_fit(self, arguments: FitArguments) -> CheckReport:
-        """Check a `fit`; a generator loses its first batch."""
-        from .checking import check_fit  # few processes ask for it
-
-        self._calls.require_compiled()
-        self._executors.fetch_weights()
-        self._target_columns = column_names(arguments.y) or ()
-        return check_fit(self._calls, arguments)
 
     # Runs -----------------------------------------------------------------------------
 
@@ -2025,13 +1694,13 @@ class IPUModel:
         """Run a prediction, and yield the outputs of this process call by call."""
         batches = plan.batches
         run = RunState(params={"verbose": verbose, **_params(batches)})
-        with self._running(run, callbacks, verbose) as (hooks, display):
+        with self._runs.running(self, run, callbacks, verbose) as (hooks, display):
             self._calls.last_source = batches.source
             try:
                 with self._calls.naming_rows_of_fit(plan):
                     plan.prepare(display)
                     for part in plan.outputs(hooks, run):
-                        with self._paused(hooks):
+                        with self._runs.paused(hooks):
                             yield part
             except DataError as error:
                 names = next(filter(None, batches.source.columns), ())
@@ -2051,117 +1720,6 @@ class IPUModel:
         of_processes = self.processes.gathered([_plain(part) for part in parts])
         calls = zip(*of_processes)
         return joined(_in_order(call, plan.batches) for call in calls)
-
-    # Runs -----------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _running(
-        self,
-        run: RunState,
-        callbacks: CallbackLike,
-        verbose: Verbose,
-        history: History | None = None,
-    ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
-        """Begin a run with hooks in Keras's order, and download the weights at its end.
-
-        After an error the IPUs are released too: the user may never do so.
-
-        Args:
-            run: State of the run.
-            callbacks: The user's; a display among them replaces ipufit's, as in Keras.
-            verbose: As for `fit`.
-            history: History of a `fit`, whose hooks are called after the user's.
-
-        Yields:
-            All callbacks, and the display among them.
-
-        Raises:
-            ConfigError: The config is offline.
-
-        Warns:
-            CopiedModuleWarning: The user's module has changed, and isn't the one that
-                runs.
-        """
-        self._require_ipus()
-        self._counterparts.warn_of_changes()
-        given = CallbackList(callbacks).callbacks
-        run.processes, run.thread = self.processes, threading.get_ident()
-        verbose = verbose if run.processes.is_first else 0
-        own_display = make_progress(verbose)
-        displays = [one for one in given if isinstance(one, ProgressDisplay)]
-        last = [own_display] if verbose and not displays else []
-        hooks = CallbackList([given, [] if history is None else history, last])
-        hooks.set_model(self)
-        hooks.set_run(run)
-        own_display.set_run(run)  # a silent one isn't among the hooks
-        self._runs.append(hooks)
-        is_failing = False
-        try:
-            is_shown = displays and run.processes.is_first
-            yield hooks, displays[0] if is_shown else own_display
-        except GeneratorExit:  # somebody doesn't want the rest of a stream
-            raise
-        except BaseException:
-            is_failing = True
-            with exchanges_off():  # other processes are elsewhere
-                do_all([self._executors.detach], is_failing=True)
-            raise
-        finally:
-            self._runs.remove(hooks)
-            with exchanges_off() if is_failing else contextlib.nullcontext():
-                do_all(
-                    [
-                        lambda: hooks.end(self._runs, is_failing=is_failing),
-                        self._executors.fetch_weights,
-                    ],
-                    is_failing=is_failing,
-                )
-        run.act()  # for what was asked for in on_train_end: all has ended well
-
-    @contextlib.contextmanager
-    def _paused(self, hooks: CallbackList) -> Iterator[None]:
-        """Pause a run for other code, which may run the model."""
-        self._runs.remove(hooks)
-        hooks.give_back(self._runs)
-        self._runs.insert(0, hooks)
-        hooks.run.is_paused = True
-        try:
-            yield
-        finally:
-            hooks.run.is_paused = False
-            self._runs.remove(hooks)
-            self._runs.append(hooks)
-            hooks.give_back([hooks])
-
-    @contextlib.contextmanager
-    def _fitting(self, run: RunState) -> Iterator[None]:
-        """Make a run the present `fit`; one that is under way goes on after it."""
-        outer, snapshot, history = self._fit_run, self._snapshot, self.history
-        self._fit_run = run
-        if snapshot is None:
-            yield
-            return
-        try:
-            with self._calls.require_compiled().optimization.paused():
-                yield
-        finally:
-            self._fit_run, self._snapshot, self.history = outer, snapshot, history
-            if run.was_told_to_end:
-                outer.tell_to_end(run.told_by)
-
-
-class _WithoutTensors(pickle.Pickler):
-    """Pickles an object without the values of tensors."""
-
-    def persistent_id(self, part: Any) -> str | None:
-        """Return a name in place of a tensor; None for other objects."""
-        return "tensor" if isinstance(part, torch.Tensor) else None
-
-
-# Arguments ----------------------------------------------------------------------------
-
-
-# Sizes --------------------------------------------------------------------------------
 
 
 # Metrics and outputs ------------------------------------------------------------------
@@ -2190,5 +1748,6 @@ def _in_order(of_processes: Sequence[Any], batches: InferenceBatches) -> Any:
     """Join the outputs of all processes for a call: they divide each pass."""
     rows = batches.plan_of_samples.samples_per_update
     of_passes = itertools.zip_longest(*(in_passes(part, rows) for part in of_processes))
-    outputs = joined(part for one in of_passes for part in one if part is not None)
+    parts = itertools.chain.from_iterable(of_passes)
+    outputs = joined(part for part in parts if part is not None)
     return outputs if batches.structure.rows is None else cut(*outputs)

@@ -12,9 +12,13 @@ from torch.func import functional_call  # type: ignore[attr-defined,unused-ignor
 
 from ipufit._tree import leaves_of
 from ipufit.config import IPUConfig
+from ipufit.data.sources import as_source
+from ipufit.engine import host_calls
 from ipufit.engine.step import arguments_of, failures_explained
 from ipufit.engine.weights import mode
 from ipufit.placement import Begun, blocks_begun, followed, stage_and_ipu
+
+from .calls import CallPlanner
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,22 @@ class Summary:
         return "\n".join(lines)
 
 
+def summarize_inputs(planner: CallPlanner, x: Any) -> Summary:
+    """Summarize a model, with a sample of `x` or else of its last run."""
+    source = planner.last_source if x is None else as_source(x)
+    example = None
+    if source is None:
+        host_calls.check_shapes(planner.module)
+    else:
+        planner.settle(source)
+        example = source.structure.nested(source.example(1, inputs_only=True))
+    return summarize(planner.module, planner.config, example)
+
+
 def summarize(
     module: torch.nn.Module, config: IPUConfig, inputs: Any = None
 ) -> Summary:
-    """Summarise a module's layers.
+    """Summarize a module's layers.
 
     Args:
         module: The user's module. It is run on the host, in eval mode and without

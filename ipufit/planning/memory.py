@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
 from ipufit._arguments import shown
+from ipufit.batching import micro_batches_in_flight
 from ipufit.errors import UnknownNameError
 
 LEAST_OFF_CHIP = 2
@@ -366,7 +367,7 @@ def held_micro_batches(stage: int, num_stages: int) -> int:
         >>> [held_micro_batches(stage, 3) for stage in range(3)]
         [5, 3, 1]
     """
-    return 2 * (num_stages - 1 - stage) + 1
+    return micro_batches_in_flight(num_stages - stage)
 
 
 def state_bytes(tensors: Sequence[StateCost], settings: MemorySettings) -> int:

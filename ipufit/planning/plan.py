@@ -211,7 +211,7 @@ class ModelPlan(ShownAsText):
         """Return the idle share of the pipeline for another gradient accumulation.
 
         Args:
-            gradient_accumulation: Micro-batches of an update: `2 * stages - 1` or more.
+            gradient_accumulation: Micro-batches of an update, enough for all stages.
         """
         schedule = self.schedule._replace(micro_batches=gradient_accumulation)
         return schedule.idle_share
@@ -300,7 +300,7 @@ def _changes(
             of_all = size * shards // copies
             yield change, "weights are gathered", of_all, {"num_shards": shards}, stages
     for accumulation in (now // 2, now * 2, now * 4):
-        if accumulation >= 2 * plan.num_stages - 1:
+        if accumulation >= plan.schedule.num_slots:
             change = f"gradient_accumulation={accumulation}"
             counts = {"gradient_accumulation": accumulation}
             yield change, "", size // now * accumulation, counts, stages
@@ -375,7 +375,7 @@ def _work(plan: ModelPlan) -> Iterator[Content]:
             "times the mean."
         )
     if plan.num_stages > 1:
-        least = 2 * plan.num_stages - 1
+        least = plan.schedule.num_slots
         tried = (least * factor for factor in (1, 2, 4, 8, 16))
         idle = ", ".join(f"{share_in_words(plan.bubble_at(g))} at {g}" for g in tried)
         caption += (

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Iterator, NamedTuple
 
-from ipufit.batching import BatchPlan, as_product
+from ipufit.batching import BatchPlan, as_product, micro_batches_in_flight
 from ipufit.types import ShownAsText
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PipelineSchedule(NamedTuple):
     @property
     def num_slots(self) -> int:
         """Number of slots that each micro-batch passes through, one per cycle."""
-        return 2 * self.stages - 1 if self.trains else self.stages
+        return micro_batches_in_flight(self.stages) if self.trains else self.stages
 
     @property
     def num_cycles(self) -> int:
@@ -97,7 +97,7 @@ class PipelineSchedule(NamedTuple):
             >>> [schedule.stage_of(slot) for slot in range(schedule.num_slots)]
             [0, 1, 2, 1, 0]
         """
-        return min(slot, 2 * self.stages - 2 - slot) if self.trains else slot
+        return min(slot, self.num_slots - 1 - slot) if self.trains else slot
 
     # Pictures -------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ try:
 except ImportError:  # comes with other packages, if at all
     attr = None
 
-from tests.engine.model_outputs import ModelOutput
+from tests.fit.model_outputs import ModelOutput
 
 from .kinds import REFUSED, RIGHT, Linear, Program, kind, mean_squares
 

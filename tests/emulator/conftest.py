@@ -3,7 +3,8 @@
 
 In the thorough profile each program that the modules below compile is surveyed too.
 What is refused must be among the findings in the same words, at the line from which the
-refusal came; what compiles must have none. `tests/test_check.py` has some in every run.
+refusal came; what compiles must have none. `tests/check/test_check.py` has some in
+every run.
 """
 
 from __future__ import annotations

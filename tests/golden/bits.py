@@ -28,8 +28,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests import processes
 from tests.golden.runs import HALF, IN_PROCESSES, RUNS
+from tests.pool import make_pool
 
 FOLDER = Path(__file__).parent / "bits"
 LARGEST_KEPT = 64
@@ -47,7 +47,7 @@ def numbers_of(name, pool):
 
     Args:
         name: Name of a run.
-        pool: Processes for the runs that need several (`tests/processes.py`).
+        pool: Processes for the runs that need several (`tests/pool.py`).
     """
     if name in IN_PROCESSES:
         outcome = dict(enumerate(pool.run(outcome_of, name)))
@@ -188,7 +188,7 @@ def main(arguments=None):
     if unknown:
         parser.error(f"there is no run {', '.join(sorted(unknown))}")
     failed = False
-    for pool in processes.make_pool([]):
+    for pool in make_pool([]):
         for name in given.names or RUNS:
             numbers = numbers_of(name, pool)
             failed |= differs(name, numbers, given.tolerance)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_migrate import Page
+from tests.docs.test_migrate import Page
 
 ROOT = Path(__file__).parent.parent.parent
 # The page sets no seed, and other starting weights end up to 0.13 apart.

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ipufit
 from ipufit import IPUConfig, IPUModel, NonFiniteLossWarning, Optimizer
-from tests.distributed import runs
+from tests.processes import runs
 from tests.reference import assert_same_weights, compiled, samples, weights
 from tests.strategies import examples
 

@@ -151,7 +151,7 @@ def test_what_would_go_wrong_later_is_refused_with_the_way_out(item, hint):
     ],
 )
 def test_a_loss_of_torch_is_a_metric_too(loss):
-    """Nor a second loss in a training step: tests/engine/traced/test_loss_forms.py."""
+    """Nor a second loss in a training step: tests/losses/test_loss_forms.py."""
     outputs, targets = torch.rand(6, 2), torch.rand(6, 2)
     metric = resolve_metric(loss)
     sums = metric.sums(outputs, targets)

@@ -15,7 +15,7 @@ from ipufit.errors import ConfigError
 from ipufit.planning.pictures import amount_in_words
 from ipufit.planning.schedule import PipelineSchedule
 from tests.planning.simulated_pipeline import simulated
-from tests.test_model_plan import tutorial
+from tests.planning.test_model_plan import tutorial
 
 CASES = [
     (stages, micro_batches, trains)

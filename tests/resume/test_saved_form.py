@@ -29,7 +29,7 @@ from ipufit import (
 )
 from ipufit.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
 from ipufit.data.random_state import random_state
-from tests.checkpoint.samples import same, same_tensors
+from tests.files.samples import same, same_tensors
 from tests.reference import network, samples
 from tests.strategies import spread
 

@@ -8,7 +8,7 @@ import torch
 
 import ipufit
 from ipufit import ConfigError, IPUConfig, IPUModel, Optimizer
-from tests.checkpoint.samples import same
+from tests.files.samples import same
 from tests.reference import network, samples
 
 

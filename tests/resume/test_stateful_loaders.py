@@ -15,8 +15,7 @@ from ipufit.checkpoint import write_checkpoint
 from ipufit.data.sources import LoaderState, packed, unpacked
 from tests.data.stateful import StatefulLoader
 from tests.reference import samples
-from tests.strategies import spread
-from tests.test_resume import (
+from tests.resume.test_resume import (
     Saver,
     Scenario,
     Watcher,
@@ -25,6 +24,7 @@ from tests.test_resume import (
     seeded,
     unbroken,
 )
+from tests.strategies import spread
 
 COUNT = 22
 pytestmark = [

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a `fit`: all that is decided, and refused, before a program compiles."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal, Mapping
+
+from ipufit import checkpoint as files
+from ipufit.callbacks import CallbackList
+from ipufit.data.calls import Epochs
+from ipufit.data.datasets import Source
+from ipufit.data.sources import fit_sources
+from ipufit.engine.loop import Training, Validations
+from ipufit.resume import (
+    calls_done,
+    check_same_run,
+    described,
+    find_checkpoint,
+    numeric_settings,
+)
+from ipufit.types import PathLike
+
+from .arguments import (
+    FitArguments,
+    calls_between,
+    check_repeats,
+    common_samples,
+    epochs_to_run,
+    require_same_rows,
+)
+from .calls import CallPlanner
+
+
+@dataclass(frozen=True, eq=False)
+class FitPlan:
+    """The plan of a `fit`.
+
+    Attributes:
+        training: The training, and the calls of a pass over the data.
+        validated: The sets to validate on, by name; `""` names the only one.
+        validations: Their evaluations, and when they come.
+        epochs: Indices of the epochs to come.
+        calls: The calls of each epoch.
+        updates_per_epoch: Number of updates of an epoch; None if unknown.
+        updates: Number of updates of all epochs to come; None if unknown.
+        settings: Settings that a resumed run must have too, in words.
+        checkpoint: The checkpoint of the run to resume; None for a new run.
+    """
+
+    training: Training
+    validated: Mapping[str, Source]
+    validations: Validations
+    epochs: range
+    calls: Epochs
+    updates_per_epoch: int | None
+    updates: int | None
+    settings: Mapping[str, str]
+    checkpoint: files.Checkpoint | None
+
+
+def plan_fit(
+    planner: CallPlanner,
+    arguments: FitArguments,
+    resume: PathLike | Literal[False] | None,
+) -> FitPlan:
+    """Plan a `fit`, and refuse what can't work.
+
+    Args:
+        planner: Plans the calls of the model.
+        arguments: Arguments of the `fit`.
+        resume: As for `fit`; False for a new run, whatever callbacks have saved.
+
+    Raises:
+        NotCompiledError: `compile` wasn't called.
+        ConfigError: Settings that don't fit the model, the data or each other.
+        DataError: Data that can't be used.
+        CheckpointError: The checkpoint to resume can't be read.
+        UnsupportedError: Something that the loss can't take.
+    """
+    compiled, processes = planner.require_compiled(), planner.processes
+    epochs, is_validated = epochs_to_run(
+        arguments.initial_epoch, arguments.epochs, arguments.validation_freq
+    )
+    source, validated = fit_sources(
+        *arguments.data,
+        arguments.validation_split,
+        arguments.validation_data,
+        shuffle=arguments.shuffle,
+        **planner.loading,
+    )
+    counts = {name: common_samples(set_) for name, set_ in validated.items()}
+    callbacks = CallbackList(arguments.callbacks).callbacks
+    processes.require_same(
+        "fit",
+        samples=common_samples(source),
+        batch_size=arguments.batch_size,
+        epochs=arguments.epochs,
+        steps_per_epoch=arguments.steps_per_epoch,
+        shuffle=arguments.shuffle,
+        validation_samples=counts.get("", counts or None),
+        callbacks=[type(callback).__name__ for callback in callbacks],
+    )
+    require_same_rows(processes, source, *validated.values())
+    checkpoint = None
+    if resume is not False:
+        checkpoint = find_checkpoint(resume, arguments.callbacks)
+    training = planner.training(source, arguments.after_split(checkpoint))
+    batches, updates = training.batches, training.plan.device_iterations
+    calls = Epochs(
+        *(batches, training.plan, arguments.steps_per_epoch),
+        *(len(epochs), calls_done(checkpoint)),
+    )
+    per_epoch = None if calls.num_calls is None else calls.num_calls * updates
+    total = None if per_epoch is None else per_epoch * len(epochs)
+    between = calls_between(arguments.validation_updates, updates, validated)
+    times = len([*itertools.islice(filter(is_validated, epochs), 2)])
+    for set_ in validated.values():
+        check_repeats(set_, arguments.validation_steps, times + 2 * bool(between))
+    evaluations = planner.validations(
+        validated,
+        arguments.validation_batch_size,
+        arguments.validation_steps,
+        training.plan,
+        arguments.callbacks,
+    )
+    optimization = training.optimization
+    of_run = {
+        "shuffle": arguments.shuffle,
+        "drop_last": arguments.drop_last,
+        "class_weight": arguments.class_weight,
+        "steps_per_epoch": arguments.steps_per_epoch,
+        "validation_updates": arguments.validation_updates,
+        **numeric_settings(planner.config),
+        "samples seeded one by one": batches.is_seeded,
+        "updates of the schedule": total if optimization.needs_total else None,
+        "updates of an epoch": per_epoch if optimization.needs_epochs else None,
+    }
+    in_words = {name: described(value) for name, value in of_run.items()}
+    settings = {**compiled.in_words, **in_words}
+    check_same_run(checkpoint, training, source.num_samples, settings)
+    return FitPlan(
+        training,
+        validated,
+        Validations(evaluations, is_validated, between),
+        epochs,
+        calls,
+        per_epoch,
+        total,
+        settings,
+        checkpoint,
+    )
