@@ -98,11 +98,11 @@ class FigureLogger(Callback):
 
 
 class RunLogger(FigureLogger):
-    """Base of loggers for services with runs: join the active run, or begin one.
+    """Base of loggers for services with runs: join the active run, or begin a run.
 
     A run that the logger begins ends with `fit`, as failed if `fit` raised. A resumed
     `fit` continues it. Classes have `active_run()`, which returns the service's active
-    run or None; `begin_run()`, which begins one, or continues that of `run_id`; and
+    run or None; `begin_run()`, which begins a run, or continues that of `run_id`; and
     `end_run(is_failed=)`.
 
     Args:
@@ -139,7 +139,7 @@ class RunLogger(FigureLogger):
         self.run_id = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Join the active run, or begin one; a resumed run has its state by now."""
+        """Join the active run, or begin a run; a resumed run has its state by now."""
         if self._active is None:
             self._active = self.active_run()
             self._has_begun = self._active is None

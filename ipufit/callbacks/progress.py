@@ -238,7 +238,7 @@ class _Printing(ProgressDisplay):
 
 
 class LineProgress(_Printing):
-    """Display of `verbose=2`: Keras's lines, after one for compilations."""
+    """Display of `verbose=2`: Keras's lines, after a line for compilations."""
 
     def _begin(self, title: str, end_title: str) -> None:
         super()._begin(title, end_title)

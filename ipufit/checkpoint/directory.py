@@ -10,7 +10,7 @@ the next write of the same name removes. The directories are opened once, and ev
 in them is done by their descriptors (`ipufit._files`).
 
 A directory can't be renamed over another. So an old checkpoint is renamed to a hidden
-path beside it (`.NAME.XXXXXXXX.old`) before the new one takes its name. A reader that
+path beside it (`.NAME.XXXXXXXX.old`) before the new takes its name. A reader that
 finds nothing under the name looks there.
 
 No function deletes a whole tree: only the files that a checkpoint may have are
@@ -55,9 +55,9 @@ from ipufit._files import (
     open_folder,
     open_regular,
     put,
+    remove,
     write_parts,
 )
-from ipufit._files import remove as remove_hidden
 from ipufit._kinds import (
     Kind,
     are_numbers,
@@ -148,7 +148,7 @@ class SavedAt:
 
     Args:
         update: Number of weight updates.
-        monitor: Name of the metric, such as "val_loss"; None without one.
+        monitor: Name of the metric, such as "val_loss"; None without a metric.
         value: Value of the metric; None if it wasn't known.
         mode: Whether "min" or "max" of the metric is better; None if unknown.
         epoch: Number of complete epochs.
@@ -587,7 +587,7 @@ def load_tensors(
     the process.
 
     Args:
-        sha256: SHA-256 of the file; None for that in the header, if it has one.
+        sha256: SHA-256 of the file; None for the SHA-256 in the header, if it has any.
 
     Returns:
         Tensors by name. Tied names share one tensor.
@@ -728,10 +728,10 @@ def what_loads(path: Path) -> str:
 
 
 def refuse_name_of_file(path: PathLike) -> None:
-    """Refuse a file, or the name of one, for a checkpoint, which is a directory.
+    """Refuse a file, or the name of a file, for a checkpoint, which is a directory.
 
     Raises:
-        ConfigError: The path is a file, or ends as the name of one.
+        ConfigError: The path is a file, or ends as the name of a file does.
     """
     target = as_path(path)
     if target.suffix.lower() in _SUFFIXES_OF_FILES or os.path.isfile(target):
@@ -757,7 +757,7 @@ def _current_path(target: Path) -> Path | None:
     """Find the checkpoint that should be at a path.
 
     Returns:
-        The path; or the hidden one of the old checkpoint, if a writer was killed
+        The path; or the hidden path of the old checkpoint, if a writer was killed
         between its two renames; or None if there is no checkpoint.
     """
     for _ in range(_NUM_LOOKS):
@@ -776,8 +776,8 @@ def _current_path(target: Path) -> Path | None:
     return None
 
 
-def remove(parent: int, name: str) -> None:
-    """Delete a checkpoint, so that a part of it never counts as a whole one.
+def delete_checkpoint(parent: int, name: str) -> None:
+    """Delete a checkpoint, so that a part of it never counts as a whole checkpoint.
 
     A directory that holds other files is left alone.
 
@@ -790,10 +790,10 @@ def remove(parent: int, name: str) -> None:
     trash = hidden_name(name, "trash")
     os.replace(name, trash, src_dir_fd=parent, dst_dir_fd=parent)
     os.fsync(parent)
-    delete(parent, trash)
+    delete_files(parent, trash)
 
 
-def delete(parent: int, name: str) -> None:
+def delete_files(parent: int, name: str) -> None:
     """Delete the files of a checkpoint, the manifest first, and their directory.
 
     Of a symbolic link only the link is deleted.
@@ -801,15 +801,15 @@ def delete(parent: int, name: str) -> None:
     Raises:
         OSError: A file can't be deleted, or the directory holds other files.
     """
-    remove_hidden(parent, name, _to_delete)
+    remove(parent, name, _order_of_deletion)
 
 
-def _try_to_delete(parent: int, name: str) -> None:
+def _try_to_delete_files(parent: int, name: str) -> None:
     with contextlib.suppress(OSError):  # the next write tries again
-        delete(parent, name)
+        delete_files(parent, name)
 
 
-def _to_delete(names: list[str]) -> list[str]:
+def _order_of_deletion(names: list[str]) -> list[str]:
     return sorted(filter(belongs, names), key=lambda name: (name != MANIFEST, name))
 
 
@@ -819,10 +819,10 @@ def _to_delete(names: list[str]) -> list[str]:
 def write_checkpoint(
     path: PathLike, checkpoint: Checkpoint, *, moment: SavedAt | None = None
 ) -> None:
-    """Write a checkpoint, or keep the old one whole.
+    """Write a checkpoint, or keep the old checkpoint whole.
 
-    If the process is killed at any moment, the path has the old checkpoint or the new
-    one (or none, if there was none). Only one process may write to a path at a time.
+    If the process is killed at any moment, the path has the old or the new checkpoint
+    (or none, if there was none). Only one process may write to a path at a time.
 
     Args:
         path: A directory; its parents are made. A checkpoint there is replaced.
@@ -864,7 +864,7 @@ def write_at(target: Path, checkpoint: Checkpoint, moment: SavedAt | None) -> No
         make_folder(target.parent)
         with open_folder(target.parent) as parent:
             _restore_old(parent, target)
-            beside = draft(parent, target.name, 0o777, _to_delete)
+            beside = draft(parent, target.name, 0o777, _order_of_deletion)
             with beside as (hidden, folder):
                 files = {STATE: _write_file(folder, STATE, [state])}
                 for group, tensors in checkpoint.tensors.items():
@@ -929,15 +929,15 @@ def _restore_old(parent: int, target: Path) -> None:
             f"{str(target)!r} holds {foreign[0]!r}, which isn't a checkpoint's, "
             "and would be lost: give another path, or move it away."
         )
-    delete_leftovers(parent, re.escape(target.name), "old", _try_to_delete)
+    delete_leftovers(parent, re.escape(target.name), "old", _try_to_delete_files)
 
 
 def _put(parent: int, hidden: str, folder: int, name: str) -> None:
-    """Rename a complete directory to its name, durably, and delete the old one.
+    """Rename a complete directory to its name, durably, and delete the old directory.
 
     Raises:
         OSError: The directory can't be renamed, or somebody has put something else in
-            its place. The old one is still there, or `_current_path` finds it.
+            its place. The old directory is still there, or `_current_path` finds it.
     """
     old = hidden_name(name, "old")
     with contextlib.suppress(FileNotFoundError):
@@ -952,7 +952,7 @@ def _put(parent: int, hidden: str, folder: int, name: str) -> None:
         with contextlib.suppress(OSError):  # unless only the last sync has failed
             os.replace(old, name, src_dir_fd=parent, dst_dir_fd=parent)
         raise
-    _try_to_delete(parent, old)
+    _try_to_delete_files(parent, old)
 
 
 # Reading -----------------------------------------------------------------------------
@@ -993,7 +993,7 @@ def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
 def read_manifest(path: PathLike) -> Manifest:
     """Read the manifest, and check the sizes of the files.
 
-    This is fast. It finds missing and cut files, but not changed ones.
+    This is fast. It finds missing and cut files, but not changed bytes.
 
     Raises:
         MissingCheckpointError: There is no checkpoint.
@@ -1009,7 +1009,7 @@ def _read(
     """Read files of a checkpoint that another process may replace meanwhile.
 
     A writer deletes the checkpoint that it has replaced. So an error counts only if the
-    checkpoint is still at the path; otherwise the new one is read.
+    checkpoint is still at the path; otherwise the new checkpoint is read.
 
     Args:
         is_wanted: Whether to read the file of a name.

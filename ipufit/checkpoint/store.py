@@ -2,8 +2,8 @@
 """A directory of checkpoints: find the latest and the best, and delete the others.
 
 Names are for people. Checkpoints are ordered by a number in each manifest, which counts
-writes. A run that continues from an older checkpoint writes newer ones, even if others
-have more updates.
+writes. What a run writes that continues from an older checkpoint is newer, even if
+other checkpoints have more updates.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, TypeVar
 
@@ -44,18 +45,17 @@ from .directory import (
     Saved,
     SavedAt,
     best_saved,
-    delete,
+    delete_checkpoint,
+    delete_files,
     load_checkpoint,
     read_manifest,
     refuse_name_of_file,
-    remove,
     write_at,
 )
 from .lock import LOCK, DirectoryLock
 
 T = TypeVar("T")
 _Checkpoints = List[Saved]
-_Delete = Callable[[int, str], None]
 
 _ALIKE = {"ConfigError": ConfigError, "UnsupportedError": UnsupportedError}
 """Errors that others raise as they are: callers catch them."""
@@ -119,7 +119,7 @@ class CheckpointStore:
         directory: Path of the directory, made when the first checkpoint is saved.
         keep_last: Number of the newest checkpoints to keep, without damaged ones; None
             keeps all.
-        keep_best: 1 to keep the checkpoint with the best metric as well, unless one of
+        keep_best: 1 to keep the checkpoint with the best metric as well, unless any of
             the newest is as good.
         mode: Whether "min" or "max" of the metric is better. None if unknown; then
             `keep_best` keeps all checkpoints with a metric. May be set later.
@@ -230,7 +230,7 @@ class CheckpointStore:
         best = self._best_of(sound) if self.keep_best else []
         values = [at.value for _, at in kept]
         kept += [(path, at) for path, at in best if at.value not in values]
-        self._remove(
+        self._delete(
             checkpoint[0].name
             for index, checkpoint in enumerate(listed)
             if (index < oldest or checkpoint in sound) and checkpoint not in kept
@@ -240,7 +240,7 @@ class CheckpointStore:
         """Return the checkpoints with an intact manifest and sizes, oldest first.
 
         Raises:
-            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         """
         return [path for path, _ in self._sound()]
 
@@ -250,7 +250,7 @@ class CheckpointStore:
         Checksums aren't compared: `load_latest` does.
 
         Raises:
-            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         """
         sound = self._sound()
         return sound[-1][0] if sound else None
@@ -260,7 +260,7 @@ class CheckpointStore:
 
         Raises:
             ConfigError: Several checkpoints have a metric, and `mode` is None.
-            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         """
         best = self._best_of(self._sound())
         if len(best) > 1:
@@ -278,7 +278,7 @@ class CheckpointStore:
 
         Raises:
             DamagedCheckpointError: All checkpoints are damaged.
-            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
 
         Warns:
             CheckpointWarning: Damaged checkpoints were skipped; says which, and why.
@@ -295,7 +295,7 @@ class CheckpointStore:
         Raises:
             ConfigError: Another run has the directory; says who.
         """
-        if self._is_held:  # by the run around this one
+        if self._is_held:  # by the run around this run
             yield
             return
         locks: list[DirectoryLock] = []
@@ -327,7 +327,7 @@ class CheckpointStore:
             damaged: dict[Path, CheckpointError] = {}
             listed = self._listed(damaged, is_strict=False)
             paths = *(path for path, _ in listed), *damaged
-            self._remove(path.name for path in paths)
+            self._delete(path.name for path in paths)
             with contextlib.suppress(OSError):  # somebody's files are in it
                 (self.directory / LOCK).unlink(missing_ok=True)
                 self.directory.rmdir()
@@ -347,32 +347,29 @@ class CheckpointStore:
         """Delete half-written and half-deleted files of killed processes."""
         if self.directory.is_dir():
             with open_folder(self.directory) as folder:
-                kinds = "partial|trash"
-                delete_leftovers(folder, _NAME.pattern, kinds, self._or_warn(delete))
+                delete = partial(self._delete_or_warn, delete_files)
+                delete_leftovers(folder, _NAME.pattern, "partial|trash", delete)
 
-    def _remove(self, names: Iterable[str]) -> None:
+    def _delete(self, names: Iterable[str]) -> None:
         """Delete checkpoints by their names."""
         if self.directory.is_dir():
             with open_folder(self.directory) as folder:
                 for name in names:
-                    self._or_warn(remove)(folder, name)
+                    self._delete_or_warn(delete_checkpoint, folder, name)
 
-    def _or_warn(self, delete: _Delete) -> _Delete:
-        """Return a function that deletes, and warns if it can't."""
-
-        def deleting(folder: int, name: str) -> None:
-            try:
-                delete(folder, name)
-            except FileNotFoundError:  # another process was faster
-                pass
-            except OSError as error:
-                warn(
-                    f"{str(self.directory / name)!r} isn't needed and couldn't be "
-                    f"deleted: {error.strerror}.",
-                    CheckpointWarning,
-                )
-
-        return deleting
+    def _delete_or_warn(
+        self, delete: Callable[[int, str], None], folder: int, name: str
+    ) -> None:
+        try:
+            delete(folder, name)
+        except FileNotFoundError:  # another process was faster
+            pass
+        except OSError as error:
+            warn(
+                f"{str(self.directory / name)!r} isn't needed and couldn't be "
+                f"deleted: {error.strerror}.",
+                CheckpointWarning,
+            )
 
     def _listed(
         self, damaged: dict[Path, CheckpointError], *, is_strict: bool = True
@@ -424,8 +421,8 @@ def load_newest(
 ) -> tuple[Path, Checkpoint] | None:
     """Load the newest intact checkpoint of a run from several stores.
 
-    Each store offers its last intact checkpoint. The one with most updates is loaded;
-    of equals, the first store's.
+    Each store offers its last intact checkpoint. The checkpoint with most updates is
+    loaded; of equals, the first store's.
 
     Args:
         stores: The stores, at least one.
@@ -435,7 +432,7 @@ def load_newest(
 
     Raises:
         DamagedCheckpointError: All checkpoints are damaged.
-        CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+        CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
 
     Warns:
         CheckpointWarning: Damaged checkpoints were skipped; says which, and why.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Save and load weights in one file, and average those of several checkpoints.
 
-The file is in the format of safetensors, under the user's own parameter names. A state
+The file is in the format of safetensors, under the user's names of parameters. A state
 dict of torch can be read, too.
 """
 
@@ -216,7 +216,7 @@ def _state_dict(path: Path, file: IO[bytes]) -> dict[str, Tensor]:
         )
     file.seek(0)
     try:
-        with warnings.catch_warnings():  # torch 2.0 warns of its own TypedStorage
+        with warnings.catch_warnings():  # torch 2.0 warns of its TypedStorage
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
             content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of any kind, with the advice to unpickle
@@ -320,7 +320,7 @@ def average_checkpoints(
             a file of weights is damaged.
         MissingCheckpointError: There is none in the directory, or none at a path.
         DamagedCheckpointError: A checkpoint is damaged.
-        CheckpointError: A newer ipufit wrote one, or one can't be read.
+        CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         FileError: The average can't be written.
 
     Warns:

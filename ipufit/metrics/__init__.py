@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: F403 - each file lists its public names once, in its own `__all__`
+# ruff: noqa: F403 - each file lists its public names once, in its `__all__`
 """Metrics: values over all samples, computed from exact sums where possible."""
 
 from __future__ import annotations

@@ -640,7 +640,7 @@ class Classified(NamedTuple):
     Attributes:
         scores: `[..., C]`, float32.
         labels: `[...]`, integers; no index of a class where the weight is 0 or NaN.
-        weights: `[...]`, float32; 0 for targets that are ignored, NaN for wrong ones.
+        weights: `[...]`, float32; 0 if the target is ignored, NaN if it is wrong.
     """
 
     scores: Tensor
@@ -691,7 +691,7 @@ def is_of_bits(
 
 
 def weights_like(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Expand weights to the shape of `values`, in float32; ones for None."""
+    """Expand weights to the shape of `values`, in float32; 1 everywhere for None."""
     if weights is None:
         return torch.ones_like(values, dtype=torch.float32)
     return spread_weights(weights, values)
@@ -725,7 +725,7 @@ def elements(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elemen
     Args:
         outputs: Numbers of any shape, one row per sample.
         targets: Numbers of the same shape, up to axes of size 1.
-        weights: `[rows]` or `[rows, ...]`; None for ones.
+        weights: `[rows]` or `[rows, ...]`; None weights all alike.
 
     Raises:
         DataError: The shapes don't fit.
@@ -741,12 +741,12 @@ def bits(
     lowest: int = -1,
     ignored: Sequence[int] = (IGNORED_INDEX,),
 ) -> Elements:
-    """Reshape targets of 0 and 1 as `elements` does; ignored ones get the weight 0.
+    """Reshape targets of 0 and 1 as `elements` does; ignored targets get the weight 0.
 
     Args:
         outputs: Outputs of the model.
         targets: Numbers from `lowest` to 1.
-        weights: `[rows]` or `[rows, ...]`; None for ones.
+        weights: `[rows]` or `[rows, ...]`; None weights all alike.
         lowest: -1 for targets -1 and 1; or 0.
         ignored: Targets that don't count.
 
@@ -797,7 +797,7 @@ def classified(
     Args:
         outputs: Scores `[..., C]`.
         targets: Class indices `[...]`, or one-hot `[..., C]`.
-        weights: `[rows]` or `[rows, ...]`; None for ones.
+        weights: `[rows]` or `[rows, ...]`; None weights all alike.
         ignored: Class indices that don't count.
 
     Raises:

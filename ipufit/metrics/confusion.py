@@ -65,8 +65,8 @@ class ConfusionMetric(Metric):
     With one output per sample, or a channel axis of size 1, the problem is binary. With
     scores of classes `[..., C]` the class of the highest score is predicted. Targets
     are then class indices or one-hot. With a binary loss, outputs `[N, C]` or
-    `[N, C, ..., W]` are C binary problems, and `[N, H, W]` are one. Targets of -100 are
-    ignored.
+    `[N, C, ..., W]` are C binary problems, and `[N, H, W]` are a single problem.
+    Targets of -100 are ignored.
 
     Args:
         name: Key in logs.

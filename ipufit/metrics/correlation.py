@@ -138,7 +138,7 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
 
     Args:
         x: The sum of one variable, float64 as all arguments.
-        y: The sum of the other variable, or the same one.
+        y: The sum of another variable, or the same.
         products: The sum of their products.
         count: The sum of the weights.
 

@@ -221,10 +221,10 @@ def _binary(
             f"Outputs of shape {tuple(outputs.shape)} are scores of "
             f"{scores.shape[-1]} classes, and an area is of two."
         )
-    ones = scores[..., 1]
-    ones = ones.sub(scores[..., 0]) if takes_logits else ones
+    second = scores[..., 1]
+    second = second.sub(scores[..., 0]) if takes_logits else second
     truths = labels.to(torch.float32)
-    return Elements(*(part.reshape(-1) for part in (ones, truths, counts)))
+    return Elements(*(part.reshape(-1) for part in (second, truths, counts)))
 
 
 def _against_rest(parts: Elements) -> Elements:

@@ -74,7 +74,7 @@ def kept_rows(
         weights: Weights of 0 and 1, `[rows]` or `[rows, ...]`.
 
     Returns:
-        Outputs and targets of weight 1; their weighted axes become one.
+        Outputs and targets of weight 1; their weighted axes become a single axis.
 
     Raises:
         UnsupportedError: There are weights other than 0 and 1.
