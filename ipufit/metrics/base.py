@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ipufit._arguments import check_number, refuse, shown
-from ipufit._tree import leaves_of
+from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.errors import ConfigError, DataError
 
 from .target_means import TargetMeans, unknown_number
@@ -74,33 +74,13 @@ def _refuse_keras_words(kind: type) -> None:
         )
 
 
-_OUTPUT_WORDS = (
-    "forecast hat logits out output outputs pred predicted prediction predictions "
-    "preds proba recon reconstructed reconstruction scores student yhat ypred"
-)
-_TARGET_WORDS = (
-    "actual actuals expected gt label labels ref reference target targets teacher "
-    "tgt true truth ytrue"
-)
-
-
 class NamedMetric:
-    """Base of metrics: their name, and what is known of the outputs that they get.
+    """Base of all metrics: the name, and what is known of the outputs.
 
     Args:
         name: Key in logs and History; None for the class's name in snake_case.
 
-    Attributes:
-        direction: `"max"` or `"min"` if larger or smaller values are better, else None.
-            Callbacks that monitor the metric use it.
-        has_binary_loss: Whether the loss of the same output is binary, so that each
-            output is a 0 or 1 of its own; None if unknown. Of a `Metric` it is set in
-            copies, of a `StreamedMetric` in the metric itself.
-        has_probabilities: Whether the outputs are probabilities: they come from a
-            sigmoid or softmax, or their loss takes probabilities. It is set like
-            `has_binary_loss`.
-        ignore_index: Class index of targets that don't count; None if all count. If
-            it is -100, targets that the loss of the same output ignores are -100, too.
+    The attributes are described in `Metric`.
     """
 
     direction: str | None = None
@@ -148,7 +128,15 @@ class Metric(NamedMetric, abc.ABC):
 
     Attributes:
         direction: `"max"` or `"min"` if larger or smaller values are better, else None.
-        ignore_index: Class index of targets that don't count; None if all count.
+            Callbacks that monitor the metric use it.
+        has_binary_loss: Whether the loss of the same output is binary, so that each
+            output is a 0 or 1 of its own; None if unknown. It is set in copies of the
+            metric.
+        has_probabilities: Whether the outputs are probabilities: they come from a
+            sigmoid or softmax, or their loss takes probabilities. It is set in copies
+            of the metric.
+        ignore_index: Class index of targets that don't count; None if all count. If
+            it is -100, targets that the loss of the same output ignores are -100, too.
     """
 
     @abc.abstractmethod
@@ -192,6 +180,8 @@ class StreamedMetric(NamedMetric, abc.ABC):
     Attributes:
         direction: `"max"`, `"min"` or None, as in `Metric`.
         ignore_index: As in `Metric`.
+        has_binary_loss: As in `Metric`; set in the metric itself.
+        has_probabilities: As in `Metric`; set in the metric itself.
     """
 
     @abc.abstractmethod
@@ -238,30 +228,41 @@ class MeanMetric(Metric):
 
 
 class CollectingMetric(StreamedMetric):
-    """Base of streamed metrics that store each batch until the end.
+    """Base of streamed metrics that are computed from all rows at the end.
 
     Args:
-        name: Key in logs and History.
-
-    Attributes:
-        batches: One entry for each batch since `reset`, filled by `update`.
+        name: Key in logs and History; None for the name that the class has.
     """
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.reset()
 
+    def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
+        """Store what the metric needs of a batch."""
+        rows = map_tensors(Tensor.detach, self._rows(outputs, targets, weights))
+        if rows_of(rows):
+            self._batches.append(rows)
+
     def result(self) -> float:
-        """Return the metric's value over all batches; NaN without batches."""
-        return self._figure() if self.batches else float("nan")
+        """Return the metric's value over all batches; NaN without rows."""
+        if not self._batches:
+            return float("nan")
+        structure = Structure.of_outputs(self._batches[0])
+        columns = zip(*map(structure.flatten, self._batches))
+        return self._figure(*structure.rebuild(torch.cat(list(c)) for c in columns))
 
     def reset(self) -> None:
         """Discard all batches."""
-        self.batches: list[Any] = []
+        self._batches: list[Any] = []
 
     @abc.abstractmethod
-    def _figure(self) -> float:
-        """Compute the metric's value from `batches`, at least one."""
+    def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> Any:
+        """Return a list or tuple of nested tensors, with as many rows each."""
+
+    @abc.abstractmethod
+    def _figure(self, *rows: Any) -> float:
+        """Compute the metric's value from the rows of all batches."""
 
 
 class FunctionMetric(Metric):
@@ -320,6 +321,16 @@ class FunctionMetric(Metric):
         if sums[1].isnan() and not sums[0].isnan():
             raise unknown_number(f"Metric {self.name!r}")
         return super().result(sums)
+
+
+_OUTPUT_WORDS = (
+    "forecast hat logits out output outputs pred predicted prediction predictions "
+    "preds proba recon reconstructed reconstruction scores student yhat ypred"
+)
+_TARGET_WORDS = (
+    "actual actuals expected gt label labels ref reference target targets teacher "
+    "tgt true truth ytrue"
+)
 
 
 def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

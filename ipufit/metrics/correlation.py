@@ -305,21 +305,19 @@ class SpearmanCorrelation(CollectingMetric):
     direction = "max"
     _default_name = "spearman_correlation"
 
-    def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Store a batch."""
+    def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> list[Tensor]:
         predicted, actual, counts = _columns(outputs, targets, weights)
-        is_kept = kept(self.name, counts).to(torch.float32)
-        self.batches.append(torch.stack([predicted, actual, is_kept]))
+        return [predicted, actual, kept(self.name, counts)]
 
-    def _figure(self) -> float:
+    def _figure(self, *rows: Tensor) -> float:
         """Average over outputs; NaN if outputs or targets are constant."""
-        columns = torch.cat(self.batches, dim=1).unbind(2)
+        columns = list(zip(*(part.unbind(1) for part in rows)))
         return sum(_rank_correlation(*column) for column in columns) / len(columns)
 
 
-def _rank_correlation(x: Tensor, y: Tensor, counts: Tensor) -> float:
-    """Correlate the ranks of numbers whose weight isn't 0."""
-    pairs = torch.stack([x, y])[:, counts.ne(0)]
+def _rank_correlation(x: Tensor, y: Tensor, is_kept: Tensor) -> float:
+    """Correlate the ranks of numbers that are kept."""
+    pairs = torch.stack([x, y])[:, is_kept]
     if bool(pairs.isnan().any()):
         return float("nan")
     ranks = torch.stack([_ranks(part) for part in pairs])

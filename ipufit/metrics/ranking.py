@@ -133,16 +133,13 @@ class _Ranked(CollectingMetric):
         check_choice("average", average, AVERAGES)
         self._average = average
 
-    def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Store the scores of a batch."""
+    def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> list[Tensor]:
         with naming_targets(self.name):
-            parts = _by_label(self, outputs, targets, weights)
-        self.batches.append([part.detach() for part in parts])
+            return _by_label(self, outputs, targets, weights)
 
-    def _figure(self) -> float:
+    def _figure(self, *rows: Tensor) -> float:
         """Compute the area; NaN if scores are."""
-        parts = (torch.cat(part).unbind(1) for part in zip(*self.batches))
-        points = [_points(*label) for label in zip(*parts)]
+        points = [_points(*label) for label in zip(*(part.unbind(1) for part in rows))]
         areas = [self._area(tp, fp) for tp, fp in points]
         return _average(areas, torch.stack([tp[:1] for tp, _ in points]), self._average)
 
