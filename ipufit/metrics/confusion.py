@@ -69,22 +69,23 @@ class ConfusionMetric(Metric):
     Targets of -100 are ignored.
 
     Args:
-        name: Key in logs.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
+        name: Key in logs.
         ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
             without a class; None for no others.
     """
 
     ignore_index = IGNORED_INDEX
 
+    @suggesting
     def __init__(
         self,
-        name: str | None,
         threshold: float = 0.5,
         from_logits: bool | None = None,
         multi_label: bool = False,
+        name: str | None = None,
         ignore_class: int | None = None,
     ) -> None:
         super().__init__(name)
@@ -196,27 +197,10 @@ def ratio(part: Tensor, whole: Tensor) -> Tensor:
 
 
 class _Count(ConfusionMetric):
-    """Base of counts over all classes, which have no `direction`.
-
-    Args:
-        threshold: The probability above which a 1 is predicted.
-        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
-        multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
-        name: Key in logs.
-    """
+    """Base of counts over all classes, which have no `direction`."""
 
     _cell = "tp"
     _default_name = "true_positives"
-
-    @suggesting
-    def __init__(
-        self,
-        threshold: float = 0.5,
-        from_logits: bool | None = None,
-        multi_label: bool = False,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(name, threshold, from_logits, multi_label)
 
     def result(self, sums: Tensor) -> float:
         """Return the count; 0 without samples."""
@@ -283,7 +267,7 @@ class ClassScore(ConfusionMetric):
         name: str | None = None,
         ignore_class: int | None = None,
     ) -> None:
-        super().__init__(name, threshold, from_logits, multi_label, ignore_class)
+        super().__init__(threshold, from_logits, multi_label, name, ignore_class)
         if class_id is not None:
             check_whole("class_id", class_id)
         check_choice("average", average, AVERAGES)
@@ -461,7 +445,7 @@ class BalancedAccuracy(ConfusionMetric):
         from_logits: bool | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name, threshold, from_logits)
+        super().__init__(threshold, from_logits, name=name)
 
     def _figure(self, counts: Counts) -> float:
         counts = both_classes(counts, has_labels=self._has_labels)
@@ -500,7 +484,7 @@ class MeanIoU(ConfusionMetric):
         name: str | None = None,
         ignore_class: int | None = None,
     ) -> None:
-        super().__init__(name, threshold, from_logits, ignore_class=ignore_class)
+        super().__init__(threshold, from_logits, False, name, ignore_class)
         if num_classes is not None:
             check_whole("num_classes", num_classes, least=2)
         self._num_classes = num_classes

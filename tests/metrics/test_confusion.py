@@ -302,6 +302,9 @@ def test_a_class_without_a_pixel_can_be_ignored(void, second):
         of_third = figure(score(class_id=3), outputs[kept], truths[kept])
         third = score(class_id=3, ignore_class=void)
         assert figure(third, moved, truths) == pytest.approx(of_third)
+    for count in (TruePositives, FalsePositives, TrueNegatives, FalseNegatives):
+        number = figure(count(), outputs[kept], truths[kept])
+        assert figure(count(ignore_class=void), moved, truths) == number
     if void > 0:
         assert figure(metric, moved, truths.byte()) == pytest.approx(plain)
     if void != 2:
