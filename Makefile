@@ -5,27 +5,20 @@ TOX := $(TOOLS)/bin/tox
 DEMO := .venv-demo
 export DATA_DIR ?= data
 # The floor runs where a Python 3.8 is found; in continuous integration it must.
-PYTHON38 := $(or $(shell .ci/find-python 3.8),$(if $(IPUFIT_REQUIRE_FLOOR),python3.8))
-FLOOR := $(if $(PYTHON38),$(TOX) run --skip-missing-interpreters false -e floor,echo "skipped, as there is no Python 3.8: tox run -e floor")
-SPREAD := $(shell cat tests/floor.txt)
-export IPUFIT_PYTHON38 := $(or $(PYTHON38),python3.8)
+export IPUFIT_PYTHON38 := $(or $(shell .ci/find-python 3.8),python3.8)
+RUN := $(TOX) run --skip-missing-interpreters $(if $(IPUFIT_REQUIRE_FLOOR),false,true)
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long matrix lint types tests modes floor docs examples gallery release packages screens demo clean
+.PHONY: help test test-long matrix lint types tests floor docs examples gallery release packages screens demo clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
-# The floor's wheels are large: they are fetched while the tests run. mypy runs then, too, so
-# that it only looks at what it keeps when its turn comes.
-test: $(TOX)  ## the everyday checks: lint, tests, doctests, types and a spread of tests on the floor
-	@{ $(FLOOR) --notest --skip-pkg-install && $(TOX) exec -e floor -- mypy; } >/dev/null 2>&1 & \
-	$(TOX) run -e lint,tests; status=$$?; wait; \
-	$(FLOOR) && exit $$status
+test: $(TOX)  ## the everyday checks: lint, types, tests, doctests, and some tests on the floor
+	@$(RUN)
 
-test-long: $(TOX)  ## the long ones: examples, more cases of properties, tests in the other modes, the site, the rest of the floor
-	@$(TOX) run -m long; status=$$?; \
-	$(FLOOR) -- tests --ignore=tests/docs/test_examples.py --ignore=tests/keras --ignore=tests/benchmarks $(SPREAD:%=--ignore=%) && exit $$status
+test-long: $(TOX)  ## slow tests, more cases of properties, other modes, the site, the rest on the floor
+	@$(RUN) -m long; status=$$?; $(RUN) -e floor -- -m "not floor and not slow" && exit $$status
 
 matrix: $(TOX)  ## other Pythons and torches, extras, release; hours, and gigabytes; ONLY="py39 py313" chooses some
 	@.ci/matrix $(TOX) $(ONLY)
@@ -33,16 +26,13 @@ matrix: $(TOX)  ## other Pythons and torches, extras, release; hours, and gigaby
 lint: $(TOX)  ## ruff: rules and format
 	$(TOX) run -e lint
 
-types: $(TOX)  ## mypy on the running interpreter; `floor` runs it on 3.8
-	$(TOX) run -e types
+types: $(TOX)  ## mypy on the running interpreter
+	$(TOX) exec -e tests -- mypy
 
-tests: $(TOX)  ## tests and doctests on the running interpreter, and some tests looped
+tests: $(TOX)  ## types, tests and doctests on the running interpreter, and some tests looped
 	$(TOX) run -e tests
 
-modes: $(TOX)  ## tests that run programs in the emulator's other modes: looped, and contiguous
-	$(TOX) run -e modes
-
-floor: $(TOX)  ## types and a spread of the tests on Python 3.8 and the lowest dependencies
+floor: $(TOX)  ## types and some tests on Python 3.8 and the lowest dependencies
 	$(TOX) run -e floor
 
 docs: $(TOX)  ## the documentation's site, into .tox/docs/site, and its tests

@@ -18,7 +18,7 @@ _LONGEST = 80
 """Length of the longest value that a message shows whole, in characters."""
 _LARGEST = 2**63 - 1
 """The largest whole number that can count anything in Python's library or torch."""
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 """The largest number that a device can hold."""
 
 
@@ -116,7 +116,7 @@ def check_number(
     value = value.item() if isinstance(value, np.generic) else value
     largest: float = _LARGEST
     if not is_whole:
-        largest = _LARGEST_FLOAT32 if is_finite else math.inf
+        largest = LARGEST_FLOAT32 if is_finite else math.inf
     is_held = is_of_kind and abs(value) <= largest  # NaN isn't
     if is_held and not is_finite:
         is_held = abs(value) == math.inf or abs(value) <= sys.float_info.max

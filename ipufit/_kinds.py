@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 import numpy as np
 from torch import Tensor
 
-from ._arguments import shown
+from ._arguments import LARGEST_FLOAT32, shown
 
 Kind = Callable[[Any, str], Optional[str]]
 
@@ -168,13 +168,10 @@ def are_numbers(values: Sequence[Any]) -> bool:
     return {*map(type, values)} <= {int, float}
 
 
-_LARGEST_FLOAT32 = 3.4028234663852886e38
-
-
 def _no_nan(value: Any, where: str) -> str | None:
     """Accept numbers that a device can hold: of float32, infinity too, and no NaN."""
     is_float = isinstance(value, float) and not math.isinf(value)
-    if is_float and not abs(value) <= _LARGEST_FLOAT32:
+    if is_float and not abs(value) <= LARGEST_FLOAT32:
         return _wrong(value, where, "a number of float32")
     return number(value, where)
 

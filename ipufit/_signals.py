@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 
 # The functions of `signal` make enums of all that they take and return, in 20 times as
 # long. A training call of a small model takes as long as ten of those.
 from _signal import getsignal  # type: ignore[import-not-found,unused-ignore]
 from _signal import signal as set_handler
 from signal import default_int_handler, raise_signal, valid_signals
+from threading import get_ident, main_thread
 from types import FrameType
 from typing import Any
 
-_NUMBERS = tuple(map(int, valid_signals()))
+_NUMBERS = [*map(int, valid_signals())]
+_MAIN_THREAD = main_thread().ident
 
 
 class Uninterrupted(contextlib.ContextDecorator):
@@ -44,14 +45,26 @@ class Uninterrupted(contextlib.ContextDecorator):
 
     def __init__(self) -> None:
         self._depth = 0
+        self._numbers = _NUMBERS
         self._handlers: dict[int, Any] = {}
         self._waiting: set[int] = set()
 
+    def remember_signals(self) -> None:
+        """From now on, look for handlers of those signals only that have one now.
+
+        To ask for the handlers of all signals takes as long as a small training call.
+        """
+        self._numbers = [n for n in _NUMBERS if callable(getsignal(n))]
+
+    def forget_signals(self) -> None:
+        """From now on, look for handlers of all signals."""
+        self._numbers = _NUMBERS
+
     def __enter__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if get_ident() != _MAIN_THREAD:
             return
         if not self._depth:
-            for number in _NUMBERS:
+            for number in self._numbers:
                 handler = getsignal(number)
                 if callable(handler) and handler is not _receive:
                     self._handlers[number] = handler
@@ -59,14 +72,15 @@ class Uninterrupted(contextlib.ContextDecorator):
         self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if get_ident() != _MAIN_THREAD:
             return
         self._depth = max(0, self._depth - 1)
         if not self._depth:
             self._restore()
-            with contextlib.ExitStack() as stack:  # all, even if a handler raises
-                while self._waiting:
-                    stack.callback(_handle, self._waiting.pop())
+            if self._waiting:
+                with contextlib.ExitStack() as stack:  # all, even if a handler raises
+                    while self._waiting:
+                        stack.callback(_handle, self._waiting.pop())
 
     def _restore(self) -> None:
         """Set the handlers again that there were, unless others were set meanwhile."""

@@ -15,6 +15,9 @@ from typing import Mapping
 from ._arguments import check_whole
 from .errors import ConfigError
 
+MOST_IPUS = 64
+"""IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
+
 DEFAULT_BATCH_SIZE = 32
 """Keras's batch size, for when no factor is given."""
 

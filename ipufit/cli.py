@@ -634,15 +634,12 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
     return parser, [name for action in valued for name in action.option_strings]
 
 
-_MOST_IPUS = 1024  # of a Bow Pod1024
-
-
 def _count(text: str) -> int:
     number = _env.whole_number(text)
-    if not number or number > _MOST_IPUS:
+    if not number or number > doctor.MOST_IPUS:
         raise argparse.ArgumentTypeError(
-            f"{text!r:.40} is not a number from 1 to {_MOST_IPUS}, the IPUs of the "
-            "largest pod"
+            f"{text!r:.40} is not a number from 1 to {doctor.MOST_IPUS}, the IPUs of "
+            "the largest pod"
         )
     return number
 

@@ -30,7 +30,7 @@ from ._arguments import (
 )
 from ._files import as_path
 from ._poptorch import popdist, poptorch
-from .batching import BatchPlan, derive_plan, most_stages
+from .batching import MOST_IPUS, BatchPlan, derive_plan, most_stages
 from .distributed import ProcessInfo, get_process_info, has_group
 from .errors import ConfigError, UnknownNameError, all_suggesting
 
@@ -41,9 +41,6 @@ _AUTO = "auto"
 
 REST = -1
 """Stands for an even share of the layers that the other numbers leave."""
-
-_MOST_IPUS = 64
-"""IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
 
 
 class Precision(NamedTuple):
@@ -93,7 +90,7 @@ def _field(
     value: str = "",
     *,
     phase: str = "",
-    inference: bool | str = False,
+    inference: bool | str | None = None,
     default: Any = None,
     **more: Any,
 ) -> Any:
@@ -110,9 +107,11 @@ def _field(
         value: Attribute of `_Program` that is passed; by default the field itself.
         phase: "training" or "inference", if only such programs have the option.
         inference: Whether `IPUConfig(inference=...)` takes the field; or why it
-            doesn't.
+            doesn't. By default it takes options of both phases.
         **more: Arguments of `dataclasses.field`.
     """
+    if inference is None:
+        inference = bool(setter) and not phase
     metadata = {
         "check": check,
         "setter": setter,
@@ -167,21 +166,21 @@ def _one_of(*choices: str | None) -> Callable[[str, Any], Any]:
     return partial(check_choice, choices=choices)
 
 
-def _check_inference(name: str, given: Any) -> None:
-    if not isinstance(given, Mapping):
+def _check_inference(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
         raise ConfigError(
-            f"inference={shown(given)} is no mapping: give values by the names of "
+            f"inference={shown(value)} is no mapping: give values by the names of "
             'fields, as in inference={"execution": "sharded"}.'
         )
     entries = {entry.name: entry.metadata["inference"] for entry in fields(IPUConfig)}
-    for field_name in given:
+    for field_name in value:
         entry = entries.get(field_name, False)
         if isinstance(entry, str):
             raise ConfigError(f"inference has {field_name!r}: {entry}.")
         if not entry:
             known = [known for known, entry in entries.items() if entry is True]
             raise UnknownNameError("field of inference", str(field_name), known)
-    if given.get("pipeline") == _AUTO:
+    if value.get("pipeline") == _AUTO:
         raise ConfigError(
             "inference has pipeline='auto': evaluate and predict use the stages of "
             "training, if nothing else is given. Name others, or give None for one IPU."
@@ -228,7 +227,7 @@ class IPUConfig:
             `{"encoder.layer": [0, 4, 4, 4]}`.
         ipus: Number of IPUs that `pipeline="auto"` divides each replica over. `"auto"`,
             the default, takes the smallest power of two whose memory holds parameters,
-            the optimiser's state and accumulators.
+            the optimizer's state and accumulators.
         execution: `"pipelined"` keeps all stages busy, `"sharded"` runs one stage after
             the other.
         loss_block: The block of the loss and of all other operations that ipufit adds.
@@ -239,15 +238,15 @@ class IPUConfig:
             rounded where they are used. `"32.32"`, or `"float32"`, the default. Losses
             and metrics of `compile` are float32 in each.
         float32_modules: Names or patterns of submodules that compute in float32 all the
-            same, with float32 weights; `"norm"` for normalisation layers, and `"loss"`
+            same, with float32 weights; `"norm"` for normalization layers, and `"loss"`
             for torch's losses.
         stochastic_rounding: Round float16 results of training up or down at random,
             unbiased; by default if weights are float16. `evaluate` and `predict` round
             to the nearest unless `inference` says otherwise.
         partials: Type of the sums in convolutions and matrix products: `"half"` or
             `"float"`; PopTorch's default otherwise.
-        offload_optimizer: Keep the optimiser's state off the chip.
-        shard_optimizer: Divide the optimiser's state among the replicas (replicated
+        offload_optimizer: Keep the optimizer's state off the chip.
+        shard_optimizer: Divide the optimizer's state among the replicas (replicated
             tensor sharding).
         recompute: Activations that are recomputed for the backward pass and not kept:
             `"auto"` lets PopART choose, `"off"` keeps all, and names or patterns of
@@ -305,9 +304,7 @@ class IPUConfig:
         phase="training",
         inference="inference accumulates nothing",
     )
-    replicas: int | None = _field(
-        _COUNT, "replicationFactor", "plan.replicas", inference=True
-    )
+    replicas: int | None = _field(_COUNT, "replicationFactor", "plan.replicas")
     device_iterations: int | None = _field(
         _COUNT,
         "deviceIterations",
@@ -330,7 +327,6 @@ class IPUConfig:
         _one_of("pipelined", "sharded"),
         "setExecutionStrategy",
         "strategy",
-        inference=True,
         default="pipelined",
     )
     loss_block: str | None = _field(partial(check_instance, kind=str), inference=True)
@@ -346,16 +342,10 @@ class IPUConfig:
         _check_names, inference="they have one precision, in training and inference"
     )
     stochastic_rounding: bool | None = _field(
-        _check_flag,
-        "Precision.enableStochasticRounding",
-        "rounds_at_random",
-        inference=True,
+        _check_flag, "Precision.enableStochasticRounding", "rounds_at_random"
     )
     partials: str | None = _field(
-        _one_of(*_PARTIALS),
-        "Precision.setPartialsType",
-        "partials_type",
-        inference=True,
+        _one_of(*_PARTIALS), "Precision.setPartialsType", "partials_type"
     )
     offload_optimizer: bool = _field(
         _check_flag, _LOCATION, "optimizer_location", phase="training", default=False
@@ -367,21 +357,16 @@ class IPUConfig:
         _check_names, "_Popart.autoRecomputation", "recomputation", phase="training"
     )
     available_memory_proportion: float | Sequence[float] | None = _field(
-        None, "setAvailableMemoryProportion", "memory_proportions", inference=True
+        None, "setAvailableMemoryProportion", "config.memory_proportions"
     )
-    num_io_tiles: int | None = _field(
-        _check_tiles, "TensorLocations.numIOTiles", inference=True
-    )
+    num_io_tiles: int | None = _field(_check_tiles, "TensorLocations.numIOTiles")
     overlap_io: str | None = _field(
         _one_of(None, "accumulation", "device_iterations"),
         "setExecutionStrategy",
         "strategy",
-        inference=True,
     )
-    prefetch_depth: int | None = _field(
-        _COUNT, "_Popart.defaultPrefetchBufferingDepth", inference=True
-    )
-    seed: int | None = _field(_check_seed, "randomSeed")
+    prefetch_depth: int | None = _field(_COUNT, "_Popart.defaultPrefetchBufferingDepth")
+    seed: int | None = _field(_check_seed, "randomSeed", inference=False)
     process_id: int | None = _field(check_whole)
     num_processes: int | None = _field(_COUNT)
     num_workers: int = _field(check_whole, default=0)
@@ -392,10 +377,14 @@ class IPUConfig:
         _check_path, "enableProfiling", "profile_dir", phase="training"
     )
     cache_dir: str | os.PathLike[str] | None = _field(
-        _check_path, "enableExecutableCaching", "cache_dir"
+        _check_path, "enableExecutableCaching", "cache_dir", inference=False
     )
     offline: bool = _field(
-        _check_flag, "useOfflineIpuTarget", "ipu_version", default=False
+        _check_flag,
+        "useOfflineIpuTarget",
+        "ipu_version",
+        default=False,
+        inference=False,
     )
     inference: Mapping[str, Any] | None = _field(_check_inference, hash=False)
     customize: Customize | None = _field(check_function)
@@ -404,16 +393,16 @@ class IPUConfig:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            check, given = entry.metadata["check"], getattr(self, entry.name)
-            if check is not None and not (given is None and entry.default is None):
-                check(entry.name, given)
+            check, value = entry.metadata["check"], getattr(self, entry.name)
+            if check is not None and not (value is None and entry.default is None):
+                check(entry.name, value)
         if self.inference is not None:
             object.__setattr__(self, "inference", dict(self.inference))
         _check_process(self)
         _check_stages(self)
         _check_layers(self)
         _check_ipus(self)
-        _memory_proportions(self)
+        self.memory_proportions  # noqa: B018 - checks them
         _take_own_options(self)
         _check_memory(self)
         if self.float32_modules is not None and not self.types.is_half:
@@ -466,15 +455,15 @@ class IPUConfig:
     @property
     def num_replicas(self) -> int:
         """Number of replicas of this process, by `training_options` if given."""
-        own = self.training_options
-        return self.own_replicas if own is None else int(own.replication_factor)
+        options = self.training_options
+        return self.own_replicas if options is None else int(options.replication_factor)
 
     @property
     def num_inference_replicas(self) -> int:
         """Number of replicas of this process in `evaluate` and `predict`."""
-        own = self.inference_options
-        if own is not None:
-            return int(own.replication_factor)
+        options = self.inference_options
+        if options is not None:
+            return int(options.replication_factor)
         return self.inference_config.own_replicas
 
     @property
@@ -506,8 +495,8 @@ class IPUConfig:
 
     @property
     def _listed_stages(self) -> Sequence[Any]:
-        given = self.placement
-        return given if isinstance(given, (tuple, list)) else ()
+        placement = self.placement
+        return placement if isinstance(placement, (tuple, list)) else ()
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
@@ -530,8 +519,8 @@ class IPUConfig:
         if self.has_open_stages:
             return tuple(range(self.ipus)) if isinstance(self.ipus, int) else ()
         # PopTorch has no public getter of a stage's IPU.
-        asked = [getattr(stage, "_ipu", None) for stage in self._listed_stages]
-        return tuple(i if ipu is None else int(ipu) for i, ipu in enumerate(asked))
+        ipus = [getattr(stage, "_ipu", None) for stage in self._listed_stages]
+        return tuple(i if ipu is None else int(ipu) for i, ipu in enumerate(ipus))
 
     @property
     def num_stages(self) -> int:
@@ -625,8 +614,8 @@ class IPUConfig:
             >>> IPUConfig(precision="16.16", float32_modules="norm").float32_patterns
             ('norm',)
         """
-        given = self.float32_modules or ()
-        return (given,) if isinstance(given, str) else tuple(given)
+        patterns = self.float32_modules or ()
+        return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
     @property
     def recompute_patterns(self) -> tuple[str, ...]:
@@ -636,10 +625,43 @@ class IPUConfig:
             >>> IPUConfig(recompute="layer.*").recompute_patterns
             ('layer.*',)
         """
-        given = self.recompute
-        if given is None or given in ("auto", "off"):
+        patterns = self.recompute
+        if patterns is None or patterns in ("auto", "off"):
             return ()
-        return (given,) if isinstance(given, str) else tuple(given)
+        return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+    @property
+    def memory_proportions(self) -> dict[str, float] | None:
+        """Memory share for temporary data of each IPU, by name; None if left open.
+
+        A model that begins blocks itself may have any number of IPUs. So one number is
+        set for as many IPUs as there can be: PopTorch looks up the share by IPU.
+        """
+        proportion: Any = self.available_memory_proportion
+        if proportion is None:
+            return None
+        num_ipus = max(self.stage_ipus, default=MOST_IPUS - 1) + 1
+        shares = [proportion] * num_ipus if is_number(proportion) else proportion
+        if not isinstance(shares, (tuple, list)) or not all(map(is_number, shares)):
+            raise ConfigError(
+                f"available_memory_proportion={shown(proportion)}: give a number, or a "
+                "sequence with one per IPU."
+            )
+        for share in shares:
+            check_number("available_memory_proportion", share, above=0, most=1)
+        is_known = bool(self.stage_ipus)
+        if (
+            len(shares) > num_ipus
+            or (is_known and len(shares) < num_ipus)
+            or not shares
+        ):
+            ipus = f"{num_ipus} IPUs" if is_known else f"at most {num_ipus} IPUs"
+            raise ConfigError(
+                f"available_memory_proportion={proportion!r} has {len(shares)} "
+                f"numbers, and a replica has {ipus}. Give one number for each of them, "
+                "or a single one."
+            )
+        return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
 
     # Inference ----------------------------------------------------------------------
 
@@ -655,21 +677,21 @@ class IPUConfig:
 
     @functools.cached_property
     def _for_inference(self) -> IPUConfig:
-        given = dict(self.inference or {})
+        overrides = dict(self.inference or {})
         changes: dict[str, Any] = {}
-        if not {"pipeline", "layers_per_ipu"}.isdisjoint(given):
+        if not {"pipeline", "layers_per_ipu"}.isdisjoint(overrides):
             # Other stages need another block for the loss: it is the last one again.
-            others = "pipeline", "layers_per_ipu", "ipus", "loss_block"
-            changes = dict.fromkeys(others)
-        changes.update(given)
-        if given.get("pipeline", ()) is None and self.pipeline is not None:
+            names = "pipeline", "layers_per_ipu", "ipus", "loss_block"
+            changes = dict.fromkeys(names)
+        changes.update(overrides)
+        if overrides.get("pipeline", ()) is None and self.pipeline is not None:
             # All on one IPU, blocks that the model begins by name, too.
             stage = tuple(name for names in self.stages for name in names)
             changes["pipeline"] = (stage,) if stage else None
-        own = self.training_options
-        if own is not None and own.Distributed.numProcesses > 1:
-            changes["process_id"] = own.Distributed.processId
-            changes["num_processes"] = own.Distributed.numProcesses
+        options = self.training_options
+        if options is not None and options.Distributed.numProcesses > 1:
+            changes["process_id"] = options.Distributed.processId
+            changes["num_processes"] = options.Distributed.numProcesses
         # Of training alone; one replica of inference needn't share what isn't there.
         changes.update(inference=None, training_options=None, shard_optimizer=False)
         try:
@@ -702,14 +724,14 @@ class IPUConfig:
             >>> IPUConfig(replicas=4).training_plan(batch_size=32).micro_batch_size
             8
         """
-        own = self.training_options
+        options = self.training_options
         accumulation, stages = self.gradient_accumulation, forward_stages(self)
         iterations = self.device_iterations or device_iterations or 1
         if accumulation is None:
             stages = max(stages, own_stages)
-        if own is not None:
-            accumulation = own.Training.gradient_accumulation
-            iterations = own.device_iterations
+        if options is not None:
+            accumulation = options.Training.gradient_accumulation
+            iterations = options.device_iterations
         return derive_plan(
             batch_size,
             micro_batch_size=self.micro_batch_size,
@@ -717,7 +739,7 @@ class IPUConfig:
             replicas=self.num_replicas,
             processes=self.process.count,
             device_iterations=iterations,
-            stages=stages if own is None and self.is_pipelined else 1,
+            stages=stages if options is None and self.is_pipelined else 1,
         )
 
     def inference_plan(
@@ -738,7 +760,7 @@ class IPUConfig:
             >>> IPUConfig(pipeline=("a", "b", "c")).inference_plan(8).device_iterations
             3
         """
-        own = self.inference_options
+        options = self.inference_options
         wanted = self.inference_iterations or inference_iterations
         iterations = wanted or self.device_iterations or 1
         config, least = self.inference_config, 1
@@ -754,7 +776,9 @@ class IPUConfig:
             gradient_accumulation=1,
             replicas=self.num_inference_replicas,
             processes=self.process.count,
-            device_iterations=iterations if own is None else own.device_iterations,
+            device_iterations=iterations
+            if options is None
+            else options.device_iterations,
         )
 
     # Options of PopTorch ------------------------------------------------------------
@@ -811,7 +835,7 @@ class IPUConfig:
         if options.defaultOutputMode():
             is_summed = bool(anchors) and not returns_outputs
             options.outputMode(mode.Sum if is_summed else mode.All)
-        options = _customized(self, options, is_training=True)
+        options = _customized(program, options)
         if returns_outputs and options.output_mode == mode.Sum.value:
             raise ConfigError(
                 "training_options or customize ask for OutputMode.Sum, and a streamed "
@@ -829,7 +853,7 @@ class IPUConfig:
         options = _options_of(program, self.inference_options)
         if options.defaultOutputMode():
             options.outputMode(poptorch.OutputMode.All)
-        return _customized(self, options, is_training=False)
+        return _customized(program, options)
 
 
 def with_stages(config: IPUConfig, names: Sequence[str]) -> IPUConfig:
@@ -859,17 +883,17 @@ def _process_of(config: IPUConfig) -> ProcessInfo:
     index, count = config.process_id, config.num_processes
     if index is not None and count is not None:
         return ProcessInfo(index, count, index, "config")
-    info, own = get_process_info(), config.training_options
-    if own is None or own.Distributed.numProcesses == 1:
+    info, options = get_process_info(), config.training_options
+    if options is None or options.Distributed.numProcesses == 1:
         return info
-    given = own.Distributed.processId, own.Distributed.numProcesses
-    if info.count > 1 and given != (info.index, info.count):
+    index, count = options.Distributed.processId, options.Distributed.numProcesses
+    if info.count > 1 and (index, count) != (info.index, info.count):
         raise ConfigError(
-            f"training_options say that this is process {given[0]} of {given[1]}, and "
+            f"training_options say that this is process {index} of {count}, and "
             f"{info.launcher} says that it is {info.index} of {info.count}. Leave "
             "Options.Distributed alone: ipufit sets it."
         )
-    return dataclasses.replace(info, index=given[0], count=given[1])
+    return dataclasses.replace(info, index=index, count=count)
 
 
 # Checks of fields ---------------------------------------------------------------------
@@ -890,28 +914,28 @@ def _check_process(config: IPUConfig) -> None:
 
 
 def _check_stages(config: IPUConfig) -> None:
-    given = config.pipeline
+    pipeline = config.pipeline
     strategies = (
         poptorch.PipelinedExecution,
         poptorch.ShardedExecution,
         poptorch.SerialPhasedExecution,
         poptorch.ParallelPhasedExecution,
     )
-    if isinstance(given, str) and given != _AUTO:
+    if isinstance(pipeline, str) and pipeline != _AUTO:
         raise ConfigError(
-            f"pipeline={given!r} is one name: give a sequence with a name for each "
-            f"stage, as in pipeline=({given!r}, ...), or 'auto' to have the model "
+            f"pipeline={pipeline!r} is one name: give a sequence with a name for each "
+            f"stage, as in pipeline=({pipeline!r}, ...), or 'auto' to have the model "
             "divided."
         )
-    if isinstance(given, (tuple, list)):
-        names = [name for stage in given for name in _stage_names(stage)]
+    if isinstance(pipeline, (tuple, list)):
+        names = [name for stage in pipeline for name in _stage_names(stage)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"pipeline names {', '.join(twice)} more than once.")
-    elif given is not None and not isinstance(given, (str, *strategies)):
+    elif pipeline is not None and not isinstance(pipeline, (str, *strategies)):
         raise ConfigError(
-            f"pipeline={shown(given)} is neither a sequence of stages nor a strategy "
-            "such as poptorch.PipelinedExecution."
+            f"pipeline={shown(pipeline)} is neither a sequence of stages nor a "
+            "strategy such as poptorch.PipelinedExecution."
         )
 
 
@@ -928,45 +952,49 @@ def _stage_names(stage: Any) -> tuple[str, ...]:
 
 
 def _check_layers(config: IPUConfig) -> None:
-    given = config.layers_per_ipu
-    if given is None:
+    layers = config.layers_per_ipu
+    if layers is None:
         return
     if config.pipeline is not None:
         raise ConfigError(
-            f"pipeline={config.pipeline!r} and layers_per_ipu={given!r} are both "
+            f"pipeline={config.pipeline!r} and layers_per_ipu={layers!r} are both "
             "given, and each says where stages begin. Give one of them."
         )
-    lists: list[Any] = list(layer_lists(given).values())
-    are_listed = all(isinstance(one, (tuple, list)) and one for one in lists)
+    lists: list[Any] = list(layer_lists(layers).values())
+    are_listed = all(isinstance(counts, (tuple, list)) and counts for counts in lists)
     if not (lists and are_listed) or not all(
-        is_number(n, is_whole=True) and n >= REST for one in lists for n in one
+        is_number(n, is_whole=True) and n >= REST for counts in lists for n in counts
     ):
         raise ConfigError(
-            f"layers_per_ipu={shown(given)}: give the number of layers on each IPU, as "
-            "in [0, 4, 4, 4], with -1 for the rest; or such numbers by the name of "
+            f"layers_per_ipu={shown(layers)}: give the number of layers on each IPU, "
+            "as in [0, 4, 4, 4], with -1 for the rest; or such numbers by the name of "
             'each list of layers, as in {"encoder.layer": [0, 4, 4, 4]}.'
         )
     if len({len(numbers) for numbers in lists}) > 1:
         raise ConfigError(
-            f"layers_per_ipu={given!r}: the lists have numbers for different IPUs. "
+            f"layers_per_ipu={layers!r}: the lists have numbers for different IPUs. "
             "Give each as many, with 0 where it has no layers."
         )
-    check_filled(given, lists)
+    check_filled(layers, lists)
 
 
-def layer_lists(given: Any) -> dict[str | None, Sequence[int]]:
+def layer_lists(layers_per_ipu: Any) -> dict[str | None, Sequence[int]]:
     """Return the numbers of layers per IPU, by the name of their list or None."""
-    return dict(given) if isinstance(given, Mapping) else {None: given}
+    return (
+        dict(layers_per_ipu)
+        if isinstance(layers_per_ipu, Mapping)
+        else {None: layers_per_ipu}
+    )
 
 
-def check_filled(given: Any, lists: Sequence[Sequence[int]]) -> None:
+def check_filled(layers_per_ipu: Any, lists: Sequence[Sequence[int]]) -> None:
     """Refuse an IPU in the middle that has no layers.
 
     The first may have none: modules before the layers are on it. So may the last, which
     has the modules after them.
 
     Args:
-        given: The user's value, for messages.
+        layers_per_ipu: The user's value, for messages.
         lists: Numbers of layers per IPU, of each list.
 
     Raises:
@@ -977,9 +1005,9 @@ def check_filled(given: Any, lists: Sequence[Sequence[int]]) -> None:
     if not any(columns) or not {*empty} <= {0, len(columns) - 1}:
         ipu = next((ipu for ipu in empty if ipu > 0), 0)
         raise ConfigError(
-            f"layers_per_ipu={given!r} leaves IPU {ipu} without layers. Only the first "
-            "IPU and the last may have none: they have what comes before all layers, "
-            "and after them."
+            f"layers_per_ipu={layers_per_ipu!r} leaves IPU {ipu} without layers. Only "
+            "the first IPU and the last may have none: they have what comes before "
+            "all layers, and after them."
         )
 
 
@@ -994,53 +1022,25 @@ def _check_ipus(config: IPUConfig) -> None:
             f"{config.pipeline!r}. Stages with names have an IPU each, and a model "
             "without stages has one: leave ipus out, or give pipeline='auto'."
         )
-    own = config.training_options, config.inference_options
-    if config.has_open_stages and own != (None, None):
+    user_options = config.training_options, config.inference_options
+    if config.has_open_stages and user_options != (None, None):
         raise ConfigError(
             "pipeline='auto' makes the execution strategy of the options, and whole "
             "options of your own have theirs. Give customize= instead, a function that "
             "changes the options that ipufit makes; or name the stages."
         )
-    if None not in own:
+    if None not in user_options:
         return  # they have their replicas and stages
     replicas, per_replica = config.own_replicas, len({*config.stage_ipus}) or 1
     total = replicas * per_replica
-    if total > _MOST_IPUS:
+    if total > MOST_IPUS:
         each = f" with {per_replica} IPUs each, its stages" if config.stage_ipus else ""
         raise ConfigError(
             f"replicas={replicas}{each}, need {total} IPUs, and a process has "
-            f"{_MOST_IPUS} at most. Use {_MOST_IPUS // per_replica} replicas or fewer, "
+            f"{MOST_IPUS} at most. Use {MOST_IPUS // per_replica} replicas or fewer, "
             "or fewer stages; gradient_accumulation makes batches larger without more "
             "IPUs."
         )
-
-
-def _memory_proportions(config: IPUConfig) -> dict[str, float]:
-    """Return the memory share for temporary data of each IPU.
-
-    A model that begins blocks itself may have any number of IPUs. So one number is set
-    for as many IPUs as there can be: PopTorch looks up the share by IPU.
-    """
-    given: Any = config.available_memory_proportion
-    if given is None:
-        return {}
-    num_ipus = max(config.stage_ipus, default=_MOST_IPUS - 1) + 1
-    shares = [given] * num_ipus if is_number(given) else given
-    if not isinstance(shares, (tuple, list)) or not all(map(is_number, shares)):
-        raise ConfigError(
-            f"available_memory_proportion={shown(given)}: give a number, or a sequence "
-            "with one per IPU."
-        )
-    for share in shares:
-        check_number("available_memory_proportion", share, above=0, most=1)
-    is_known = bool(config.stage_ipus)
-    if len(shares) > num_ipus or (is_known and len(shares) < num_ipus) or not shares:
-        ipus = f"{num_ipus} IPUs" if is_known else f"at most {num_ipus} IPUs"
-        raise ConfigError(
-            f"available_memory_proportion={given!r} has {len(shares)} numbers, and a "
-            f"replica has {ipus}. Give one number for each of them, or a single one."
-        )
-    return {f"IPU{ipu}": float(share) for ipu, share in enumerate(shares)}
 
 
 def _is_ready_pipeline(config: IPUConfig) -> bool:
@@ -1064,7 +1064,7 @@ def _check_memory(config: IPUConfig) -> None:
         )
     if config.shard_optimizer and config.num_replicas * config.process.count == 1:
         raise ConfigError(
-            "shard_optimizer=True divides the optimiser's state among replicas, and "
+            "shard_optimizer=True divides the optimizer's state among replicas, and "
             "there is one. Use more replicas, or offload_optimizer=True to keep the "
             "state off the chip."
         )
@@ -1172,11 +1172,6 @@ class _Program(NamedTuple):
         return _PARTIALS[self.config.partials]
 
     @property
-    def memory_proportions(self) -> dict[str, float] | None:
-        """The share of each IPU's memory for temporary data."""
-        return _memory_proportions(self.config) or None
-
-    @property
     def profile_dir(self) -> str | None:
         """The directory of reports; one process writes them."""
         config = self.config
@@ -1219,44 +1214,48 @@ def _set(options: poptorch.Options, setter: str, argument: Any) -> None:
         attrgetter(setter)(options)(argument)
 
 
-def _options_of(program: _Program, own: poptorch.Options | None) -> poptorch.Options:
+def _options_of(
+    program: _Program, user_options: poptorch.Options | None
+) -> poptorch.Options:
     """Make the options of a program, or copy the user's own, for this process."""
     process = program.config.process
-    if own is not None:
-        options = own.clone()
+    if user_options is not None:
+        options = user_options.clone()
     elif process.launcher == "poprun":
         options = popdist().poptorch.Options()
     else:
         options = poptorch.Options()
-    distributed = options.Distributed
-    if (distributed.processId, distributed.numProcesses) != (
-        process.index,
-        process.count,
-    ):
-        distributed.configureProcessId(process.index, process.count)
+    place, distributed = (process.index, process.count), options.Distributed
+    if place != (distributed.processId, distributed.numProcesses):
+        distributed.configureProcessId(*place)
     options.autoRoundNumIPUs(True)  # a device has a power of two of them
-    for name, setter, argument in program.options():
-        if own is None or (name == "seed" and not own.exists("random_seed")):
-            _set(options, setter, argument)
-    if own is None:
+    if user_options is None:
         options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
         # Schedulers of torch add attributes to the optimizer; each would be a warning.
         options.relaxOptimizerAttributesChecks(True)
+    for name, setter, argument in program.options():
+        if user_options is None or _is_added(name, user_options):
+            _set(options, setter, argument)
     return options
+
+
+def _is_added(name: str, user_options: poptorch.Options) -> bool:
+    """Return whether a field is set in the user's own options: a seed they lack."""
+    return name == "seed" and not user_options.exists("random_seed")
 
 
 # The user's own options, and customize ------------------------------------------------
 #
 # PopTorch has no public getters for most settings; `Options.toDict()` shows them all.
 
-_PLANNED = {
+_LAYOUT = {
     "deviceIterations": "device_iterations",
     "replicationFactor": "replication_factor",
     "Training.gradientAccumulation": "gradient_accumulation",
     "Distributed.configureProcessId": "distributed_process_id",
     "Distributed.setEnvVarNames": "num_distributed_processes",
 }
-"""Settings that data are laid out by: setters, and names in `toDict`."""
+"""Settings by which data are laid out: setters, and names in `toDict`."""
 
 _MERGED = ("engineOptions", "convolutionOptions", "matmulOptions")
 """Dicts that a setter of PopTorch replaces as a whole."""
@@ -1267,89 +1266,93 @@ def _settings_of(options: poptorch.Options) -> dict[str, Any]:
     if options.defaultOutputMode():
         options = options.clone().outputMode(poptorch.OutputMode.All)
     # The function that draws PopTorch's bar may be another one each time.
-    return {key: one for key, one in options.toDict().items() if not callable(one)}
+    return {key: v for key, v in options.toDict().items() if not callable(v)}
+
+
+def _difference(
+    options: poptorch.Options, setter: str, argument: Any
+) -> tuple[str, Any, Any] | None:
+    """Find a setting that a setter would change: its key, value and new value."""
+    changed = options.clone()
+    _set(changed, setter, argument)
+    before = _settings_of(options)
+    for key, after in _settings_of(changed).items():
+        now = before.get(key)
+        if isinstance(now, dict) and isinstance(after, dict):
+            after = {**now, **after}  # the options may have more than is asked for
+        if now != after and (now is not None or after):
+            return key, now, after
+    return None
 
 
 def _take_own_options(config: IPUConfig) -> None:
-    """Copy a config's own options, unless they contradict a field."""
-    for name, iterations in (
-        ("training_options", config.device_iterations),
-        ("inference_options", config.inference_iterations),
+    """Copy the user's own options, unless they contradict a field."""
+    defaults = {entry.name: entry.default for entry in fields(config)}
+    for phase, iterations in (
+        ("training", config.device_iterations),
+        ("inference", config.inference_iterations),
     ):
-        own = getattr(config, name)
-        if own is None:
+        options_name = f"{phase}_options"
+        options = getattr(config, options_name)
+        if options is None:
             continue
         if config.customize is not None:
             raise ConfigError(
-                f"customize and {name} are both given, and own options are taken "
-                f"whole: leave {name} out, or change them before you give them."
+                f"customize and {options_name} are both given, and own options are "
+                f"taken whole: leave {options_name} out, or change them before you "
+                "give them."
             )
-        object.__setattr__(config, name, own.clone())
+        object.__setattr__(config, options_name, options.clone())
         accumulation, replicas = config.gradient_accumulation or 1, config.own_replicas
         plan = BatchPlan(1, accumulation, replicas, device_iterations=iterations or 1)
-        program = _Program.of(config, plan, name.partition("_")[0])
-        has = _settings_of(own)
-        defaults = {entry.name: entry.default for entry in fields(config)}
-        for field_name, setter, argument in program.options():
-            value = getattr(config, field_name)
-            is_added = field_name == "seed" and not own.exists("random_seed")
-            if value == defaults[field_name] or is_added:
+        for name, setter, argument in _Program.of(config, plan, phase).options():
+            value = getattr(config, name)
+            if value == defaults[name] or _is_added(name, options):
                 continue
-            changed = own.clone()
-            _set(changed, setter, argument)
-            for key, asked in _settings_of(changed).items():
-                if not _holds(has.get(key), asked):
-                    option = setter.partition("_Popart.")[2]
-                    call = (
-                        f"_Popart.set({option!r}, ...)" if option else f"{setter}(...)"
-                    )
-                    raise ConfigError(
-                        f"{field_name}={value!r}, but {name} have {key}="
-                        f"{has.get(key)!r} where that makes it {asked!r}. Own options "
-                        f"are taken whole: call options.{call} on them and leave "
-                        f"{field_name} at its default; or give customize=, a function "
-                        f"that changes the options which ipufit makes, instead of "
-                        f"{name}."
-                    )
+            difference = _difference(options, setter, argument)
+            if difference is not None:
+                key, now, asked = difference
+                popart = setter.partition("_Popart.")[2]
+                call = f"_Popart.set({popart!r}, ...)" if popart else f"{setter}(...)"
+                raise ConfigError(
+                    f"{name}={value!r}, but {options_name} have {key}={now!r} where "
+                    f"that makes it {asked!r}. Own options are taken whole: call "
+                    f"options.{call} on them and leave {name} at its default; or give "
+                    "customize=, a function that changes the options which ipufit "
+                    f"makes, instead of {options_name}."
+                )
 
 
-def _holds(has: Any, asked: Any) -> bool:
-    """Return whether options contain all the settings asked for."""
-    if isinstance(has, dict) and isinstance(asked, dict):
-        return all(has.get(key) == value for key, value in asked.items())
-    return bool(has == asked) or (has is None and not asked)
-
-
-def _customized(
-    config: IPUConfig, options: poptorch.Options, *, is_training: bool
-) -> poptorch.Options:
-    """Let the user change options; make them offline if programs are only compiled.
+def _customized(program: _Program, options: poptorch.Options) -> poptorch.Options:
+    """Let the user change the options of a program.
 
     Engine options, and those of convolutions and matrix products, are merged with the
     present ones: PopTorch's setters replace all of them.
     """
-    if config.customize is not None:
-        before = _settings_of(options)
-        kept = {key: dict(before[key]) for key in _MERGED if key in before}
-        given = config.customize(options, is_training)
-        if isinstance(given, (bool, int, float, str, tuple, list, Mapping)):
+    customize = program.config.customize
+    if customize is None:
+        return options
+    before = _settings_of(options)
+    kept = {key: dict(before[key]) for key in _MERGED if key in before}
+    returned = customize(options, program.phase == "training")
+    if isinstance(returned, (bool, int, float, str, tuple, list, Mapping)):
+        raise ConfigError(
+            f"customize returned {returned!r}: have it change the options that it "
+            "gets, and return nothing, or other poptorch.Options."
+        )
+    if isinstance(returned, poptorch.Options):  # setters return parts of options, too
+        options = returned
+    after = _settings_of(options)
+    for setter, key in _LAYOUT.items():
+        if after.get(key) != before.get(key):
             raise ConfigError(
-                f"customize returned {given!r}: have it change the options that it "
-                "gets, and return nothing, or other poptorch.Options."
+                f"customize has set {key} to {after.get(key)!r}, and data are laid "
+                f"out for {before.get(key)!r}: leave options.{setter}(...) to ipufit, "
+                "and give the fields of IPUConfig (device_iterations, replicas, "
+                "gradient_accumulation, process_id)."
             )
-        if isinstance(given, poptorch.Options):  # setters return parts of options, too
-            options = given
-        after = _settings_of(options)
-        for setter, key in _PLANNED.items():
-            if after.get(key) != before.get(key):
-                raise ConfigError(
-                    f"customize has set {key} to {after.get(key)!r}, and data are laid "
-                    f"out for {before.get(key)!r}: leave options.{setter}(...) to "
-                    "ipufit, and give the fields of IPUConfig (device_iterations, "
-                    "replicas, gradient_accumulation, process_id)."
-                )
-        for key, values in kept.items():
-            merged = {**values, **after.get(key, {})}
-            if merged != after.get(key):
-                options._Popart.set(key, merged)
+    for key, values in kept.items():
+        merged = {**values, **after.get(key, {})}
+        if merged != after.get(key):
+            options._Popart.set(key, merged)
     return options

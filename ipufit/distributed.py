@@ -257,14 +257,14 @@ class Processes:
         """
         if not self.are_several or not tensors:
             return
-        flat: list[Any] = [one.detach().contiguous().reshape(-1) for one in tensors]
-        own = [one.view(torch.uint8) for one in flat]
-        joined = _kept(torch.cat(own))
+        flat: list[Any] = [tensor.detach().reshape(-1) for tensor in tensors]
+        vectors = [vector.contiguous().view(torch.uint8) for vector in flat]
+        joined = _kept(torch.cat(vectors))
         with self._exchange("tensors of process 0") as (group, _):
             dist.broadcast(joined, _FIRST, group=group)
         if self.is_first:
             return
-        parts: Any = torch.split(joined, [len(part) for part in own])
+        parts: Any = torch.split(joined, [len(vector) for vector in vectors])
         for tensor, part in zip(tensors, parts):
             # A copy: a part of the message may begin anywhere, a number may not.
             tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
@@ -275,9 +275,9 @@ class Processes:
         Args:
             value: Anything that can be pickled.
         """
-        own: Any = value if self.is_first else None
-        given = self.gathered(own, "a value of process 0")[_FIRST]
-        return value if self.is_first else given
+        sent: Any = value if self.is_first else None
+        received = self.gathered(sent, "a value of process 0")[_FIRST]
+        return value if self.is_first else received
 
     def gathered(self, value: T, what: str = "values of all processes") -> list[T]:
         """Return the values of all processes, in their order.
@@ -288,9 +288,9 @@ class Processes:
         """
         if not self.are_several:
             return [value]
-        own = _pickled(value)
-        with self._exchange(what, own.numel()) as (group, sizes):
-            contents = _all_gather(group, own, sizes)
+        content = _pickled(value)
+        with self._exchange(what, content.numel()) as (group, sizes):
+            contents = _all_gather(group, content, sizes)
         return [_unpickled(content) for content in contents]
 
     def barrier(self) -> None:
@@ -333,14 +333,14 @@ class Processes:
             )
         group = _group_of(self.info)
         try:
-            own = what.encode()
-            header = torch.tensor([zlib.crc32(own), len(own), size])
+            text = what.encode()
+            header = torch.tensor([zlib.crc32(text), len(text), size])
             headers = [_kept(torch.empty_like(header)) for _ in range(self.count)]
             dist.all_gather(headers, _kept(header), group=group)
-            sums, lengths, sizes = zip(*(one.tolist() for one in headers))
+            sums, lengths, sizes = zip(*(header.tolist() for header in headers))
             if len(set(sums)) > 1:
-                texts = _all_gather(group, torch.tensor(list(own)), lengths)
-                calls = [bytes(text.tolist()).decode() for text in texts]
+                texts = _all_gather(group, torch.tensor(list(text)), lengths)
+                calls = [bytes(values.tolist()).decode() for values in texts]
                 who = {c: [i for i, d in enumerate(calls) if d == c] for c in calls}
                 raise ProcessError(
                     "The processes don't do the same: "
@@ -371,10 +371,10 @@ def _kept(tensor: Tensor) -> Any:
     return tensor
 
 
-def _all_gather(group: Any, own: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def _all_gather(group: Any, vector: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Return the vectors of all processes, which have these sizes."""
-    padded = _kept(own.new_zeros(max(sizes)))
-    padded[: own.numel()] = own
+    padded = _kept(vector.new_zeros(max(sizes)))
+    padded[: vector.numel()] = vector
     vectors = [_kept(torch.zeros_like(padded)) for _ in sizes]
     dist.all_gather(vectors, padded, group=group)
     return [vector[:size] for vector, size in zip(vectors, sizes)]

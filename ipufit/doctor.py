@@ -42,7 +42,8 @@ EXTRAS = {
 
 _PREFIXES = ("IPUFIT_", "IPUOF_", "POPART_", "POPDIST_", "POPLAR_", "POPTORCH_")
 _SECRET = re.compile("KEY|PASSWORD|SECRET|TOKEN")
-_MOST_IPUS = 1024
+MOST_IPUS = 1024
+"""IPUs of the largest pod, a Bow Pod1024."""
 
 
 class Finding(NamedTuple):
@@ -172,7 +173,7 @@ def _ipus(poptorch: Any) -> _Row:
         )
         return "IPUs", "none", advice, True
     count = 1
-    while count < _MOST_IPUS and poptorch.ipuHardwareIsAvailable(2 * count):
+    while count < MOST_IPUS and poptorch.ipuHardwareIsAvailable(2 * count):
         count *= 2
     version = poptorch.ipuHardwareVersion()
     return "IPUs", f"up to {count} for one program, of version {version}"

@@ -62,7 +62,7 @@ class LossTerms(NamedTuple):
     """The loss of a micro-batch.
 
     Attributes:
-        value: The value to minimise, 0-d.
+        value: The value to minimize, 0-d.
         total: The loss summed over the samples, 0-d; `[parts]` if the loss is a sum of
             means over different numbers.
         divisor: The divisor of the mean: the number of samples without padding, or of
@@ -95,8 +95,14 @@ class Loss:
             calls have shown.
         refuses_probabilities: Whether the loss takes logits though its name means one
             of probabilities in Keras or torch, so that an error says so, not a warning.
+        takes_probabilities: Whether outputs are probabilities of 0s and 1s, as for
+            torch's BCELoss.
         is_binary: Whether each output is a problem of its own, with a target of 0 or 1.
         class_axis: Axis of the outputs that has the classes; None if not over classes.
+        is_of_rows: Whether torch's loss takes outputs `[N]` for the classes or labels
+            of one sample.
+        of_all_classes: Function of outputs: the loss of equal shares of all classes,
+            which smooths labels. None if it isn't over classes, binary ones included.
     """
 
     name: str
@@ -107,8 +113,11 @@ class Loss:
     ignore_index: int | None = None
     indices: set[int] = field(default_factory=set, compare=False)
     refuses_probabilities: bool = False
+    takes_probabilities: bool = False
     is_binary: bool = False
     class_axis: int | None = None
+    is_of_rows: bool = False
+    of_all_classes: Callable[[Tensor], Tensor] | None = None
 
     @property
     def ignored(self) -> set[int]:
@@ -116,10 +125,9 @@ class Loss:
         return self.indices if self.ignore_index is None else {self.ignore_index}
 
     @property
-    def takes_probabilities(self) -> bool:
-        """Whether outputs are probabilities of 0s and 1s, as for torch's BCELoss."""
-        is_module = isinstance(self.function, torch.nn.BCELoss)
-        return is_module or self.function is F.binary_cross_entropy
+    def has_binary_targets(self) -> bool | None:
+        """Whether targets are 0 or 1; None if it doesn't say how they are meant."""
+        return self.is_binary if self.is_binary or self.ignored else None
 
     @property
     def is_function(self) -> bool:
@@ -233,7 +241,7 @@ class Loss:
     def _check_shape(self, outputs: Any, targets: Any) -> None:
         if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
             return
-        if isinstance(self.function, _MODULES_OF_ROWS) and targets.dim() < 2:
+        if self.is_of_rows and targets.dim() < 2:
             _rows(outputs)
         shape, has_indices = tuple(outputs.shape), outputs.dim() != targets.dim()
         if self.class_axis is None or has_indices or len(shape) < 2:
@@ -511,37 +519,129 @@ def _opposite_direction(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cosine_similarity(outputs, like, dim=-1).neg()
 
 
-_LOSSES: dict[str, ReducedLoss] = {
-    "bce binary_cross_entropy binary_crossentropy": _per_element(
-        F.binary_cross_entropy_with_logits
-    ),
-    "categorical_crossentropy": _categorical,
-    "cosine_similarity": _reduced(_opposite_direction),
-    "cross_entropy": _cross_entropy,
-    "hinge": _reduced(hinge),
-    "huber smooth_l1": _per_element(F.smooth_l1_loss),
-    "kl_div kl_divergence": _reduced(kl_divergence),
-    "l1 mae mean_absolute_error": _per_element(F.l1_loss),
-    "log_cosh": _reduced(log_cosh_error),
-    "mape mean_absolute_percentage_error": _reduced(absolute_percentage_error),
-    "mean_squared_error mse": _per_element(F.mse_loss),
-    "mean_squared_logarithmic_error msle": _reduced(squared_logarithmic_error),
-    "nll nll_loss": _nll,
-    "poisson": _per_element(F.poisson_nll_loss),
-    "sparse_categorical_crossentropy": _sparse,
-    "squared_hinge": _reduced(squared_hinge),
-}
-"""The losses by their names, which an error lists."""
+# The loss of equal shares of all classes, for label smoothing.
 
-_ALIASES = {
-    "bcewithlogits": "bce",
-    "binarycrossentropywithlogits": "bce",
-    "ce": "crossentropy",
-    "kld": "kldiv",
-    "kullbackleiblerdivergence": "kldiv",
-    "poissonnll": "poisson",
+
+def _of_logits(outputs: Tensor) -> Tensor:
+    return F.log_softmax(outputs, dim=1).mean(dim=1).neg()
+
+
+def _of_last_logits(outputs: Tensor) -> Tensor:
+    return F.log_softmax(outputs, dim=-1).mean(dim=-1).neg()
+
+
+def _of_log_probabilities(outputs: Tensor) -> Tensor:
+    return outputs.mean(dim=1).neg()
+
+
+def _of_binary_logits(outputs: Tensor) -> Tensor:
+    return F.softplus(outputs) - outputs.mul(0.5)
+
+
+def _over_classes(
+    axis: int, of_all_classes: Callable[[Tensor], Tensor]
+) -> Mapping[str, Any]:
+    """Return the fields of a loss of logits or log-probabilities of classes."""
+    return {
+        "class_axis": axis,
+        "ignore_index": IGNORED_INDEX,
+        "of_all_classes": of_all_classes,
+    }
+
+
+_BINARY: Mapping[str, Any] = {"is_binary": True}
+_SMOOTHED_BINARY = {**_BINARY, "of_all_classes": _of_binary_logits}
+
+
+class _NamedLoss(NamedTuple):
+    """A loss that has names.
+
+    Attributes:
+        names: Its names, which an error lists.
+        function: The loss.
+        fields: Fields of its `Loss`.
+        aliases: Other names in Keras, torch and the metrics.
+        means_probabilities: Keys of names (`_key`) that mean a loss of probabilities in
+            Keras or torch.
+    """
+
+    names: str
+    function: ReducedLoss
+    fields: Mapping[str, Any] = {}
+    aliases: str = ""
+    means_probabilities: str = ""
+
+
+_NAMED = (
+    _NamedLoss(
+        "bce binary_cross_entropy binary_crossentropy",
+        _per_element(F.binary_cross_entropy_with_logits),
+        _SMOOTHED_BINARY,
+        aliases="bce_with_logits binary_cross_entropy_with_logits",
+        means_probabilities="bce binarycrossentropy",
+    ),
+    _NamedLoss(
+        "categorical_crossentropy",
+        _categorical,
+        _over_classes(-1, _of_last_logits),
+        means_probabilities="categoricalcrossentropy",
+    ),
+    _NamedLoss("cosine_similarity", _reduced(_opposite_direction)),
+    _NamedLoss(
+        "cross_entropy", _cross_entropy, _over_classes(1, _of_logits), aliases="ce"
+    ),
+    _NamedLoss("hinge", _reduced(hinge), _BINARY),
+    _NamedLoss("huber smooth_l1", _per_element(F.smooth_l1_loss)),
+    _NamedLoss(
+        "kl_div kl_divergence",
+        _reduced(kl_divergence),
+        aliases="kld kullback_leibler_divergence",
+        means_probabilities="kld kldivergence kullbackleiblerdivergence",
+    ),
+    _NamedLoss("l1 mae mean_absolute_error", _per_element(F.l1_loss)),
+    _NamedLoss("log_cosh", _reduced(log_cosh_error)),
+    _NamedLoss(
+        "mape mean_absolute_percentage_error", _reduced(absolute_percentage_error)
+    ),
+    _NamedLoss("mean_squared_error mse", _per_element(F.mse_loss)),
+    _NamedLoss(
+        "mean_squared_logarithmic_error msle", _reduced(squared_logarithmic_error)
+    ),
+    _NamedLoss("nll nll_loss", _nll, _over_classes(1, _of_log_probabilities)),
+    _NamedLoss("poisson", _per_element(F.poisson_nll_loss), aliases="poisson_nll"),
+    _NamedLoss(
+        "sparse_categorical_crossentropy",
+        _sparse,
+        _over_classes(-1, _of_last_logits),
+        means_probabilities="sparsecategoricalcrossentropy",
+    ),
+    _NamedLoss("squared_hinge", _reduced(squared_hinge), _BINARY),
+)
+
+_OF_ROWS: Mapping[str, Any] = {"is_of_rows": True}
+_OF_PROBABILITIES = {**_BINARY, "takes_probabilities": True}
+_OF_TORCH: dict[Any, Mapping[str, Any]] = {
+    F.binary_cross_entropy: _OF_PROBABILITIES,
+    F.binary_cross_entropy_with_logits: _BINARY,
+    torch.nn.BCELoss: _OF_PROBABILITIES,
+    torch.nn.BCEWithLogitsLoss: _SMOOTHED_BINARY,
+    torch.nn.CrossEntropyLoss: {**_OF_ROWS, "of_all_classes": _of_logits},
+    torch.nn.MultiLabelMarginLoss: _OF_ROWS,
+    torch.nn.MultiLabelSoftMarginLoss: {**_BINARY, **_OF_ROWS},
+    torch.nn.MultiMarginLoss: _OF_ROWS,
+    torch.nn.NLLLoss: {**_OF_ROWS, "of_all_classes": _of_log_probabilities},
+    torch.nn.SoftMarginLoss: _BINARY,
 }
-"""Keys of other names in Keras, torch and the metrics, to those of names above."""
+"""Fields of the `Loss` of torch's functions, modules and their subclasses."""
+
+
+def _fields_of(loss: Any) -> Mapping[str, Any]:
+    """Return the fields of the `Loss` of a function or module, if it is torch's."""
+    if isinstance(loss, torch.nn.Module):
+        kinds = (_OF_TORCH[kind] for kind in type(loss).__mro__ if kind in _OF_TORCH)
+        return next(kinds, {})
+    return _OF_TORCH.get(loss, {}) if isinstance(loss, FunctionType) else {}
+
 
 CTC_FUNCTION = (
     "a function of the outputs [N, T, C], log-probabilities, and of a pair of targets "
@@ -560,46 +660,6 @@ _MEAN_OTHERWISE = {
 }
 """Names of losses in torch and Keras that no loss here computes, and what to do."""
 
-_LOGITS = (
-    "bce",
-    "binarycrossentropy",
-    "categoricalcrossentropy",
-    "kld",
-    "kldivergence",
-    "kullbackleiblerdivergence",
-    "sparsecategoricalcrossentropy",
-)
-"""Names, as keys, that mean a loss of probabilities in Keras or torch."""
-
-_BINARY_MODULES = (
-    torch.nn.BCELoss,
-    torch.nn.BCEWithLogitsLoss,
-    torch.nn.MultiLabelSoftMarginLoss,
-    torch.nn.SoftMarginLoss,
-)
-_MODULES_OF_ROWS = (
-    torch.nn.CrossEntropyLoss,
-    torch.nn.MultiLabelMarginLoss,
-    torch.nn.MultiLabelSoftMarginLoss,
-    torch.nn.MultiMarginLoss,
-    torch.nn.NLLLoss,
-)
-"""Modules that take outputs `[N]` for the classes or labels of one sample."""
-_BINARY = (
-    *(_LOSSES[name] for name in ("hinge", "squared_hinge")),
-    _LOSSES["bce binary_cross_entropy binary_crossentropy"],
-    F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits,
-)
-"""Losses of outputs that are each a problem with targets 0 and 1, or -1 and 1."""
-
-_CLASS_AXES: dict[Any, int] = {
-    _categorical: -1,
-    _cross_entropy: 1,
-    _nll: 1,
-    _sparse: -1,
-}
-
 
 def _key(name: str) -> str:
     """Normalise a name: remove underscores, capitals and a final `loss`."""
@@ -607,7 +667,12 @@ def _key(name: str) -> str:
     return key[: -len("loss")] if key.endswith("loss") else key
 
 
-_BY_KEY = {_key(n): loss for names, loss in _LOSSES.items() for n in names.split()}
+_NAMES = " ".join(loss.names for loss in _NAMED).split()
+_BY_KEY = {
+    _key(name): loss
+    for loss in _NAMED
+    for name in f"{loss.names} {loss.aliases}".split()
+}
 
 
 @functools.lru_cache(maxsize=None)
@@ -626,24 +691,22 @@ def named_loss(name: str) -> Loss:
     if squashed in _MEAN_OTHERWISE:
         raise ConfigError(f"loss={name!r}: {_MEAN_OTHERWISE[squashed]}")
     key = _key(name)
-    function = _BY_KEY.get(_ALIASES.get(key, key))
-    if function is None:
+    loss = _BY_KEY.get(key)
+    if loss is None:
         if name.endswith("Loss") and hasattr(torch.nn, name):
             raise ConfigError(_instead_of_name(name))
-        raise UnknownNameError("loss", name, sorted(" ".join(_LOSSES).split()))
+        raise UnknownNameError("loss", name, sorted(_NAMES))
 
     def reduced(reduction: str) -> LossFunction:
-        return lambda outputs, targets: function(outputs, targets, reduction)
+        return lambda outputs, targets: loss.function(outputs, targets, reduction)
 
     return Loss(
         name=name,
         function=reduced("mean"),
         each=reduced("none"),
         is_per_output=True,
-        ignore_index=IGNORED_INDEX if function in _CLASS_AXES else None,
-        refuses_probabilities=key in _LOGITS,
-        is_binary=function in _BINARY,
-        class_axis=_CLASS_AXES.get(function),
+        refuses_probabilities=key in loss.means_probabilities.split(),
+        **loss.fields,
     )
 
 
@@ -690,9 +753,10 @@ def resolve_loss(loss: LossLike) -> Loss:
     if isinstance(loss, str):
         return named_loss(loss)
     instead = "a loss of torch (those of classes take logits)"
-    refuse_foreign("loss", loss, instead, " ".join(_LOSSES).split())
+    refuse_foreign("loss", loss, instead, _NAMES)
     if isinstance(loss, type) and issubclass(loss, torch.nn.Module):
-        raise ConfigError(f"loss is the class {loss.__name__}: give an object of it.")
+        name = loss.__name__  # type: ignore[attr-defined,unused-ignore]
+        raise ConfigError(f"loss is the class {name}: give an object of it.")
     loss = _as_module(loss)
     if isinstance(loss, (dict, list, tuple)):
         raise ConfigError(
@@ -715,8 +779,8 @@ def resolve_loss(loss: LossLike) -> Loss:
         each=_unreduced(loss),
         is_per_output=is_torchs,
         ignore_index=ignore_index,
-        is_binary=isinstance(loss, _BINARY_MODULES) or loss in _BINARY,
         class_axis=None if ignore_index is None else 1,
+        **_fields_of(loss),
     )
 
 
@@ -753,19 +817,18 @@ def _refuse_unsupported(loss: Any) -> None:
     names = list(inspect.signature(loss.forward).parameters) if _is_torchs(loss) else []
     if len(names) > 2:
         outputs = [name for name in names if name != "target"]
-        given = [
+        passed = [
             "targets" if name == "target" else f"outputs[{outputs.index(name)}]"
             for name in names
         ]
-        zeros = "" if "targets" in given else " As y give zeros, one per sample."
+        zeros = "" if "targets" in passed else " As y give zeros, one per sample."
         raise UnsupportedError(
             f"torch.nn.{type(loss).__name__} takes {', '.join(names)}, and a loss here "
             "takes all outputs and the targets. Wrap it: compile(loss=lambda outputs, "
-            f"targets: module_loss({', '.join(given)})).{zeros}"
+            f"targets: module_loss({', '.join(passed)})).{zeros}"
         )
-    is_of_elements = isinstance(loss, _BINARY_MODULES)
     has_weight = getattr(loss, "weight", None) is not None
-    if _is_torchs(loss) and has_weight and not is_of_elements:
+    if _is_torchs(loss) and has_weight and not _fields_of(loss).get("is_binary"):
         raise UnsupportedError(
             f"{type(loss).__name__}(weight=...) can't run on an IPU: PopTorch has no "
             "class weights in losses. Leave it out and use fit(class_weight=...); or, "
@@ -853,13 +916,14 @@ class _Smoothed:
     ignore_index: int | None
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        own = call_by_rows(self.each, outputs, targets)
-        rest = self.of_all_classes(outputs).reshape(own.shape)
-        are_indices = targets.numel() == own.numel() and not targets.is_floating_point()
+        values = call_by_rows(self.each, outputs, targets)
+        rest = self.of_all_classes(outputs).reshape(values.shape)
+        is_whole = not targets.is_floating_point()
+        are_indices = targets.numel() == values.numel() and is_whole
         if self.ignore_index is not None and are_indices:
-            is_real = targets.reshape(own.shape).ne(self.ignore_index)
+            is_real = targets.reshape(values.shape).ne(self.ignore_index)
             rest = rest.mul(is_real.to(rest.dtype))
-        return own.mul(1 - self.amount) + rest.mul(self.amount)
+        return values.mul(1 - self.amount) + rest.mul(self.amount)
 
 
 @dataclass(frozen=True)
@@ -901,13 +965,12 @@ def smoothed(loss: Loss, amount: float) -> Loss:
             f"label_smoothing={amount!r} was given, but the loss {loss.name!r} "
             "has label smoothing of its own. Give one of them."
         )
-    of_all_classes = _of_all_classes(loss)
     weights = [
         name
         for name in ("weight", "pos_weight")
         if getattr(loss.function, name, None) is not None
     ]
-    if of_all_classes is None or loss.each is None or weights:
+    if loss.of_all_classes is None or loss.each is None or weights:
         is_own = not isinstance(loss.function, torch.nn.Module)
         is_own = is_own and not loss.is_per_output
         raise UnsupportedError(
@@ -917,48 +980,6 @@ def smoothed(loss: Loss, amount: float) -> Loss:
             f"{f' with {weights[0]}' if weights else ''}. Smooth the targets in a "
             "loss of your own."
         )
-    each = _Smoothed(loss.each, of_all_classes, amount, loss.ignore_index)
+    each = _Smoothed(loss.each, loss.of_all_classes, amount, loss.ignore_index)
     function = _Summed(each) if loss.is_sum else each
     return replace(loss, function=function, each=each)
-
-
-def _of_all_classes(loss: Loss) -> Callable[[Tensor], Tensor] | None:
-    """Return the loss of equal shares of all classes; None without classes."""
-    if isinstance(loss.function, torch.nn.Module):
-        return _SMOOTHING_BY_MODULE.get(type(loss.function))
-    return _SMOOTHING_BY_KEY.get(_key(loss.name)) if loss.is_per_output else None
-
-
-def _of_logits(outputs: Tensor) -> Tensor:
-    return F.log_softmax(outputs, dim=1).mean(dim=1).neg()
-
-
-def _of_last_logits(outputs: Tensor) -> Tensor:
-    return F.log_softmax(outputs, dim=-1).mean(dim=-1).neg()
-
-
-def _of_log_probabilities(outputs: Tensor) -> Tensor:
-    return outputs.mean(dim=1).neg()
-
-
-def _of_binary_logits(outputs: Tensor) -> Tensor:
-    return F.softplus(outputs) - outputs.mul(0.5)
-
-
-_SMOOTHING_BY_MODULE: dict[type, Callable[[Tensor], Tensor]] = {
-    torch.nn.BCEWithLogitsLoss: _of_binary_logits,
-    torch.nn.CrossEntropyLoss: _of_logits,
-    torch.nn.NLLLoss: _of_log_probabilities,
-}
-_SMOOTHING_BY_KEY = {
-    "bce": _of_binary_logits,
-    "bcewithlogits": _of_binary_logits,
-    "binarycrossentropy": _of_binary_logits,
-    "binarycrossentropywithlogits": _of_binary_logits,
-    "categoricalcrossentropy": _of_last_logits,
-    "ce": _of_logits,
-    "crossentropy": _of_logits,
-    "nll": _of_log_probabilities,
-    "sparsecategoricalcrossentropy": _of_last_logits,
-}
-"""Names of the losses of classes, without capitals, underscores and `loss`."""

@@ -113,7 +113,7 @@ class Mixing:
             top, bottom, left, right = columns[2:]
             area = (bottom - top) * (right - left) / (size[0] * size[1])
             columns[0] = blend * (1 - area)
-        drawn = torch.stack([torch.from_numpy(one) for one in columns], dim=1)
+        drawn = torch.stack([torch.from_numpy(column) for column in columns], dim=1)
         return drawn.to(torch.float32)
 
     def _drawn(self, seeds: Sequence[int], rows: int) -> tuple[Any, Any, Any]:
@@ -175,18 +175,18 @@ def mixed_inputs(inputs: Tensor, columns: Tensor) -> Tensor:
         tensor([[0.7500],
                 [0.0000]])
     """
-    given = Coefficients.of(columns)
-    own = given.blend.reshape((-1, *(1,) * (inputs.dim() - 1)))
-    if given.box is not None:
-        top, bottom, left, right = given.box
+    coefficients = Coefficients.of(columns)
+    kept = coefficients.blend.reshape((-1, *(1,) * (inputs.dim() - 1)))
+    if coefficients.box is not None:
+        top, bottom, left, right = coefficients.box
         height, width = inputs.shape[-2:]
         rows = _inside(height, top, bottom).reshape(-1, height, 1)
         columns_inside = _inside(width, left, right).reshape(-1, 1, width)
         box = rows.mul(columns_inside)
         box = box.reshape((-1, *(1,) * (inputs.dim() - 3), height, width))
-        own = own.mul(1.0 - box)
-    own = own.to(inputs.dtype)
-    return inputs.mul(own) + rolled(inputs).mul(1.0 - own)
+        kept = kept.mul(1.0 - box)
+    kept = kept.to(inputs.dtype)
+    return inputs.mul(kept) + rolled(inputs).mul(1.0 - kept)
 
 
 def _inside(length: int, first: Tensor, end: Tensor) -> Tensor:

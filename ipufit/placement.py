@@ -72,11 +72,11 @@ def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
 
     with _ONE_LIST:
         start = poptorch.Block.start
-        poptorch.Block.start = staticmethod(listed)  # type: ignore[method-assign,assignment]
+        poptorch.Block.start = staticmethod(listed)  # type: ignore[method-assign,assignment,unused-ignore]
         try:
             yield blocks
         finally:
-            poptorch.Block.start = staticmethod(start)  # type: ignore[method-assign,assignment]
+            poptorch.Block.start = staticmethod(start)  # type: ignore[method-assign,assignment,unused-ignore]
 
 
 def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:
@@ -88,7 +88,7 @@ def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:
         >>> annotated_blocks(module)
         {'1': ('head', 1)}
     """
-    found: dict[str, Begun] = {}
+    blocks: dict[str, Begun] = {}
     for name, child in module.named_modules():
         if not child._forward_pre_hooks:
             continue
@@ -97,11 +97,11 @@ def annotated_blocks(module: torch.nn.Module) -> dict[str, Begun]:
         poptorch.removeBlocks(probe)
         for key, hook in child._forward_pre_hooks.items():
             if key not in probe._forward_pre_hooks:
-                found[name] = (
+                blocks[name] = (
                     getattr(hook, "_user_id", None),
                     getattr(hook, "_ipu_id", None),
                 )
-    return found
+    return blocks
 
 
 class Beginnings(NamedTuple):
@@ -142,28 +142,28 @@ def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
     names = [name for name, _ in module.named_modules() if name]
     before: dict[str, str] = {}
     stage_of: dict[str, int] = {}
-    strangers = []
+    unmatched = []
     for number, stage in enumerate(config.stages):
-        for given in stage:
-            matches = [given] if given in names else []
-            matches = matches or [n for n in names if fnmatch.fnmatchcase(n, given)]
+        for pattern in stage:
+            matches = [pattern] if pattern in names else []
+            matches = matches or [n for n in names if fnmatch.fnmatchcase(n, pattern)]
             if not matches:
-                strangers.append(given)
+                unmatched.append(pattern)
             for name in matches:
                 if stage_of.setdefault(name, number) != number:
                     raise ConfigError(
-                        f"pipeline has {before[name]!r} and {given!r} in different "
+                        f"pipeline has {before[name]!r} and {pattern!r} in different "
                         f"stages, and both stand for the submodule {name}. Have one "
                         "of them match fewer."
                     )
-                before.setdefault(name, given)
-    own = {name for name, _ in annotated_blocks(module).values()}
-    for given in strangers:
+                before.setdefault(name, pattern)
+    annotated = {name for name, _ in annotated_blocks(module).values()}
+    for name in unmatched:
         # Blocks that `forward` begins aren't known before it runs. But a pipeline
         # names either submodules or blocks, not both.
-        is_pattern = "*" in given or "?" in given  # "layer[0]" may be a block
-        if given not in own and (before or is_pattern):
-            raise UnknownNameError("submodule in pipeline", given, names)
+        is_pattern = "*" in name or "?" in name  # "layer[0]" may be a block
+        if name not in annotated and (before or is_pattern):
+            raise UnknownNameError("submodule in pipeline", name, names)
     return Beginnings(before, {})
 
 
@@ -253,8 +253,8 @@ def stage_and_ipu(block: Begun, config: IPUConfig) -> tuple[int | None, int | No
     name, ipu = block
     for index, names in enumerate(config.stages):
         if name in names:
-            given = config.placement[index]
-            if ipu is not None and getattr(given, "_ipu", 0) is None:
+            stage = config.placement[index]
+            if ipu is not None and getattr(stage, "_ipu", 0) is None:
                 return index, ipu  # the stage leaves it to the block
             return index, config.stage_ipus[index]
     has_default = config.placement is None and config.training_options is None
@@ -297,7 +297,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
         child = waiting.pop()
         if child._forward_pre_hooks:
             return True
-        waiting.extend(one for one in child._modules.values() if one is not None)
+        waiting.extend(inner for inner in child._modules.values() if inner is not None)
     return False
 
 
@@ -321,13 +321,13 @@ def _refuse_other_blocks(module: torch.nn.Module, config: IPUConfig) -> None:
 
 
 def _of_layers(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
-    given, stages = config.layers_per_ipu, config.stages
+    layers_per_ipu, stages = config.layers_per_ipu, config.stages
     placed = {
-        name: (layers, _expanded(given, name, numbers, len(layers)))
-        for name, layers, numbers in _lists(module, given)
+        name: (layers, _expanded(layers_per_ipu, name, numbers, len(layers)))
+        for name, layers, numbers in _lists(module, layers_per_ipu)
     }
     columns = [numbers for _, numbers in placed.values()]
-    check_filled(given, columns)
+    check_filled(layers_per_ipu, columns)
     before: dict[str, str] = {}
     blocks: dict[int, set[str]] = {}
     last = ""
@@ -339,7 +339,7 @@ def _of_layers(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
             blocks.setdefault(id(layer), set()).add(stages[ipu][0])
     # A layer in several places, such as an activation, joins what runs.
     known = {name: id(child) for name, child in module.named_modules()}
-    moving = {one for one, on in blocks.items() if len(on) > 1}
+    moving = {layer for layer, names in blocks.items() if len(names) > 1}
     before = {name: b for name, b in before.items() if known.get(name) not in moving}
     before = {name: block for name, block in before.items() if name in known}
     has_rest = not any(column[-1] for column in columns)
@@ -347,7 +347,7 @@ def _of_layers(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
 
 
 def _lists(
-    module: torch.nn.Module, given: Any
+    module: torch.nn.Module, layers_per_ipu: Any
 ) -> Iterator[tuple[str, Layers, Sequence[int]]]:
     """Yield the lists of layers of a module, and the numbers for each."""
     lists = {
@@ -355,17 +355,19 @@ def _lists(
         for name, child in module.named_modules()
         if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))
     }
-    for name, numbers in layer_lists(given).items():
+    for name, numbers in layer_lists(layers_per_ipu).items():
         if name is None:
-            name = _fitting(lists, given, numbers)
+            name = _fitting(lists, layers_per_ipu, numbers)
         elif name not in lists:
             raise UnknownNameError("list of layers in layers_per_ipu", name, lists)
         yield name, lists[name], numbers
 
 
-def _fitting(lists: Mapping[str, Layers], given: Any, numbers: Sequence[int]) -> str:
+def _fitting(
+    lists: Mapping[str, Layers], layers_per_ipu: Any, numbers: Sequence[int]
+) -> str:
     """Return the list with as many layers as numbers, or the longest for a rest."""
-    count = sum(one for one in numbers if one != REST)
+    count = sum(number for number in numbers if number != REST)
     lengths = {name: len(layers) for name, layers in lists.items()}
     wanted = max(lengths.values(), default=0) if REST in numbers else count
     fitting = [name for name, length in lengths.items() if length == wanted]
@@ -377,14 +379,16 @@ def _fitting(lists: Mapping[str, Layers], given: Any, numbers: Sequence[int]) ->
     if not outer:
         has = ", ".join(f"{name or 'itself'} ({n})" for name, n in lengths.items())
         raise ConfigError(
-            f"layers_per_ipu={given!r} places {count} layers, and the model has no "
-            f"ModuleList or Sequential of so many. It has {has or 'none at all'}. Give "
-            "numbers that add up, -1 for the rest, or names in pipeline=(...)."
+            f"layers_per_ipu={layers_per_ipu!r} places {count} layers, and the model "
+            "has no ModuleList or Sequential of so many. It has "
+            f"{has or 'none at all'}. Give numbers that add up, -1 for the rest, or "
+            "names in pipeline=(...)."
         )
     if len(outer) > 1:
         raise ConfigError(
-            f"layers_per_ipu={given!r} may be about {' or '.join(outer)}, lists of "
-            f"{wanted} layers: name the one, as in {{{outer[0]!r}: {given!r}}}."
+            f"layers_per_ipu={layers_per_ipu!r} may be about {' or '.join(outer)}, "
+            f"lists of {wanted} layers: name the one, as in "
+            f"{{{outer[0]!r}: {layers_per_ipu!r}}}."
         )
     return outer[0]
 
@@ -400,14 +404,14 @@ def is_inside(name: str, other: str) -> bool:
 
 
 def _expanded(
-    given: Any, name: str, numbers: Sequence[int], count: int
+    layers_per_ipu: Any, name: str, numbers: Sequence[int], count: int
 ) -> Sequence[int]:
     """Replace -1 by an even division of the rest; the last IPUs get one more."""
-    fixed = sum(one for one in numbers if one != REST)
-    shares = [ipu for ipu, one in enumerate(numbers) if one == REST]
+    fixed = sum(number for number in numbers if number != REST)
+    shares = [ipu for ipu, number in enumerate(numbers) if number == REST]
     if fixed > count or (fixed < count and not shares):
         raise ConfigError(
-            f"layers_per_ipu={given!r} places {fixed} layers of "
+            f"layers_per_ipu={layers_per_ipu!r} places {fixed} layers of "
             f"{name or 'the Sequential'}, which has {count}. Give numbers that add up "
             "to that, or -1 for the rest."
         )

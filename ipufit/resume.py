@@ -50,16 +50,18 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig
-from ipufit.data.calls import Position, TrainingBatches
-from ipufit.data.datasets import Source, mixed
+from ipufit.data.calls import Place
+from ipufit.data.datasets import Source
+from ipufit.data.indexed import Position
 from ipufit.data.random_state import (
     HostRandomState,
     RandomState,
     check_random_state,
+    hash_seed,
     random_state,
     seed_all,
 )
-from ipufit.data.sources import Replay, StreamSource, packed, unpacked
+from ipufit.data.streams import StreamSource, StreamState, packed, unpacked
 from ipufit.distributed import get_process_info, processes
 from ipufit.engine.loop import Training
 from ipufit.engine.metric_state import RunningSums
@@ -77,17 +79,6 @@ from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.state import RunState
 from ipufit.types import PathLike
 
-NOT_SETTINGS = (
-    "params",
-    "initial_lr",
-    # Of torch's own kernels, which IPUs don't use; they come and go with versions.
-    "capturable",
-    "decoupled_weight_decay",
-    "differentiable",
-    "foreach",
-    "fused",
-    "maximize",
-)
 _DEPTH = 4
 _LARGEST = torch.finfo(torch.float32).max
 _SEEDED = "samples seeded one by one"  # a setting that depends on processes
@@ -182,30 +173,14 @@ def compiled_settings(
         ),
         "loss_weights": described(objective.loss_weights),
         "metrics": described([(m.full_name, m.metric) for m in objective.metrics]),
-        **_optimizer_in_words(optimization.optimizer),
+        "optimizer": type(optimization.optimizer).__name__,
+        **{
+            f"optimizer's {name}": described(value)
+            for name, value in sorted(optimization.values.settings.items())
+        },
         "ema_momentum": described(optimization.ema_momentum),
         "lr_schedule": optimization.schedule,
         "schedules": described(optimization.schedules),
-    }
-
-
-def _optimizer_in_words(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Describe the class of an optimiser and its settings."""
-    settings: dict[str, Any] = {
-        name: [group.get(name) for group in optimizer.param_groups]
-        for name in optimizer.param_groups[0]
-        if name not in NOT_SETTINGS
-    }
-    # Otherwise the same settings might go with other parameters.
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    settings["parameters per group"] = sizes
-    for name, value in vars(optimizer).items():
-        is_plain = isinstance(value, (bool, int, float, str, torch.dtype))
-        if is_plain and not name.startswith("_"):
-            settings[name] = value
-    return {
-        "optimizer": type(optimizer).__name__,
-        **{f"optimizer's {n}": described(v) for n, v in sorted(settings.items())},
     }
 
 
@@ -342,11 +317,7 @@ class TrainedState:
             for name, value in (given.get(part) or {}).items()
         }
         state: dict[str, Any] = {
-            "optimizer": {
-                "class": type(optimizer).__name__,
-                "groups": [_plain_group(group) for group in given["param_groups"]],
-                "loss_scaling": float(getattr(optimizer, "loss_scaling", 1.0)),
-            },
+            "optimizer": self.optimization.values.plain(),
             "updates": self.optimization.state_dict(),
             "config": config_in_words(self.executors.config),
             "versions": {
@@ -370,7 +341,7 @@ class TrainedState:
             DamagedCheckpointError: It wasn't written by a model.
             ConfigError: It is from another module, optimizer or schedule.
         """
-        optimizer, state = self.optimization.optimizer, checkpoint.state
+        state = checkpoint.state
         check_form(checkpoint, _FORM)
         listed, given = state["tensors"], in_words(checkpoint.tensors)
         for group in sorted({*listed, *given}):
@@ -383,14 +354,14 @@ class TrainedState:
                         f"{name} of {group} is {there}, and was {was} when it was "
                         "saved",
                     )
-        for group, own in groups_of_module(self.executors.module).items():
-            check_weights(own, checkpoint.tensors.get(group, {}))
+        for group, named in groups_of_module(self.executors.module).items():
+            check_weights(named, checkpoint.tensors.get(group, {}))
         self._check_optimizer_state(checkpoint)
-        saved = state["optimizer"]
-        if saved["class"] != type(optimizer).__name__:
+        saved, own = state["optimizer"], self.optimization.values.plain()
+        if saved["class"] != own["class"]:
             raise ConfigError(
                 f"The checkpoint is of {saved['class']}, and compile() got "
-                f"{type(optimizer).__name__}. Compile with the same optimizer."
+                f"{own['class']}. Compile with the same optimizer."
             )
         if (state["average"] is None) != (self.average is None):
             raise ConfigError(
@@ -403,7 +374,7 @@ class TrainedState:
                 "0.1), which can't go on. Load the weights alone: "
                 "model.load_weights(path / 'model.safetensors')."
             )
-        groups = [_plain_group(group) for group in optimizer.param_groups]
+        groups = own["groups"]
         if len(saved["groups"]) != len(groups):
             raise ConfigError(
                 f"The checkpoint's optimizer has {len(saved['groups'])} parameter "
@@ -415,8 +386,6 @@ class TrainedState:
             "optimizer": {"groups": each_of(kinds)},
             "updates": self.optimization.state_kind,
         }
-        if self.average is not None:
-            own_form["average"] = self.average.state_kind
         check_form(checkpoint, fields(own_form))
         if self.average is not None:
             self.average.check_state(_averages(checkpoint))
@@ -492,9 +461,7 @@ class TrainedState:
         if tensors["optimizer"] or now.get("ipu_state") is not None:
             groups = now["param_groups"]
             optimizer.load_state_dict({**parts, "state": {}, "param_groups": groups})
-        set_groups(optimizer, saved["groups"])
-        if hasattr(optimizer, "loss_scaling"):
-            optimizer.loss_scaling = saved["loss_scaling"]
+        self.optimization.values.restore(saved)
         self.optimization.load_state_dict(checkpoint.state["updates"])
         if self.average is not None:
             self.average.load_state_dict(_averages(checkpoint))
@@ -514,26 +481,6 @@ def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]
     kept = module.state_dict()
     others = {name: b for name, b in module.named_buffers() if name not in kept}
     return {"model": kept, "buffers": others} if others else {"model": kept}
-
-
-def set_groups(
-    optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
-) -> None:
-    """Restore the settings of parameter groups from a checkpoint."""
-    for group, values in zip(optimizer.param_groups, saved):
-        for name in _plain_group(group):
-            value = values[name]
-            group[name] = tuple(value) if isinstance(value, list) else value
-
-
-def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter group's settings as JSON knows them."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in group.items()
-        if name not in NOT_SETTINGS
-        and isinstance(value, (bool, int, float, str, tuple, type(None)))
-    }
 
 
 def _averages(checkpoint: files.Checkpoint) -> dict[str, Any]:
@@ -791,17 +738,6 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
     check_form(checkpoint, _of_run)
 
 
-def position_of(checkpoint: files.Checkpoint) -> Position:
-    """Return the position in the data that a checkpoint has."""
-    number, calls = checkpoint.state["data"]["place"]
-    return Position(int(number), int(calls))
-
-
-def calls_done(checkpoint: files.Checkpoint | None) -> int:
-    """Count the calls that an interrupted run has made of its epoch."""
-    return 0 if checkpoint is None else int(checkpoint.state["run"]["calls"])
-
-
 class _ProcessState(NamedTuple):
     """The state of one process besides the common state.
 
@@ -838,7 +774,7 @@ class Snapshot:
     """Takes, checks and puts back the state of a run.
 
     Attributes:
-        batches: The data, and the position in it.
+        training: The training, with its data and the place in them.
         hooks: The callbacks.
         run: Counters of the run.
         validated: The sets to validate on, by name; `""` names the only one.
@@ -846,7 +782,6 @@ class Snapshot:
     """
 
     training: Training
-    batches: TrainingBatches
     hooks: CallbackList
     run: RunState
     validated: Mapping[str, Source] = field(default_factory=dict)
@@ -873,7 +808,7 @@ class Snapshot:
         training, run = self.training, self.run
         training.executors.take_back()
         if run.is_epoch_done:
-            self.batches.begin_next_pass()
+            training.batches.begin_next_pass()
         trained = self.trained.take()
         figures = None if run.is_epoch_done else training.metrics.state_dict()
         callbacks: Tensors = {}
@@ -882,7 +817,8 @@ class Snapshot:
         if losses:
             groups["losses"] = losses
         buffers = self._float_buffers(groups) if run.processes.are_several else {}
-        own = _ProcessState(*self._random(), figures, buffers)
+        place = training.batches.state_dict()
+        own = _ProcessState(*self._random(place), figures, buffers)
         parts = run.processes.gathered(own)
         groups["random"] = parts[0].random
         state = {
@@ -893,9 +829,9 @@ class Snapshot:
                 "stop_reason": run.stop_reason,
             },
             "data": {
-                "seed": self.batches.seed,
-                "place": list(self.batches.position),
-                "num_samples": self.batches.source.num_samples,
+                "seed": place.seed,
+                "place": list(place.position),
+                "num_samples": training.batches.source.num_samples,
                 "num_blocks": parts[0].num_blocks,
             },
             "plan": asdict(training.plan),
@@ -915,7 +851,7 @@ class Snapshot:
         state["tensors"] = in_words(groups)
         return files.Checkpoint(groups, state)
 
-    def _random(self) -> tuple[Tensors, dict[str, int]]:
+    def _random(self, place: Place) -> tuple[Tensors, dict[str, int]]:
         """Return random states by name, and the number of blocks of each stream.
 
         A stream goes on by being gone through again from the beginning of its pass, so
@@ -925,19 +861,18 @@ class Snapshot:
         seeds = self.training.device_random_state() or []
         signed = [n - 2**64 if n >= 2**63 else n for n in seeds]  # as int64 has them
         tensors = {"device": torch.tensor(signed, dtype=torch.int64)}
-        now = random_state(self.batches.source.generators)
-        tensors.update({f"host/{name}": state for name, state in now.items()})
-        kept = self.batches.loader_state()
-        if kept is not None:
-            tensors.update({f"loader/{name}": t for name, t in packed(kept).items()})
-        replays = {"pass": self.batches.replay(), "validation": None}
+        tensors.update({f"host/{n}": state for n, state in place.random.items()})
+        if place.stream is not None and place.stream.loader is not None:
+            loader = packed(place.stream.loader)
+            tensors.update({f"loader/{name}": t for name, t in loader.items()})
+        streams = {"pass": place.stream, "validation": None}
         for name, stream in self._validated_streams():
-            replays[name] = stream.first_pass()
-        num_blocks = dict.fromkeys(replays, 0)
-        for name, replay in replays.items():
-            if replay is not None:
-                num_blocks[name] = replay.num_blocks
-                for time, state in ("start", replay.at_start), ("last", replay.at_last):
+            streams[name] = stream.first_pass()
+        num_blocks = dict.fromkeys(streams, 0)
+        for name, of in streams.items():
+            if of is not None:
+                num_blocks[name] = of.num_batches
+                for time, state in ("start", of.at_start), ("last", of.at_last):
                     tensors.update({f"{name}/{time}/{n}": t for n, t in state.items()})
         return tensors, num_blocks
 
@@ -987,6 +922,7 @@ class Snapshot:
             DamagedCheckpointError: It wasn't written by a run.
             ConfigError: It is of another model, or the callbacks differ.
         """
+        training = self.training
         self.trained.check(checkpoint)
         self.hooks.check_state(_callbacks_of(checkpoint))
         if "losses" in checkpoint.tensors:
@@ -998,16 +934,16 @@ class Snapshot:
                 check_weights({n: t for n, t in own.items() if n in given}, given)
             part = _process_state(checkpoint, index)
             states = [under("host/", part.random)]
-            for name in part.num_blocks:
-                replay = _replay(name, part)
-                states += [] if replay is None else [replay.at_start, replay.at_last]
             device = part.random.get("device")
             if device is None or device.dtype != torch.int64 or device.dim() != 1:
                 raise damaged(checkpoint, "it has no random state of the device")
             try:
-                unpacked(under("loader/", part.random))
+                for name in part.num_blocks:
+                    stream = _stream_state(name, part)
+                    if stream is not None and stream.num_batches:
+                        states += [stream.at_start, stream.at_last]
                 for state in states:
-                    check_random_state(state, self.batches.source.generators)
+                    check_random_state(state, training.batches.source.generators)
             except DataError as error:
                 raise damaged(checkpoint, str(error)) from error
 
@@ -1042,26 +978,35 @@ class Snapshot:
             if are_as_many:
                 self._put_back_buffers(checkpoint.tensors.get("processes", {}))
         # Callbacks may look at the counters when they load their states.
-        for name in (*_COUNTERS, "stop_reason"):
+        for name in _COUNTERS:
             setattr(run, name, state["run"][name])
+        if state["run"]["stop_reason"] is not None:
+            run.stop(state["run"]["stop_reason"])
         run.validated = dict(state["run"].get("validated", {}))
         run.validated_calls = state["run"].get("validated_calls", 0)
         self.hooks.load_state_dict(_callbacks_of(checkpoint))
         # on_train_begin may have set other rates than the run had.
-        set_groups(training.optimization.optimizer, state["optimizer"]["groups"])
+        training.optimization.values.restore(state["optimizer"])
         training.optimization.load_state_dict(state["updates"])
         if figures is not None:
             training.metrics.load_state_dict(figures)
         # Among another number of processes samples come in the order of process 0.
         for name, stream in self._validated_streams():
-            stream.go_on(_replay(name, part, is_exact=are_as_many), is_due=True)
+            place = _stream_state(name, part, is_exact=are_as_many)
+            stream.load_state_dict(place, is_due=True)
         states = [
             under("host/", _process_state(checkpoint, one).random)
             for one in range(num_saved)
         ]
-        kept = unpacked(under("loader/", part.random)) if are_as_many else None
-        replay = _replay("pass", part, is_exact=are_as_many)
-        self.batches.go_on(_host_state(index, states), replay, kept)
+        data = state["data"]
+        training.batches.load_state_dict(
+            Place(
+                data["seed"],
+                Position(*data["place"]),
+                _host_state(index, states),
+                _stream_state("pass", part, is_exact=are_as_many),
+            )
+        )
 
     def _put_back_device(self, checkpoint: files.Checkpoint) -> None:
         """Set the random states of the device.
@@ -1073,7 +1018,7 @@ class Snapshot:
         index = 0 if is_other_layout else self.run.processes.index
         seeds = _process_state(checkpoint, index).random["device"].tolist()
         if is_other_layout and seeds:
-            seeds = [mixed(*seeds)]
+            seeds = [hash_seed(*seeds)]
         try:
             if seeds:
                 executor = self.training.program.executor
@@ -1104,18 +1049,27 @@ def _tensors_of_others(parts: Sequence[_ProcessState]) -> Tensors:
     return tensors
 
 
-def _replay(name: str, part: _ProcessState, *, is_exact: bool = True) -> Replay | None:
-    """Return the state of a stream's pass; None if none has begun.
+def _stream_state(
+    name: str, part: _ProcessState, *, is_exact: bool = True
+) -> StreamState | None:
+    """Return the place in a stream; None if no pass has begun.
 
     Args:
+        name: Name of the stream in checkpoints.
+        part: The state of a process.
         is_exact: If False, blocks are others, so that none of them is the last one.
+
+    Raises:
+        DataError: The state of a loader is damaged.
     """
-    num_blocks = part.num_blocks.get(name, 0)
-    if not num_blocks:
-        return None
+    num_batches, loader = part.num_blocks.get(name, 0), None
+    if name == "pass" and is_exact:
+        loader = unpacked(under("loader/", part.random))
+    if not num_batches:
+        return None if loader is None else StreamState(0, {}, {}, loader)
     at_start = under(f"{name}/start/", part.random)
     at_last = under(f"{name}/last/", part.random)
-    return Replay(num_blocks if is_exact else 0, at_start, at_last)
+    return StreamState(num_batches if is_exact else 0, at_start, at_last, loader)
 
 
 def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
@@ -1134,7 +1088,7 @@ def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
     own = [state.tolist() for name, state in first.items() if name in _GLOBAL]
     digest = hashlib.sha256(repr(own).encode()).digest()
     with HostRandomState():
-        seed_all(mixed(int.from_bytes(digest[:8], "little"), index))
+        seed_all(hash_seed(int.from_bytes(digest[:8], "little"), index))
         return {**first, **random_state()}
 
 

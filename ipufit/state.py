@@ -28,6 +28,20 @@ EVICTING_SIGNALS = ("SIGTERM", "SIGUSR1")
 """Signals by which schedulers tell a process to end: `sbatch --signal=USR1@120`."""
 
 
+@dataclass(frozen=True)
+class Stop:
+    """A request to end a run after the present call.
+
+    Attributes:
+        reason: Why the run ends; of an eviction, the signal or callback that asks.
+        is_eviction: Whether callbacks save the run first, so that another process can
+            go on with it.
+    """
+
+    reason: str
+    is_eviction: bool = False
+
+
 @dataclass
 class RunState:
     """The progress of one `fit`, `evaluate` or `predict`.
@@ -36,7 +50,6 @@ class RunState:
         epoch: Index of the epoch, from 0.
         updates: Number of weight updates in this run.
         samples: Number of samples trained on in this run.
-        stop_reason: Why the run stops early; None while it goes on.
         coverage: The samples that metrics cover, in words; "" if all.
         params: Keras's parameters: `verbose`, `epochs`, `steps`.
         directions: `"max"` or `"min"` by the name of a metric without `val_`: which of
@@ -49,11 +62,11 @@ class RunState:
         is_finite: Whether the loss was finite so far.
         stop_evaluating: Set it to end the present evaluation after this call.
         stop_predicting: Set it to end the present prediction after this call.
-        is_evicted: Whether a process of the run was told to end (SIGTERM), and all
-            know.
-        was_told_to_end: Whether this process was told to end; the others may not know
-            yet.
-        told_by: The signal, or the callback, that told this process to end.
+        request: Request of this process to end the run; None for no request.
+        ending: The request that all processes have agreed on; None while the run goes
+            on.
+        told_by: The signal or callback that told this process to end, so that another
+            one goes on with the run; None if none did.
         processes: The processes of the run.
         is_paused: Whether other code runs between two parts of `predict(stream=True)`.
         thread: Identifier of the thread that makes the run; None before it.
@@ -65,14 +78,13 @@ class RunState:
     Example:
         >>> run = RunState()
         >>> run.stop("the loss is small enough")
-        >>> run.is_stopping
-        True
+        >>> run.stop_reason
+        'the loss is small enough'
     """
 
     epoch: int = 0
     updates: int = 0
     samples: int = 0
-    stop_reason: str | None = None
     coverage: str = ""
     params: dict[str, Any] = field(default_factory=dict)
     directions: dict[str, str] = field(default_factory=dict)
@@ -83,16 +95,15 @@ class RunState:
     is_finite: bool = True
     stop_evaluating: bool = False
     stop_predicting: bool = False
-    is_evicted: bool = False
-    was_told_to_end: bool = False
-    told_by: str = "another process"
+    request: Stop | None = None
+    ending: Stop | None = None
+    told_by: str | None = None
     processes: Processes = field(default_factory=Processes)
     is_paused: bool = False
     thread: int | None = None
     validated: Logs = field(default_factory=dict)
     validated_calls: int = 0
     metrics: Any = field(default=None, repr=False)
-    _is_ending: bool = field(default=False, repr=False)
     _on_eviction: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _actions: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
@@ -111,19 +122,31 @@ class RunState:
         """Mark an epoch as complete, with its metrics."""
         self.calls, self.is_epoch_done, self.logs = 0, True, logs
 
-    def stop(self, reason: str) -> None:
-        """Ask the run to end in order; the first reason is kept."""
-        if self.stop_reason is None:
-            self.stop_reason = reason
+    def stop(self, reason: str, *, is_eviction: bool = False) -> None:
+        """Ask the run to end in order after the present call.
 
-    def end(self, reason: str) -> None:
-        """End the run after the present call; all processes have agreed on it."""
-        self.stop_reason, self._is_ending = reason, True
+        Args:
+            reason: Why the run ends. The first reason is kept, but a stop comes before
+                an eviction, since no process is to go on with a run that stops.
+            is_eviction: Whether callbacks save the run first, as on SIGTERM, so that
+                another process can go on with it.
+        """
+        if is_eviction:
+            self.told_by = reason
+        if self.request is None or (self.request.is_eviction and not is_eviction):
+            self.request = Stop(reason, is_eviction)
 
-    def tell_to_end(self, by: str) -> None:
-        """Record that this process was told to end; a single process ends its run."""
-        self.was_told_to_end, self.told_by = True, by
-        self.is_evicted = self.is_evicted or not self.processes.are_several
+    def go_on(self) -> None:
+        """Withdraw a stop; an eviction stays requested."""
+        told_by, self.request = self.told_by, None
+        if told_by is not None:
+            self.stop(told_by, is_eviction=True)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run stops early; None while it goes on, or is just being saved."""
+        stop = self.ending or self.request
+        return None if stop is None or stop.is_eviction else stop.reason
 
     def after_hooks(self, action: Callable[[], None]) -> None:
         """Call an action after all callbacks have handled the present event.
@@ -151,27 +174,15 @@ class RunState:
         """Whether there are actions for an eviction."""
         return bool(self._on_eviction)
 
-    def heed_eviction(self) -> None:
-        """Save and stop, if the process was told to end; called by the loop."""
-        if self.is_evicted and not self.is_ending:
-            do_all(self._on_eviction)
-            if self.processes.is_first:
-                logger.warning(
-                    "fit() ends after update %d: %s told it to.",
-                    self.updates,
-                    self.told_by,
-                )
-            self.end(EVICTED)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether this process wants the run to end after the present call."""
-        return self.stop_reason is not None
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the run ends after the present call, in all its processes."""
-        return self._is_ending if self.processes.are_several else self.is_stopping
+    def evict(self) -> None:
+        """Call the actions of `on_eviction`, even if some fail; called by the loop."""
+        do_all(self._on_eviction)
+        if self.processes.is_first:
+            by = self.told_by or "another process"
+            logger.warning(
+                "fit() ends after update %d: %s told it to.", self.updates, by
+            )
+        self.ending = Stop(EVICTED)
 
 
 def span(*name: str) -> ContextManager[None]:

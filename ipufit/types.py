@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import html
 import os
-from typing import Any, Callable, Dict, List, Union
+from typing import Any, Callable, Dict, Union
 
 from torch import Tensor
-
-Batch = List[Tensor]
-"""The tensors of one call, inputs first, then targets; dim 0 counts rows."""
 
 Logs = Dict[str, float]
 """Loss and metrics by name, as callbacks get them and History keeps them."""

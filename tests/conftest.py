@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test gets: fixed seeds, and things left as they were found."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os
@@ -10,6 +8,9 @@ import random
 import sys
 import threading
 import time
+
+# Tests run in one process per core; more threads would only wait for a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import numpy as np
@@ -46,10 +47,7 @@ hypothesis.settings.register_profile(
     "everyday", deadline=None, derandomize=True, print_blob=True, max_examples=25
 )
 hypothesis.settings.register_profile(
-    "quick", deadline=None, derandomize=True, print_blob=True, max_examples=10
-)
-hypothesis.settings.register_profile(
-    "thorough", deadline=None, derandomize=False, print_blob=True, max_examples=50
+    "long", deadline=None, derandomize=False, print_blob=True, max_examples=50
 )
 hypothesis.settings.load_profile("everyday")
 
@@ -65,19 +63,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line(
-        "markers",
-        "not_in_mode(mode, ..., reason): skip the test in these modes of the "
-        "emulator (tests/modes.py); if none is named, in all",
-    )
-    config.addinivalue_line(
-        "markers", "thorough: a costly test, for the thorough profile only"
-    )
-    config.addinivalue_line(
-        "markers", "spread: a test with more cases in the thorough profile"
-    )
-    if is_thorough(config):  # with a seed alone, too: other profiles ignore it
-        hypothesis.settings.load_profile("thorough")
     try:
         modes.enter(config.getoption("emulator_mode"))
     except ValueError as error:
@@ -103,19 +88,10 @@ def pytest_collection_finish():
     )
 
 
-def is_thorough(config):
-    """Whether all examples and all costly tests are asked for."""
-    profile = config.getoption("hypothesis_profile")
-    has_seed = config.getoption("hypothesis_seed") is not None
-    return profile == "thorough" or (not profile and has_seed)
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leave costly tests to the thorough profile."""
-    if not is_thorough(config):
-        costly = [item for item in items if item.get_closest_marker("thorough")]
-        config.hook.pytest_deselected(items=costly)
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "pool" in item.fixturenames:
+            item.add_marker("process")
 
 
 def pytest_runtest_setup(item):

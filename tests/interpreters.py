@@ -7,8 +7,6 @@ all such tests of a session: it forks for each of them. A test of what torch its
 when it is imported, or of Python's own start, starts an interpreter instead.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import json

@@ -5,8 +5,6 @@
 if the variables of the modes were set. Numbers must be the same in all of them.
 """
 
-from __future__ import annotations
-
 import os
 
 VARIABLES = {

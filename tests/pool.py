@@ -16,8 +16,6 @@ The processes start when they are first used (it takes seconds) and serve all te
 the session. Each run has a group of its own, over a file: no port is taken.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import multiprocessing

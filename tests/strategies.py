@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypothesis strategies that several tests share."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -21,27 +20,22 @@ def examples(of_hundred):
     return -(-of_hundred * settings().max_examples // 100)
 
 
-def is_thorough():
-    """Whether the thorough profile was asked for."""
+def is_long():
+    """Whether the profile `long` was asked for."""
     return settings().max_examples >= 50
 
 
-def spread(cases):
-    """All cases in the thorough profile, else a share that is spread evenly.
-
-    A profile with 25 examples takes each fourth case. Mark the test with
-    `pytest.mark.spread`, so that the thorough profile runs it.
-
-    Args:
-        cases: A list, of which the first and the last are always kept.
-    """
-    step = 1 if is_thorough() else 100 // settings().max_examples
-    return [*cases[:-1:step], *cases[-1:]]
+def slow_but_each_fourth(cases):
+    """The cases as parameters: each fourth runs every day, the others are slow."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks)
+        for number, case in enumerate(cases)
+        for marks in [pytest.mark.slow if number % 4 else ()]
+    ]
 
 
-def spread_if_quick(cases):
-    """All cases, but in the quick profile a spread of them."""
-    return spread(cases) if settings().max_examples < 25 else cases
+in_quarters = pytest.mark.parametrize("quarter", slow_but_each_fourth(range(4)))
+"""A test that takes `cases[quarter::4]`: the first quarter runs every day."""
 
 
 Pair = namedtuple("Pair", ["left", "right"])

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the map of files in CONTRIBUTING.md, from the first lines of their docstrings.
 
-`make packages` calls it; `tests/docs/test_contributing.py` fails where it wasn't
-called.
+python tools/packages.py          # `make packages`
+python tools/packages.py --check  # `make lint`: fail where it would change the page
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 from typing import Iterator
 
@@ -23,7 +24,7 @@ SECTIONS = {
     "The model": "__init__ model config batching placement mixing",
     "Its data": "data",
     "Its program, and the run": "engine state",
-    "Its losses, metrics and optimisers": "losses metrics optimizers",
+    "Its losses, metrics and optimizers": "losses metrics optimizers",
     "Callbacks, and what is kept in files": "callbacks checkpoint resume",
     "Plans": "planning",
     "Processes, other libraries, the command line": "distributed integrations cli "
@@ -78,11 +79,15 @@ def written() -> str:
 
 
 def main() -> None:
-    """Put the map into the page."""
+    """Put the map into the page, or fail if the page has another one."""
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}{written()}{END}{after}", encoding="utf-8")
+    new = f"{before}{BEGIN}{written()}{END}{after}"
+    if "--check" not in sys.argv:
+        PAGE.write_text(new, encoding="utf-8")
+    elif new != page:
+        sys.exit("the map of files in CONTRIBUTING.md is outdated: run `make packages`")
 
 
 if __name__ == "__main__":

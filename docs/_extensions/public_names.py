@@ -8,6 +8,10 @@ The directive
 
 has an entry for each name of `__all__`, so that a page is complete whatever is added. A
 name that `ipufit` exports itself has its entry as `ipufit.Name`, whichever page has it.
+
+    .. methods:: ipufit.IPUModel
+
+is a table of the class's public methods and properties, in the order of the source.
 """
 
 from __future__ import annotations
@@ -59,15 +63,19 @@ class PublicNames(SphinxDirective):
     option_spec = {  # noqa: RUF012 - a class attribute in docutils, too
         "only": lambda text: directives.choice(text, tuple(OPTIONS)),
         "from": directives.unchanged_required,  # modules of which names are taken
+        "except": directives.unchanged_required,  # names that the page has elsewhere
     }
 
     def run(self) -> list[nodes.Node]:
         """The entries of autodoc, one per name."""
         module = importlib.import_module(self.arguments[0])
         lines: list[str] = []
+        excluded = self.options.get("except", "").split()
         for name in module.__all__:
             value = getattr(module, name)
             kind = kind_of(value)
+            if name in excluded:
+                continue
             if self.options.get("only", kind) != kind or not self._takes(value):
                 continue
             lines.append(f".. auto{kind}:: {address(module.__name__, name)}")
@@ -82,6 +90,28 @@ class PublicNames(SphinxDirective):
         homes = self.options.get("from", "").split()
         home = getattr(value, "__module__", None) or ""
         return not homes or any(f"{home}.".startswith(f"{one}.") for one in homes)
+
+
+class Methods(SphinxDirective):
+    """A table of the public methods and properties of a class."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """The table of autosummary."""
+        module, _, name = self.arguments[0].rpartition(".")
+        members = vars(getattr(importlib.import_module(module), name))
+        lines = [".. autosummary::", "   :nosignatures:", ""]
+        lines += [
+            f"   ~{module}.{name}.{member}"
+            for member, value in members.items()
+            if not member.startswith("_")
+            and (inspect.isroutine(value) or isinstance(value, property))
+        ]
+        parent = nodes.Element()
+        source = StringList(lines, source=module)
+        self.state.nested_parse(source, self.content_offset, parent)
+        return parent.children
 
 
 class NameRole(PyXRefRole):
@@ -131,6 +161,7 @@ def skip_methods_of_others(
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add the directive, the role, and the changes of docstrings."""
     app.add_directive("public", PublicNames)
+    app.add_directive("methods", Methods)
     app.add_role("name", NameRole())
     app.connect("missing-reference", leave_as_code)
     app.connect("autodoc-skip-member", skip_methods_of_others)

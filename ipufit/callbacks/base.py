@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras's hooks, called in Keras's order for one callback and for a list of them."""
+"""Keras's hooks: the base class of callbacks, and lists of callbacks."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class Callback:
             restored in a resumed run. See `state_dict`. A dict maps each name to a
             check: a function of a saved value and its name, which returns what is
             wrong with the value, or None.
+        former_attributes: Names that states of earlier versions have, and that are
+            ignored.
         is_saved: False if a run may be resumed without this callback, such as a
             display.
         writes_for_all: Whether it prints or writes files for all processes of a run, so
@@ -65,6 +67,7 @@ class Callback:
     """
 
     saved_attributes: ClassVar[Collection[str]] = ()
+    former_attributes: ClassVar[Collection[str]] = ()
     is_saved: ClassVar[bool] = True
     writes_for_all: ClassVar[bool] = False
     reads_batch_logs: bool = True
@@ -208,7 +211,7 @@ class Callback:
             ConfigError: A key is unknown or missing.
             DamagedCheckpointError: A value is of another kind.
         """
-        if type(self).state_dict is Callback.state_dict:  # else it has keys of its own
+        if type(self).state_dict is Callback.state_dict:  # else it has other keys
             self._check_keys(state)
         if not isinstance(self.saved_attributes, Mapping):
             return
@@ -221,7 +224,8 @@ class Callback:
             )
 
     def _check_keys(self, state: Mapping[str, Any]) -> None:
-        unknown = sorted(set(state).difference(self.saved_attributes))
+        known = {*self.saved_attributes, *self.former_attributes}
+        unknown = sorted(set(state) - known)
         missing = [name for name in self.saved_attributes if name not in state]
         faults = [f"has {', '.join(unknown)}, which it doesn't know"] if unknown else []
         if missing:
@@ -435,14 +439,14 @@ class CallbackList(Callback):
                 of `close` become warnings.
         """
         shared = {id(c) for hooks in around for c in hooks.callbacks}
-        own = [callback for callback in self._called if id(callback) not in shared]
+        closing = [c.close for c in self._called if id(c) not in shared]
         try:
-            do_all([callback.close for callback in own], is_failing=is_failing)
+            do_all(closing, is_failing=is_failing)
         finally:
             self.give_back(around)
 
     def give_back(self, around: Sequence[CallbackList]) -> None:
-        """Set the run of callbacks that belong to other runs, too, to the last one."""
+        """Give callbacks that belong to outer runs, too, the run of the innermost."""
         runs = {id(c): hooks.run for hooks in around for c in hooks.callbacks}
         for callback in self.callbacks:
             run = runs.get(id(callback), callback.run)
@@ -661,7 +665,7 @@ def check_verbose(callback: Callback, verbose: Any) -> None:
 
 
 def check_frequency(callback: Callback, name: str, value: Any, *words: str) -> None:
-    """Refuse a frequency that is neither one of some words nor a number of updates."""
+    """Refuse a frequency that is neither a known word nor a number of updates."""
     is_word = isinstance(value, str) and value in words
     is_count = is_number(value, is_whole=True) and value > 0
     if not (is_word or is_count):
@@ -684,9 +688,9 @@ def copied(value: Any) -> Any:
         {'loss': [0.5]}
     """
     if isinstance(value, dict):
-        return {key: copied(one) for key, one in value.items()}
+        return {key: copied(part) for key, part in value.items()}
     if isinstance(value, list):
-        return value[:] if are_numbers(value) else [copied(one) for one in value]
+        return value[:] if are_numbers(value) else [*map(copied, value)]
     return value.item() if isinstance(value, np.generic) else value
 
 

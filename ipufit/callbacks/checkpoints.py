@@ -37,7 +37,86 @@ SUFFIX = ".safetensors"
 _OTHER_SUFFIX = re.compile(r"[^.{}/]\.[A-Za-z][A-Za-z0-9]*/?$")
 
 
-class ModelCheckpoint(MonitorCallback):
+class SavingCallback(Callback):
+    """Base of callbacks that save after epochs or updates, and when a run is evicted.
+
+    Args:
+        save_freq: `"epoch"`, or a number of updates.
+    """
+
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {"updates_since_save": count}
+
+    def __init__(self, save_freq: int | str) -> None:
+        check_frequency(self, "save_freq", save_freq, "epoch")
+        self.save_freq = save_freq
+        self.updates_since_save = 0
+        self._updates_counted = 0
+        self._saved: tuple[int, bool] | None = None
+
+    @property
+    def hears_every(self) -> int | None:
+        """Return updates after which a call ends, so that it can save there."""
+        if not isinstance(self.save_freq, int):
+            return None
+        return math.gcd(self.save_freq, self.updates_since_save)
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Begin to count the updates of a new run."""
+        super().on_train_begin(logs)
+        self._updates_counted, self._saved = 0, None
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
+        """Save if enough updates were made."""
+        if isinstance(self.save_freq, int):
+            self.updates_since_save += self.run.updates - self._updates_counted
+            self._updates_counted = self.run.updates
+            if self.updates_since_save >= self.save_freq:
+                self.updates_since_save = 0
+                self.save(self.run.epoch, logs, {"batch": batch + 1, **logs})
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Save if `save_freq` is `"epoch"`."""
+        if self.save_freq == "epoch":
+            self.save(epoch, logs, logs)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue counting from the interrupted run's updates."""
+        super().load_state_dict(state)
+        self._updates_counted = self.run.updates
+
+    def save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
+        """Save after an epoch or updates.
+
+        Args:
+            epoch: Index of the epoch.
+            logs: Metrics so far.
+            fields: Metrics, and the number of updates in the epoch if it isn't over.
+        """
+        raise NotImplementedError
+
+    def save_evicted(self) -> None:
+        """Save the whole run because the process was told to end."""
+        raise NotImplementedError
+
+    @property
+    def _now(self) -> tuple[int, bool]:
+        """The number of updates, and whether the epoch is over."""
+        return self.run.updates, self.run.is_epoch_done
+
+    def _save_if_possible(self) -> None:
+        if self._saved == self._now:
+            return
+        try:
+            self.save_evicted()
+        except (ConfigError, UnsupportedError) as error:
+            warn(
+                f"The run was told to end, and couldn't be saved: {error} It will go "
+                "on from the checkpoint before, if there is one.",
+                CheckpointWarning,
+            )
+
+
+class ModelCheckpoint(SavingCallback, MonitorCallback):
     """Save the run or its weights after epochs or updates.
 
     As in Keras, with other formats, and `save_best_only` works together with a number
@@ -91,7 +170,7 @@ class ModelCheckpoint(MonitorCallback):
 
     saved_attributes: ClassVar[Mapping[str, Kind]] = {
         "best": optional(number),
-        "updates_since_save": count,
+        **SavingCallback.saved_attributes,
         "last_update": whole,
     }
 
@@ -109,16 +188,17 @@ class ModelCheckpoint(MonitorCallback):
         *,
         keep: int | None = None,
     ) -> None:
-        super().__init__(monitor, mode, 0.0, verbose, initial_value_threshold)
+        MonitorCallback.__init__(
+            self, monitor, mode, 0.0, verbose, initial_value_threshold
+        )
+        SavingCallback.__init__(self, save_freq)
         check_flags("ModelCheckpoint", save_best_only=save_best_only)
         if save_weights_only is not None:
             check_flags("ModelCheckpoint", save_weights_only=save_weights_only)
         as_path(filepath, "filepath")
         self.filepath = os.fspath(filepath)
         self.save_weights_only = _is_of_weights(self.filepath, save_weights_only)
-        check_frequency(self, "save_freq", save_freq, "epoch")
         self.save_best_only = save_best_only
-        self.save_freq = save_freq
         self.store: CheckpointStore | None = None
         if keep is not None:
             _check_keep(keep, self.filepath, self.save_weights_only)
@@ -128,21 +208,20 @@ class ModelCheckpoint(MonitorCallback):
                 keep_best=1,
                 mode=None if self.mode == "auto" else self.mode,
             )
-        self.updates_since_save = 0
         self.last_update = -1
-        self._saved: tuple[SavedAt, bool] | None = None
+        self._last_moment: SavedAt | None = None
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Reset for a new run; the best value stays."""
         super().on_train_begin(logs)
-        self._saved = None
+        self._last_moment = None
         if self.run.names is not None:
             self._path({**self._known_fields(), "epoch": 1})
         if self.store is not None and self.mode == "auto":
             self.store.mode = direction_of(self.monitor, self.run.directions)
         is_whole = not self.save_weights_only
         if is_whole and (self.store is not None or not self.save_best_only):
-            self.run.on_eviction(self._save_evicted)
+            self.run.on_eviction(self._save_if_possible)
 
     @property
     def needs_metric(self) -> bool:
@@ -164,25 +243,9 @@ class ModelCheckpoint(MonitorCallback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Save if enough updates were made."""
-        if not isinstance(self.save_freq, int):
-            return
-        self.updates_since_save += batch - self.last_update
-        self.last_update = batch
-        if self.updates_since_save >= self.save_freq:
-            self.updates_since_save = 0
-            self._save(self.run.epoch, logs, {"batch": batch + 1, **logs})
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Save if `save_freq` is `"epoch"`."""
-        if self.save_freq == "epoch":
-            self._save(epoch, logs, logs)
-
-    @property
-    def hears_every(self) -> int | None:
-        """Return `save_freq` if it is a number, so that calls end where it saves."""
-        if not isinstance(self.save_freq, int):
-            return None
-        return math.gcd(self.save_freq, self.updates_since_save)
+        if self.save_freq != "epoch":
+            self.last_update = batch
+        super().on_train_batch_end(batch, logs)
 
     @property
     def reads_batch_logs(self) -> bool:  # type: ignore[override]
@@ -198,7 +261,8 @@ class ModelCheckpoint(MonitorCallback):
             fields.add(self.monitor)
         return {field for field in fields if field} - {"epoch", "batch"}
 
-    def _save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
+    def save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
+        """Save weights or the whole run, if `save_best_only` lets it."""
         path = self._path({**fields, "epoch": epoch + 1})
         if not self._is_due(epoch, logs, path):
             return
@@ -213,17 +277,13 @@ class ModelCheckpoint(MonitorCallback):
         self.model.save_weights(path, moment=moment)
         self._say_finished(epoch, path)
 
-    def _save_evicted(self) -> None:
+    def save_evicted(self) -> None:
+        """Save the whole run because the process was told to end."""
         epoch, moment = self.run.epoch, self._moment({})
-        if self._saved is not None and self._saved[0].update == moment.update:
-            moment, is_epoch_done = self._saved  # with the metric
-            if is_epoch_done == self.run.is_epoch_done:
-                return
-        try:
-            path = self._path({"epoch": epoch + 1, "batch": self.last_update + 1})
-            self._write(epoch, path, moment)
-        except (ConfigError, UnsupportedError) as error:
-            _warn_of_unsaved_eviction(error)
+        if self._last_moment is not None and self._last_moment.update == moment.update:
+            moment = self._last_moment  # with the metric
+        path = self._path({"epoch": epoch + 1, "batch": self.last_update + 1})
+        self._write(epoch, path, moment)
 
     def _moment(self, logs: dict[str, Any]) -> SavedAt:
         """Return update, epoch and metric of a checkpoint, to find the best later."""
@@ -248,7 +308,7 @@ class ModelCheckpoint(MonitorCallback):
             path = str(target)
         else:
             written_by_one(lambda: write_checkpoint(path, now, moment=moment))
-        self._saved = moment, self.run.is_epoch_done
+        self._last_moment, self._saved = moment, self._now
         self._say_finished(epoch, path)
 
     def _say_finished(self, epoch: int, path: str | Path) -> None:
@@ -284,11 +344,11 @@ class ModelCheckpoint(MonitorCallback):
         return True
 
 
-class BackupAndRestore(Callback):
+class BackupAndRestore(SavingCallback):
     """Save the whole run, and continue the saved run when `fit` is called again.
 
     As in Keras, but exactly: if a run is killed and the same script is started again,
-    it ends with the same weights, optimiser, History and callbacks as an uninterrupted
+    it ends with the same weights, optimizer, History and callbacks as an uninterrupted
     run. On SIGTERM, which schedulers send, it saves after the present call and ends the
     run in order. With several processes the first one writes and all read. SIGTERM in
     any process ends all.
@@ -320,7 +380,6 @@ class BackupAndRestore(Callback):
         1
     """
 
-    saved_attributes: ClassVar[Mapping[str, Kind]] = {"updates_since_save": count}
     resumes = True
     reads_batch_logs = False
 
@@ -333,60 +392,28 @@ class BackupAndRestore(Callback):
         delete_checkpoint: bool = True,
         keep_last: int = 2,
     ) -> None:
-        check_frequency(self, "save_freq", save_freq, "epoch")
+        super().__init__(save_freq)
         check_flags("BackupAndRestore", delete_checkpoint=delete_checkpoint)
         as_path(backup_dir, "backup_dir")
         self.store = CheckpointStore(backup_dir, keep_last=keep_last)
-        self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
-        self.updates_since_save = 0
-        self._updates_counted = 0
-        self._saved: tuple[int, bool] | None = None
-
-    @property
-    def hears_every(self) -> int | None:
-        """Return `save_freq` if it is a number, so that calls end where it saves."""
-        return None if self.save_freq == "epoch" else int(self.save_freq)
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Register a save for when the process is evicted."""
-        self.updates_since_save = self._updates_counted = 0
-        self._saved = None
+        super().on_train_begin(logs)
+        self.updates_since_save = 0
         self.run.on_eviction(self._save_if_possible)
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Save if enough updates were made."""
-        self.updates_since_save += self.run.updates - self._updates_counted
-        self._updates_counted = self.run.updates
-        if self.save_freq != "epoch" and self.updates_since_save >= int(self.save_freq):
-            self.updates_since_save = 0
-            self.run.after_hooks(self._save)
+    def save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
+        """Save the whole run, once all callbacks have handled the event."""
+        self.run.after_hooks(self.save_evicted)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Save if `save_freq` is `"epoch"`."""
-        if self.save_freq == "epoch":
-            self.updates_since_save = 0
-            self.run.after_hooks(self._save)
-
-    def load_state_dict(self, state: Any) -> None:
-        """Continue counting from the interrupted run's updates."""
-        super().load_state_dict(state)
-        self._updates_counted = self.run.updates
-
-    def _save(self) -> None:
-        run = self.run
-        self._saved = run.updates, run.is_epoch_done
-        complete = run.epoch + run.is_epoch_done
+    def save_evicted(self) -> None:
+        """Save the whole run."""
+        self._saved = self._now
+        complete = self.run.epoch + self.run.is_epoch_done
         now = self.model.checkpoint(copied=False)
-        self.store.save(now, epoch=complete, update=run.updates)
-
-    def _save_if_possible(self) -> None:
-        if self._saved == (self.run.updates, self.run.is_epoch_done):
-            return
-        try:
-            self._save()
-        except UnsupportedError as error:
-            _warn_of_unsaved_eviction(error)
+        self.store.save(now, epoch=complete, update=self.run.updates)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """Delete the backup after a complete run, if `delete_checkpoint`.
@@ -395,9 +422,10 @@ class BackupAndRestore(Callback):
         it uses the result.
         """
         run = self.run
-        is_cut = run.is_evicted or run.stop_reason in (EVICTED, "interrupted")
-        if not is_cut and run.processes.are_several:
-            is_cut = any(run.processes.gathered(run.was_told_to_end))
+        self.updates_since_save = 0  # the next `fit` asks before it begins
+        is_cut = run.stop_reason in (EVICTED, "interrupted")
+        if not is_cut:
+            is_cut = any(run.processes.gathered(run.told_by is not None))
         if self.delete_checkpoint and not is_cut:
             run.after_hooks(self._clear)
 
@@ -406,23 +434,14 @@ class BackupAndRestore(Callback):
         self.store.clear()
 
 
-def _warn_of_unsaved_eviction(error: Exception) -> None:
-    """Warn that a run couldn't be saved when it was told to end, with the reason."""
-    warn(
-        f"The run was told to end, and couldn't be saved: {error} It will go on from "
-        "the checkpoint before, if there is one.",
-        CheckpointWarning,
-    )
-
-
-def _is_of_weights(filepath: str, given: bool | None) -> bool:
+def _is_of_weights(filepath: str, weights_only: bool | None) -> bool:
     """Return whether the suffix of a path is that of a weights file."""
     is_file = filepath.endswith(SUFFIX)
     is_other = not is_file and _OTHER_SUFFIX.search(filepath) is not None
-    if is_other or given not in (None, is_file):
-        given_as = "" if given is None else f", but save_weights_only={given!r}"
+    if is_other or weights_only not in (None, is_file):
+        end = "" if weights_only is None else f", but save_weights_only={weights_only}"
         raise ConfigError(
-            f"filepath={filepath!r}{given_as}: it must end in {SUFFIX} for weights, "
+            f"filepath={filepath!r}{end}: it must end in {SUFFIX} for weights, "
             "and have no suffix for a whole checkpoint, which is a directory."
         )
     return is_file

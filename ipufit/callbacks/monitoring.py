@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that watch one metric, and callbacks that set the learning rate."""
+"""Callbacks that watch a metric, and callbacks that set the learning rate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MonitorCallback(Callback):
             other mode is taken as `"auto"`, with a warning, as in Keras.
         min_delta: Change that an improvement must exceed; its sign doesn't matter.
         verbose: 1 or more lets `say` print its messages.
-        best: Value that the first one must beat, if any.
+        best: Value that the first value must beat; None for no such value.
 
     Attributes:
         best: Best value so far.
@@ -127,6 +127,25 @@ class MonitorCallback(Callback):
             shifted, best = np.float32(value + delta), np.float32(reference)
         return bool(shifted < best if is_less else shifted > best)
 
+    def value_in(
+        self, logs: Mapping[str, Any], purpose: str, end: str = ""
+    ) -> float | None:
+        """Return the metric; warn that it isn't in the logs, and return None.
+
+        Args:
+            logs: Metrics of the epoch, whose names the warning lists.
+            purpose: The beginning of the warning, such as "Early stopping conditioned".
+            end: The end of the warning.
+        """
+        value = logs.get(self.monitor)
+        if value is None:
+            warn(
+                f"{purpose} on metric `{self.monitor}` which is not available. "
+                f"Available metrics are: {','.join(logs)}{end}",
+                IpufitWarning,
+            )
+        return None if value is None else float(value)
+
     def known_direction(self) -> str:
         """Return whether the metric's `"min"` or `"max"` is better.
 
@@ -166,20 +185,6 @@ def direction_of(monitor: str, directions: Mapping[str, str]) -> str | None:
     if name in directions:
         return directions[name]
     return "min" if name == "loss" or name.endswith("_loss") else None
-
-
-def warn_unavailable(what: str, logs: Mapping[str, Any], end: str = "") -> None:
-    """Warn that a metric isn't in the logs.
-
-    Args:
-        what: Message up to "which is not available".
-        logs: Metrics of the epoch, whose names the message lists.
-        end: Advice after the list.
-    """
-    warn(
-        f"{what} which is not available. Available metrics are: {','.join(logs)}{end}",
-        IpufitWarning,
-    )
 
 
 class EarlyStopping(MonitorCallback):
@@ -267,8 +272,8 @@ class EarlyStopping(MonitorCallback):
         super().check_state(state)
         if state["best_weights"] is None:
             return
-        own = [tuple(one.shape) for one in self.model.get_weights()]
-        if [tuple(one.shape) for one in state["best_weights"]] != own:
+        shapes = [tuple(weight.shape) for weight in self.model.get_weights()]
+        if [tuple(weight.shape) for weight in state["best_weights"]] != shapes:
             raise DamagedCheckpointError(
                 "The state of EarlyStopping has best_weights of another module. Use "
                 "another checkpoint."
@@ -281,14 +286,9 @@ class EarlyStopping(MonitorCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Compare the metric with the best value, and stop after `patience` epochs."""
-        if logs.get(self.monitor) is None:
-            warn_unavailable(
-                f"Early stopping conditioned on metric `{self.monitor}`", logs
-            )
+        value = self.value_in(logs, "Early stopping conditioned")
+        if value is None or epoch < self.start_from_epoch:
             return
-        if epoch < self.start_from_epoch:
-            return
-        value = float(logs[self.monitor])
         self.wait += 1
         if self.improves(value, self.best):
             self._keep(epoch, value)
@@ -413,10 +413,15 @@ class StopAfter(Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """End the run if the time is up."""
-        if time.time() >= self._end and not self.run.was_told_to_end:
+        if time.time() >= self._end:
+            self._end = math.inf
             if self.run.processes.is_first:
                 say("StopAfter: the time is up, the run ends after this call")
-            self.run.tell_to_end("StopAfter")
+            self.run.stop("StopAfter", is_eviction=True)
+
+
+_RATES = ("rates",)
+"""What states of 0.3.0 had; checkpoints have the rates in the optimizer's groups."""
 
 
 def set_learning_rate(
@@ -463,31 +468,6 @@ def learning_rate(optimizer: Any) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-class RateCallback(Callback):
-    """Base of callbacks that set the learning rate; their state has the `rates`."""
-
-    @property
-    def rates(self) -> list[float]:
-        """Learning rates of the optimizer's parameter groups."""
-        return [float(group["lr"]) for group in self.model.optimizer.param_groups]
-
-    @rates.setter
-    def rates(self, rates: list[float]) -> None:
-        for group, rate in zip(self.model.optimizer.param_groups, rates):
-            group["lr"] = rate
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse other keys and kinds, and rates for more or fewer groups."""
-        super().check_state(state)
-        groups, rates = self.model.optimizer.param_groups, state["rates"]
-        if len(rates) != len(groups):
-            raise ConfigError(
-                f"The state of {type(self).__name__} has the rates of {len(rates)} "
-                f"parameter groups, and the optimizer has {len(groups)}. Compile with "
-                "the optimizer of the interrupted run."
-            )
-
-
 def refuse_schedule(model: Any, who: str) -> None:
     """Refuse a model whose schedule sets the learning rate too.
 
@@ -505,7 +485,7 @@ def refuse_schedule(model: Any, who: str) -> None:
         )
 
 
-class LearningRateScheduler(RateCallback):
+class LearningRateScheduler(Callback):
     """Set the learning rate of every epoch by a function.
 
     As in Keras. The function sets the rate of the first parameter group, which is
@@ -526,10 +506,8 @@ class LearningRateScheduler(RateCallback):
         >>> halving = LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
     """
 
-    saved_attributes: ClassVar[Mapping[str, Kind]] = {
-        "group_ratios": list_of(number),
-        "rates": list_of(number),
-    }
+    saved_attributes: ClassVar[Mapping[str, Kind]] = {"group_ratios": list_of(number)}
+    former_attributes = _RATES
 
     @suggesting
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
@@ -586,7 +564,7 @@ def _takes_two(schedule: Any) -> bool:
     )
 
 
-class ReduceLROnPlateau(RateCallback, MonitorCallback):
+class ReduceLROnPlateau(MonitorCallback):
     """Reduce the learning rate when a metric hasn't improved for some epochs.
 
     As in Keras. All parameter groups are reduced by the same ratio. The rate of the
@@ -622,8 +600,8 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
         "best": optional(number),
         "wait": count,
         "cooldown_counter": whole,
-        "rates": list_of(number),
     }
+    former_attributes = _RATES
 
     @suggesting
     def __init__(
@@ -667,14 +645,9 @@ class ReduceLROnPlateau(RateCallback, MonitorCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Add the rate to the logs, and reduce it after `patience` epochs."""
         logs["learning_rate"] = learning_rate(self.model.optimizer)
-        if logs.get(self.monitor) is None:
-            warn_unavailable(
-                f"Learning rate reduction is conditioned on metric `{self.monitor}`",
-                logs,
-                end=".",
-            )
+        value = self.value_in(logs, "Learning rate reduction is conditioned", ".")
+        if value is None:
             return
-        value = float(logs[self.monitor])
         if self.cooldown_counter > 0:
             self.cooldown_counter -= 1
             self.wait = 0

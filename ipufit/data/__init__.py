@@ -4,6 +4,6 @@
 from __future__ import annotations
 
 from .datasets import CachedDataset
-from .sources import FixedSizeBatches
+from .loaders import FixedSizeBatches
 
 __all__ = ["CachedDataset", "FixedSizeBatches"]

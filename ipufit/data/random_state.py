@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any, Dict, Sequence
 
@@ -29,6 +30,17 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)  # torch.manual_seed asks all devices
+
+
+def hash_seed(*numbers: int) -> int:
+    """Hash several numbers to a seed of 63 bits.
+
+    Example:
+        >>> hash_seed(1, 2) == hash_seed(1, 2), hash_seed(1, 2) == hash_seed(2, 1)
+        (True, False)
+    """
+    digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 RandomState = Dict[str, Tensor]
@@ -63,7 +75,7 @@ class HostRandomState:
         self._numpy: Any = np.random.get_state()
         self._torch = torch.get_rng_state()
         self._owners = generators
-        self._generators = [one.get_state() for one in generators]
+        self._generators = [generator.get_state() for generator in generators]
 
     def has_changed(self) -> bool:
         """Return whether Python, NumPy or torch have drawn random numbers since."""
@@ -81,8 +93,8 @@ class HostRandomState:
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
-        for one, state in zip(self._owners, self._generators):
-            one.set_state(state)
+        for generator, state in zip(self._owners, self._generators):
+            generator.set_state(state)
 
     def tensors(self) -> RandomState:
         """Return the states as tensors."""
@@ -96,7 +108,7 @@ class HostRandomState:
             "python_gauss": torch.tensor(gauss or 0.0, dtype=torch.float64),
             "numpy": torch.tensor(numbers, dtype=torch.int64),
             "numpy_gauss": torch.tensor(float(cached), dtype=torch.float64),
-            **{f"generator{i}": one for i, one in enumerate(self._generators)},
+            **{f"generator{i}": state for i, state in enumerate(self._generators)},
         }
 
 
@@ -134,8 +146,8 @@ def set_random_state(
         random.setstate((version, tuple(python_words), gauss))
         np.random.set_state(("MT19937", words, position, has_gauss, cached))
         torch.set_rng_state(state["torch"])
-        for i, one in enumerate(generators):
-            one.set_state(state[f"generator{i}"])
+        for i, generator in enumerate(generators):
+            generator.set_state(state[f"generator{i}"])
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
         before.put_back()
         raise DataError(

@@ -136,7 +136,7 @@ def wrap_module(module: torch.nn.Module, executor: Any) -> None:
     reference = weakref.ref(executor)
     parameter_class = _weight_class(torch.nn.Parameter, "PoptorchParameter", reference)
     for parameter in module.parameters():
-        parameter.__class__ = parameter_class
+        parameter.__class__ = parameter_class  # type: ignore[assignment,unused-ignore]
     buffer_class = _weight_class(Tensor, "PoptorchBuffer", reference)
     for buffer in module.buffers():
         if buffer.__class__ is not Tensor:  # of another executor: this fetches

@@ -27,11 +27,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from ipufit._tree import leaves_of, tree_map
-from ipufit.data.datasets import Labels, SampleStructure, Source
+from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState
+from ipufit.data.structure import Labels, SampleStructure
 from ipufit.engine.metric_state import Scalars, collected
 from ipufit.engine.objective import (
-    Inferred,
+    Computation,
     Objective,
     named_outputs,
     only,
@@ -150,7 +151,7 @@ class OutputSize(NamedTuple):
 
 def output_size(
     module: torch.nn.Module,
-    inferred: Inferred,
+    computation: Computation,
     structure: SampleStructure,
     example: Sequence[Tensor],
     num_samples: int = 1,
@@ -164,7 +165,7 @@ def output_size(
 
     Args:
         module: The user's module.
-        inferred: The computation of the program.
+        computation: The computation of the program.
         structure: Structure of a batch.
         example: Tensors of a micro-batch, of which only shapes and types matter.
         num_samples: Number of its samples to call the module with.
@@ -177,13 +178,13 @@ def output_size(
         >>> from ipufit.data.sources import as_source
         >>> source = as_source(torch.zeros(8, 3))
         >>> module, example = torch.nn.Linear(3, 5), source.example(4)
-        >>> output_size(module, Inferred(False), source.structure, example).num_bytes
+        >>> output_size(module, Computation(False), source.structure, example).num_bytes
         80
     """
     sample = _first_as_zeros(example, num_samples)
     with _trial_calls():
         loss, outputs, scalars, buffers = _called(
-            *(module, inferred, structure, sample, _zeros_like), training=training
+            *(module, computation, structure, sample, _zeros_like), training=training
         )
         results = loss, outputs
         leaves = [*leaves_of(results), *scalars.values()]
@@ -211,7 +212,7 @@ def _trial_calls() -> Iterator[None]:
 
 def _called(
     module: torch.nn.Module,
-    computed: Inferred,
+    computation: Computation,
     structure: SampleStructure,
     sample: Sequence[Tensor],
     make: Callable[[Tensor], Tensor],
@@ -223,7 +224,7 @@ def _called(
 
     Args:
         module: The user's module.
-        computed: The function to call.
+        computation: The function to call.
         structure: Structure of a batch.
         sample: Tensors of a batch.
         make: Makes a weight in the place of another.
@@ -244,7 +245,7 @@ def _called(
                 if type(part).__module__.startswith("torch.nn."):
                     part.training = False
         inputs = structure.nested(sample)
-        results = results_of(computed, module, structure, inputs, sample, marked)
+        results = results_of(computation, module, structure, inputs, sample, marked)
     return (*results, scalars, buffers)
 
 
@@ -297,7 +298,7 @@ def refuse_outputs_of_training(
     names, failures = [], []
     for training in (True, False):
         size = output_size(
-            *(module, Inferred(False), structure, example, 2), training=training
+            *(module, Computation(False), structure, example, 2), training=training
         )
         if size is None:
             return
@@ -357,7 +358,7 @@ def _failure_of_losses(
         rows = stack.enter_context(_RowsNoted(outputs))
         stack.enter_context(torch.no_grad())
         try:
-            objective.loss_terms(outputs, labels, 2)
+            objective.bind(outputs, labels).terms(outputs, labels, 2)
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything
             return str(error)
     return "the loss takes outputs apart that aren't several" if rows.has_taken else ""
@@ -501,18 +502,16 @@ def metric_bytes(
     count = 0
     with _trial_calls():
         count = sum(
-            output_metric.metric.sums(part.output, part.target, weights).numel()
-            for _, output_metric, part, weights in objective.metrics_of(
-                size.outputs, labels
-            )
-            if isinstance(output_metric.metric, Metric)
+            bound.add(size.outputs, labels).numel()
+            for bound in objective.bind(size.outputs, labels).metrics
+            if isinstance(bound.metric, Metric)
         )
     return _BYTES_OF_SUM * count
 
 
 def refuse_own_sums(
     module: torch.nn.Module,
-    computed: Inferred,
+    computation: Computation,
     structure: SampleStructure,
     example: Sequence[Tensor],
     rows: int,
@@ -526,7 +525,7 @@ def refuse_own_sums(
 
     Args:
         module: The user's module.
-        computed: The computation of the program.
+        computation: The computation of the program.
         structure: Structure of a batch.
         example: Tensors of a batch.
         rows: Samples of a micro-batch.
@@ -545,7 +544,7 @@ def refuse_own_sums(
             sample = [t if t.is_floating_point() else _filled(t, index) for t in sample]
         make = partial(_ramp_like, is_falling=are_other)
         loss, _, scalars, _ = _called(
-            *(module, computed, structure, sample, make),
+            *(module, computation, structure, sample, make),
             training=training,
             noiseless=True,
         )
@@ -600,9 +599,9 @@ def refuse_traced_sums(step: Step, example: Sequence[Tensor], rows: int) -> None
     Raises:
         ConfigError: There is one.
     """
-    if step.logs_scalars and not step.computed.owns_loss:
+    if step.logs_scalars and not step.computation.owns_loss:
         refuse_own_sums(
-            *(step.module, step.computed, step.structure, example, rows),
+            *(step.module, step.computation, step.structure, example, rows),
             training=step.is_training,
         )
     for outputs, labels in step.examples:
@@ -647,7 +646,7 @@ def _random_batch(
     index: list[int],
 ) -> tuple[Any, Labels]:
     """Return outputs within bounds, and labels, of some of two random samples."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed asks all devices
     drawn = partial(_random_rows, rows, index)
     return (
         tree_map(partial(drawn, bounds=bounds), outputs),
@@ -682,12 +681,14 @@ def _values(
     """Compute users' losses and metrics of some rows; NaN where this fails."""
     outputs, labels = batch(index)
     values = []
-    for loss, pair in objective.functions(outputs, labels):
-        function, value = loss.function, math.nan
+    for slot, loss, _ in objective.bind(outputs, labels).losses:
+        if not loss.is_function:
+            continue
+        part, function, value = slot.part(outputs, labels), loss.function, math.nan
         if isinstance(function, torch.nn.Module):  # it may change its buffers
             function = copy.deepcopy(function)
         with contextlib.suppress(Exception):
-            result = call_by_rows(function, *pair)
+            result = call_by_rows(function, part.output, part.target)
             # Whole numbers are refused elsewhere, in other words.
             value = float(result.mean()) if result.is_floating_point() else math.nan
         values.append((f"The loss {loss.name!r}", value))
@@ -701,18 +702,18 @@ def _sums_of_metrics(
     objective: Objective, outputs: Any, labels: Labels
 ) -> Iterator[tuple[str, Metric, Tensor]]:
     """Yield users' metrics, with NaN for sums that can't be computed of such rows."""
-    for name, output_metric, part, weights in objective.metrics_of(outputs, labels):
-        metric = output_metric.metric
+    for bound in objective.bind(outputs, labels).metrics:
+        metric = bound.metric
         origin = getattr(metric, "function", type(metric))
         is_ours = str(origin.__module__).startswith("ipufit.")
         if not isinstance(metric, Metric) or is_ours:
             continue
         if isinstance(origin, torch.nn.Module):
-            metric = copy.deepcopy(metric)
+            bound = bound._replace(metric=copy.deepcopy(metric))
         sums = torch.full((2,), math.nan)
         with contextlib.suppress(Exception):
-            sums = call_by_rows(metric.sums, part.output, part.target, weights)
-        yield name, metric, sums.to(torch.float64)
+            sums = bound.add(outputs, labels)
+        yield bound.name, metric, sums.to(torch.float64)
 
 
 def _refuse_means(objective: Objective, batch: MadeBatch) -> None:

@@ -21,31 +21,22 @@ import time
 import zlib
 from dataclasses import dataclass, field
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Sequence,
-    TypeVar,
-)
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar
 
 import torch
 from torch import Tensor
 
 from ipufit._poptorch import poptorch
 from ipufit._signals import uninterrupted
-from ipufit._tree import Structure, leaves_of, map_tensors, tree_map
+from ipufit._tree import leaves_of, map_tensors, tree_map
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList, ProgressDisplay
-from ipufit.data.calls import Call, Epochs, InferenceBatches, TrainingBatches, pad
-from ipufit.data.datasets import Labels
+from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
 from ipufit.data.random_state import HostRandomState, set_random_state
-from ipufit.data.sources import StreamSource
+from ipufit.data.streams import StreamSource
+from ipufit.data.structure import Labels
 from ipufit.distributed import Processes, exchanges_off
-from ipufit.engine.host_calls import bytes_of, refuse_sums
+from ipufit.engine.host_calls import refuse_sums
 from ipufit.engine.metric_state import (
     MetricState,
     RunningSums,
@@ -53,16 +44,22 @@ from ipufit.engine.metric_state import (
     vector_of,
     widened_all,
 )
-from ipufit.engine.objective import OWN_LOSS, Inferred, dominant_labels
+from ipufit.engine.objective import (
+    OWN_LOSS,
+    BoundObjective,
+    Computation,
+    dominant_labels,
+)
 from ipufit.engine.program import (
     GRADIENT_OF,
     Executors,
-    InferenceSpec,
     Program,
+    ProgramSpec,
     TrainingProgram,
     TrainingSpec,
     gradient_anchors,
 )
+from ipufit.engine.rows import RowBuffer, Rows, check_rows, cut, returned_rows
 from ipufit.engine.step import CountsMissingError, Packing
 from ipufit.engine.weights import mode
 from ipufit.errors import (
@@ -75,224 +72,10 @@ from ipufit.errors import (
 )
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
-from ipufit.state import EVICTED, EVICTING_SIGNALS, RunState, awaited, span
-from ipufit.types import Batch, Logs
+from ipufit.state import EVICTING_SIGNALS, RunState, Stop, awaited, span
+from ipufit.types import Logs
 
 T = TypeVar("T")
-
-
-def returned_rows(options: poptorch.Options, plan: BatchPlan) -> Tensor | None:
-    """Return the rows of a call whose results come back, in the results' order.
-
-    Args:
-        options: Options of the program.
-        plan: Factors of the call, whose dim 0 is laid out `[D, G, R, B]`.
-
-    Returns:
-        Indices into dim 0, or None for all rows in order.
-
-    Example:
-        >>> options = poptorch.Options().outputMode(poptorch.OutputMode.Final)
-        >>> returned_rows(options, BatchPlan(2, device_iterations=3))
-        tensor([4, 5])
-    """
-    mode = poptorch.OutputMode(options.output_mode)
-    if mode in (poptorch.OutputMode.All, poptorch.OutputMode.Sum):
-        return None
-    steps = plan.device_iterations * plan.gradient_accumulation
-    period = (
-        steps if mode == poptorch.OutputMode.Final else options.output_return_period
-    )
-    per_step = plan.replicas * plan.micro_batch_size
-    rows = torch.arange(plan.samples_per_call).reshape(steps, per_step)
-    return torch.flatten(rows[period - 1 :: period])
-
-
-def describe_coverage(options: poptorch.Options, plan: BatchPlan) -> str:
-    """Describe the samples of each call that metrics cover; "" if all.
-
-    Example:
-        >>> options = poptorch.Options().outputMode(poptorch.OutputMode.Final)
-        >>> describe_coverage(options, BatchPlan(2, device_iterations=3))
-        'OutputMode.Final: 2 of every 6 samples'
-    """
-    rows = returned_rows(options, plan)
-    if rows is None or len(rows) == plan.samples_per_call:
-        return ""
-    name = poptorch.OutputMode(options.output_mode).name
-    return f"OutputMode.{name}: {len(rows)} of every {plan.samples_per_call} samples"
-
-
-def check_rows(
-    outputs: Sequence[Tensor], num_rows: int, of_mask: int | None = None
-) -> None:
-    """Refuse outputs that don't have one row per sample.
-
-    A value per micro-batch can't be told from rows, cut or joined.
-
-    Args:
-        outputs: Tensors that the module returned.
-        num_rows: Number of samples that came back, padding included.
-        of_mask: Number of entries of the mask that says which rows are samples.
-
-    Raises:
-        UnsupportedError: An output is a scalar or has another number of rows.
-
-    Example:
-        >>> check_rows([torch.zeros(4, 3)], num_rows=4)
-    """
-    for output in outputs:
-        if output.dim() == 0 or output.shape[0] != num_rows:
-            if of_mask is not None:
-                num_batches = num_rows // of_mask
-                raise UnsupportedError(
-                    f"The module returned a tensor of shape {tuple(output.shape)} for "
-                    f"a call of {num_batches} batches, with masks of {of_mask} "
-                    "entries. Every output needs one row for each entry: pass the mask "
-                    "of what the model returns, such as graphs or nodes."
-                )
-            raise UnsupportedError(
-                f"The module returned a tensor of shape {tuple(output.shape)} for "
-                f"{num_rows} samples. Outside training every output needs one row per "
-                "sample: return batched tensors only, or leave this one out in eval "
-                "mode."
-            )
-
-
-def cut(values: Any, rows: Any) -> Any:
-    """Return rows of nested tensors, by a slice, a mask or indices.
-
-    Example:
-        >>> cut({"a": torch.arange(4), "b": None}, slice(2))
-        {'a': tensor([0, 1]), 'b': None}
-    """
-    return map_tensors(lambda tensor: tensor[rows], values)
-
-
-def in_passes(values: Any, rows_per_pass: int) -> list[Any]:
-    """Cut nested tensors into passes, of which the last may have fewer rows.
-
-    Example:
-        >>> in_passes({"a": torch.arange(3)}, rows_per_pass=2)
-        [{'a': tensor([0, 1])}, {'a': tensor([2])}]
-    """
-    leaves = leaves_of(values)
-    count = max((len(leaf) for leaf in leaves if isinstance(leaf, Tensor)), default=1)
-    firsts = range(0, max(count, 1), rows_per_pass)
-    return [cut(values, slice(first, first + rows_per_pass)) for first in firsts]
-
-
-def joined(parts: Iterable[Any]) -> Any:
-    """Join the rows of nested tensors that nest alike.
-
-    Example:
-        >>> joined([(torch.zeros(2), None), (torch.ones(1), None)])
-        (tensor([0., 0., 1.]), None)
-    """
-    structure = Structure.of_outputs(None)
-    leaves: list[list[Any]] = []
-    for part in parts:
-        structure = Structure.of_outputs(part)
-        leaves.append(structure.flatten(part))
-    return structure.rebuild(_joined(leaf) for leaf in zip(*leaves))
-
-
-def _joined(parts: tuple[Any, ...]) -> Any:
-    """Join one leaf of all parts; a leaf that is no tensor is equal in all."""
-    if len(parts) == 1 or not isinstance(parts[0], Tensor):
-        return parts[0]
-    return torch.cat(parts)
-
-
-_MOST_BYTES = 2**20
-
-
-class Rows(NamedTuple):
-    """Rows of outputs and of their labels, not nested.
-
-    Attributes:
-        tensors: Tensors of the outputs, then of the targets and weights.
-        num_rows: Number of rows of each.
-    """
-
-    tensors: list[Tensor]
-    num_rows: int
-
-    def cut(self, first: int, last: int) -> Rows:
-        """Return the rows from `first` to `last`, without a copy."""
-        if last - first == self.num_rows:
-            return self
-        return Rows([tensor[first:last] for tensor in self.tensors], last - first)
-
-
-class RowBuffer:
-    """Buffers outputs and labels until a group of rows is complete.
-
-    Loss and metrics of a group take some twenty operations, which cost the same for ten
-    rows as for ten thousand. Sums over other groups differ in their last bits. So
-    groups don't depend on the number of rows in a call: they are passes that fill a
-    mebibyte, or single passes.
-
-    Args:
-        rows_per_pass: Rows of a forward pass.
-        by_pass: Whether each pass is a group by itself.
-
-    Attributes:
-        parts: The buffered rows, one after the other.
-        num_rows: Number of buffered rows.
-
-    Example:
-        >>> waiting = RowBuffer(rows_per_pass=2, by_pass=True)
-        >>> for value in (1.0, 2.0):
-        ...     for group in waiting.groups(Rows([torch.full((3,), value)], 3)):
-        ...         print(group.tensors[0])
-        tensor([1., 1.])
-        tensor([1., 2.])
-        tensor([2., 2.])
-    """
-
-    def __init__(self, rows_per_pass: int, *, by_pass: bool) -> None:
-        self.parts: list[Rows] = []
-        self.num_rows = 0
-        self._rows_per_pass = rows_per_pass
-        self._size = rows_per_pass if by_pass else 0  # of groups; 0 if unknown
-
-    def groups(self, rows: Rows) -> Iterator[Rows]:
-        """Yield the groups that rows of a call complete, and buffer the other rows.
-
-        Args:
-            rows: At least one row.
-        """
-        if not self._size:
-            num_bytes = bytes_of(rows.tensors)
-            of_pass = max(1, self._rows_per_pass * num_bytes // rows.num_rows)
-            self._size = self._rows_per_pass * max(1, _MOST_BYTES // of_pass)
-        done = 0
-        while self.num_rows + rows.num_rows - done >= self._size:
-            last = done + self._size - self.num_rows
-            self._add(rows.cut(done, last))
-            yield self.all()
-            self.clear()
-            done = last
-        if done < rows.num_rows:
-            # Copied, because asynchronous loaders use memory again.
-            tensors, num_rows = rows.cut(done, rows.num_rows)
-            self._add(Rows([tensor.clone() for tensor in tensors], num_rows))
-
-    def _add(self, rows: Rows) -> None:
-        self.parts.append(rows)
-        self.num_rows += rows.num_rows
-
-    def clear(self) -> None:
-        """Remove all buffered rows."""
-        self.parts, self.num_rows = [], 0
-
-    def all(self) -> Rows:
-        """Return all buffered rows, at least one, and keep them."""
-        if len(self.parts) > 1:  # joined once, however often they are asked for
-            columns = zip(*(part.tensors for part in self.parts))
-            self.parts = [Rows([*map(torch.cat, columns)], self.num_rows)]
-        return self.parts[0]
 
 
 _SECONDS_BETWEEN = 0.1
@@ -378,12 +161,13 @@ class ProcessSync:
         if not self._are_several:
             self.ends_evaluation = run.stop_evaluating
             self.ends_prediction = run.stop_predicting
+            run.ending = run.request
             return
         facts = None if self._facts is None else self._facts()
         digest = zlib.crc32(repr(facts).encode())
         wishes = [
-            run.is_stopping and not run.is_ending,
-            run.was_told_to_end and not run.is_evicted,
+            run.ending is None and run.stop_reason is not None,
+            run.ending is None and run.told_by is not None,
             run.stop_evaluating,
             run.stop_predicting,
             self._next_interval() if processes.is_first else 0,
@@ -400,8 +184,9 @@ class ProcessSync:
             )
         if stops:
             reasons = processes.gathered(run.stop_reason)
-            run.end(next(reason for reason in reasons if reason is not None))
-        run.is_evicted = run.is_evicted or bool(evictions)
+            run.ending = Stop(next(reason for reason in reasons if reason is not None))
+        elif evictions:
+            run.ending = Stop("", is_eviction=True)
         self.ends_evaluation = bool(evaluating)
         self.ends_prediction = bool(predicting)
 
@@ -474,7 +259,7 @@ class Training:
             self.batches.count(self.metrics.objective.ignored)
             self.program = self.executors.prepare_training(self.spec, display)
         findings = self.program.step.findings
-        self.metrics.adopt(findings.entries, findings.probabilities)
+        self.metrics.adopt(findings.metrics, findings.entries)
 
     @property
     def spec(self) -> TrainingSpec:
@@ -487,6 +272,7 @@ class Training:
             options=self.options,
             example=self.batches.example(),
             remark=self.remark,
+            computation=self.metrics.objective.trained,
             objective=self.metrics.objective,
             optimization=self.optimization,
             watched=sorted(gradient_anchors(self.watched)),
@@ -502,7 +288,7 @@ class Training:
         """Train on one call, and add to the metrics.
 
         Args:
-            call: Batch of the call.
+            call: list[Tensor] of the call.
             is_scheduled: False to leave learning rates and the count of updates
                 unchanged.
         """
@@ -523,7 +309,7 @@ class Training:
             if outputs is not None:
                 self._stream(outputs, call)
 
-    def train(self, batch: Batch) -> tuple[Tensor, Any]:
+    def train(self, batch: list[Tensor]) -> tuple[Tensor, Any]:
         """Make one call of the program; see `Executors.train`."""
         if not self.executors.has(self.program):  # another run has displaced it
             self.program.check()
@@ -652,7 +438,7 @@ class Inference:
         batches: The calls that contain each sample once.
         plan: The factors of a call.
         options: Options of the program.
-        inferred: The computation of the program.
+        computation: The computation of the program.
         choice: The passes of a call, if ipufit chose them.
         program: The program, once it is prepared.
     """
@@ -661,7 +447,7 @@ class Inference:
     batches: InferenceBatches
     plan: BatchPlan
     options: poptorch.Options
-    inferred: Inferred
+    computation: Computation
     choice: Choice | None
     program: Program = field(init=False)
     _display: ProgressDisplay = field(init=False)
@@ -677,10 +463,10 @@ class Inference:
         self.program = self.executors.prepare_inference(self.spec, display)
 
     @property
-    def spec(self) -> InferenceSpec:
+    def spec(self) -> ProgramSpec:
         """All that the program is built for."""
-        inputs_only = not self.inferred.takes_labels
-        return InferenceSpec(
+        inputs_only = not self.computation.takes_labels
+        return ProgramSpec(
             module=self.executors.module,
             config=self.executors.config.inference_config,
             structure=self.batches.structure,
@@ -688,10 +474,10 @@ class Inference:
             options=self.options,
             example=self.batches.example(inputs_only=inputs_only),
             remark=self.remark,
-            inferred=self.inferred,
+            computation=self.computation,
         )
 
-    def infer(self, batch: Batch) -> tuple[list[Tensor], Scalars]:
+    def infer(self, batch: list[Tensor]) -> tuple[list[Tensor], Scalars]:
         """Make one call of the program; see `Executors.infer`."""
         if not self.executors.has(self.program):  # another run has displaced it
             self.program.check()
@@ -755,7 +541,8 @@ class Evaluation(Inference):
     prefix: str = ""
     _shorter: dict[int, Inference] = field(default_factory=dict, init=False)
     _waiting: RowBuffer = field(init=False)
-    _packing: Packing = field(init=False)  # of the buffered rows
+    _packing: Packing = field(default=Packing(), init=False)  # of the buffered rows
+    _bound: BoundObjective | None = field(default=None, init=False)  # to their outputs
     _seen: tuple[int, Tensor] = field(init=False)  # number of rows there, their sums
     _is_checked: bool = field(init=False)  # that losses and metrics are no sums
 
@@ -840,7 +627,7 @@ class Evaluation(Inference):
             logs = processes.running(self.metrics, self._sums_of_waiting)
             hooks.on_test_batch_end(last, self.named(logs))
             processes.sync()
-            if processes.ends_evaluation or run.is_evicted:
+            if processes.ends_evaluation or _is_evicted(run):
                 break
         self._count_waiting()
         self.metrics.gather()
@@ -915,13 +702,13 @@ class Evaluation(Inference):
             is_real = None if is_real is None else is_real[returned]
         packing = program.program.step.findings.packing
         rows = Rows([*outputs, *labels], num_rows)
-        if self._waiting.parts and packing is not self._packing:
-            first = self._waiting.parts[0]
+        if packing is not self._packing:
             # Outputs may have an axis of the micro-batch.
-            are_alike = _row_shapes(first) == _row_shapes(rows)
+            shapes = [_row_shapes(part) for part in self._waiting.parts[:1]]
+            are_alike = shapes == [_row_shapes(rows)]
             if not are_alike or packing.structure != self._packing.structure:
                 self._count_waiting()
-        self._packing = packing
+            self._packing, self._bound = packing, None
         if is_real is not None:
             num_real = int(is_real.sum())
             if not num_real:  # no real row came back: NaN under the right names
@@ -955,11 +742,13 @@ class Evaluation(Inference):
                 self._is_checked = True
                 self.program.evaluated = objective.program_key
             probabilities = self.program.step.findings.probabilities
-            terms = objective.loss_terms(outputs, labels, num_rows, probabilities)
+            if self._bound is None:
+                self._bound = objective.bind(outputs, labels, probabilities)
+            terms = self._bound.terms(outputs, labels, num_rows)
             vector, entries = vector_of(
-                *(objective, outputs, labels, num_rows, terms, {}), probabilities
+                self._bound, outputs, labels, num_rows, terms, {}
             )
-        self.metrics.adopt(entries, probabilities)
+        self.metrics.adopt(self._bound.metrics, entries)
         self.metrics.name_target(vector, lambda: (outputs, labels))
         return vector
 
@@ -1038,7 +827,7 @@ class Validations:
 
     def run(
         self,
-        calls: Epochs,
+        generators: Sequence[torch.Generator],
         hooks: CallbackList,
         run: RunState,
         display: ProgressDisplay,
@@ -1048,12 +837,17 @@ class Validations:
         If the run is evicted meanwhile, random states and streams are restored: the
         process that resumes the run validates again.
 
+        Args:
+            generators: Random generators of the training data's own loader.
+            hooks: Callbacks of the run.
+            run: State of the run.
+            display: Shows what is compiled.
+
         Raises:
             EvictedError: The process was told to end.
         """
         if not self.sets or run.validated_calls == run.calls:
             return
-        generators = calls.generators
         before = HostRandomState(generators) if run.heeds_eviction else None
         sources = [validation.batches.source for validation in self.sets]
         streams = [source for source in sources if isinstance(source, StreamSource)]
@@ -1062,11 +856,11 @@ class Validations:
         for validation in self.sets:
             validation.prepare(display)
             logs.update(validation.run(hooks, run))
-            if before is not None and run.is_evicted:
+            if before is not None and _is_evicted(run):
                 for stream, first_pass in zip(streams, first_passes):
-                    stream.go_on(first_pass, is_due=True)
+                    stream.load_state_dict(first_pass, is_due=True)
                 set_random_state(before.tensors(), generators)
-                run.heed_eviction()
+                run.evict()
                 raise EvictedError
             run.directions.update(validation.named(validation.metrics.directions))
         run.validated, run.validated_calls = logs, run.calls
@@ -1074,7 +868,6 @@ class Validations:
 
 def train(
     training: Training,
-    calls: Epochs,
     epochs: Iterable[int],
     validations: Validations,
     hooks: CallbackList,
@@ -1086,7 +879,6 @@ def train(
 
     Args:
         training: The training; its program is prepared.
-        calls: Calls of each epoch.
         epochs: Indices of the epochs. The first may be under way, in a resumed run.
         validations: Validations between calls and after epochs.
         hooks: Callbacks of the run.
@@ -1094,15 +886,17 @@ def train(
         display: Shows what is compiled for a validation.
         sync: Exchanges logs and requests between processes.
     """
-    updates = training.plan.device_iterations
+    updates, batches = training.plan.device_iterations, training.batches
+    validate = partial(validations.run, batches.source.generators, hooks, run, display)
     for epoch in epochs:
         if not run.calls:  # else it began before the interruption
             run.begin_epoch(epoch)
             training.metrics.reset()
             hooks.on_epoch_begin(epoch, {})
+            uninterrupted.remember_signals()  # a hook may have set a handler
         elif validations.are_due(run.calls):
-            validations.run(calls, hooks, run, display)
-        for call in awaited(calls):
+            validate()
+        for call in awaited(batches.epoch(run.calls)):
             first = run.calls * updates
             hooks.on_train_batch_begin(first, {})
             with uninterrupted:
@@ -1116,10 +910,10 @@ def train(
             # Before the next call is taken from the data: a run that is saved meanwhile
             # goes on with the validation.
             if validations.are_due(run.calls):
-                validations.run(calls, hooks, run, display)
-        _check_length(calls, training, run)
+                validate()
+        _check_length(training, run)
         if validations.is_after_epoch(epoch):
-            validations.run(calls, hooks, run, display)
+            validate()
         # An eviction before this saves each process's own sums.
         training.metrics.gather()
         logs = training.metrics.logs()
@@ -1160,8 +954,9 @@ def ended_in_order(
         for name in EVICTING_SIGNALS:
             number = getattr(signal, name, None)  # Windows hasn't all of them
             if number is not None:
-                tell = partial(_tell_to_end, run)
-                before[number] = signal.signal(number, tell)
+                before[number] = signal.signal(
+                    number, lambda *_, name=name: run.stop(name, is_eviction=True)
+                )
     try:
         try:
             yield
@@ -1172,15 +967,15 @@ def ended_in_order(
     except EvictedError:
         pass
     except KeyboardInterrupt:
-        run.stop("interrupted")
+        run.ending = Stop("interrupted")
         with exchanges_off():  # other processes are elsewhere
             hooks.on_train_end(dict(run.logs))
             training.executors.detach()
         raise
 
 
-def _tell_to_end(run: RunState, number: int, frame: Any) -> None:
-    run.tell_to_end(signal.Signals(number).name)
+def _is_evicted(run: RunState) -> bool:
+    return run.ending is not None and run.ending.is_eviction
 
 
 def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
@@ -1195,24 +990,25 @@ def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
     """
     run.act()
     sync()
-    run.heed_eviction()
-    if run.stop_reason == EVICTED:
+    if _is_evicted(run):
+        run.evict()
         raise EvictedError
-    return run.is_ending
+    return run.ending is not None
 
 
-def _check_length(calls: Epochs, training: Training, run: RunState) -> None:
+def _check_length(training: Training, run: RunState) -> None:
     """Warn if the data ran out in the epoch; refuse an epoch without a call."""
-    if calls.ran_out:
+    batches = training.batches
+    if batches.ran_out:
         updates = run.calls * training.plan.device_iterations
-        ending = "Training ends." if calls.is_spent else "The next begins anew."
+        ending = "Training ends." if batches.is_spent else "The next begins anew."
         if run.processes.is_first:
             warn(
                 f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
                 f"fewer than steps_per_epoch asks for. {ending}",
                 DataRanOutWarning,
             )
-        if calls.is_spent:
+        if batches.is_spent:
             run.stop("the data ran out")
     elif not run.calls:
         raise DataError(

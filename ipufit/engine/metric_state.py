@@ -12,7 +12,6 @@ from functools import partial
 from typing import (
     Any,
     Callable,
-    Collection,
     Dict,
     Iterator,
     Mapping,
@@ -25,13 +24,18 @@ import torch
 from torch import Tensor
 
 from ipufit._tree import map_tensors
-from ipufit.data.datasets import Labels
+from ipufit.data.structure import Labels
 from ipufit.distributed import Processes
-from ipufit.engine.objective import Objective, shapes_in_errors
+from ipufit.engine.objective import (
+    BoundMetric,
+    BoundObjective,
+    Objective,
+    TermsByOutput,
+    real_rows,
+)
 from ipufit.errors import ConfigError, DataError, UnsupportedError
-from ipufit.losses import LossTerms
 from ipufit.metrics import Metric, StreamedMetric, detached, flat, in_float32
-from ipufit.metrics.base import call_by_rows, naming_targets
+from ipufit.metrics.base import naming_targets
 from ipufit.metrics.target_means import unknown_number
 from ipufit.types import Logs
 
@@ -169,7 +173,7 @@ class RunningSums(NamedTuple):
         for part in parts:
             for name, pair in part.extra.items():
                 before = extra.setdefault(name, [0.0, 0.0])
-                extra[name] = [one + other for one, other in zip(before, pair)]
+                extra[name] = [sum(numbers) for numbers in zip(before, pair)]
         refusal = next((part.refusal for part in parts if part.refusal), None)
         vector = torch.stack(vectors).sum(dim=0) if vectors else None
         return cls(vector, extra, refusal)
@@ -218,13 +222,12 @@ class MetricSums(NamedTuple):
 
 
 def vector_of(
-    objective: Objective,
+    objective: BoundObjective,
     outputs: Any,
     labels: Labels,
     rows: int,
-    terms: Mapping[str, tuple[LossTerms, float]],
+    terms: TermsByOutput,
     scalars: Scalars,
-    probabilities: Collection[str] = (),
 ) -> tuple[Tensor, tuple[MetricSums, ...]]:
     """Compute the sums of a micro-batch, in a program or on the host; traceable.
 
@@ -235,7 +238,6 @@ def vector_of(
         rows: Number of samples, padding included.
         terms: Terms and weight of each loss, by output.
         scalars: Logged means over the samples, by name.
-        probabilities: Names of outputs that are probabilities.
 
     Returns:
         1-d, float32, without gradients: the number of samples, then the sums of each
@@ -248,29 +250,26 @@ def vector_of(
         sums.append(flat(torch.stack([term.total, term.divisor], dim=-1)))
         of_parts += [weight] * term.total.numel()
     if terms:
-        result = partial(_weighted_means, of_parts)
-        entries.append(MetricSums("loss", 2 * len(of_parts), result, "min"))
+        means = partial(_weighted_means, of_parts)
+        entries.append(MetricSums("loss", 2 * len(of_parts), means, "min"))
     if len(terms) > 1:
         for name, pairs in zip(terms, list(sums)):
             sums.append(pairs)
             means = partial(_weighted_means, [1.0] * (pairs.numel() // 2))
             entries.append(MetricSums(f"{name}_loss", pairs.numel(), means, "min"))
-    for name, output_metric, part, weights in objective.metrics_of(
-        outputs, labels, probabilities
-    ):
-        metric = output_metric.metric
-        if isinstance(metric, StreamedMetric):
-            entries.append(MetricSums(name, 0, None, metric.direction))
-            continue
-        with shapes_in_errors(f"The metric {name!r}", part):
-            added = call_by_rows(metric.sums, part.output, part.target, weights)
-        sums.append(flat(added))
-        entries.append(MetricSums(name, added.numel(), metric.result, metric.direction))
-    if labels.share is None:
+    mask = real_rows(labels)
+    for bound in objective.metrics:
+        size, informed = 0, bound.informed()
+        if isinstance(informed, Metric):
+            sums.append(flat(bound.add(outputs, labels, mask)))
+            size = sums[-1].numel()
+        result = informed.result if size else None
+        entries.append(MetricSums(bound.name, size, result, informed.direction))
+    if mask is None:
         device = next((term.total.device for term, _ in terms.values()), None)
         count = torch.full((1,), float(rows), device=device)
     else:
-        count = labels.share.gt(0).to(torch.float32).sum().reshape(1)
+        count = mask.sum().reshape(1)
     for name, value in scalars.items():
         sums.append(value.mul(count))
         entries.append(MetricSums(name, 1, None, None))
@@ -302,7 +301,9 @@ class MetricState:
         self._unstreamed: list[tuple[Any, Labels]] = []
         self._forgotten: list[str] = []
         self._entries: tuple[MetricSums, ...] = ()
-        self._probabilities: Collection[str] = ()
+        self._loss_entry: MetricSums | None = None  # the first, if there is one
+        self._size = 1  # of a vector
+        self._metrics: tuple[BoundMetric, ...] = ()
         self._streams: dict[str, StreamedMetric] = {}
         self._sums: Tensor | None = None
         self._partial: Tensor | None = None
@@ -311,29 +312,33 @@ class MetricState:
         self.reset()
 
     def adopt(
-        self, entries: tuple[MetricSums, ...], probabilities: Collection[str]
+        self, metrics: Sequence[BoundMetric], entries: tuple[MetricSums, ...]
     ) -> None:
-        """Set the entries of later vectors.
+        """Set the layout of the vectors that `add` will get.
 
         Args:
+            metrics: Metrics of the program, which may be those of an earlier
+                `compile()` that made an equal program.
             entries: Entries of the vectors, from `vector_of`.
-            probabilities: Names of outputs that are probabilities.
 
         Raises:
             ConfigError: Two metrics have the same name.
         """
         if self._extra:
             _refuse_twins([*(entry.name for entry in entries), *self._extra])
-        self._entries, self._probabilities = entries, probabilities
+        self._entries = entries
+        self._metrics = tuple(
+            bound._replace(metric=output_metric.metric)
+            for bound, output_metric in zip(metrics, self.objective.metrics)
+        )
+        is_loss = bool(entries) and entries[0].name == "loss"
+        self._loss_entry = entries[0] if is_loss else None
+        self._size = 1 + sum(entry.size for entry in entries)
 
     @property
     def names(self) -> list[str]:
         """Names of the metrics in a traced program."""
         return [entry.name for entry in self._entries]
-
-    @property
-    def _size(self) -> int:
-        return 1 + sum(entry.size for entry in self._entries)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values, from which a resumed epoch can continue.
@@ -344,10 +349,7 @@ class MetricState:
         streamed = list(self._streams)
         if self.processes.are_several and self._sums is not None:
             # Processes refuse together, though only some have kept rows.
-            metrics = self.objective.metrics
-            streamed = [
-                m.full_name for m in metrics if isinstance(m.metric, StreamedMetric)
-            ]
+            streamed = [entry.name for entry in self._entries if not entry.size]
         if streamed:
             raise UnsupportedError(
                 f"{', '.join(streamed)}: streamed metrics can't be saved in the "
@@ -364,11 +366,11 @@ class MetricState:
         Raises:
             ConfigError: The sums are of other metrics.
         """
-        own = {entry.name: entry.size for entry in self._entries}
-        if state["sums"] is not None and state["entries"] != own:
+        sizes = {entry.name: entry.size for entry in self._entries}
+        if state["sums"] is not None and state["entries"] != sizes:
             raise ConfigError(
                 f"The checkpoint is of an epoch with the metrics "
-                f"{', '.join(state['entries'])}, and the model has {', '.join(own)}. "
+                f"{', '.join(state['entries'])}, and the model has {', '.join(sizes)}. "
                 "Resume with the module that was saved, or from the end of an epoch."
             )
 
@@ -425,13 +427,13 @@ class MetricState:
         if self._refusal is not None or not math.isnan(vectors.sum()):
             return
         self._refusal = ""  # the NaN may be of a loss
-        for name, output_metric, part, weights in self.objective.metrics_of(*rows()):
-            metric = output_metric.metric
-            is_ours = type(metric).__module__.startswith("ipufit.")
-            if is_ours and isinstance(metric, Metric):
+        outputs, labels = rows()
+        for bound in self._metrics:
+            is_ours = type(bound.metric).__module__.startswith("ipufit.")
+            if is_ours and isinstance(bound.metric, Metric):
                 try:
-                    with naming_targets(name):
-                        call_by_rows(metric.sums, part.output, part.target, weights)
+                    with naming_targets(bound.name):
+                        bound.add(outputs, labels, real_rows(labels))
                 except DataError as error:
                     self._refusal = str(error)
                     return
@@ -458,14 +460,10 @@ class MetricState:
             self._update_streams(*copies)
 
     def _update_streams(self, outputs: Any, labels: Labels) -> None:
-        for name, output_metric, part, weights in self.objective.metrics_of(
-            outputs, labels, self._probabilities
-        ):
-            if isinstance(output_metric.metric, StreamedMetric):
-                metric = output_metric.metric
-                with shapes_in_errors(f"The metric {name!r}", part):
-                    call_by_rows(metric.update, part.output, part.target, weights)
-                self._streams[name] = output_metric.metric
+        for bound in self._metrics:
+            if isinstance(bound.metric, StreamedMetric):
+                bound.add(outputs, labels)
+                self._streams[bound.name] = bound.metric
 
     def logs(self) -> Logs:
         """Return the metrics, by name in alphabetical order, as in Keras.
@@ -478,8 +476,7 @@ class MetricState:
         """Sum the metrics over all processes, which all call this."""
         if not self.processes.are_several:
             return
-        own = self.sums(), self._unstreamed
-        everyone = self.processes.gathered(own)
+        everyone = self.processes.gathered((self.sums(), self._unstreamed))
         sums = RunningSums.joined([sums for sums, _ in everyone])
         self._sums, self._unstreamed = sums.vector, []
         self._refusal = sums.refusal
@@ -520,18 +517,16 @@ class MetricState:
     @property
     def loss(self) -> float:
         """Return the loss so far, read from the device once; NaN without samples."""
-        entry = self._entries[0] if self._entries else None
-        if self._sums is None or entry is None or entry.name != "loss":
+        if self._sums is None or self._loss_entry is None:
             return self._summed(self.sums()).get("loss", math.nan)
-        return float(entry.result(self._sums[1 : 1 + entry.size]))  # type: ignore[misc]
+        return self._loss_of(self._sums)
 
     @property
     def is_loss_empty(self) -> bool:
         """Whether all targets of a loss were ignored so far, so that it is NaN."""
-        entry = self._entries[0] if self._entries else None
-        if self._sums is None or entry is None or entry.name != "loss":
+        if self._sums is None or self._loss_entry is None:
             return False
-        return bool(self._sums[2 : 1 + entry.size : 2].eq(0).any())
+        return bool(self._sums[2 : 1 + self._loss_entry.size : 2].eq(0).any())
 
     def losses(self, parts: int) -> list[float]:
         """Return the running loss after each update of the last call.
@@ -540,13 +535,15 @@ class MetricState:
             parts: Number of equal parts of the last vectors, such as the updates of a
                 call; 1 if they can't be divided.
         """
-        entry = self._entries[0] if self._entries else None
         partial = self._partial
-        if partial is None or len(partial) % parts or not (entry and entry.result):
+        if partial is None or len(partial) % parts or self._loss_entry is None:
             return [self.loss]
         every = len(partial) // parts
-        sums = partial[every - 1 :: every, 1 : 1 + entry.size]
-        return [float(entry.result(one)) for one in sums]
+        return [self._loss_of(sums) for sums in partial[every - 1 :: every]]
+
+    def _loss_of(self, sums: Tensor) -> float:
+        entry = self._loss_entry
+        return float(entry.result(sums[1 : 1 + entry.size]))  # type: ignore[union-attr,misc]
 
     def _summed(self, sums: RunningSums) -> Logs:
         if sums.refusal:
@@ -557,12 +554,12 @@ class MetricState:
             for entry in self._entries:
                 if not entry.size:
                     continue
-                own = sums.vector[at : at + entry.size]
+                of_entry = sums.vector[at : at + entry.size]
                 at += entry.size
                 values[entry.name] = (
-                    _quotient(float(own[0]), count)
+                    _quotient(float(of_entry[0]), count)
                     if entry.result is None
-                    else entry.result(own)
+                    else entry.result(of_entry)
                 )
         extra = {name: _quotient(*pair) for name, pair in sums.extra.items()}
         if "loss" in extra:
@@ -572,12 +569,9 @@ class MetricState:
     @property
     def directions(self) -> dict[str, str]:
         """Return `"max"` or `"min"` for each metric that has a direction."""
-        found = {e.name: e.direction for e in self._entries}
-        for output_metric in self.objective.metrics:
-            if isinstance(output_metric.metric, StreamedMetric):
-                found[output_metric.full_name] = output_metric.metric.direction
-        found.setdefault("loss", "min")
-        return {name: way for name, way in found.items() if way is not None}
+        directions = {entry.name: entry.direction for entry in self._entries}
+        directions.setdefault("loss", "min")
+        return {name: way for name, way in directions.items() if way is not None}
 
     @property
     def samples(self) -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import (
     Any,
     Callable,
-    Collection,
     Dict,
     Iterator,
     Mapping,
@@ -26,7 +25,7 @@ from torch import Tensor
 from ipufit._arguments import check_number, shown
 from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
-from ipufit.data.datasets import Labels
+from ipufit.data.structure import Labels
 from ipufit.engine.trace_checks import Divisions, Misuse, ResultsNoted
 from ipufit.errors import (
     ConfigError,
@@ -44,8 +43,31 @@ from ipufit.metrics import (
     listed_metrics,
     resolve_metrics,
 )
-from ipufit.metrics.base import IGNORED_INDEX
+from ipufit.metrics.base import IGNORED_INDEX, call_by_rows
 from ipufit.mixing import Coefficients, rolled
+
+_ALL: Any = ...
+"""The key of a value as a whole."""
+
+
+def _pick(values: Any, key: Any) -> Any:
+    """Return the element or attribute of a key."""
+    if key is _ALL:
+        return values
+    has_items = isinstance(values, (dict, tuple, list))
+    return values[key] if has_items else getattr(values, key)
+
+
+def _output_keys(outputs: Any) -> dict[str, Any]:
+    """Return the keys of several outputs by their names; empty if there is only one."""
+    if isinstance(outputs, dict):
+        keys = {str(name): name for name in outputs}
+    elif isinstance(outputs, (tuple, list)):
+        numbered = [f"output_{i}" for i in range(1, len(outputs) + 1)]
+        keys = dict(zip(getattr(outputs, "_fields", numbered), range(len(outputs))))
+    else:
+        keys = {name: name for name in _tensors_of(outputs)}
+    return keys if len(keys) > 1 else {}
 
 
 def named_outputs(outputs: Any) -> dict[str, Any] | None:
@@ -59,16 +81,14 @@ def named_outputs(outputs: Any) -> dict[str, Any] | None:
         >>> named_outputs((1, 2)), named_outputs({"a": 1}), named_outputs(3)
         ({'output_1': 1, 'output_2': 2}, None, None)
     """
-    if isinstance(outputs, dict):
-        several = {str(name): value for name, value in outputs.items()}
-    elif isinstance(outputs, (tuple, list)):
-        numbered = [f"output_{i}" for i in range(1, len(outputs) + 1)]
-        several = dict(zip(getattr(outputs, "_fields", numbered), outputs))
-    elif is_record(outputs):
-        several = _tensors_of(outputs)
-    else:
-        return None
-    return several if len(several) > 1 else None
+    keys = _output_keys(outputs)
+    return {name: _pick(outputs, key) for name, key in keys.items()} or None
+
+
+def _only_key(values: Any) -> Any:
+    if isinstance(values, (dict, tuple, list)) and len(values) == 1:
+        return next(iter(values)) if isinstance(values, dict) else 0
+    return _ALL
 
 
 def only(values: Any) -> Any:
@@ -78,35 +98,25 @@ def only(values: Any) -> Any:
         >>> only({"a": 1}), only([1, 2])
         (1, [1, 2])
     """
-    if isinstance(values, dict) and len(values) == 1:
-        return next(iter(values.values()))
-    if isinstance(values, (tuple, list)) and len(values) == 1:
-        return values[0]
-    return values
+    return _pick(values, _only_key(values))
 
 
-def bare(outputs: Any) -> Any:
-    """Return the only tensor of an object; for other values the result of `only`.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> bare(SimpleNamespace(logits=torch.tensor(1), count=3))
-        tensor(1)
-    """
+def _bare_key(outputs: Any) -> Any:
+    """Return the key of the only tensor of an object, or of the only element."""
     if is_record(outputs):
-        tensors = list(_tensors_of(outputs).values())
-        return tensors[0] if len(tensors) == 1 else outputs
-    return only(outputs)
+        names = list(_tensors_of(outputs))
+        return names[0] if len(names) == 1 else _ALL
+    return _only_key(outputs)
 
 
-def _tensors_of(record: Any) -> dict[str, Any]:
-    parts = parts_of(record)
+def _tensors_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, such as a data class, that are tensors."""
+    parts = parts_of(value) if is_record(value) else {}
     return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
 
 
-def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any:
-    """Return the part of targets or weights for one of several outputs.
+def _label_key(values: Any, name: str, position: int, count: int, what: str) -> Any:
+    """Return the key of the targets or weights of one of several outputs.
 
     Args:
         values: A dict by name or a sequence by position.
@@ -117,10 +127,6 @@ def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any
 
     Raises:
         DataError: The values have no part for this output.
-
-    Example:
-        >>> part_of({"a": 1}, "a", 0, 2, "targets"), part_of([1, 2], "b", 1, 2, "")
-        (1, 2)
     """
     if isinstance(values, dict):
         if name not in values:
@@ -128,14 +134,14 @@ def part_of(values: Any, name: str, position: int, count: int, what: str) -> Any
                 f"The {what} have no {name!r}, which the model returns and which has "
                 f"a loss or metric. They have: {', '.join(map(str, values))}."
             )
-        return values[name]
+        return name
     if isinstance(values, (tuple, list)):
         if len(values) != count:
             raise DataError(
                 f"There are {len(values)} {what} for {count} outputs: give one for "
                 "each, or a dict by the outputs' names."
             )
-        return values[position]
+        return position
     raise DataError(
         f"The model returns {count} outputs, and the {what} are one tensor: give "
         "one for each output, in a list or in a dict by name."
@@ -197,7 +203,7 @@ def split_own_loss(
         (None, [5])
     """
     if isinstance(outputs, Tensor):
-        is_loss = outputs.dim() == 0 or any(outputs is one for one in marked)
+        is_loss = outputs.dim() == 0 or any(outputs is tensor for tensor in marked)
         return (outputs, ()) if is_loss else (None, outputs)
     if isinstance(outputs, (tuple, list)):
         names = list(getattr(outputs, "_fields", range(len(outputs))))
@@ -227,20 +233,20 @@ def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
 def _scalar_end(outputs: Sequence[Any]) -> int | None:
     """Return the first or last position of a tuple if a scalar is there; else None."""
     ends = sorted({0, len(outputs) - 1}) if outputs else []
-    found = [
+    scalars = [
         end
         for end in ends
         if isinstance(outputs[end], Tensor)
         and outputs[end].dim() == 0
         and outputs[end].is_floating_point()
     ]
-    if len(found) > 1:
+    if len(scalars) > 1:
         raise ConfigError(
             f"The module returns {len(outputs)} values, of which the first and the "
             "last are scalars: either may be its loss. Return a dict with 'loss', or "
             "mark the loss with poptorch.identity_loss(loss, reduction='none')."
         )
-    return found[0] if found else None
+    return scalars[0] if scalars else None
 
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
@@ -268,7 +274,7 @@ class Steps(NamedTuple):
     prediction: StepFunction | None = None
 
 
-class Inferred(NamedTuple):
+class Computation(NamedTuple):
     """The computation of a program.
 
     Attributes:
@@ -325,26 +331,52 @@ OutputKey = Union[str, int, None]
 """Name or position of the output that a loss or metric is for; None for all outputs."""
 
 
-class LabelledOutput(NamedTuple):
-    """One output with its labels.
+class Slot(NamedTuple):
+    """The place of an output among those of a module, and of its labels.
 
     Attributes:
-        name: Name of the output; "" if the model has one output.
+        name: Name of the output; "" if the model has one output, and for all outputs.
+        output: Key of the output in what the module returns.
+        target: Key of its target in the targets.
+        weights: Key of its weights in the weights.
+        is_only: Whether it is taken out of a dict, tuple or list of one output.
+    """
+
+    name: str = ""
+    output: Any = _ALL
+    target: Any = _ALL
+    weights: Any = _ALL
+    is_only: bool = False
+
+    def part(self, outputs: Any, labels: Labels) -> LabelledOutput:
+        """Take the output and its labels out of those of a batch."""
+        counted = labels.counted
+        if counted is not None:
+            counted = {i: _pick(nested, self.target) for i, nested in counted.items()}
+        output, target = _pick(outputs, self.output), _pick(labels.targets, self.target)
+        return LabelledOutput(
+            self, output, target, _pick(labels.weights, self.weights), counted
+        )
+
+
+class LabelledOutput(NamedTuple):
+    """An output of a batch with its labels.
+
+    Attributes:
+        slot: Where they were.
         output: The tensor, or another value that the module returns there.
         target: Target of the same output.
         weights: Weights of its samples; None without weights.
         counted: For each index that is ignored the mean number of targets of a
             micro-batch that aren't, `[rows]`, nested as the target; None to count those
             of the micro-batch itself.
-        is_only: Whether it was taken out of a dict, tuple or list of one output.
     """
 
-    name: str
+    slot: Slot
     output: Any
     target: Any
     weights: Tensor | None
-    counted: Any = None
-    is_only: bool = False
+    counted: Any
 
 
 def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
@@ -355,32 +387,21 @@ def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
         if not isinstance(by_name, dict):
             return names
         return [name for name in names if by_name.get(name) is not None] or names
-    if isinstance(key, str):
-        _check_key(key, names)
-        return [key]
-    if key >= len(names):
+    _check_key(key, names)
+    return [key if isinstance(key, str) else names[key]]
+
+
+def _check_key(key: str | int, names: Sequence[Any]) -> None:
+    """Refuse the name or position of an output that the model doesn't return."""
+    known = range(len(names)) if isinstance(key, int) else names
+    if key not in known:
+        output = key + 1 if isinstance(key, int) else repr(key)
+        returned = ", ".join(map(str, names))
+        if isinstance(key, int):
+            returned = f"{len(names)}: {returned}" if len(names) > 1 else "one"
         raise ConfigError(
-            f"A loss or metric is given for output {key + 1}, and the model "
-            f"returns {len(names)}: {', '.join(names)}."
-        )
-    return [names[key]]
-
-
-def _check_single(key: OutputKey, outputs: Any) -> None:
-    if isinstance(key, int) and key > 0:
-        raise ConfigError(
-            f"A loss or metric is given for output {key + 1}, and the model returns "
-            "one."
-        )
-    if isinstance(key, str) and (isinstance(outputs, dict) or is_record(outputs)):
-        _check_key(key, list(parts_of(outputs)))
-
-
-def _check_key(key: str, names: Sequence[Any]) -> None:
-    if key not in names:
-        raise ConfigError(
-            f"A loss or metric is given for output {key!r}, and the model returns "
-            f"{', '.join(map(str, names))}."
+            f"A loss or metric is given for output {output}, and the model returns "
+            f"{returned}."
         )
 
 
@@ -401,7 +422,7 @@ def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
 
 
 def _by_name(outputs: Any) -> dict[str, Any]:
-    return named_outputs(outputs) or {"": bare(outputs)}
+    return named_outputs(outputs) or {"": _pick(outputs, _bare_key(outputs))}
 
 
 def _instead_of(misuse: Misuse, loss: Loss, part: LabelledOutput) -> str:
@@ -452,7 +473,7 @@ class OutputMetric(NamedTuple):
         listed_at: Index and length of the list that it was given in, if that isn't a
             list per output and the metric is about one output; with several outputs
             such a list must have one metric for each.
-        given: Name, metric or function that it was made from. Equal ones make equal
+        source: Name, metric or function that it was made from. Equal ones make equal
             programs.
     """
 
@@ -461,7 +482,7 @@ class OutputMetric(NamedTuple):
     metric: AnyMetric
     is_weighted: bool
     listed_at: tuple[int, int] | None = None
-    given: object = None
+    source: object = None
 
     @property
     def full_name(self) -> str:
@@ -501,17 +522,17 @@ class Objective:
         return not self.losses
 
     @property
-    def trained(self) -> Inferred:
+    def trained(self) -> Computation:
         """The computation of a program for `fit`."""
         step = None if self.steps is None else self.steps.training
-        return Inferred(self.owns_loss, step, takes_labels=True)
+        return Computation(self.owns_loss, step, takes_labels=True)
 
     @property
-    def evaluated(self) -> Inferred:
+    def evaluated(self) -> Computation:
         """The computation of a program for `evaluate`."""
         if self.steps is None:
-            return Inferred(self.owns_loss)
-        return Inferred(
+            return Computation(self.owns_loss)
+        return Computation(
             True,
             self.steps.validation,
             takes_labels=True,
@@ -519,11 +540,11 @@ class Objective:
         )
 
     @property
-    def predicted(self) -> Inferred:
+    def predicted(self) -> Computation:
         """The computation of a program for `predict`."""
         if self.steps is None:
-            return Inferred(self.owns_loss)
-        return Inferred(False, self.steps.prediction)
+            return Computation(self.owns_loss)
+        return Computation(False, self.steps.prediction)
 
     @property
     def is_sum(self) -> bool:
@@ -574,7 +595,7 @@ class Objective:
         metrics = [
             (
                 *(m.output, m.name, m.is_weighted, m.listed_at),
-                StreamedMetric if isinstance(m.metric, StreamedMetric) else m.given,
+                StreamedMetric if isinstance(m.metric, StreamedMetric) else m.source,
             )
             for m in self.metrics
         ]
@@ -603,51 +624,6 @@ class Objective:
         losses = tuple((key, smoothed(loss, amount)) for key, loss in self.losses)
         return replace(self, losses=losses)
 
-    # Losses -----------------------------------------------------------------
-
-    def loss_terms(
-        self,
-        outputs: Any,
-        labels: Labels,
-        rows: int,
-        probabilities: Mapping[str, str] | None = None,
-    ) -> dict[str, tuple[LossTerms, float]]:
-        """Compute the terms of every loss, with its weight, by the name of its output.
-
-        Args:
-            outputs: Everything that the module returned.
-            labels: Targets and weights.
-            rows: Number of samples, padding included.
-            probabilities: Result of `probability_outputs`; None to check none.
-
-        Raises:
-            ConfigError: The losses don't fit the outputs.
-            DataError: The targets don't fit the losses.
-        """
-        self._check_length(outputs)
-        weights = self._weights_of(outputs)
-        terms = {}
-        for key, loss in self.losses:
-            for part in self._parts_of_loss(key, loss, outputs, labels):
-                noted = ResultsNoted()
-                for name, function in (probabilities or {}).items():
-                    noted.note(_by_name(outputs)[name], function)
-                with contextlib.ExitStack() as stack:
-                    stack.enter_context(
-                        shapes_in_errors(f"The loss {loss.name!r}", part)
-                    )
-                    if probabilities:
-                        stack.enter_context(noted)
-                    if loss.is_per_output:
-                        _check_tensors(loss.name, part)
-                    term = loss.terms(
-                        *(part.output, part.target, rows, part.weights),
-                        *(labels.share, part.counted),
-                    )
-                self._check_probabilities(loss, part, noted.misuses)
-                terms[part.name] = term, weights.get(key, weights.get(part.name, 1.0))
-        return terms
-
     def names_of_losses(self, names: list[str]) -> list[str]:
         """Return which of a module's outputs have losses of their own."""
         wanted = []
@@ -656,17 +632,273 @@ class Objective:
                 wanted += _names_of(key, names, names)
         return wanted
 
-    def functions(self, outputs: Any, labels: Labels) -> Iterator[tuple[Loss, Any]]:
-        """Yield the users' own losses, with the output and target that each gets.
+    def bind(
+        self,
+        outputs: Any,
+        labels: Labels,
+        probabilities: Mapping[str, str] | None = None,
+    ) -> BoundObjective:
+        """Find the output, target and weights of each loss and metric.
+
+        Args:
+            outputs: Everything that the module returned, of any batch.
+            labels: Targets and weights of the batch.
+            probabilities: Result of `probability_outputs`.
+
+        Raises:
+            ConfigError: The losses or metrics don't fit the outputs.
+            DataError: The targets or weights don't fit them.
+            UnsupportedError: Weights are per output, and outputs are taken at once.
+        """
+        names = list(_output_keys(outputs))
+        rest = ", None for those without a loss,"
+        _check_length("loss is", self.num_listed, names, rest)
+        weights = self._weights_of(names)
+        losses, probabilities = [], probabilities or {}
+        for key, loss in self.losses:
+            is_each = loss.is_per_output
+            how = {"is_named": is_each, "splits": is_each}
+            for slot in self._slots(key, outputs, labels, **how):
+                if is_each:
+                    _check_tensors(loss.name, slot.part(outputs, labels))
+                weight = weights.get(key, weights.get(slot.name, 1.0))
+                losses.append(BoundLoss(slot, loss, weight))
+        loss_of = {bound.slot.name: bound.loss for bound in losses}
+        metrics = []
+        for m in self.metrics:
+            key = m.output
+            if key is None and m.listed_at is not None and names:
+                key, length = m.listed_at  # a plain list has one for each output
+                rest = " output, a list of lists,"
+                _check_length("metrics are", length, names, rest)
+            is_named = not isinstance(m.metric, FunctionMetric)
+            (slot,) = self._slots(key, outputs, labels, is_named=is_named)
+            name = m.metric.name if m.output is None else m.name
+            metrics.append(
+                BoundMetric(
+                    slot,
+                    f"{slot.name}_{name}" if slot.name else m.name,
+                    m.metric,
+                    m.is_weighted,
+                    loss_of.get(slot.name),
+                    slot.name in probabilities,
+                )
+            )
+        return BoundObjective(tuple(losses), tuple(metrics), probabilities, self.warned)
+
+    def _weights_of(self, names: Sequence[str]) -> dict[OutputKey, float]:
+        """Return the weights of the losses, by output if one loss is for all."""
+        weights = self.loss_weights
+        if not weights or list(dict(self.losses)) != [None] or list(weights) == [None]:
+            return weights
+        by_place = all(isinstance(key, int) for key in weights)
+        strangers = [key for key in weights if key not in names]
+        if (by_place and len(weights) != len(names)) or (not by_place and strangers):
+            raise ConfigError(
+                f"loss_weights are given for {', '.join(map(repr, weights))}, and the "
+                f"model returns {', '.join(names) or 'one output'}: give one weight "
+                "for each output, or a dict by the outputs' names."
+            )
+        return dict(zip(names, weights.values())) if by_place else weights
+
+    def _slots(
+        self,
+        key: OutputKey,
+        outputs: Any,
+        labels: Labels,
+        *,
+        is_named: bool,
+        splits: bool = False,
+    ) -> list[Slot]:
+        """Return the slots that a loss or metric is for.
+
+        Args:
+            key: The output that it was given for.
+            outputs: Everything that the module returned.
+            labels: Targets and weights.
+            is_named: Whether it has a name, such as "mse", and takes the only tensor of
+                an object; a user's function takes the object.
+            splits: Without a key it is for each of several outputs, and not for all at
+                once.
+        """
+        names, targets, weights = list(_output_keys(outputs)), *labels[:2]
+        if not names:
+            has_names = isinstance(outputs, dict) or is_record(outputs)
+            if isinstance(key, int) or (key is not None and has_names):
+                _check_key(key, list(parts_of(outputs)) if has_names else [""])
+            is_bare = is_named or key is not None
+            output = _bare_key(outputs) if is_bare else _only_key(outputs)
+            is_only = output is not _ALL and not is_named
+            return [Slot("", output, _only_key(targets), _only_key(weights), is_only)]
+        are_nested = weights is not None and not isinstance(weights, Tensor)
+        if key is None and not splits:
+            if are_nested:
+                raise UnsupportedError(
+                    "Sample weights are given per output, and a loss or metric takes "
+                    "all outputs at once: give losses and metrics per output too."
+                )
+            return [Slot()]
+        slots, loss_keys = [], [loss_key for loss_key, _ in self.losses]
+        for name in _names_of(key, names, targets):
+            position = names.index(name)
+            where = name, position, len(names)
+            # The target of the only output that has a loss.
+            is_sole = isinstance(targets, Tensor) and loss_keys in ([name], [position])
+            target = _ALL if is_sole else _label_key(targets, *where, "targets")
+            weight = _ALL
+            if are_nested:
+                weight = _label_key(weights, *where, "sample weights")
+            slots.append(Slot(name, _output_keys(outputs)[name], target, weight))
+        return slots
+
+
+class BoundLoss(NamedTuple):
+    """A loss of an output.
+
+    Attributes:
+        slot: The output that it is for, with its labels.
+        loss: The loss.
+        weight: Its weight in the sum of all losses.
+    """
+
+    slot: Slot
+    loss: Loss
+    weight: float
+
+
+class BoundMetric(NamedTuple):
+    """A metric of an output.
+
+    Attributes:
+        slot: The output that it is for, with its labels.
+        name: Key in logs.
+        metric: The metric.
+        is_weighted: Whether sample weights are used.
+        loss: The loss of the same output; None without one.
+        is_squashed: Whether the output comes from a sigmoid or softmax.
+    """
+
+    slot: Slot
+    name: str
+    metric: AnyMetric
+    is_weighted: bool
+    loss: Loss | None
+    is_squashed: bool
+
+    def informed(self) -> Any:
+        """Return the metric, a copy unless it is streamed, which knows of its loss."""
+        metric, loss = self.metric, self.loss
+        if isinstance(metric, Metric):
+            metric = copy.copy(metric)
+        takes_probabilities = loss is not None and loss.takes_probabilities
+        metric.has_probabilities = self.is_squashed or takes_probabilities
+        metric.has_binary_loss = None if loss is None else loss.has_binary_targets
+        return metric
+
+    def add(self, outputs: Any, labels: Labels, mask: Tensor | None = None) -> Any:
+        """Return the sums of a batch; traceable. A streamed metric is updated.
 
         Args:
             outputs: Everything that the module returned.
             labels: Targets and weights.
+            mask: 0 for padding, else 1, `[rows]`; None without padding.
         """
-        for key, loss in self.losses:
-            if loss.is_function:
-                for part in self._parts_of_loss(key, loss, outputs, labels):
-                    yield loss, (part.output, part.target)
+        metric, part = self.informed(), self.slot.part(outputs, labels)
+        if self.loss is not None and metric.ignore_index == IGNORED_INDEX:
+            target = self.loss.marked(part.output, part.target)
+            part = part._replace(target=target)
+        weights = part.weights if self.is_weighted else None
+        if weights is not None:
+            weights = weights.to(torch.float32)
+        if mask is not None:
+            weights = mask if weights is None else _times(weights, mask)
+        is_streamed = isinstance(metric, StreamedMetric)
+        function = metric.update if is_streamed else metric.sums
+        with shapes_in_errors(f"The metric {self.name!r}", part):
+            return call_by_rows(function, part.output, part.target, weights)
+
+
+TermsByOutput = Dict[str, Tuple[LossTerms, float]]
+"""Terms and weight of each loss, by the name of its output."""
+
+
+class BoundObjective(NamedTuple):
+    """Losses and metrics with the outputs of a module that each is for.
+
+    Attributes:
+        losses: All losses; empty if the module returns its own loss.
+        metrics: All metrics, in the order in which they were given.
+        probabilities: Result of `probability_outputs`.
+        warned: As in `Objective`.
+    """
+
+    losses: tuple[BoundLoss, ...]
+    metrics: tuple[BoundMetric, ...]
+    probabilities: Mapping[str, str]
+    warned: set[str]
+
+    def terms(
+        self, outputs: Any, labels: Labels, rows: int, own_loss: Tensor | None = None
+    ) -> TermsByOutput:
+        """Compute the terms of every loss, by the name of its output; traceable.
+
+        Args:
+            outputs: Everything that the module returned.
+            labels: Targets, weights and shares.
+            rows: Number of samples, padding included.
+            own_loss: The module's own loss, 0-d, which counts without other losses.
+
+        Raises:
+            ConfigError: A loss takes no probabilities, and its name says otherwise.
+            DataError: The outputs or targets don't fit a loss.
+        """
+        if own_loss is not None and not self.losses:
+            return {"": (_own_terms(own_loss, rows, labels.share), 1.0)}
+        terms = {}
+        for slot, loss, weight in self.losses:
+            part, noted = slot.part(outputs, labels), ResultsNoted()
+            for name, function in self.probabilities.items():
+                noted.note(_by_name(outputs)[name], function)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(shapes_in_errors(f"The loss {loss.name!r}", part))
+                if self.probabilities:
+                    stack.enter_context(noted)
+                term = loss.terms(
+                    *(part.output, part.target, rows, part.weights),
+                    *(labels.share, part.counted),
+                )
+            self._check_probabilities(loss, part, noted.misuses)
+            terms[slot.name] = term, weight
+        return terms
+
+    def mixed_terms(
+        self, outputs: Any, labels: Labels, rows: int, mixing: Tensor
+    ) -> TermsByOutput:
+        """Compute the terms of mixed samples, against both targets of each; traceable.
+
+        A sample's weight is used wherever its target is.
+
+        Args:
+            outputs: Everything that the module returned.
+            labels: Targets, weights and shares of a micro-batch.
+            rows: Number of samples, padding included.
+            mixing: `[rows, 1 or 6]`, of `Mixing.coefficients`.
+
+        Raises:
+            UnsupportedError: A loss gives no value per sample.
+        """
+        share = Coefficients.of(mixing).share
+        plain = labels._replace(share=None, counted=None)
+        others: Labels = map_tensors(rolled, plain)
+        others = others._replace(share=labels.share, counted=labels.counted)
+        terms = self.terms(outputs, weighed(labels, share), rows)
+        more = self.terms(outputs, weighed(others, 1.0 - share), rows)
+        mixed = {}
+        for name, (term, weight) in terms.items():
+            other = more[name][0]  # each sample counts once
+            value, total = term.value + other.value, term.total + other.total
+            mixed[name] = LossTerms(value, total, term.divisor), weight
+        return mixed
 
     def _check_probabilities(
         self, loss: Loss, part: LabelledOutput, misuses: Sequence[Misuse]
@@ -677,7 +909,7 @@ class Objective:
             ConfigError: The name of the loss means one of probabilities in Keras.
         """
         for misuse in misuses[:1]:
-            output = f"output {part.name!r}" if part.name else "output"
+            output = f"output {part.slot.name!r}" if part.slot.name else "output"
             message = (
                 f"The loss {loss.name!r} takes {misuse.taken}, and the module's "
                 f"{output} comes from a {misuse.squashing}: they are probabilities. "
@@ -689,179 +921,32 @@ class Objective:
                 self.warned.add(message)
                 warn(message, IpufitWarning)
 
-    def _check_length(self, outputs: Any) -> None:
-        several = named_outputs(outputs)
-        if several is None or self.num_listed in (None, len(several)):
-            return
+
+def _own_terms(loss: Tensor, rows: int, share: Tensor | None) -> LossTerms:
+    value, total = loss.to(torch.float32), loss.detach().to(torch.float32)
+    if share is None:
+        count = torch.full_like(total, float(rows), device=total.device)
+        return LossTerms(value, total.mul(rows), count)
+    count = share.gt(0).to(torch.float32).sum()  # of a whole micro-batch
+    return LossTerms(value.mul(share.mean()), total.mul(count), count)
+
+
+def _check_length(
+    what: str, length: int | None, names: Sequence[str], advice: str
+) -> None:
+    """Refuse a list of losses or metrics that has another length than the outputs."""
+    if names and length not in (None, len(names)):
         raise ConfigError(
-            f"The model returns {len(several)} outputs ({', '.join(several)}), and "
-            f"loss is a list of {self.num_listed}: give one for each, None for those "
-            "without a loss, or a dict by the outputs' names."
+            f"The model returns {len(names)} outputs ({', '.join(names)}), and {what} "
+            f"a list of {length}: give one for each{advice} or a dict by the outputs' "
+            "names."
         )
-
-    def _weights_of(self, outputs: Any) -> dict[OutputKey, float]:
-        """Return the weights of the losses, by output if one loss is for all."""
-        given = self.loss_weights
-        if not given or list(dict(self.losses)) != [None] or list(given) == [None]:
-            return given
-        names = list(named_outputs(outputs) or ())
-        by_place = all(isinstance(key, int) for key in given)
-        strangers = [key for key in given if key not in names]
-        if (by_place and len(given) != len(names)) or (not by_place and strangers):
-            raise ConfigError(
-                f"loss_weights are given for {', '.join(map(repr, given))}, and the "
-                f"model returns {', '.join(names) or 'one output'}: give one weight "
-                "for each output, or a dict by the outputs' names."
-            )
-        return dict(zip(names, given.values())) if by_place else given
-
-    # Metrics ----------------------------------------------------------------
-
-    def metrics_of(
-        self, outputs: Any, labels: Labels, probabilities: Collection[str] = ()
-    ) -> Iterator[tuple[str, OutputMetric, LabelledOutput, Tensor | None]]:
-        """Yield every metric with its full name, its output and the weights to use.
-
-        Args:
-            outputs: Everything that the module returned.
-            labels: Targets and weights; shares of 0 mark padding, which is ignored.
-            probabilities: Names of outputs that are probabilities.
-        """
-        labels = labels._replace(counted=None)
-        mask = None if labels.share is None else labels.share.gt(0).to(torch.float32)
-        loss_of = {
-            part.name: loss
-            for key, loss in self.losses
-            if self.metrics and (loss.is_binary or loss.ignored)
-            for part in self._parts_of_loss(key, loss, outputs, labels)
-        }
-        for output_metric in self.metrics:
-            output = self._output_of(output_metric, outputs)
-            is_named = not isinstance(output_metric.metric, FunctionMetric)
-            (part,) = self._parts(
-                output, outputs, labels, splits=False, is_named=is_named
-            )
-            loss, metric = loss_of.get(part.name), output_metric.metric
-            is_squashed = part.name in probabilities
-            is_streamed = isinstance(metric, StreamedMetric)
-            if loss is not None or is_squashed or is_streamed:
-                if isinstance(metric, Metric):
-                    metric = copy.copy(metric)
-                    output_metric = output_metric._replace(metric=metric)
-                metric.has_probabilities = is_squashed or (
-                    loss is not None and loss.takes_probabilities
-                )
-                metric.has_binary_loss = None if loss is None else loss.is_binary
-            ignored = output_metric.metric.ignore_index
-            if loss is not None and ignored == IGNORED_INDEX:
-                target = loss.marked(part.output, part.target)
-                part = part._replace(target=target)
-            weights = part.weights if output_metric.is_weighted else None
-            if weights is not None:
-                weights = weights.to(torch.float32)
-            if mask is not None:
-                if weights is None:
-                    weights = mask
-                else:
-                    missing = (1,) * (weights.dim() - 1)
-                    weights = weights.mul(mask.reshape((-1, *missing)))
-            if not part.name:
-                name = output_metric.name
-            elif output_metric.output is None:
-                name = f"{part.name}_{output_metric.metric.name}"
-            else:
-                name = f"{part.name}_{output_metric.name}"
-            yield name, output_metric, part, weights
-
-    @staticmethod
-    def _output_of(output_metric: OutputMetric, outputs: Any) -> OutputKey:
-        """Return the output of a metric; in a plain list of metrics its position."""
-        several = named_outputs(outputs)
-        if (
-            output_metric.output is not None
-            or output_metric.listed_at is None
-            or several is None
-        ):
-            return output_metric.output
-        position, length = output_metric.listed_at
-        if length != len(several):
-            raise ConfigError(
-                f"The model returns {len(several)} outputs ({', '.join(several)}), and "
-                f"metrics are a list of {length}: give one for each output, a list of "
-                "lists, or a dict by the outputs' names."
-            )
-        return position
-
-    def _parts_of_loss(
-        self, key: OutputKey, loss: Loss, outputs: Any, labels: Labels
-    ) -> list[LabelledOutput]:
-        is_one = loss.is_per_output
-        return self._parts(key, outputs, labels, splits=is_one, is_named=is_one)
-
-    def _parts(
-        self,
-        key: OutputKey,
-        outputs: Any,
-        labels: Labels,
-        *,
-        splits: bool,
-        is_named: bool,
-    ) -> list[LabelledOutput]:
-        """Return the outputs that a loss or metric is for.
-
-        Args:
-            key: The output that it was given for.
-            outputs: Everything that the module returned.
-            labels: Targets and weights.
-            splits: Without a key it is for each of several outputs, and not for all at
-                once.
-            is_named: Whether it has a name, such as "mse", and takes the only tensor of
-                an object; a user's function takes the object.
-
-        Raises:
-            ConfigError: The model has no such output.
-            DataError: There are no targets for it.
-            UnsupportedError: Weights are per output, and the outputs are taken at once.
-        """
-        several, counted = named_outputs(outputs), labels.counted
-        if several is None:
-            _check_single(key, outputs)
-            output = bare(outputs) if is_named or key is not None else only(outputs)
-            if counted is not None:
-                counted = {index: only(nested) for index, nested in counted.items()}
-            target, weights = only(labels.targets), only(labels.weights)
-            is_only = output is not outputs and not is_named
-            return [LabelledOutput("", output, target, weights, counted, is_only)]
-        weights = labels.weights
-        if key is None and not splits:
-            if weights is not None and not isinstance(weights, Tensor):
-                raise UnsupportedError(
-                    "Sample weights are given per output, and a loss or metric takes "
-                    "all outputs at once: give losses and metrics per output too."
-                )
-            return [LabelledOutput("", outputs, labels.targets, weights, counted)]
-        names, parts = list(several), []
-        for name in _names_of(key, names, labels.targets):
-            position = names.index(name)
-            target, of_index = labels.targets, counted
-            # The target of the only output that has a loss.
-            loss_keys = [one for one, _ in self.losses]
-            if not (isinstance(target, Tensor) and loss_keys in ([name], [position])):
-                where = name, position, len(names), "targets"
-                target = part_of(target, *where)
-                if counted is not None:
-                    of_index = {i: part_of(one, *where) for i, one in counted.items()}
-            its = weights
-            if weights is not None and not isinstance(weights, Tensor):
-                its = part_of(weights, name, position, len(names), "sample weights")
-            parts.append(LabelledOutput(name, several[name], target, its, of_index))
-        return parts
 
 
 def _check_tensors(loss: str, part: LabelledOutput) -> None:
     """Refuse an output or target that isn't one tensor with a row for each sample."""
     output, target = part.output, part.target
-    place = f"output {part.name!r}" if part.name else "output"
+    place = f"output {part.slot.name!r}" if part.slot.name else "output"
     if not isinstance(output, Tensor):
         raise DataError(
             f"The loss {loss!r} takes one tensor, and the module's {place} is a "
@@ -926,7 +1011,7 @@ def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
         elif are_classes or "bool" in targets or "class probabilities" in cause:
             way, kind = ("long", "int64") if are_classes else ("float", "float32")
             advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
-        elif part.is_only:
+        elif part.slot.is_only:
             advice = ". A function gets the only output of a dict or tuple itself."
         raise DataError(
             f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
@@ -963,7 +1048,9 @@ def resolve_objective(
         ['mae', 'mae_1']
     """
     losses = tuple(
-        (key, resolve_loss(item)) for key, item in _per_output(loss) if item is not None
+        (key, resolve_loss(item))
+        for key, item in _by_output(loss, are_listed=True).items()
+        if item is not None
     )
     if loss is not None and not losses:
         raise ConfigError(f"loss={loss!r} has no loss in it.")
@@ -973,15 +1060,18 @@ def resolve_objective(
             "gradients of an update are either added or averaged. Use one kind."
         )
     resolved: list[OutputMetric] = []
-    for given, is_weighted in ((metrics, False), (weighted_metrics, True)):
-        for key, items in _metrics_per_output(given):
+    for of_kind, is_weighted in ((metrics, False), (weighted_metrics, True)):
+        are_nested = isinstance(of_kind, (list, tuple)) and any(
+            isinstance(item, (list, tuple, type(None))) for item in of_kind
+        )
+        for key, items in _by_output(of_kind, are_listed=are_nested).items():
             taken = {m.name for m in resolved if m.output == key}
             listed = listed_metrics(items)
             by_name = resolve_metrics([item for _, item in listed])
             length = len(items) if isinstance(items, (list, tuple)) else 1
             for (position, item), (name, metric) in zip(listed, by_name.items()):
                 full = f"weighted_{name}" if is_weighted and name in taken else name
-                listed_at = (position, length) if _is_about_one(item) else None
+                listed_at = (position, length) if _is_of_one_output(item) else None
                 resolved.append(
                     OutputMetric(key, full, metric, is_weighted, listed_at, item)
                 )
@@ -990,24 +1080,22 @@ def resolve_objective(
     return Objective(losses, weights, tuple(resolved), num_listed, steps)
 
 
-def _per_output(loss: Any) -> list[tuple[OutputKey, Any]]:
-    if isinstance(loss, dict):
-        return list(loss.items())
-    if isinstance(loss, (list, tuple)):
-        return list(enumerate(loss))
-    return [(None, loss)]
+def _by_output(values: Any, *, are_listed: bool) -> dict[OutputKey, Any]:
+    """Return what is given for each output, or for all of them, by `OutputKey`.
+
+    Args:
+        values: A dict by name; a list, by position if `are_listed`; or anything for all
+            outputs.
+        are_listed: Whether a list has an element for each output.
+    """
+    if isinstance(values, dict):
+        return dict(values)
+    if are_listed and isinstance(values, (list, tuple)):
+        return dict(enumerate(values))
+    return {None: values}
 
 
-def _metrics_per_output(metrics: Any) -> list[tuple[OutputKey, Any]]:
-    if isinstance(metrics, dict):
-        return list(metrics.items())
-    is_nested = isinstance(metrics, (list, tuple)) and any(
-        isinstance(item, (list, tuple, type(None))) for item in metrics
-    )
-    return list(enumerate(metrics)) if is_nested else [(None, metrics)]
-
-
-def _is_about_one(item: Any) -> bool:
+def _is_of_one_output(item: Any) -> bool:
     """Return whether a metric is about one output: all but users' functions."""
     return isinstance(item, (str, Metric, StreamedMetric)) or hasattr(item, "compute")
 
@@ -1017,12 +1105,7 @@ def _weights(
 ) -> dict[OutputKey, float]:
     if loss_weights is None:
         return {}
-    if isinstance(loss_weights, dict):
-        weights: dict[OutputKey, float] = dict(loss_weights)
-    elif isinstance(loss_weights, (list, tuple)):
-        weights = dict(enumerate(loss_weights))
-    else:
-        weights = {None: loss_weights}
+    weights = _by_output(loss_weights, are_listed=True)
     for key, weight in weights.items():
         check_number(f"the weight of {key!r}", weight, least=0, of="loss_weights")
         weights[key] = float(weight)
@@ -1058,48 +1141,6 @@ def sum_instead_of_mean(what: str, rows: int, *, is_all: bool = True) -> str:
     )
 
 
-TermsByOutput = Dict[str, Tuple[LossTerms, float]]
-"""Terms and weight of each loss, by the name of its output."""
-
-
-def mixed_loss_terms(
-    objective: Objective,
-    outputs: Any,
-    labels: Labels,
-    rows: int,
-    mixing: Tensor,
-    probabilities: Mapping[str, str] | None = None,
-) -> TermsByOutput:
-    """Compute the losses of mixed samples, against both targets of each; traceable.
-
-    A sample's weight is used wherever its target is.
-
-    Args:
-        objective: Losses and their weights.
-        outputs: Everything that the module returned.
-        labels: Targets, weights and shares of a micro-batch.
-        rows: Number of samples, padding included.
-        mixing: `[rows, 1 or 6]`, of `Mixing.coefficients`.
-        probabilities: As for `Objective.loss_terms`.
-
-    Raises:
-        UnsupportedError: A loss gives no value per sample.
-    """
-    share = Coefficients.of(mixing).share
-    plain = labels._replace(share=None, counted=None)
-    others: Labels = map_tensors(rolled, plain)
-    others = others._replace(share=labels.share, counted=labels.counted)
-    own_labels = _weighed(labels, share)
-    terms = objective.loss_terms(outputs, own_labels, rows, probabilities)
-    more = objective.loss_terms(outputs, _weighed(others, 1.0 - share), rows)
-    mixed = {}
-    for name, (own, weight) in terms.items():
-        other = more[name][0]  # each sample counts once
-        term = LossTerms(own.value + other.value, own.total + other.total, own.divisor)
-        mixed[name] = term, weight
-    return mixed
-
-
 def dominant_labels(
     labels: Labels, mixing: Tensor, micro_batch_size: int | None = None
 ) -> Labels:
@@ -1107,7 +1148,7 @@ def dominant_labels(
 
     Args:
         labels: Targets, weights and shares of rows.
-        mixing: As for `mixed_loss_terms`.
+        mixing: As for `BoundObjective.mixed_terms`.
         micro_batch_size: Rows of a micro-batch; None if the rows are one.
 
     Example:
@@ -1115,24 +1156,34 @@ def dominant_labels(
         >>> dominant_labels(labels, torch.tensor([[0.9], [0.3]])).targets
         tensor([5, 5])
     """
-    is_own = Coefficients.of(mixing).share.ge(0.5)
+    is_kept = Coefficients.of(mixing).share.ge(0.5)
 
-    def chosen(own: Tensor) -> Any:
-        shape = (-1, *(1,) * (own.dim() - 1))
-        is_taken = is_own.reshape(shape).expand(own.shape)
-        return torch.where(is_taken, own, rolled(own, micro_batch_size))
+    def chosen(values: Tensor) -> Any:
+        shape = (-1, *(1,) * (values.dim() - 1))
+        is_taken = is_kept.reshape(shape).expand(values.shape)
+        return torch.where(is_taken, values, rolled(values, micro_batch_size))
 
     plain = labels._replace(share=None, counted=None)
     mixed: Labels = map_tensors(chosen, plain)
     return mixed._replace(share=labels.share)
 
 
-def _weighed(labels: Labels, share: Tensor) -> Labels:
-    """Multiply the weights of labels by parts of the loss, `[rows]`."""
+def weighed(labels: Labels, factors: Tensor) -> Labels:
+    """Multiply the weights of labels by factors of the rows, `[rows]`."""
 
-    def weigh(weights: Tensor) -> Any:
-        shape = (-1, *(1,) * (weights.dim() - 1))
-        return weights.to(torch.float32).mul(share.reshape(shape))
+    def weigh(weights: Tensor) -> Tensor:
+        return _times(weights.to(torch.float32), factors)
 
-    weights = share if labels.weights is None else map_tensors(weigh, labels.weights)
+    weights = labels.weights
+    weights = factors if weights is None else map_tensors(weigh, weights)
     return labels._replace(weights=weights)
+
+
+def _times(values: Tensor, factors: Tensor) -> Tensor:
+    """Multiply rows by factors, `[rows]`."""
+    return values.mul(factors.reshape((-1, *(1,) * (values.dim() - 1))))
+
+
+def real_rows(labels: Labels) -> Tensor | None:
+    """Return 1 for samples and 0 for padding, `[rows]`; None without padding."""
+    return None if labels.share is None else labels.share.gt(0).to(torch.float32)

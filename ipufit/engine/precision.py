@@ -3,7 +3,7 @@
 
 A weight is rounded where it is used: in the block of that use, whichever module owns
 the weight, and at every use (PopART merges equal casts, `mergeduplicateops.cpp`). The
-gradient goes back through the cast to the float32 weight, which the optimiser updates.
+gradient goes back through the cast to the float32 weight, which the optimizer updates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from ipufit._tree import map_tensors
 from ipufit.config import IPUConfig
-from ipufit.engine.weights import Counterparts, deep_copied, plain_class, unfetched
+from ipufit.engine.weights import (
+    Counterparts,
+    deep_copied,
+    plain_class,
+    unfetched,
+    weights_of,
+)
 from ipufit.errors import (
     ConfigError,
     UnknownNameError,
@@ -41,7 +47,7 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
     """Return the names of submodules that compute in float32.
 
     Args:
-        patterns: `"norm"` for normalisation layers, `"loss"` for torch's losses, and
+        patterns: `"norm"` for normalization layers, `"loss"` for torch's losses, and
             names or patterns of submodules, as in `fnmatch`.
 
     Raises:
@@ -54,7 +60,7 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
         ['1']
     """
     parts = {name: part for name, part in module.named_modules() if name}
-    found: set[str] = set()
+    names: set[str] = set()
     for word in patterns:
         is_kind = _WORDS.get(word)
         matching = set(fnmatch.filter(parts, word))
@@ -68,8 +74,8 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
         if not matching:
             known = (*parts, *_WORDS)
             raise UnknownNameError("submodule in float32_modules", word, known)
-        found |= matching
-    return [name for name in parts if name in found]
+        names |= matching
+    return [name for name in parts if name in names]
 
 
 def _refuse_bfloat16(module: torch.nn.Module, changed: Container[int]) -> None:
@@ -111,35 +117,35 @@ def in_own_types(
         UnsupportedError: Weights would be left in bfloat16.
 
     Example:
-        >>> given = torch.nn.Linear(2, 1)
-        >>> own, _ = in_own_types(given, IPUConfig(precision="16.16"), in_place=False)
-        >>> own.weight.dtype, given.weight.dtype
+        >>> module = torch.nn.Linear(2, 1)
+        >>> half, _ = in_own_types(module, IPUConfig(precision="16.16"), in_place=False)
+        >>> half.weight.dtype, module.weight.dtype
         (torch.float16, torch.float32)
     """
     names = float32_submodules(module, config.float32_patterns)
-    wanted = {id(one): (one, dtype) for one, dtype in _changes(module, config, names)}
+    wanted = {id(w): (w, dtype) for w, dtype in _changes(module, config, names)}
     _refuse_bfloat16(module, wanted)
     if not wanted:
         return module, Counterparts()
     if in_place:
         change_types(module, {key: dtype for key, (_, dtype) in wanted.items()})
         return module, Counterparts()
-    for one in (*module.parameters(), *module.buffers()):
-        if _is_lazy(one):  # torch can't copy lazy buffers
-            wanted.setdefault(id(one), (one, one.dtype))
+    for weight in weights_of(module):
+        if _is_lazy(weight):  # torch can't copy lazy buffers
+            wanted.setdefault(id(weight), (weight, weight.dtype))
     memo: dict[int, Any] = {
-        id(one): one.detach().clone() for one in computed_attributes(module)
+        id(value): value.detach().clone() for value in computed_attributes(module)
     }
     memo.update({key: _converted(*change) for key, change in wanted.items()})
     try:
-        own = deep_copied(module, memo)
+        copied = deep_copied(module, memo)
     except Exception as error:  # a user's attribute may raise anything
         raise ConfigError(
             f"precision={config.precision!r} makes a copy of the module in these "
             f"types, and {type(module).__name__} can't be copied: {error}. Give "
             "IPUModel(..., in_place=True) to have its own weights changed."
         ) from error
-    return own, Counterparts([(one, memo[id(one)]) for one in module.parameters()])
+    return copied, Counterparts([(p, memo[id(p)]) for p in module.parameters()])
 
 
 def change_types(module: torch.nn.Module, dtypes: Mapping[int, torch.dtype]) -> None:
@@ -182,8 +188,8 @@ def _changes(
 
 
 def _floating(module: torch.nn.Module) -> list[Tensor]:
-    weights = [*module.parameters(), *module.buffers()]
-    return [one for one in weights if unfetched(one, "dtype").is_floating_point]
+    weights = weights_of(module)
+    return [w for w in weights if unfetched(w, "dtype").is_floating_point]
 
 
 def computed_attributes(module: torch.nn.Module) -> Iterator[Tensor]:
@@ -273,8 +279,7 @@ def compute_in_types(module: torch.nn.Module, config: IPUConfig) -> None:
     names = float32_submodules(module, config.float32_patterns)
     in_float32 = list(map(module.get_submodule, names))
     kept = {
-        *(id(weight) for part in in_float32 for weight in part.parameters()),
-        *(id(buffer) for part in in_float32 for buffer in part.buffers()),
+        *(id(weight) for part in in_float32 for weight in weights_of(part)),
         *(
             id(buffer)
             for part in module.modules()
@@ -282,9 +287,9 @@ def compute_in_types(module: torch.nn.Module, config: IPUConfig) -> None:
             for buffer in part.buffers()
         ),
     }
-    weights = [*module.parameters(), *module.buffers()]
-    floats = [one for one in weights if one.is_floating_point() and id(one) not in kept]
-    change_types(module, {id(one): torch.float16 for one in floats})
+    floats = [weight for weight in weights_of(module) if weight.is_floating_point()]
+    changed = [id(weight) for weight in floats if id(weight) not in kept]
+    change_types(module, dict.fromkeys(changed, torch.float16))
     for name in names:
         if not any(is_inside(name, other) for other in names):
             part = module.get_submodule(name)
@@ -305,7 +310,7 @@ class HalfWeights(TorchFunctionMode):
 
     Args:
         module: Its parameters and buffers are cast; running statistics that a
-            normalisation updates are not.
+            normalization updates are not.
 
     Example:
         >>> layer = torch.nn.LayerNorm(3)
@@ -319,7 +324,7 @@ class HalfWeights(TorchFunctionMode):
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._weights = {
             id(weight): weight
-            for weight in (*module.parameters(), *module.buffers())
+            for weight in weights_of(module)
             if weight.dtype.is_floating_point and weight.dtype != torch.float16
         }
         self._buffers = {id(buffer) for buffer in module.buffers()}
@@ -345,12 +350,12 @@ class HalfWeights(TorchFunctionMode):
                 return func(*args, **kwargs)
         keeps = self._buffers if name in _STATISTICS else frozenset()
         count = 1 if _is_in_place(name) else 0
-        given = [*args[:count], *(self._halved(one, keeps) for one in args[count:])]
+        halved = [self._halved(value, keeps) for value in args[count:]]
         named = {
-            key: one if key == "out" else self._halved(one, keeps)
-            for key, one in kwargs.items()
+            key: value if key == "out" else self._halved(value, keeps)
+            for key, value in kwargs.items()
         }
-        return func(*given, **named)
+        return func(*args[:count], *halved, **named)
 
     def hook_float32(self, module: torch.nn.Module) -> Sequence[Any]:
         """Cast a submodule's inputs to float32, and its outputs to float16.
@@ -380,7 +385,7 @@ class HalfWeights(TorchFunctionMode):
     def _halved(self, value: Any, keeps: Any) -> Any:
         """Return a weight as float16, also in a tuple or list."""
         if type(value) in (tuple, list) and any(map(self._is_weight, value)):
-            return type(value)([self._halved(one, keeps) for one in value])
+            return type(value)([self._halved(part, keeps) for part in value])
         if self._is_weight(value) and id(value) not in keeps:
             return value.to(torch.float16)
         return value

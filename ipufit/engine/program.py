@@ -40,12 +40,12 @@ from ipufit._signals import uninterrupted
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
-from ipufit.data.datasets import SampleStructure
+from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine.constants import BakedInValues, describe_change
 from ipufit.engine.host_calls import refuse_own_sums, refuse_traced_sums
 from ipufit.engine.metric_state import Scalars
-from ipufit.engine.objective import Inferred, Objective
+from ipufit.engine.objective import Computation, Objective
 from ipufit.engine.step import (
     CountsMissingError,
     ShortPipelineError,
@@ -78,10 +78,9 @@ from ipufit.engine.weights import (
     weights_of,
 )
 from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
-from ipufit.optimizers import Optimization, hyper_parameters
+from ipufit.optimizers import Optimization, OptimizerValues
 from ipufit.placement import find_beginnings
 from ipufit.state import span
-from ipufit.types import Batch
 
 logger = logging.getLogger("ipufit")
 P = TypeVar("P", bound="Program")
@@ -137,13 +136,13 @@ class Program:
         Raises:
             DataError: The batch has an index that doesn't exist.
         """
-        given = batch
+        tensors = batch
         if self.step.host_values:
             values = host_tensors(self.step.host_values, self.num_micro_batches)
-            given = [*batch, *values]
+            tensors = [*batch, *values]
         try:
             with span("device call"):
-                return self.executor(*given)
+                return self.executor(*tensors)
         except (IndexError, RuntimeError) as error:
             _refuse_index(error, self.step.module, batch)
             raise
@@ -155,13 +154,13 @@ class TrainingProgram(Program):
 
     Attributes:
         wrappers: Wrapper classes that PopTorch has given to the weights.
-        optimizer: The optimiser whose values and state the device has, or gets when it
+        optimizer: The optimizer whose values and state the device has, or gets when it
             is attached.
         random_state: State of the device's generator when the program was compiled;
             None if it has no seed.
         counted_up: Buffers that the host counts up, and by how much in each call.
         trained_parts: Parts of the module that it trains.
-        sent: Values of the optimiser that were sent last; empty if the device's may
+        sent: Values of the optimizer that were sent last; empty if the device's may
             differ.
     """
 
@@ -210,7 +209,7 @@ def _refuse_index(
 
 @dataclass(frozen=True, eq=False)
 class ProgramSpec:
-    """All that a program is built for.
+    """All that a program of `evaluate` or `predict` is built for.
 
     Attributes:
         module: The user's module.
@@ -220,6 +219,7 @@ class ProgramSpec:
         options: Options of PopTorch.
         example: Tensors of a call.
         remark: Text to show after a compilation.
+        computation: The computation of the program.
     """
 
     module: torch.nn.Module
@@ -227,27 +227,25 @@ class ProgramSpec:
     structure: SampleStructure
     plan: BatchPlan
     options: poptorch.Options
-    example: Batch
+    example: list[Tensor]
     remark: str
+    computation: Computation
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "inference"
     """Name of the kind of program, for messages."""
     is_training: ClassVar[bool] = False
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """All that must be equal for a kept program to do the same."""
-        raise NotImplementedError
+        parts = self.structure.parts
+        nested = parts if self.computation.takes_labels else parts[0]
+        return self.plan, self.shapes, nested, self.computation
 
     @property
     def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
         """Shapes and types of a call's tensors."""
         return [(tensor.shape, tensor.dtype) for tensor in self.example]
-
-    @property
-    def computed(self) -> Inferred:
-        """The computation of the program."""
-        raise NotImplementedError
 
     @property
     def loss_modules(self) -> list[torch.nn.Module]:
@@ -256,23 +254,23 @@ class ProgramSpec:
 
     @property
     def may_be_sharded(self) -> bool:
-        """Whether stages may run one after the other where a call is too short."""
-        return False
+        """Whether nobody has said how stages run: the numbers are the same."""
+        config = self.config
+        settings = config.placement, config.customize, config.inference_options
+        return all(setting is None for setting in settings)
 
     def step(self, host_values: Sequence[HostValue]) -> Step:
         """Return the module that PopTorch traces."""
-        return Step(
-            self.module, self.config, self.structure, host_values, self.computed
-        )
+        parts = self.module, self.config, self.structure
+        return Step(*parts, host_values, self.computation)
 
     def baked_in(self) -> BakedInValues:
         """Record the values that the code of the program can read now."""
-        return BakedInValues(self.module, self.computed.step)
+        return BakedInValues(self.module, self.computation.step)
 
-    def check(self, step: Step) -> None:
-        """Refuse weights that PopTorch would take for others."""
-        check_values(step)
-        refuse_tied_buffers(step)
+    def checks(self, step: Step) -> list[Callable[[], None]]:
+        """Return functions that refuse weights which PopTorch would take for others."""
+        return [partial(check_values, step)]
 
     def executor(
         self, step: Step, options: poptorch.Options
@@ -281,55 +279,20 @@ class ProgramSpec:
         return poptorch.inferenceModel(step, options=options)
 
     def program(
-        self,
-        executor: poptorch.PoplarExecutor,
-        step: Step,
-        baked_in: BakedInValues,
-        wrappers: Wrappers,
+        self, executor: poptorch.PoplarExecutor, step: Step, baked_in: BakedInValues
     ) -> Any:
-        """Return the program of a step that was compiled."""
+        """Return the program of a step that PopTorch has just compiled."""
         count = self.plan.micro_batches_per_call
         return Program(executor, step, count, baked_in, self.key)
 
     def refuse_sums(self) -> None:
         """Refuse a module's or step's own loss that is a sum over samples."""
-        if self.computed.owns_loss:
+        if self.computation.owns_loss:
             refuse_own_sums(
-                *(self.module, self.computed, self.structure, self.example),
+                *(self.module, self.computation, self.structure, self.example),
                 self.plan.micro_batch_size,
                 training=self.is_training,
             )
-
-
-@dataclass(frozen=True, eq=False)
-class InferenceSpec(ProgramSpec):
-    """All that a program of `evaluate` or `predict` is built for.
-
-    Attributes:
-        inferred: The computation of the program.
-    """
-
-    inferred: Inferred
-    name = "inference"
-
-    @property
-    def computed(self) -> Inferred:
-        """The computation of the program."""
-        return self.inferred
-
-    @cached_property
-    def key(self) -> tuple[object, ...]:
-        """All that must be equal for a kept program to do the same."""
-        parts = self.structure.parts
-        nested = parts if self.inferred.takes_labels else parts[0]
-        return self.plan, self.shapes, nested, self.inferred
-
-    @property
-    def may_be_sharded(self) -> bool:
-        """Whether nobody has said how stages run: the numbers are the same."""
-        config = self.config
-        own = config.placement, config.customize, config.inference_options
-        return all(setting is None for setting in own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,34 +301,35 @@ class TrainingSpec(ProgramSpec):
 
     Attributes:
         objective: Losses and metrics.
-        optimization: The optimiser and its schedule.
+        optimization: The optimizer and its schedule.
         watched: Names of parameters whose gradients are sent to the host.
     """
 
     objective: Objective
     optimization: Optimization
     watched: Sequence[str]
-    name = "training"
-    is_training = True
 
-    @property
-    def optimizer(self) -> Any:
-        """PopTorch's optimiser."""
-        return self.optimization.optimizer
+    name, is_training = "training", True
+    may_be_sharded = False
 
-    @property
-    def computed(self) -> Inferred:
-        """The computation of the program."""
-        return self.objective.trained
+    @cached_property
+    def trained_parts(self) -> TrainedParts:
+        """The parts of the module that the program trains."""
+        return TrainedParts(self.module)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """All that must be equal for a kept program to do the same."""
         return (
-            *(self.plan, self.shapes, self.structure, TrainedParts(self.module)),
+            *(self.plan, self.shapes, self.structure, self.trained_parts),
             *(self.objective.program_key, self.optimization.program_key),
             [*self.watched],
         )
+
+    @property
+    def optimizer(self) -> Any:
+        """PopTorch's optimizer."""
+        return self.optimization.optimizer
 
     @property
     def loss_modules(self) -> list[torch.nn.Module]:
@@ -375,21 +339,22 @@ class TrainingSpec(ProgramSpec):
     def step(self, host_values: Sequence[HostValue]) -> Step:
         """Return the module that PopTorch traces."""
         parts = self.module, self.config, self.structure
-        return Step(*parts, host_values, self.computed, self.objective)
+        return Step(*parts, host_values, self.computation, self.objective)
 
     def baked_in(self) -> BakedInValues:
         """Record the values that the code of the program can read now."""
-        return BakedInValues(self.module, self.computed.step, self.objective)
+        return BakedInValues(self.module, self.computation.step, self.objective)
 
-    def check(self, step: Step) -> None:
-        """Refuse weights that PopTorch would take for others, or that none trains."""
-        require_trained_weights(step)
-        super().check(step)
+    def module_checks(self) -> list[Callable[[], None]]:
+        """Return functions that refuse what a training program would ignore."""
+        return [
+            partial(refuse_gradient_hooks, [self.module, *self.loss_modules]),
+            partial(refuse_synchronised_norms, self.module, self.plan),
+        ]
 
-    def check_module(self) -> None:
-        """Refuse hooks and layers that a training program would ignore."""
-        refuse_gradient_hooks([self.module, *self.loss_modules])
-        refuse_synchronised_norms(self.module, self.plan)
+    def checks(self, step: Step) -> list[Callable[[], None]]:
+        """Return functions that refuse what a training program can't train."""
+        return [partial(require_trained_weights, step), *super().checks(step)]
 
     def executor(
         self, step: Step, options: poptorch.Options
@@ -399,21 +364,17 @@ class TrainingSpec(ProgramSpec):
         return poptorch.trainingModel(step, options=options, optimizer=self.optimizer)
 
     def program(
-        self,
-        executor: poptorch.PoplarExecutor,
-        step: Step,
-        baked_in: BakedInValues,
-        wrappers: Wrappers,
+        self, executor: poptorch.PoplarExecutor, step: Step, baked_in: BakedInValues
     ) -> Any:
-        """Return the program of a step that was compiled."""
+        """Return the program of a step that PopTorch has just compiled."""
         options, count = self.options, self.plan.micro_batches_per_call
         loops = options.device_iterations * options.Training.gradient_accumulation
         increments = step.findings.increments.items()
         return TrainingProgram(
-            *(executor, step, count, baked_in, self.key, wrappers),
+            *(executor, step, count, baked_in, self.key, Wrappers(step.weights)),
             *(self.optimizer, executor.rng_state),
             counted_up(step, {name: number * loops for name, number in increments}),
-            TrainedParts(self.module),
+            self.trained_parts,
         )
 
 
@@ -485,9 +446,7 @@ class Executors:
     # Building ---------------------------------------------------------------
 
     @uninterrupted
-    def prepare_inference(
-        self, spec: InferenceSpec, display: ProgressDisplay
-    ) -> Program:
+    def prepare_inference(self, spec: ProgramSpec, display: ProgressDisplay) -> Program:
         """Attach a program; its next call uses the newest weights.
 
         It is built unless a kept one has the same key, and the values that the code
@@ -512,13 +471,14 @@ class Executors:
     def prepare_training(
         self, spec: TrainingSpec, display: ProgressDisplay
     ) -> TrainingProgram:
-        """Attach a program and its optimiser, as `prepare_inference` does.
+        """Attach a program and its optimizer, as `prepare_inference` does.
 
         Args:
             spec: All that the program is built for.
             display: Shows that PopTorch compiles.
         """
-        spec.check_module()
+        for check in spec.module_checks():
+            check()
         optimizer = spec.optimizer
         self._take_over()
         self.begin_alike(spec.loss_modules)
@@ -526,7 +486,8 @@ class Executors:
         if program is None or program is not self._trainer:
             self._leave_training()
         if program is None:
-            has_state, values = optimizer.has_state(), hyper_parameters(optimizer)
+            has_state = optimizer.has_state()
+            values = OptimizerValues(optimizer).variable
             with torch.enable_grad():  # PopTorch traces in the mode that it finds
                 program = self._build(self._trainings, spec, display)
             program.sent = () if has_state else values  # a state brings its own
@@ -576,9 +537,9 @@ class Executors:
 
     def _sharing(self) -> set[Executors]:
         """Return other models that train some of the weights."""
-        found = filter(None, map(_TRAINERS.get, weights_of(self.module)))
-        trainers = {trainer() for trainer in found}
-        return {one for one in trainers if one is not None and one is not self}
+        references = filter(None, map(_TRAINERS.get, weights_of(self.module)))
+        trainers = {reference() for reference in references}
+        return {model for model in trainers if model is not None and model is not self}
 
     def _build(
         self, programs: list[P], spec: ProgramSpec, display: ProgressDisplay
@@ -624,17 +585,36 @@ class Executors:
         """Let PopTorch trace and compile a program."""
         host_values = host_values_of([self.module, *spec.loss_modules], self._moved)
         step, baked_in = spec.step(host_values), spec.baked_in()
-        spec.check(step)
+        for check in spec.checks(step):
+            check()
+        refuse_tied_buffers(step)  # a survey finds them by itself
         weights = weights_of(step)
         make_plain(weights)
         remember_classes(weights)
         values = host_tensors(step.host_values, spec.plan.micro_batches_per_call)
+        tensors = [tensor.contiguous() for tensor in (*spec.example, *values)]
         others = [program.baked_in for program in self._programs()]
         with span("compile"), baked_in.traced(others):
-            tensors = [tensor.contiguous() for tensor in (*spec.example, *values)]
-            executor, wrappers, seconds = self._traced(
-                spec, step, options, tensors, display
-            )
+            with contextlib.ExitStack() as stack:
+                # PopTorch may give weights classes of its own even if it fails, and
+                # refuses to wrap them again: `destroy()` does nothing so early.
+                stack.callback(make_plain, weights)
+                stack.enter_context(traced_mode(step))
+                executor = spec.executor(step, options)
+                while self._news:
+                    display.noted(self._news.pop(0))
+                start = time.perf_counter()
+
+                def attach() -> None:
+                    if executor.isCompiled():  # and IPUs were short after it
+                        executor.attachToDevice()
+                    else:
+                        executor.compile(*tensors)
+
+                stack.enter_context(display.compiling(spec.name))
+                self._acquire(executor, attach)
+                program = spec.program(executor, step, baked_in)
+            seconds = time.perf_counter() - start
             try:  # it calls losses, as the trace does
                 refuse_traced_sums(step, spec.example, spec.plan.micro_batch_size)
             except ConfigError:
@@ -644,45 +624,9 @@ class Executors:
         display.compiled(spec.name, seconds)
         ending = f": {spec.remark}" if spec.remark else ""
         logger.info("Compiled the %s program in %.1f s%s", spec.name, seconds, ending)
-        program = spec.program(executor, step, baked_in, wrappers)
         if executor.isAttachedToDevice():
             program.on_device = fingerprint(step.weights)
         return program
-
-    def _traced(
-        self,
-        spec: ProgramSpec,
-        step: Step,
-        options: poptorch.Options,
-        tensors: list[Tensor],
-        display: ProgressDisplay,
-    ) -> tuple[poptorch.PoplarExecutor, Wrappers, float]:
-        """Let PopTorch trace a step, in the right mode and with blocks for stages.
-
-        Returns:
-            The executor, the classes that PopTorch has given to the weights, and the
-            seconds that it took.
-        """
-        with contextlib.ExitStack() as stack:
-            # PopTorch may give weights classes of its own even if it fails, and
-            # refuses to wrap them again: `destroy()` does nothing so early.
-            stack.callback(make_plain, weights_of(step))
-            stack.enter_context(traced_mode(step))
-            executor = spec.executor(step, options)
-            while self._news:
-                display.noted(self._news.pop(0))
-            start = time.perf_counter()
-
-            def attach() -> None:
-                if executor.isCompiled():  # and IPUs were short after it
-                    executor.attachToDevice()
-                else:
-                    executor.compile(*tensors)
-
-            stack.enter_context(display.compiling(spec.name))
-            self._acquire(executor, attach)
-            wrappers = Wrappers(step.weights if spec.is_training else [])
-        return executor, wrappers, time.perf_counter() - start
 
     @uninterrupted
     def drop_incomplete(self) -> None:
@@ -723,7 +667,7 @@ class Executors:
     ) -> tuple[Tensor, Any]:
         """Make one call of a training program.
 
-        Changes of the optimiser since the last call, such as another learning rate,
+        Changes of the optimizer since the last call, such as another learning rate,
         take effect in this call.
 
         Args:
@@ -746,11 +690,11 @@ class Executors:
         self._attach(program)
         if self._ahead is None:
             program.wrappers.take_off()
-            wide = [one for one in program.weights if one.dtype == torch.float64]
+            wide = [w for w in program.weights if w.dtype == torch.float64]
             self._exact = [(weight, weight.detach().clone()) for weight in wide]
         if program.must_compare:
             self._refresh(program)
-        values = hyper_parameters(program.optimizer)
+        values = OptimizerValues(program.optimizer).variable
         if values != program.sent:
             program.executor.setOptimizer(program.optimizer)
             program.sent = values
@@ -807,10 +751,10 @@ class Executors:
         The host may change them there: the next call compares.
         """
         with span("weights"):
-            for one in (self, *self._sharing()):
-                one._bring()
-                if one._trainer is not None:
-                    one._trainer.wrappers.take_off()
+            for model in (self, *self._sharing()):
+                model._bring()
+                if model._trainer is not None:
+                    model._trainer.wrappers.take_off()
 
     @uninterrupted
     def _bring(self) -> None:
@@ -870,19 +814,19 @@ class Executors:
         if self._processes.are_several and buffers:
             self.fetch_weights()
             self.take_back()
-            own = [buffer.detach().clone() for buffer in buffers]
+            before = [buffer.detach().clone() for buffer in buffers]
             self._processes.broadcast(buffers)
             if not self._processes.is_first:
-                self._lent = list(zip(buffers, map(checksum, buffers), own))
+                self._lent = list(zip(buffers, map(checksum, buffers), before))
         self._has_lent = True
 
     @uninterrupted
     @torch.no_grad()
     def take_back(self) -> None:
         """Restore the buffers of this process, except changed ones."""
-        for buffer, given, own in self._lent:
-            if checksum(buffer) == given:
-                buffer.copy_(own)
+        for buffer, lent, before in self._lent:
+            if checksum(buffer) == lent:
+                buffer.copy_(before)
         self._lent, self._has_lent = [], False
 
     @uninterrupted
@@ -908,9 +852,9 @@ class Executors:
     def _bind_optimizer(
         program: TrainingProgram, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Let a program train with another optimiser of the kind it was compiled with.
+        """Let a program train with another optimizer of the kind it was compiled with.
 
-        An optimiser without a state starts anew, as in a program that was just
+        An optimizer without a state starts anew, as in a program that was just
         compiled.
         """
         executor, previous = program.executor, program.optimizer
@@ -930,7 +874,7 @@ class Executors:
 
     def _attached(self) -> list[Program]:
         """Return the programs that hold IPUs."""
-        return [one for one in self._programs() if one.executor.isAttachedToDevice()]
+        return [kept for kept in self._programs() if kept.executor.isAttachedToDevice()]
 
     def _attach(self, program: Program) -> None:
         """Attach a program if it isn't attached, which uploads the host's weights.
@@ -945,17 +889,17 @@ class Executors:
         self._acquire(executor, executor.attachToDevice)
         program.on_device = fingerprint(program.weights)
         if isinstance(program, TrainingProgram):
-            program.sent = ()  # the optimiser's state brings the values of its time
+            program.sent = ()  # the optimizer's state brings the values of its time
 
     def _acquire(
         self, executor: poptorch.PoplarExecutor, action: Callable[[], Any]
     ) -> None:
         """Call a function that needs IPUs; detach other programs if they are short."""
         others = [
-            (owner, one)
+            (owner, program)
             for owner in (self, *self._lenders)
-            for one in owner._attached()
-            if one.executor is not executor
+            for program in owner._attached()
+            if program.executor is not executor
         ]
         if not self._takes_turns:
             try:
@@ -979,7 +923,7 @@ class Executors:
         program.executor.detachFromDevice()
 
     def _leave_training(self) -> None:
-        """Download weights and optimiser state, for another program."""
+        """Download weights and optimizer state, for another program."""
         if self._trainer is not None:
             self.fetch_weights()
             if self._trainer.executor.isAttachedToDevice():
@@ -1002,15 +946,15 @@ def _drop(programs: list[Any], *, incomplete: bool = False) -> None:
 
 
 def _give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None:
-    """Add states to an optimiser for weights that it hasn't trained so far.
+    """Add states to an optimizer for weights that it hasn't trained so far.
 
-    PopTorch uploads the state that the optimiser has from another program, and logs a
+    PopTorch uploads the state that the optimizer has from another program, and logs a
     line for each missing tensor: those of layers that were frozen then. The added
     states are zeros, as on the device. (Values such as learning rates are sent before
     the first call; the added ones don't matter.)
 
     Args:
-        optimizer: An optimiser of `poptorch.optim`.
+        optimizer: An optimizer of `poptorch.optim`.
         step: Module that PopTorch traces; its parameters have PopTorch's names.
     """
     if not optimizer.has_state():  # type: ignore[attr-defined]
@@ -1047,14 +991,14 @@ _LOSS_SCALE_FACTOR = "lossScaleUpdateFactor"
 def _give_first_state(
     optimizer: torch.optim.Optimizer, previous: torch.optim.Optimizer
 ) -> None:
-    """Set the state of an optimiser to the initial state on a device.
+    """Set the state of an optimizer to the initial state on a device.
 
     It is zeros, and 1 for the factor of automatic loss scaling (PopART,
-    `addStateTensor`; `program_key` excludes the optimiser that begins otherwise).
+    `addStateTensor`; `program_key` excludes the optimizer that begins otherwise).
 
     Args:
-        optimizer: An optimiser without a state.
-        previous: An optimiser of the same kind and parameters; the device has its
+        optimizer: An optimizer without a state.
+        previous: An optimizer of the same kind and parameters; the device has its
             state.
     """
     state = previous.state_dict()
@@ -1118,12 +1062,7 @@ def surveyed(spec: TrainingSpec) -> Surveyed:
         host_values = host_values_of([spec.module, *spec.loss_modules], moved)
         step, baked_in = spec.step(host_values), spec.baked_in()
         refusals: list[IpufitError] = []
-        for check in (
-            partial(refuse_gradient_hooks, [spec.module, *spec.loss_modules]),
-            partial(refuse_synchronised_norms, spec.module, spec.plan),
-            partial(require_trained_weights, step),
-            partial(check_values, step),
-        ):
+        for check in (*spec.module_checks(), *spec.checks(step)):
             try:
                 check()
             except IpufitError as error:
@@ -1134,22 +1073,22 @@ def surveyed(spec: TrainingSpec) -> Surveyed:
             stack.enter_context(baked_in.traced())
             stack.enter_context(traced_mode(step))
             stack.enter_context(torch.enable_grad())
-            found = survey()(
+            results = survey()(
                 step,
                 [*tensors, *host_tensors(host_values, 1)],
                 spec.options,
                 is_training=True,
                 optimizer=spec.optimizer,
             )
-        if isinstance(found.error, MovedOnDeviceError):
-            moved += found.error.moved
-        elif not isinstance(found.error, CountsMissingError):
+        if isinstance(results.error, MovedOnDeviceError):
+            moved += results.error.moved
+        elif not isinstance(results.error, CountsMissingError):
             break
     try:
         spec.refuse_sums()
         refuse_traced_sums(step, tensors, rows)
     except ConfigError as error:
         refusals.append(error)
-    given_warnings = [one.message for one in caught]
-    ours = [one for one in given_warnings if isinstance(one, IpufitWarning)]
-    return Surveyed(found, refusals, ours, tensors)
+    messages = [warning.message for warning in caught]
+    ours = [message for message in messages if isinstance(message, IpufitWarning)]
+    return Surveyed(results, refusals, ours, tensors)

@@ -21,7 +21,7 @@ from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.batching import most_stages
 from ipufit.config import IPUConfig
-from ipufit.data.datasets import NOTHING, Labels, SampleStructure
+from ipufit.data.structure import NOTHING, Labels, SampleStructure
 from ipufit.engine.metric_state import (
     MetricSums,
     Scalars,
@@ -33,15 +33,18 @@ from ipufit.engine.metric_state import (
 from ipufit.engine.objective import (
     OWN_LOSS,
     RETURNS,
-    Inferred,
+    BoundMetric,
+    Computation,
     Objective,
     StepFunction,
+    TermsByOutput,
     dominant_labels,
-    mixed_loss_terms,
     probability_outputs,
+    real_rows,
     shapes_of,
     split_own_loss,
     sum_instead_of_mean,
+    weighed,
 )
 from ipufit.engine.precision import computed_in
 from ipufit.engine.trace_checks import (
@@ -66,7 +69,6 @@ from ipufit.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from ipufit.losses import LossTerms
 from ipufit.metrics.base import RowByRow
 from ipufit.mixing import mixed_inputs
 from ipufit.placement import (
@@ -149,7 +151,7 @@ def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
 
 
 def results_of(
-    computed: Inferred,
+    computation: Computation,
     module: torch.nn.Module,
     structure: SampleStructure,
     inputs: Any,
@@ -159,22 +161,22 @@ def results_of(
     """Call a module or a user's step, and return its own loss and its outputs.
 
     Args:
-        computed: The function to call, and whether it returns a loss.
+        computation: The function to call, and whether it returns a loss.
         module: The user's module.
         structure: Structure of a batch.
         inputs: Inputs, nested as the data.
         tensors: Tensors of the batch, from which a step gets targets and weights.
         marked: Results of `identity_loss`, which the call adds to.
     """
-    if computed.step is None:
+    if computation.step is None:
         outputs = call_module(module, inputs)
-        return (
-            split_own_loss(outputs, marked) if computed.owns_loss else (None, outputs)
-        )
-    if not computed.takes_labels:
-        return None, call_step(computed.step, module, inputs)
+        if not computation.owns_loss:
+            return None, outputs
+        return split_own_loss(outputs, marked)
+    if not computation.takes_labels:
+        return None, call_step(computation.step, module, inputs)
     batch = structure.batch(inputs, tensors)
-    return result_of_step(call_step(computed.step, module, batch), marked)
+    return result_of_step(call_step(computation.step, module, batch), marked)
 
 
 def result_of_step(
@@ -271,7 +273,7 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         if f"[{name}] is missing" in str(error):  # a forward that calls torch's
             raise _without_forward(name) from error
         flat = leaves_of(inputs)
-        dims = {one.dim() for one in flat if isinstance(one, Tensor)}
+        dims = {leaf.dim() for leaf in flat if isinstance(leaf, Tensor)}
         # As of one sample, or of one image: its first dimension was taken for samples.
         hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE
         if "'indices' to have" in str(error):
@@ -286,7 +288,7 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
 
 def _conversion(error: Exception, leaves: Sequence[Any]) -> str:
     """Say how to convert inputs of whole numbers, if an error is about their type."""
-    types = {one.dtype for one in leaves if isinstance(one, Tensor)}
+    types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor)}
     if any(word in str(error) for kind in types for word in _WHOLE.get(kind, ())):
         return (
             ". Convert whole numbers for layers of floats, at the beginning of "
@@ -304,8 +306,8 @@ def _layer_of(error: Exception, module: torch.nn.Module) -> str:
         if frame.f_code.co_name == "_call_impl" and id(layer) in names:
             kind = re.sub(r"\b(in|out)_features=|, bias=True", "", repr(layer))
             kind = type(layer).__name__ if len(kind) > 80 else kind
-            given = [*frame.f_locals["args"], *frame.f_locals["kwargs"].values()]
-            shapes = shapes_of([one for one in given if isinstance(one, Tensor)])
+            passed = [*frame.f_locals["args"], *frame.f_locals["kwargs"].values()]
+            shapes = shapes_of([value for value in passed if isinstance(value, Tensor)])
             shapes = shapes.replace("float32 ", "")
             where = f" in `{names[id(layer)]}`, {kind}, which got {shapes}"
     return where
@@ -338,7 +340,7 @@ def _check_arguments(
         signature.bind(*by_place, **by_name)
     except TypeError as error:
         kind = type(module).__name__
-        given = ", ".join(map(repr, by_name)) or f"{len(by_place)} by place"
+        passed = ", ".join(map(repr, by_name)) or f"{len(by_place)} by place"
         known = signature.parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
         unknown = [name for name in by_name if name not in known and not takes_any]
@@ -349,13 +351,13 @@ def _check_arguments(
             )
             raise DataError(
                 f"{kind}.forward{signature} has no argument {unknown[0]!r}, and "
-                f"samples have {given}. A dict of inputs gives arguments by name. If "
+                f"samples have {passed}. A dict of inputs gives arguments by name. If "
                 f"it is a target, name it, y={unknown[0]!r}, in predict() too; else "
                 f"take it out of the samples.{'' if others else nest}"
             ) from None
         raise DataError(
             f"{kind}.forward{signature} doesn't take the inputs that are given "
-            f"({given}): {error}. A dict of inputs gives arguments by name, such as "
+            f"({passed}): {error}. A dict of inputs gives arguments by name, such as "
             "dict(frame) of the columns of a frame; a tuple or list by place."
         ) from None
 
@@ -447,11 +449,13 @@ def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[st
     names = [name for name, _ in module.named_modules() if name]
     kept: set[str] = set()
     for pattern in patterns:
-        found = fnmatch.filter(names, pattern)
-        if not found:
+        matches = fnmatch.filter(names, pattern)
+        if not matches:
             raise UnknownNameError("submodule in recompute", pattern, names)
         kept.update(
-            name for name in found if not any(is_inside(name, other) for other in found)
+            name
+            for name in matches
+            if not any(is_inside(name, other) for other in matches)
         )
     return [name for name in names if name in kept]
 
@@ -495,16 +499,16 @@ def refuse_unseen_pipeline(
 
 def _is_known_pipeline(module: torch.nn.Module, config: IPUConfig) -> bool:
     """Return whether the IPU of each block of a pipeline is known in a trace."""
-    own = config.customize, config.training_options
-    is_named = len(set(config.stage_ipus)) > 1 and all(one is None for one in own)
+    is_set = config.customize is not None or config.training_options is not None
+    is_named = len(set(config.stage_ipus)) > 1 and not is_set
     return is_named and config.is_pipelined and not annotated_blocks(module)
 
 
 def _weights_on_device(
-    module: torch.nn.Module, given: Sequence[Tensor]
+    module: torch.nn.Module, tensors: Sequence[Tensor]
 ) -> dict[str, Tensor]:
     """Return weights by name; without whole numbers, which are constants."""
-    inputs = set(map(id, given))
+    inputs = set(map(id, tensors))
     named = [*module.named_parameters(), *module.named_buffers()]
     return {
         name: weight
@@ -547,9 +551,9 @@ class WeightPlaces(TorchFunctionMode):
     ) -> Any:
         """Call a torch function, and note the place of the weights that it reads."""
         result = func(*args, **(kwargs or {}))
-        given = {id(tensor) for tensor in tensors_of((args, kwargs))}
-        used = [self._name_of[one] for one in given if one in self._name_of]
-        if used and any(id(tensor) not in given for tensor in tensors_of(result)):
+        read = {id(tensor) for tensor in tensors_of((args, kwargs))}
+        used = [self._name_of[key] for key in read if key in self._name_of]
+        if used and any(id(tensor) not in read for tensor in tensors_of(result)):
             block: Begun = self._blocks[-1] if self._blocks else (None, 0)
             ipu = stage_and_ipu(block, self._config)[1] or 0
             where = (
@@ -698,10 +702,10 @@ def _keep(_module: Any, _inputs: Any, outputs: Any) -> Any:
 
 def _refuse_short_pipeline(error: poptorch.Error) -> None:
     """Explain PopTorch's error about too few micro-batches for a model's blocks."""
-    found = re.search(r"number of pipeline stages \((\d+)\)", str(error))
-    if found is None:
+    match = re.search(r"number of pipeline stages \((\d+)\)", str(error))
+    if match is None:
         return
-    least = int(found[1])
+    least = int(match[1])
     is_training = "gradientAccumulation" in str(error)
     stages = most_stages(least) if is_training else least
     way = (
@@ -734,7 +738,7 @@ def last_block(name: str | None, started: Blocks) -> Iterator[None]:
             try:
                 stack.enter_context(poptorch.Block(name))
             except AssertionError as error:  # it would be a new one, on no IPU
-                known = {one for one, _ in started if one is not None}
+                known = {block for block, _ in started if block is not None}
                 raise UnknownNameError("loss_block", name, known) from error
         elif started:
             stack.enter_context(poptorch.Block(*started[-1]))
@@ -752,16 +756,18 @@ class Findings(NamedTuple):
 
     Attributes:
         packing: Structure of the outputs that the program returns.
-        entries: Entries of the vector that a training program returns.
         probabilities: Outputs that are probabilities (`probability_outputs`).
         increments: Number that a micro-batch adds to each buffer that is only counted
             up.
+        metrics: Metrics of a training program, bound to its outputs.
+        entries: Entries of the vector that a training program returns.
     """
 
     packing: Packing
-    entries: tuple[MetricSums, ...]
     probabilities: dict[str, str]
-    increments: dict[str, int]
+    increments: Mapping[str, int] = {}
+    metrics: tuple[BoundMetric, ...] = ()
+    entries: tuple[MetricSums, ...] = ()
 
 
 _OVERLAPS = {
@@ -790,7 +796,7 @@ class Step(torch.nn.Module):
         config: Stages and precision.
         structure: Structure of a batch.
         host_values: Buffers whose values follow the tensors of a batch.
-        computed: The function to call, and its inputs.
+        computation: The function to call, and its inputs.
         objective: Losses and metrics of a training program; None for inference.
     """
 
@@ -800,7 +806,7 @@ class Step(torch.nn.Module):
         config: IPUConfig,
         structure: SampleStructure,
         host_values: Sequence[HostValue],
-        computed: Inferred,
+        computation: Computation,
         objective: Objective | None = None,
     ) -> None:
         super().__init__()
@@ -808,43 +814,42 @@ class Step(torch.nn.Module):
         self.config = config
         self.host_values = tuple(host_values)
         self.structure = structure
-        self.computed = computed
+        self.computation = computation
         self.objective: Any = objective
         self.is_training = objective is not None
         if objective is not None:
             self.losses = torch.nn.ModuleList(objective.modules)  # for their buffers
         operator_rules()  # imported here, because a trace would record its tensors
         # PopTorch traces a shallow copy, which shares these lists.
-        self._found: list[Findings] = []
+        self._findings: list[Findings] = []
         self.examples: list[tuple[Any, Labels]] = []
 
     @property
     def findings(self) -> Findings:
         """The findings of the last trace."""
-        return self._found[-1]
+        return self._findings[-1]
 
     @property
     def logs_scalars(self) -> bool:
         """Whether a trace has logged scalars, or found a loss of the module's."""
         return any(
-            found.packing.names
-            or any(e.result is None and e.size for e in found.entries)
-            for found in self._found
+            findings.packing.names
+            or any(e.result is None and e.size for e in findings.entries)
+            for findings in self._findings
         )
 
     @property
     def num_given(self) -> int:
         """Number of tensors of a batch that the program takes, from the first."""
         structure = self.structure
-        return (
-            structure.num_given if self.computed.takes_labels else structure.num_inputs
-        )
+        takes_labels = self.computation.takes_labels
+        return structure.num_given if takes_labels else structure.num_inputs
 
     @property
     def weights(self) -> list[Tensor]:
         """Parameters and buffers of which the device has copies."""
         values = {id(value.tensor) for value in self.host_values}
-        return [one for one in weights_of(self) if id(one) not in values]
+        return [weight for weight in weights_of(self) if id(weight) not in values]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Compute a micro-batch, and return all results of the program.
@@ -855,11 +860,10 @@ class Step(torch.nn.Module):
         Raises:
             UnsupportedError: PopTorch would silently ignore something.
         """
-        count = len(tensors) - len(self.host_values)
-        config, is_training = self.config, self.is_training
+        count, config = len(tensors) - len(self.host_values), self.config
         overlap = _OVERLAPS.get(config.overlap_io or "")
         with replaced_by_inputs(self.host_values, tensors[count:]):
-            checks = TraceChecks(self, is_training=is_training)
+            checks = TraceChecks(self, is_training=self.is_training)
             with checks:
                 if config.first_block is not None:  # casts and transfers belong to it
                     poptorch.Block.start(config.first_block)
@@ -872,166 +876,165 @@ class Step(torch.nn.Module):
                     blocks = stack.enter_context(started_blocks(config.stages))
                     stack.enter_context(noted)
                     stack.enter_context(self._explained())
-                    if is_training and _is_known_pipeline(self.module, config):
+                    if self.is_training and _is_known_pipeline(self.module, config):
                         weights = _weights_on_device(self, tensors)
                         stack.enter_context(WeightPlaces(weights, config, blocks))
                     if config.types.is_half:
                         stack.enter_context(computed_in(self.module, config))
-                    own, outputs = self._called(batch, noted)
+                    own_loss, outputs = self._called(batch, noted)
                 warn_of_misuses(noted.misuses)
-                check_stages_begin(self.module, config, blocks, training=is_training)
-                if is_training:
+                training = self.is_training
+                check_stages_begin(self.module, config, blocks, training=training)
+                if training:
                     refuse_unseen_pipeline(self.module, config, blocks)
-                found = probability_outputs(outputs, noted)
                 with last_block(config.last_block, blocks):
-                    own = _checked_mean(own, noted, self.structure.num_rows(batch))
-                    if is_training:
-                        with collected() as unseen:
-                            returned, packing, entries = self._trained(
-                                batch, own, outputs, scalars, noted, found
-                            )
-                        if unseen:
-                            raise ConfigError(
-                                f"log({next(iter(unseen))!r}) was called in a loss or "
-                                "metric, which evaluate() computes on the host. Call "
-                                "it in forward, or pass a function of outputs and "
-                                "targets as a metric."
-                            )
-                    else:
-                        returned, packing = self._predicted(own, outputs, scalars)
-                        entries = ()
+                    rows = self.structure.num_rows(batch)
+                    own_loss = _checked_mean(own_loss, noted, rows)
+                    results = self._trained if training else self._predicted
+                    tensors, loss, findings = results(
+                        batch, own_loss, outputs, scalars, noted
+                    )
                     if overlap is not None:  # the loss stays the one that is marked
-                        returned = tuple(
-                            one
-                            if is_training and place == 1
-                            else poptorch.set_overlap_for_output(one, overlap)
-                            for place, one in enumerate(returned)
+                        tensors = tuple(
+                            poptorch.set_overlap_for_output(tensor, overlap)
+                            for tensor in tensors
                         )
+                returned = (*tensors[:1], *loss, *tensors[1:])
             checks.refuse_returned(returned)
             checks.warn()
-        self._found.append(Findings(packing, entries, found, checks.increments()))
+        self._findings.append(findings._replace(increments=checks.increments()))
         return returned
 
     def _called(
         self, tensors: Sequence[Tensor], noted: ResultsNoted
     ) -> tuple[Tensor | None, Any]:
         """Return the own loss and the outputs of the module or step."""
-        given = tensors[: self.structure.num_inputs]
+        inputs = [*tensors[: self.structure.num_inputs]]
         if self.config.types.is_half:
-            halves = [
-                t.to(torch.float16) if t.is_floating_point() else t for t in given
+            inputs = [
+                t.to(torch.float16) if t.is_floating_point() else t for t in inputs
             ]
-            given = halves
         mixing = self.structure.mixing(tensors)
         if mixing is not None:
             # Pixels of 8 bits are mixed in the dtype of the program.
             dtype = self.config.types.activations
-            given = [
+            inputs = [
                 mixed_inputs(t if t.is_floating_point() else t.to(dtype), mixing)
-                for t in given
+                for t in inputs
             ]
-        inputs = self.structure.nested(given)
+        nested = self.structure.nested(inputs)
         return results_of(
-            *(self.computed, self.module, self.structure, inputs, tensors),
+            *(self.computation, self.module, self.structure, nested, tensors),
             noted.marked,
         )
 
     def _trained(
         self,
-        tensors: Sequence[Tensor],
-        own: Tensor | None,
+        batch: Sequence[Tensor],
+        own_loss: Tensor | None,
         outputs: Any,
         scalars: Scalars,
         noted: ResultsNoted,
-        probabilities: dict[str, str],
-    ) -> tuple[tuple[Tensor, ...], Packing, tuple[MetricSums, ...]]:
-        """Compute the sums of metrics, the loss, and the outputs if they are streamed.
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Findings]:
+        """Compute the sums of metrics, and the loss, for `forward`.
 
         The loss is returned because PopTorch drops operations that no output depends on
         before it looks for the loss.
+
+        Args:
+            batch: Tensors of the micro-batch.
+            own_loss: The module's own loss.
+            outputs: Its other outputs.
+            scalars: Values that it has logged.
+            noted: Results of its operations.
+
+        Returns:
+            Tensors to return; the marked loss, which follows the first of them; and
+            findings.
         """
-        packing, objective = Packing(), self.objective
-        rows = self.structure.num_rows(tensors)
-        labels = self.structure.labels(tensors)
-        if self.structure.rows is not None:
-            labels = _without_padding(labels)
-        if self.computed.step is not None and objective.metrics:
+        objective, rows = self.objective, self.structure.num_rows(batch)
+        labels = self.structure.labels(batch)
+        mask = real_rows(labels)
+        if self.structure.rows is not None and mask is not None:
+            labels = weighed(labels, mask)  # padding, with loss or targets that are NaN
+        if self.computation.step is not None and objective.metrics:
             _require_outputs(outputs)
         wide, labels = widened_all(outputs, labels)
         self.examples[:] = [map_tensors(_maker, (wide, labels))]
-        if objective.owns_loss:
-            terms = self._own_terms(own, wide, rows, labels.share)
-        else:
-            mixing, ignored = self.structure.mixing(tensors), objective.ignored
+        if own_loss is None and objective.owns_loss:
+            raise self._without_loss(wide)
+        probabilities = probability_outputs(outputs, noted)
+        with collected() as unseen:
+            bound = objective.bind(wide, labels, probabilities)
+            mixing, ignored = self.structure.mixing(batch), objective.ignored
             if mixing is None:
-                terms = objective.loss_terms(wide, labels, rows, probabilities)
+                terms = bound.terms(wide, labels, rows, own_loss)
             else:
-                terms = mixed_loss_terms(
-                    *(objective, wide, labels, rows, mixing, probabilities)
-                )
+                terms = bound.mixed_terms(wide, labels, rows, mixing)
                 labels = dominant_labels(labels, mixing)
             if labels.counted is not None and objective.ignored != ignored:
                 raise CountsMissingError("a function ignores targets")
-        with noted:
-            vector, entries = vector_of(
-                *(objective, wide, labels, rows, terms, scalars), probabilities
+            with noted:
+                vector, entries = vector_of(bound, wide, labels, rows, terms, scalars)
+        if unseen:
+            raise ConfigError(
+                f"log({next(iter(unseen))!r}) was called in a loss or metric, which "
+                "evaluate() computes on the host. Call it in forward, or pass a "
+                "function of outputs and targets as a metric."
             )
-        streamed: tuple[Tensor, ...] = ()
-        if objective.is_streamed:
-            streamed, packing = Packing.of(outputs, {})
+        streamed, packing = Packing.of(outputs if objective.is_streamed else (), {})
         loss = total_loss(terms)
         require_gradient(loss)
         if noted.has_losses:
             loss = _with_other_losses(loss, (vector, *streamed))
         marked = poptorch.identity_loss(loss, reduction="sum")
-        return (vector, marked, *streamed), packing, entries
+        findings = Findings(packing, probabilities, {}, bound.metrics, entries)
+        return (vector, *streamed), (marked,), findings
+
+    def _without_loss(self, outputs: Any) -> ConfigError:
+        if self.computation.step is not None:
+            return ConfigError(
+                "The training step returned no loss: it returned "
+                f"{shapes_of(outputs)}. Return the mean over the samples, a tensor "
+                "without dimensions: alone, first in a tuple, or as 'loss' in a dict."
+            )
+        return ConfigError(
+            "There is no loss: compile() got none, and the module returns none "
+            f"that would be understood ({OWN_LOSS}); it returned "
+            f"{shapes_of(outputs)}. Return one, or pass loss='cross_entropy' or "
+            f"the like to compile().{self._targets_hint}"
+        )
 
     def _predicted(
-        self, own: Tensor | None, outputs: Any, scalars: Scalars
-    ) -> tuple[tuple[Tensor, ...], Packing]:
-        if own is not None:
+        self,
+        batch: Sequence[Tensor],
+        own_loss: Tensor | None,
+        outputs: Any,
+        scalars: Scalars,
+        noted: ResultsNoted,
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Findings]:
+        """Return the results of an inference program, as `_trained` does."""
+        if own_loss is not None:
             if "loss" in scalars:
                 raise ConfigError(
                     "log('loss') was called, and the module returns its own loss, "
                     "which is called so: log it under another name."
                 )
-            scalars = {"loss": own.detach().to(torch.float32), **scalars}
-        if not self.computed.gives_outputs:
+            scalars = {"loss": own_loss.detach().to(torch.float32), **scalars}
+        probabilities = probability_outputs(outputs, noted)
+        if not self.computation.gives_outputs:
             outputs = ()
-        elif self.computed.step is not None and self.computed.takes_labels:
+        elif self.computation.step is not None and self.computation.takes_labels:
             _require_outputs(outputs)
-        return Packing.of(outputs, scalars)
-
-    def _own_terms(
-        self, own: Tensor | None, outputs: Any, rows: int, share: Tensor | None
-    ) -> dict[str, tuple[LossTerms, float]]:
-        if own is None and self.computed.step is not None:
-            raise ConfigError(
-                "The training step returned no loss: it returned "
-                f"{shapes_of(outputs)}. Return the mean over the samples, a tensor "
-                "without dimensions: alone, first in a tuple, or as 'loss' in a dict."
-            )
-        if own is None:
-            raise ConfigError(
-                "There is no loss: compile() got none, and the module returns none "
-                f"that would be understood ({OWN_LOSS}); it returned "
-                f"{shapes_of(outputs)}. Return one, or pass loss='cross_entropy' or "
-                f"the like to compile().{self._targets_hint}"
-            )
-        value: Tensor = own.to(torch.float32)
-        if share is not None:  # the mean over the samples of a whole micro-batch
-            count = share.gt(0).to(torch.float32).sum()
-            total = value.detach().mul(count)
-            return {"": (LossTerms(value.mul(share.mean()), total, count), 1.0)}
-        total = value.detach().mul(rows)
-        count = torch.full_like(total, float(rows), device=total.device)
-        return {"": (LossTerms(value, total, count), 1.0)}
+        tensors, packing = Packing.of(outputs, scalars)
+        return tensors, (), Findings(packing, probabilities)
 
     @property
     def _targets_hint(self) -> str:
         """Advice about targets, which a module with its own loss doesn't get."""
-        owns_loss = self.objective.owns_loss and self.computed.step is None
-        if not (owns_loss and self.structure.has_targets):
+        objective, has_targets = self.objective, self.structure.has_targets
+        is_called = objective is not None and self.computation.step is None
+        if not (is_called and objective.owns_loss and has_targets):
             return ""
         return (
             " The module doesn't get the targets, which are for losses of compile() "
@@ -1046,7 +1049,7 @@ class Step(torch.nn.Module):
             yield
         except poptorch.Error as error:
             places = traceback.extract_tb(error.__traceback__)
-            if any(one.filename.endswith(_MASKS) for one in places):
+            if any(place.filename.endswith(_MASKS) for place in places):
                 raise UnsupportedError(
                     "transformers reads the values of a mask of tokens, which a "
                     "program can't. Pass attention_mask with four dimensions, which "
@@ -1055,7 +1058,7 @@ class Step(torch.nn.Module):
                 ) from error
             raise
         except (TypeError, AttributeError) as error:
-            if not (self.is_training and self._targets_hint):
+            if not self._targets_hint:
                 raise
             raise ConfigError(
                 f"compile() got no loss, and {type(self.module).__name__} failed: "
@@ -1063,36 +1066,23 @@ class Step(torch.nn.Module):
             ) from error
 
 
-def _checked_mean(own: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor | None:
+def _checked_mean(loss: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor | None:
     """Return a module's or step's own loss as a scalar.
 
     Raises:
         ConfigError: The loss has several elements; or it is a sum over samples, so that
             it depends on the size of micro-batches.
     """
-    if rows > 1 and any(own is added for added in noted.sums):
+    if rows > 1 and any(loss is added for added in noted.sums):
         raise ConfigError(sum_instead_of_mean("The model's own loss", rows))
-    if own is None:
+    if loss is None:
         return None
-    if own.numel() != 1:
+    if loss.numel() != 1:
         raise ConfigError(
-            f"The module's own loss has shape {tuple(own.shape)}: it must be a "
+            f"The module's own loss has shape {tuple(loss.shape)}: it must be a "
             "scalar, the mean over the samples of a micro-batch."
         )
-    return own.reshape(())  # PopTorch gives one inside another the shape [1]
-
-
-def _without_padding(labels: Labels) -> Labels:
-    """Give padding the weight 0, with which its loss and targets may be NaN."""
-    assert labels.share is not None  # noqa: S101 - whole micro-batches have shares
-    mask = labels.share.gt(0).to(torch.float32)
-    if labels.weights is None:
-        return labels._replace(weights=mask)
-
-    def masked(weights: Tensor) -> Tensor:
-        return weights.mul(mask.reshape((-1,) + (1,) * (weights.dim() - 1)))
-
-    return labels._replace(weights=map_tensors(masked, labels.weights))
+    return loss.reshape(())  # PopTorch gives one inside another the shape [1]
 
 
 def _require_outputs(outputs: Any) -> None:
@@ -1109,7 +1099,7 @@ def _require_outputs(outputs: Any) -> None:
         )
 
 
-def total_loss(terms: dict[str, tuple[LossTerms, float]]) -> Tensor:
+def total_loss(terms: TermsByOutput) -> Tensor:
     """Return the weighted sum of the losses; 0-d.
 
     Args:

@@ -133,14 +133,45 @@ _PLAIN: MutableMapping[Tensor, type[Tensor]] = WeakIdKeyDictionary()  # type: ig
 """The class that each weight had before PopTorch saw it."""
 
 
+def modules_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return a module and all its submodules, as `module.modules()` orders them.
+
+    torch's generators make some ten calls of Python for each submodule, and a run walks
+    over the module often.
+
+    Example:
+        >>> len(modules_of(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU())))
+        3
+    """
+    modules: dict[torch.nn.Module, None] = {}
+    waiting: list[Any] = [module]
+    while waiting:
+        part = waiting.pop()
+        if part is not None and part not in modules:
+            modules[part] = None
+            waiting += reversed(list(part._modules.values()))
+    return list(modules)
+
+
 def weights_of(module: torch.nn.Module) -> list[Tensor]:
-    """Return parameters and buffers without repetition.
+    """Return parameters, then buffers, without repetition.
 
     Example:
         >>> len(weights_of(torch.nn.BatchNorm1d(2)))
         5
     """
-    return [*module.parameters(), *module.buffers()]
+    return _tensors_in(module, "_parameters", "_buffers")
+
+
+def _tensors_in(module: torch.nn.Module, *attributes: str) -> list[Tensor]:
+    """Return the tensors of some dicts of a module and its submodules, once each."""
+    tensors: dict[int, Tensor] = {}
+    for attribute in attributes:
+        for part in modules_of(module):
+            for tensor in getattr(part, attribute).values():
+                if tensor is not None:
+                    tensors[id(tensor)] = tensor
+    return list(tensors.values())
 
 
 _RAISED = object()
@@ -288,25 +319,25 @@ class Counterparts:
     """
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        self._own: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+        self._of: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
         self._before: list[tuple[weakref.ReferenceType[Tensor], Any]] = []
-        for given, own in pairs:
-            self._own[given] = own
-            self._before.append((weakref.ref(given), _state(given)))
+        for parameter, counterpart in pairs:
+            self._of[parameter] = counterpart
+            self._before.append((weakref.ref(parameter), _state(parameter)))
 
     def own(self, parameter: Tensor) -> Tensor:
         """Return the counterpart of a user's parameter; other tensors themselves.
 
         Example:
-            >>> given, own = torch.zeros(1), torch.ones(1)
-            >>> Counterparts([(given, own)]).own(given)
+            >>> parameter, counterpart = torch.zeros(1), torch.ones(1)
+            >>> Counterparts([(parameter, counterpart)]).own(parameter)
             tensor([1.])
         """
-        return self._own.get(parameter, parameter)
+        return self._of.get(parameter, parameter)
 
     def among(self, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return the pairs of these user's parameters."""
-        return [(one, self._own[one]) for one in parameters if one in self._own]
+        return [(p, self._of[p]) for p in parameters if p in self._of]
 
     def warn_of_changes(self) -> None:
         """Warn once of user's parameters that were changed, frozen or unfrozen.
@@ -314,8 +345,8 @@ class Counterparts:
         Warns:
             CopiedModuleWarning: A parameter of the user's module has changed.
         """
-        alive = [(one(), before) for one, before in self._before]
-        if all(one is None or _state(one) == before for one, before in alive):
+        alive = [(reference(), before) for reference, before in self._before]
+        if all(p is None or _state(p) == before for p, before in alive):
             return
         self._before = []
         warn(
@@ -356,7 +387,7 @@ def deep_copied(value: T, memo: dict[int, Any] | None = None) -> T:
     """
     memo = {} if memo is None else memo
     copied = copy.deepcopy(value, memo)
-    for part in [one for one in memo.values() if isinstance(one, torch.nn.Module)]:
+    for part in [c for c in memo.values() if isinstance(c, torch.nn.Module)]:
         for name, attribute in vars(part).items():
             vars(part)[name] = _rebound(attribute, memo)
     return copied
@@ -371,10 +402,10 @@ def _rebound(value: Any, memo: dict[int, Any]) -> Any:
         return memo.get(id(value), value) if is_copied else value
     if id(value) not in memo:
         cells = tuple(types.CellType() for _ in value.__closure__)
-        given = value.__code__, value.__globals__, value.__name__, value.__defaults__
-        own = memo[id(value)] = types.FunctionType(*given, cells)
-        own.__kwdefaults__ = value.__kwdefaults__
-        own.__dict__.update(value.__dict__)
+        parts = value.__code__, value.__globals__, value.__name__, value.__defaults__
+        rebound = memo[id(value)] = types.FunctionType(*parts, cells)
+        rebound.__kwdefaults__ = value.__kwdefaults__
+        rebound.__dict__.update(value.__dict__)
         for cell, old in zip(cells, value.__closure__):
             with contextlib.suppress(ValueError):  # it may be empty
                 cell.cell_contents = _rebound(old.cell_contents, memo)
@@ -498,15 +529,15 @@ def host_values_of(
         >>> [value.name for value in host_values_of([module])]
         ['beta']
     """
-    found: dict[HostValue, None] = {}
+    values: dict[HostValue, None] = {}
     for owner in (part for module in modules for part in module.modules()):
         buffers = vars(owner).get("_buffers")
         if isinstance(owner, _COUNTERS) or not isinstance(buffers, dict):
             continue
         for name, buffer in buffers.items():
             if isinstance(buffer, Tensor) and buffer.dim() == 0:
-                found[HostValue(owner, name)] = None
-    return [value for value in found if value not in moved]
+                values[HostValue(owner, name)] = None
+    return [value for value in values if value not in moved]
 
 
 def host_tensors(values: Iterable[HostValue], num_micro_batches: int) -> list[Tensor]:
@@ -547,16 +578,16 @@ def replaced_by_inputs(
         MovedOnDeviceError: The traced code has changed some of them.
     """
     before = [value.tensor for value in values]
-    given = [tensor.reshape(()) for tensor in inputs]
-    versions = [tensor._version for tensor in given]
-    for value, tensor in zip(values, given):
+    scalars = [tensor.reshape(()) for tensor in inputs]
+    versions = [tensor._version for tensor in scalars]
+    for value, tensor in zip(values, scalars):
         value.owner._buffers[value.name] = tensor
     moved: list[HostValue] = []
     try:
         yield
         moved = [
             value
-            for value, tensor, version in zip(values, given, versions)
+            for value, tensor, version in zip(values, scalars, versions)
             if value.tensor is not tensor or tensor._version != version
         ]
     finally:
@@ -597,7 +628,7 @@ def checksum(tensor: Tensor) -> int:
         False
     """
     plain = tensor.detach().contiguous().reshape(-1)
-    return zlib.crc32(plain.view(torch.uint8).numpy()) if plain.numel() else 0
+    return zlib.crc32(plain.view(torch.uint8).numpy().data) if plain.numel() else 0
 
 
 _COUNTED: MutableMapping[Tensor, bool] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
@@ -623,9 +654,9 @@ def counted_up(
         increments: Number that each call adds, by the buffers' names.
     """
     buffers = dict(module.named_buffers())
-    found = [(buffers[name], number) for name, number in increments.items()]
-    _COUNTED.update((buffer, True) for buffer, _ in found)
-    return found
+    counted = [(buffers[name], number) for name, number in increments.items()]
+    _COUNTED.update((buffer, True) for buffer, _ in counted)
+    return counted
 
 
 @contextlib.contextmanager
@@ -691,8 +722,8 @@ class TrainedParts:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._parts = dict(module.named_modules())
-        self._weights = dict(module.named_parameters())
+        self._module, self._parts = module, modules_of(module)
+        self._weights = _tensors_in(module, "_parameters")
         self._before = self._now()
 
     def _now(self) -> list[bool]:
@@ -700,13 +731,13 @@ class TrainedParts:
 
         Reading a parameter that PopTorch trains fetches all weights, but not here.
         """
-        modes = list(map(attrgetter("training"), self._parts.values()))
+        modes = list(map(attrgetter("training"), self._parts))
         if not modes[0]:  # in eval mode as a whole, nothing is frozen
             modes = [True] * len(modes)
         with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
             named = repeat("requires_grad")
             read = object.__getattribute__
-            return [*modes, *map(read, self._weights.values(), named)]
+            return [*modes, *map(read, self._weights, named)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrainedParts) and other._before == self._before
@@ -720,12 +751,14 @@ class TrainedParts:
         now = self._now()
         if now == self._before:
             return
-        names = [*self._parts, *self._weights]
-        at = next(i for i, one in enumerate(now) if one != self._before[i])
+        at = next(i for i, new in enumerate(now) if new != self._before[i])
         what = "train mode" if at < len(self._parts) else "trained"
         was, now_is = ("not ", "") if now[at] else ("", "not ")
+        changed = [*self._parts, *self._weights][at]
+        named = [*self._module.named_modules(), *self._module.named_parameters()]
+        name = next((name for name, part in named if part is changed), "")
         raise ConfigError(
-            f"{names[at] or 'module'} was {was}{what} when the model was compiled and "
-            f"is {now_is}now: the program goes on as it was compiled. Freeze and "
-            "unfreeze between fits."
+            f"{name or 'module'} was {was}{what} when the model was compiled and is "
+            f"{now_is}now: the program goes on as it was compiled. Freeze and unfreeze "
+            "between fits."
         )

@@ -350,8 +350,8 @@ def _unpacked(
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
     """Compute rows, weights, sums and sums of products, each `[K]`, from limbs."""
     lengths = [3 * len(UNITS)] * (1 + num_sums) + [5 * len(UNITS)] * num_products
-    rows, *limbs = (
-        sums.to(torch.float64).reshape(1 + sum(lengths), -1).split([1, *lengths])
+    rows, *limbs = torch.split(
+        sums.to(torch.float64).reshape(1 + sum(lengths), -1), [1, *lengths]
     )
     count, *moments = (
         _total(part.reshape(-1, len(UNITS), part.shape[1])) for part in limbs

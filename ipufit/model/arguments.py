@@ -22,7 +22,7 @@ from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig
 from ipufit.data.datasets import Source
-from ipufit.data.sources import StreamSource
+from ipufit.data.streams import StreamSource
 from ipufit.distributed import Processes
 from ipufit.engine.objective import Objective, StepFunction, Steps, checked_step
 from ipufit.errors import ConfigError, DataError, UnsupportedError

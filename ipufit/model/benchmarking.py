@@ -13,10 +13,12 @@ import numpy as np
 
 from ipufit._arguments import check_whole, shown
 from ipufit.callbacks.measuring import throughput_line
+from ipufit.data.arrays import column_names
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
-from ipufit.data.datasets import Source, column_names
+from ipufit.data.datasets import Source
+from ipufit.data.loaders import generators_of
 from ipufit.data.random_state import HostRandomState
-from ipufit.data.sources import as_source, generated_like, generators_of, is_stream
+from ipufit.data.sources import as_source, generated_like, is_stream
 from ipufit.engine.loop import Inference, Training
 from ipufit.errors import DataError, UnknownNameError
 from ipufit.state import RunState

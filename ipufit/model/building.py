@@ -131,7 +131,7 @@ def build_fit(
         programs: dict[object, Training | Inference] = {}
         for inference in _inference_programs(calls, source, arguments, training):
             left_over = tuple(getattr(inference, "left_over", ()))
-            key = inference.inferred, inference.plan, left_over
+            key = inference.computation, inference.plan, left_over
             programs.setdefault(key, inference)
         if training is not None:
             programs[training] = training
@@ -140,7 +140,7 @@ def build_fit(
             try:
                 prepared.append(built(program, display))
             except NoForwardError:
-                is_called = isinstance(program, Training) or program.inferred.step
+                is_called = isinstance(program, Training) or program.computation.step
                 if training is None or is_called:
                     raise  # else only its steps are used
         return Build(tuple(prepared))

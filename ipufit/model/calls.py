@@ -16,15 +16,17 @@ from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig, forward_stages, with_stages
-from ipufit.data.calls import InferenceBatches, Loading, Position, TrainingBatches
-from ipufit.data.datasets import SampleStructure, Source
+from ipufit.data.calls import InferenceBatches, TrainingBatches
+from ipufit.data.datasets import Source
 from ipufit.data.sources import as_source, example_of, num_trained_on
+from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
 from ipufit.engine import host_calls
-from ipufit.engine.loop import Evaluation, Inference, Training, describe_coverage
+from ipufit.engine.loop import Evaluation, Inference, Training
 from ipufit.engine.metric_state import MetricState
-from ipufit.engine.objective import Inferred
+from ipufit.engine.objective import Computation
 from ipufit.engine.program import Executors, gradient_anchors
+from ipufit.engine.rows import describe_coverage
 from ipufit.errors import (
     ConfigError,
     CoverageWarning,
@@ -39,7 +41,6 @@ from ipufit.errors import (
 from ipufit.optimizers import check_covers
 from ipufit.placement import own_stages
 from ipufit.planning import choices
-from ipufit.resume import position_of
 
 from .arguments import (
     CompileSettings,
@@ -125,10 +126,10 @@ class CallPlanner:
         return {"num_workers": self.config.num_workers, "processes": self.processes}
 
     @property
-    def predicted(self) -> Inferred:
+    def predicted(self) -> Computation:
         """The computation of a program for `predict`, also before `compile`."""
         settings = self.settings
-        return Inferred(False) if settings is None else settings.objective.predicted
+        return Computation(False) if settings is None else settings.objective.predicted
 
     def count_passes(self, batches: TrainingBatches) -> None:
         """Let the next fit draw other orders than these."""
@@ -222,9 +223,8 @@ class CallPlanner:
         plan, choice = self.training_plan(source, arguments)
         self._check_processes(plan)
         seed = self.config.seed
-        start = Position(self.num_passes if num_passes is None else num_passes)
         if checkpoint is not None:
-            seed, start = checkpoint.state["data"]["seed"], position_of(checkpoint)
+            seed = checkpoint.state["data"]["seed"]
         if watched is None:
             watched = CallbackList(arguments.callbacks).watched_gradients(self.module)
         if watched and optimization.automatic_loss_scaling:
@@ -246,8 +246,9 @@ class CallPlanner:
             has_labels=objective.has_labels,
             mixing=settings.mixing,
             ignored=objective.ignored,
-            loading=Loading(self.config.num_workers, self.config.loader_mode),
-            start=start,
+            num_workers=self.config.num_workers,
+            loader_mode=self.config.loader_mode,
+            num_passes=self.num_passes if num_passes is None else num_passes,
             processes=self.processes,
         )
         return Training(
@@ -518,7 +519,7 @@ class CallPlanner:
     def inference(
         self,
         source: Source,
-        inferred: Inferred,
+        computation: Computation,
         kind: str,
         arguments: InferenceArguments,
         metrics: MetricState | None = None,
@@ -527,7 +528,7 @@ class CallPlanner:
 
         Args:
             source: The data.
-            inferred: The computation of the program.
+            computation: The computation of the program.
             kind: "test" or "predict", as in the names of the hooks.
             arguments: Sizes that the user gave, and the rest of the run.
             metrics: Loss and metrics of an evaluation.
@@ -568,7 +569,7 @@ class CallPlanner:
                 hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
                 is_heard = CallbackList(arguments.callbacks).hears(*hooks)
                 if not is_heard:
-                    choice = self._chosen_passes(source, least, counts, inferred)
+                    choice = self._chosen_passes(source, least, counts, computation)
                 everyone = self.processes.gathered((is_heard, choice))
                 choice = None if any(one for one, _ in everyone) else everyone[0][1]
         if choice is not None:
@@ -577,7 +578,7 @@ class CallPlanner:
             num_micro_batches = plan.micro_batches_per_call * plan.processes
             size = -(-(source.num_samples or 0) // num_micro_batches)
             plan = replace(plan, micro_batch_size=size)
-        if metrics is not None and inferred.owns_loss and counts[0]:
+        if metrics is not None and computation.owns_loss and counts[0]:
             # The others of a loss over a micro-batch would be padding.
             size = min(plan.micro_batch_size, counts[0])
             plan = replace(plan, micro_batch_size=size)
@@ -585,18 +586,21 @@ class CallPlanner:
 
         def planned(
             plan: BatchPlan,
-        ) -> tuple[Executors, InferenceBatches, BatchPlan, poptorch.Options, Inferred]:
+        ) -> tuple[
+            Executors, InferenceBatches, BatchPlan, poptorch.Options, Computation
+        ]:
             options = self._options_of("inference", plan)
             batches = InferenceBatches(
                 source,
                 plan,
                 options,
                 max_rows=max_rows,
-                loading=Loading(config.num_workers, config.loader_mode),
+                num_workers=config.num_workers,
+                loader_mode=config.loader_mode,
                 seed=config.seed,
                 processes=self.processes,
             )
-            return self.executors, batches, plan, options, inferred
+            return self.executors, batches, plan, options, computation
 
         def resized(size: int) -> Inference:
             least = plan
@@ -632,8 +636,8 @@ class CallPlanner:
             )
             compared.append(structure)
         metrics = MetricState(settings.objective.fresh(), self.processes)
-        inferred = settings.objective.evaluated
-        test = self.inference(source, inferred, "test", arguments, metrics)
+        computation = settings.objective.evaluated
+        test = self.inference(source, computation, "test", arguments, metrics)
         assert isinstance(test, Evaluation)  # noqa: S101 - it has metrics
         if test.options.output_mode == poptorch.OutputMode.Sum.value:
             raise ConfigError(
@@ -694,7 +698,7 @@ class CallPlanner:
         source: Source,
         plan: BatchPlan,
         counts: Sequence[int | None],
-        inferred: Inferred,
+        computation: Computation,
     ) -> choices.Choice:
         least, num_workers = plan.device_iterations, self.config.num_workers
         known = [count for count in counts if count is not None]
@@ -707,9 +711,9 @@ class CallPlanner:
         # known. The module was asked before for data of the same shapes, perhaps.
         example = source.example(plan.micro_batch_size)
         shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
-        key = inferred, source.structure, shapes
+        key = computation, source.structure, shapes
         find_size = partial(
-            host_calls.output_size, self.module, inferred, source.structure, example
+            host_calls.output_size, self.module, computation, source.structure, example
         )
         if all(one != key for one, _ in self._output_sizes):
             self._output_sizes.append((key, find_size()))

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ipufit.data.datasets import SampleStructure
+from ipufit.data.loaders import generators_of
 from ipufit.data.random_state import HostRandomState
-from ipufit.data.sources import example_of, generators_of
+from ipufit.data.sources import example_of
+from ipufit.data.structure import SampleStructure
 from ipufit.engine.loop import Training
 from ipufit.engine.program import surveyed
 from ipufit.errors import (

@@ -22,9 +22,10 @@ from ipufit.config import IPUConfig
 from ipufit.data.calls import TrainingBatches
 from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState
-from ipufit.data.sources import StreamSource, as_batch, as_source
+from ipufit.data.sources import as_batch, as_source
+from ipufit.data.streams import StreamSource
 from ipufit.engine.metric_state import MetricState
-from ipufit.engine.objective import Inferred, Objective
+from ipufit.engine.objective import Computation, Objective
 from ipufit.engine.step import CountsMissingError, NoForwardError, Step, results_of
 from ipufit.engine.trace_checks import ResultsNoted
 from ipufit.engine.weights import deep_copied, mode
@@ -298,12 +299,12 @@ class _Twins:
         self.device._executors.begin_alike(losses)
         self.host = deep_copied(module).float()
 
-    def _on_host(self, module: torch.nn.Module, inferred: Inferred) -> Any:
+    def _on_host(self, module: torch.nn.Module, computation: Computation) -> Any:
         """Return the outputs of a module in eval mode, without its loss."""
         inputs = self.structure.nested([tensor.detach() for tensor in self.wide])
         # In the grad mode it is called in: `forward` may call torch.autograd.grad.
         with mode(module, training=False), ResultsNoted() as noted:
-            how = inferred, module, self.structure, inputs, (), noted.marked
+            how = computation, module, self.structure, inputs, (), noted.marked
             return map_tensors(torch.detach, results_of(*how)[1])
 
     def outputs(self) -> list[Difference]:
@@ -324,7 +325,7 @@ class _Twins:
         host = deep_copied(module).float()
         _return_layers(module)
         _return_layers(host)
-        outputs = self._on_host(host, Inferred(owns_loss=False))
+        outputs = self._on_host(host, Computation(owns_loss=False))
         bare = IPUModel(module, dataclasses.replace(self.device._calls.given_config))
         on_device = bare.predict_on_batch(self.structure.nested(self.leaves))
         bare.detach()
@@ -417,7 +418,7 @@ class _Twins:
                 with torch.enable_grad():
                     sums, loss, *_ = step(*tensors)
                     loss.div(1 if objective.is_sum else num_parts).backward()
-                metrics.adopt(step.findings.entries, step.findings.probabilities)
+                metrics.adopt(step.findings.metrics, step.findings.entries)
                 metrics.add(sums)
         return metrics.loss
 

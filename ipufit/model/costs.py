@@ -47,8 +47,9 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import leaves_of
 from ipufit.batching import BatchPlan
 from ipufit.config import IPUConfig
-from ipufit.data.datasets import SampleStructure, Source
+from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState
+from ipufit.data.structure import SampleStructure
 from ipufit.engine.metric_state import collected
 from ipufit.engine.objective import Steps
 from ipufit.engine.precision import computed_in

@@ -9,12 +9,10 @@ from typing import Literal, Mapping
 
 from ipufit import checkpoint as files
 from ipufit.callbacks import CallbackList
-from ipufit.data.calls import Epochs
 from ipufit.data.datasets import Source
 from ipufit.data.sources import fit_sources
 from ipufit.engine.loop import Training, Validations
 from ipufit.resume import (
-    calls_done,
     check_same_run,
     described,
     find_checkpoint,
@@ -38,11 +36,10 @@ class FitPlan:
     """The plan of a `fit`.
 
     Attributes:
-        training: The training, and the calls of a pass over the data.
+        training: The training, and the calls of its epochs.
         validated: The sets to validate on, by name; `""` names the only one.
         validations: Their evaluations, and when they come.
         epochs: Indices of the epochs to come.
-        calls: The calls of each epoch.
         updates_per_epoch: Number of updates of an epoch; None if unknown.
         updates: Number of updates of all epochs to come; None if unknown.
         settings: Settings that a resumed run must have too, in words.
@@ -53,7 +50,6 @@ class FitPlan:
     validated: Mapping[str, Source]
     validations: Validations
     epochs: range
-    calls: Epochs
     updates_per_epoch: int | None
     updates: int | None
     settings: Mapping[str, str]
@@ -108,11 +104,9 @@ def plan_fit(
         checkpoint = find_checkpoint(resume, arguments.callbacks)
     training = planner.training(source, arguments.after_split(checkpoint))
     batches, updates = training.batches, training.plan.device_iterations
-    calls = Epochs(
-        *(batches, training.plan, arguments.steps_per_epoch),
-        *(len(epochs), calls_done(checkpoint)),
-    )
-    per_epoch = None if calls.num_calls is None else calls.num_calls * updates
+    batches.set_epochs(arguments.steps_per_epoch, len(epochs))
+    calls = batches.calls_per_epoch
+    per_epoch = None if calls is None else calls * updates
     total = None if per_epoch is None else per_epoch * len(epochs)
     between = calls_between(arguments.validation_updates, updates, validated)
     times = len([*itertools.islice(filter(is_validated, epochs), 2)])
@@ -145,7 +139,6 @@ def plan_fit(
         validated,
         Validations(evaluations, is_validated, between),
         epochs,
-        calls,
         per_epoch,
         total,
         settings,

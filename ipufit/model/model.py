@@ -33,29 +33,19 @@ from ipufit.callbacks import CallbackList, History, make_progress
 from ipufit.callbacks.base import CallbackLike, say
 from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig
+from ipufit.data.arrays import column_names, short_list
 from ipufit.data.calls import (
     InferenceBatches,
 )
-from ipufit.data.datasets import Source, column_names, short_list
-from ipufit.data.sources import (
-    as_batch,
-    as_source,
-)
+from ipufit.data.datasets import Source
+from ipufit.data.sources import as_batch, as_source
 from ipufit.distributed import (
     Processes,
     configure,
     get_process_info,
 )
 from ipufit.engine import host_calls
-from ipufit.engine.loop import (
-    Inference,
-    ProcessSync,
-    cut,
-    ended_in_order,
-    in_passes,
-    joined,
-    train,
-)
+from ipufit.engine.loop import Inference, ProcessSync, ended_in_order, train
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import (
     StepFunction,
@@ -63,6 +53,7 @@ from ipufit.engine.objective import (
 )
 from ipufit.engine.precision import in_own_types
 from ipufit.engine.program import Executors
+from ipufit.engine.rows import cut, in_passes, joined
 from ipufit.engine.weights import Counterparts, deep_copied, unwrapped
 from ipufit.errors import (
     ConfigError,
@@ -344,7 +335,7 @@ class IPUModel:
             lr_schedule,
             self.module,
             schedules,
-            own=self._counterparts.own,
+            counterpart=self._counterparts.own,
             is_half=config.types.is_half,
         )
         momentum = optimization.ema_momentum
@@ -496,7 +487,7 @@ class IPUModel:
                 "verbose": verbose,
                 "epochs": epochs,
                 "steps": plan.updates_per_epoch,
-                "calls": plan.calls.num_calls,
+                "calls": batches.calls_per_epoch,
                 "dropped_samples": batches.num_dropped or 0,
             },
             metrics=training.metrics,
@@ -508,9 +499,7 @@ class IPUModel:
         with others_out, running as (hooks, display), fitting, resuming:
             self._calls.last_source = source
             self._calls.trained_rows = training.plan.micro_batch_size
-            snapshot = Snapshot(
-                *(training, batches, hooks, run, plan.validated, plan.settings)
-            )
+            snapshot = Snapshot(training, hooks, run, plan.validated, plan.settings)
             if checkpoint is not None:
                 resuming.enter_context(snapshot.trained.kept_on_error())
             optimization.begin_fit(plan.updates, updates, len(to_come))
@@ -537,7 +526,7 @@ class IPUModel:
                         run,
                         "on_train_batch_end",
                         "on_batch_end",
-                        facts=optimization.numbers,
+                        facts=lambda: optimization.values.variable,
                     )
                     if checkpoint is not None:
                         with naming(checkpoint):
@@ -545,11 +534,11 @@ class IPUModel:
                         resuming.close()
                         if run.calls:
                             display.on_epoch_begin(run.epoch, {})
-                        first_epoch = epochs if run.is_stopping else run.epoch
+                        is_over = run.stop_reason is not None
+                        first_epoch = epochs if is_over else run.epoch
                         to_come = range(max(first_epoch, initial_epoch), epochs)
                     train(
                         training,
-                        plan.calls,
                         to_come,
                         validations,
                         hooks,
@@ -1557,14 +1546,14 @@ class IPUModel:
     @property
     def stop_training(self) -> bool:
         """Keras's flag: a callback sets it to end `fit` after this call."""
-        return self._runs.fit.is_stopping
+        return self._runs.fit.stop_reason is not None
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         if value:
             self._runs.fit.stop("model.stop_training was set")
         else:
-            self._runs.fit.stop_reason = None
+            self._runs.fit.go_on()
 
     @property
     def stop_evaluating(self) -> bool:

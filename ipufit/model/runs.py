@@ -7,6 +7,7 @@ import contextlib
 import threading
 from typing import Any, Iterator
 
+from ipufit._signals import uninterrupted
 from ipufit.callbacks import CallbackList, History, ProgressDisplay, make_progress
 from ipufit.callbacks.base import CallbackLike
 from ipufit.distributed import Processes, exchanges_off
@@ -99,6 +100,7 @@ class Runs:
         hooks.set_run(run)
         default_display.set_run(run)  # a silent one isn't among the hooks
         self._hooks.append(hooks)
+        uninterrupted.remember_signals()
         is_failing = False
         try:
             is_shown = displays and run.processes.is_first
@@ -111,6 +113,7 @@ class Runs:
                 do_all([self._executors.detach], is_failing=True)
             raise
         finally:
+            uninterrupted.forget_signals()
             self._hooks.remove(hooks)
             with exchanges_off() if is_failing else contextlib.nullcontext():
                 do_all(
@@ -152,5 +155,5 @@ class Runs:
                 yield
         finally:
             self.fit, self.snapshot, model.history = outer, snapshot, history
-            if run.was_told_to_end:
-                outer.tell_to_end(run.told_by)
+            if run.told_by is not None:
+                outer.stop(run.told_by, is_eviction=True)

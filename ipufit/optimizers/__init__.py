@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimisers, learning rates, loss scaling, averages of weights."""
+"""Optimizers, learning rates, loss scaling, averages of weights."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .optimizer import (
     WeightState,
     check_covers,
     freeze,
-    hyper_parameters,
     is_norm,
     resolve_optimization,
     resolve_optimizer,
     weight_states,
 )
 from .schedule import LossScaleRamp, PerEpoch, Schedule, ScheduleLike, SchedulesLike
+from .values import OptimizerValues
 
 __all__ = [
     "Frozen",
@@ -26,6 +26,7 @@ __all__ = [
     "Optimization",
     "Optimizer",
     "OptimizerLike",
+    "OptimizerValues",
     "PerEpoch",
     "Schedule",
     "ScheduleLike",
@@ -34,7 +35,6 @@ __all__ = [
     "WeightState",
     "check_covers",
     "freeze",
-    "hyper_parameters",
     "is_norm",
     "resolve_optimization",
     "resolve_optimizer",

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ipufit._arguments import check_number
-from ipufit._kinds import Kind, count, fields
 from ipufit.errors import ConfigError
 
-Shown = Callable[[], ContextManager[None]]
+ShowWeights = Callable[[], ContextManager[None]]
 """Makes a context in which a module has its newest weights."""
 
 
@@ -62,7 +61,9 @@ class WeightAverage:
         self._kept: dict[str, Tensor] | None = None
         self.num_updates = 0
 
-    def update(self, num_updates: int, shown: Shown = contextlib.nullcontext) -> None:
+    def update(
+        self, num_updates: int, show_weights: ShowWeights = contextlib.nullcontext
+    ) -> None:
         """Add the module's weights after a call to the average.
 
         A call of several updates brings only its last weights to the host. So the
@@ -71,14 +72,14 @@ class WeightAverage:
 
         Args:
             num_updates: Number of updates that the call has made.
-            shown: Context in which the module has the newest weights.
+            show_weights: Makes the context in which the module has the newest weights.
         """
-        with shown():
-            self._take_in(1.0 - self._momentum**num_updates)
+        with show_weights():
+            self._add(1.0 - self._momentum**num_updates)
         self.num_updates += num_updates
 
     @torch.no_grad()
-    def _take_in(self, share: float) -> None:
+    def _add(self, share: float) -> None:
         """Add the present weights to the average with this share."""
         buffers = self._buffers()
         for name, tensor in self._averaged().items():
@@ -102,9 +103,9 @@ class WeightAverage:
         exchanged.
         """
         if self._kept is None:
-            own = self._averaged()
-            self._kept = {name: t.detach().clone() for name, t in own.items()}
-            _copy(self._averages, own)
+            tensors = self._averaged()
+            self._kept = {name: t.detach().clone() for name, t in tensors.items()}
+            _copy(self._averages, tensors)
 
     def swap_out(self) -> None:
         """Restore the weights, if the averages were swapped in."""
@@ -133,12 +134,12 @@ class WeightAverage:
         """
         averages: Mapping[str, Tensor] = state["averages"]
         tensors = self._averaged() if state["num_updates"] else {}
-        own = {n: (p.shape, _widest(p.dtype)) for n, p in tensors.items()}
-        given = {n: (value.shape, value.dtype) for n, value in averages.items()}
-        if not any(name in given for name in self._buffers()):  # from before they were
-            own = {n: form for n, form in own.items() if n not in self._buffers()}
-        if given != own:
-            odd = sorted(n for n in {*own, *given} if own.get(n) != given.get(n))
+        saved = {n: (value.shape, value.dtype) for n, value in averages.items()}
+        if saved.keys().isdisjoint(self._buffers()):  # buffers weren't averaged once
+            tensors = {n: t for n, t in tensors.items() if n not in self._buffers()}
+        now = {n: (t.shape, _widest(t.dtype)) for n, t in tensors.items()}
+        if saved != now:
+            odd = sorted(n for n in {*now, *saved} if now.get(n) != saved.get(n))
             raise ConfigError(
                 f"These averages are of another module: {', '.join(odd)}. Load the "
                 "state of the same module."
@@ -156,9 +157,9 @@ class WeightAverage:
         self.check_state(state)
         averages: Mapping[str, Tensor] = state["averages"]
         self.num_updates = state["num_updates"]
-        begun = {n: averages.get(n, t) for n, t in self._averaged().items()}
-        given = begun if self.num_updates else {}
-        self._averages = {n: _widened(v).clone() for n, v in given.items()}
+        tensors = self._averaged() if self.num_updates else {}
+        values = {n: averages.get(n, t) for n, t in tensors.items()}
+        self._averages = {n: _widened(v).clone() for n, v in values.items()}
 
     @property
     def averages(self) -> dict[str, Tensor]:
@@ -166,11 +167,6 @@ class WeightAverage:
         return self._averages or {
             name: _widened(tensor) for name, tensor in self._averaged().items()
         }
-
-    @property
-    def state_kind(self) -> Kind:
-        """Return the kind of the count in a state."""
-        return fields({"num_updates": count})
 
     def _averaged(self) -> dict[str, Tensor]:
         """Return the module's present tensors that are averaged."""

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PopTorch's optimisers: parameter groups, values between updates, device state.
+"""PopTorch's optimizers: parameter groups, values between updates, device state.
 
-An `Optimizer` describes one, in Keras's words where Keras has one. Settings that
-PopTorch lacks are refused; `docs/reference/optimizers.md` describes the differences.
+An `Optimizer` describes an optimizer, in Keras's words where Keras has a word. Settings
+that PopTorch lacks are refused; `docs/reference/optimizers.md` lists the differences.
 
-PopTorch takes four of torch's optimisers as they are, but keeps their momentum only
-until the next detach, and compiles their settings in as constants. Its own optimisers
-have neither fault, so torch's are rebuilt as PopTorch's, with their parameter groups.
+PopTorch takes four of torch's optimizers as they are, but keeps their momentum only
+until the next detach, and compiles their settings in as constants. The optimizers of
+`poptorch.optim` have neither fault, so torch's are rebuilt as those, with their
+parameter groups.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ from ipufit.errors import (
 
 from .schedule import (
     FLOAT16_LOSS_SCALING,
+    Fit,
     LossScaleRamp,
+    RampedScaling,
     ScheduledValues,
     ScheduleLike,
     SchedulesLike,
@@ -54,16 +57,15 @@ from .schedule import (
     TorchScheduler,
     make_rates,
     make_schedules,
-    plain,
-    updates_per_epoch,
 )
+from .values import KERNEL_SETTINGS, OptimizerValues, plain
 
 # Parameters ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """The counts of parameters that `freeze` has frozen, with a sentence as text.
+    """Numbers of parameters that `freeze` has frozen; as text, a sentence.
 
     Attributes:
         before: Name of the first layer that is trained.
@@ -89,14 +91,13 @@ class Frozen:
 
 
 def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) -> Frozen:
-    """Freeze the parameters of all layers before a named one.
+    """Freeze the parameters of all layers before a named layer.
 
-    Layers come in the order in which the module was given them, as
-    `module.named_modules()` has them; the named layer and those after it are left as
-    they are. A parameter that a later layer shares with an earlier one is frozen. Call
-    it before `fit`; `compile` needn't be called again.
+    Layers come in the order of `module.named_modules()`. The named layer and those
+    after it are left as they are. A parameter that a later layer shares with an earlier
+    layer is frozen. Call it before `fit`; `compile` needn't be called again.
 
-    A frozen layer still behaves as in training: a batch norm normalises by the batch,
+    A frozen layer still behaves as in training: a batch norm normalizes by the batch,
     and its running statistics move. With `statistics=True` frozen layers are in eval
     mode, and the module in train mode, which `fit` keeps: batch norms use their
     statistics and leave them, and dropout does nothing.
@@ -140,7 +141,7 @@ def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) ->
         contains_it = not name or before.startswith(f"{name}.")
         if not contains_it and id(layer) not in kept:
             layers.append(layer)
-        # The own parameters of what contains the named layer come before it.
+        # A module that contains the named layer has its parameters before it.
         chosen.update({id(p): p for p in layer.parameters(recurse=False)})
     if not chosen:
         raise ConfigError(
@@ -161,9 +162,9 @@ def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) ->
 
 
 def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
-    """Refuse to train weights that the optimiser wasn't given.
+    """Refuse to train weights that are in no parameter group.
 
-    torch would leave them as they are; PopTorch trains them with the optimiser's
+    torch would leave them as they are; PopTorch trains them with the optimizer's
     defaults (PopTorch, `CompilerImpl.cpp`), which nobody expects.
 
     Raises:
@@ -175,12 +176,12 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
         Traceback (most recent call last):
         ipufit.errors.ConfigError: bias: trainable, but not among the optimizer's ...
     """
-    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    grouped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [
         name
         for name, p in module.named_parameters()
         # In this order: who looks at a weight that is trained has all of them fetched.
-        if id(p) not in given and p.requires_grad
+        if id(p) not in grouped and p.requires_grad
     ]
     if missing:
         raise ConfigError(
@@ -200,7 +201,7 @@ _NORMS = (
 
 
 def is_norm(layer: torch.nn.Module) -> bool:
-    """Return whether a layer is one of torch's normalisation layers, or named like one.
+    """Return whether a layer is a normalization of torch, or its class ends in "Norm".
 
     Example:
         >>> is_norm(torch.nn.LayerNorm(2)), is_norm(torch.nn.Linear(2, 2))
@@ -209,15 +210,15 @@ def is_norm(layer: torch.nn.Module) -> bool:
     return isinstance(layer, _NORMS) or type(layer).__name__.endswith("Norm")
 
 
-def words(given: str | Sequence[str]) -> tuple[str, ...]:
+def split_words(words: str | Sequence[str]) -> tuple[str, ...]:
     """Split a user's words into a tuple; `"bias_and_norm"` becomes two words.
 
     Example:
-        >>> words("bias_and_norm"), words(["bias", "embed.*"])
+        >>> split_words("bias_and_norm"), split_words(["bias", "embed.*"])
         (('bias', 'norm'), ('bias', 'embed.*'))
     """
-    is_listed = isinstance(given, (Sequence, AbstractSet))
-    several: Any = given if is_listed and not isinstance(given, str) else (given,)
+    is_listed = isinstance(words, (Sequence, AbstractSet))
+    several: Any = words if is_listed and not isinstance(words, str) else (words,)
     if not all(isinstance(word, str) for word in several):
         return tuple(several)  # which is refused
     both = ("bias", "norm")
@@ -225,39 +226,39 @@ def words(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for some in spelled for word in some))
 
 
-def spared(
-    module: torch.nn.Module, no_decay: Sequence[str], argument: str = "no_decay"
+def find_parameters(
+    module: torch.nn.Module, words: Sequence[str], argument: str
 ) -> set[int]:
-    """Return the ids of parameters without weight decay.
+    """Return the ids of the parameters that words choose.
 
     Args:
         module: The module that has the parameters.
-        no_decay: `"bias"`: parameters whose last name part is `bias`. `"norm"`:
-            parameters of normalisation layers, which are torch's and classes whose name
-            ends in `Norm`. Any other word is a pattern of names, as in `fnmatch`.
+        words: `"bias"`: parameters whose last name part is `bias`. `"norm"`: parameters
+            of normalization layers, which are torch's and classes whose name ends in
+            `Norm`. Any other word is a pattern of names, as in `fnmatch`.
         argument: Name of the user's argument, for messages.
 
     Raises:
-        ConfigError: No parameter matches one of the patterns.
+        ConfigError: A pattern matches no parameter.
     """
-    # A tied parameter is spared by any of its names.
+    # A tied parameter is chosen by any of its names.
     every = list(module.named_parameters(remove_duplicate=False))
     chosen: set[int] = set()
-    for word in no_decay:
+    for word in words:
         if word == "norm":
             norms = filter(is_norm, module.modules())
             chosen.update(id(p) for n in norms for p in n.parameters(recurse=False))
         elif word == "bias":
             chosen.update(id(p) for n, p in every if n.rpartition(".")[2] == "bias")
         else:
-            found = {id(p) for n, p in every if fnmatch.fnmatchcase(n, word)}
-            if not found:
+            matches = {id(p) for n, p in every if fnmatch.fnmatchcase(n, word)}
+            if not matches:
                 raise ConfigError(
                     f"{argument} has {word!r}, which matches no parameter. Use 'bias', "
                     "'norm', 'bias_and_norm' or patterns of names such as "
                     f"{', '.join(repr(name) for name, _ in every[:3]) or 'head.*'}."
                 )
-            chosen |= found
+            chosen |= matches
     return chosen
 
 
@@ -266,28 +267,28 @@ def parameter_groups(
     no_decay: Sequence[str],
     no_trust_ratio: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Return the parameter groups of an optimiser: with weight decay and without.
+    """Return the parameter groups of an optimizer: with weight decay and without.
 
     Args:
         module: The module that has the parameters.
-        no_decay: As for `spared`.
-        no_trust_ratio: The same, for parameters that LAMB updates as Adam does: a
+        no_decay: Words for `find_parameters`.
+        no_trust_ratio: Words for parameters that LAMB updates as Adam does: a
             `max_weight_norm` of 0 makes their trust ratio 1.
 
     Returns:
-        One group to four, none of them empty. The first has the optimiser's own
-        values; `weight_decay` or `max_weight_norm` is 0 in the others.
+        One group to four, none of them empty. The first has the optimizer's values;
+        `weight_decay` or `max_weight_norm` is 0 in the others.
 
     Raises:
-        ConfigError: No parameter matches one of the patterns.
+        ConfigError: A pattern matches no parameter.
 
     Example:
         >>> groups = parameter_groups(torch.nn.Linear(2, 1), ["bias"])
         >>> [group.get("weight_decay") for group in groups]
         [None, 0.0]
     """
-    undecayed = spared(module, no_decay)
-    untrusted = spared(module, no_trust_ratio, "no_trust_ratio")
+    undecayed = find_parameters(module, no_decay, "no_decay")
+    untrusted = find_parameters(module, no_trust_ratio, "no_trust_ratio")
     groups: dict[tuple[bool, bool], dict[str, Any]] = {
         (False, False): {"params": []},
         (True, False): {"params": [], "weight_decay": 0.0},
@@ -312,20 +313,20 @@ def groups_in_words(optimizer: torch.optim.Optimizer) -> str:
         weight_decay 0.1: 1 parameter (6 values); weight_decay 0: 1 parameter (3 values)
     """
 
-    def counted(number: int, noun: str) -> str:
+    def plural(number: int, noun: str) -> str:
         return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
     groups = optimizer.param_groups
     parts = []
     for group in groups:
-        own = [
+        settings = [
             f"{name} {group[name]:g}"
             for name in ("weight_decay", "max_weight_norm")
-            if len({one.get(name) for one in groups}) > 1
+            if len({other.get(name) for other in groups}) > 1
         ]
-        number = counted(len(group["params"]), "parameter")
-        values = counted(sum(p.numel() for p in group["params"]), "value")
-        parts.append(f"{', '.join(own)}: {number} ({values})")
+        number = plural(len(group["params"]), "parameter")
+        values = plural(sum(p.numel() for p in group["params"]), "value")
+        parts.append(f"{', '.join(settings)}: {number} ({values})")
     return "; ".join(parts)
 
 
@@ -361,7 +362,7 @@ ELSEWHERE = {
 """Names of optimizers that PopTorch doesn't have, and what it has instead."""
 
 _DECOUPLED = "decoupled_weight_decay"
-_HOST_ONLY = ("amsgrad", "capturable", "differentiable", "foreach", "fused", "maximize")
+_HOST_ONLY = ("amsgrad", *KERNEL_SETTINGS)
 
 OTHER_WORDS: dict[str, str | None] = {
     **dict.fromkeys((*_HOST_ONLY, "ema_overwrite_frequency", "params")),
@@ -377,9 +378,13 @@ OTHER_WORDS: dict[str, str | None] = {
 """Words of Keras, torch or PopTorch, and ours; None if there is no such thing."""
 
 
+def _class_in_poptorch(name: str) -> Any:
+    return getattr(poptorch.optim, CLASSES[name])
+
+
 def _arguments(name: str) -> set[str]:
-    """Return the names of an optimiser's arguments in PopTorch."""
-    return set(inspect.signature(getattr(poptorch.optim, CLASSES[name])).parameters)
+    """Return the names of an optimizer's arguments in PopTorch."""
+    return set(inspect.signature(_class_in_poptorch(name)).parameters)
 
 
 @dataclass(frozen=True, init=False)
@@ -390,7 +395,7 @@ class Optimizer:
         name: "sgd", "adam", "adamw", "rmsprop" or "lamb".
         learning_rate: 0.001 by default, 0.01 for SGD. torch's `lr` will do.
         weight_decay: By default 0.01 for AdamW and LAMB, 0 for the others.
-        no_decay: Parameters that do not decay: "bias", "norm" (normalisation layers),
+        no_decay: Parameters that do not decay: "bias", "norm" (normalization layers),
             "bias_and_norm" for both, or patterns of their names such as "embed*".
         no_trust_ratio: Parameters whose step LAMB does not scale by the norm of the
             weight, in the same words: they get a `max_weight_norm` of 0. Public BERT
@@ -400,14 +405,14 @@ class Optimizer:
         clipnorm: Keras's largest norm of each gradient: refused, PopTorch has none.
         clipvalue: Keras's largest element: refused likewise.
         loss_scaling: Factor of the loss in float16 training: a number, a
-            `LossScaleRamp`, or "auto" for PopTorch's automatic one. It is taken out
-            again before the update and from the reported loss. None: 128 with float16
-            weights, else 1.
+            `LossScaleRamp`, or "auto" for PopTorch's automatic loss scaling. It is
+            taken out again before the update and from the reported loss. None: 128 with
+            float16 weights, else 1.
         ema_momentum: Train with a running average of the weights, as Keras's
             `use_ema`: from 0 to below 1; None for no average.
         **settings: Settings of the PopTorch optimizer by name, such as `betas`, `eps`,
             `momentum`, `nesterov`, `alpha`, `centered`, `accum_type` or
-            `max_weight_norm`. Those that aren't given are constants of the program.
+            `max_weight_norm`. All other settings are constants of the program.
 
     Raises:
         UnknownNameError: The name or a setting is unknown; the nearest is suggested.
@@ -459,8 +464,8 @@ class Optimizer:
             "name": key,
             "learning_rate": learning_rate,
             "weight_decay": weight_decay,
-            "no_decay": words(no_decay),
-            "no_trust_ratio": words(no_trust_ratio),
+            "no_decay": split_words(no_decay),
+            "no_trust_ratio": split_words(no_trust_ratio),
             "global_clipnorm": global_clipnorm,
             "loss_scaling": loss_scaling,
             "ema_momentum": ema_momentum,
@@ -480,9 +485,9 @@ class Optimizer:
         try:
             self._make([{"params": [torch.nn.Parameter(torch.zeros(1))]}], {})
         except (AssertionError, TypeError, ValueError) as error:
-            given = ", ".join(f"{n}={v!r}" for n, v in self.settings.items())
+            passed = ", ".join(f"{n}={v!r}" for n, v in self.settings.items())
             raise ConfigError(
-                f"{self._who} can't have these settings: {given}. {error}"
+                f"{self._who} can't have these settings: {passed}. {error}"
             ) from error
 
     @property
@@ -513,6 +518,11 @@ class Optimizer:
             and isinstance(self.loss_scaling, LossScaleRamp)
             and "velocity_scaling" not in self.settings
         )
+
+    @property
+    def changes_loss_scaling(self) -> bool:
+        """Whether the loss scaling may change from update to update."""
+        return isinstance(self.loss_scaling, (str, LossScaleRamp))
 
     def scaled_for_float16(self) -> Optimizer:
         """Return a copy with float16's default loss scaling, if it has none.
@@ -553,8 +563,8 @@ class Optimizer:
             [0.01, 0.0]
         """
         more: dict[str, Any] = {}
-        # Automatic loss scaling goes with float16 accumulators, as Graphcore's own
-        # scripts set them; only float16 weights should have those.
+        # Automatic loss scaling goes with float16 accumulators, as Graphcore's scripts
+        # set them; only float16 weights should have those.
         is_half = any(p.dtype == torch.float16 for p in module.parameters())
         if self.is_scaled_automatically and is_half:
             more["accum_type"] = torch.float16
@@ -578,9 +588,8 @@ class Optimizer:
             **more,
             **self.settings,
         }
-        given = {name: v for name, v in arguments.items() if v is not None}
-        kind = getattr(poptorch.optim, CLASSES[self.name])
-        return kind(groups, **given)
+        passed = {name: v for name, v in arguments.items() if v is not None}
+        return _class_in_poptorch(self.name)(groups, **passed)
 
     @property
     def _who(self) -> str:
@@ -645,11 +654,11 @@ class Optimizer:
                     f"{self._who} has {name}, which IPUs don't have. Leave it out."
                 )
         known = _arguments(self.name) - {"weight_decay", "loss_scaling", *OTHER_WORDS}
-        own = set(inspect.signature(type(self)).parameters)
-        own -= {"name", "clipnorm", "clipvalue", "settings"}
+        ours = set(inspect.signature(type(self)).parameters)
+        ours -= {"name", "clipnorm", "clipvalue", "settings"}
         for name in self.settings:
             if name not in known:
-                raise UnknownNameError(f"setting of {self._who}", name, known | own)
+                raise UnknownNameError(f"setting of {self._who}", name, known | ours)
         if self.name == "adamw" and self.settings.get("bias_correction") is False:
             raise UnsupportedError(
                 "Optimizer('adamw') has bias_correction=False, which PopTorch takes "
@@ -693,7 +702,7 @@ class Optimizer:
                 "'adamw' or 'adam', or, if you want just that, "
                 "poptorch.optim.SGD(..., max_grad_norm=...)."
             )
-        if not isinstance(self.loss_scaling, (int, float, type(None))):
+        if self.changes_loss_scaling:
             raise UnsupportedError(
                 f"{who} and a loss scaling that changes. PopTorch's SGD clips what is "
                 "still multiplied by it, at a fixed norm. Use a fixed loss_scaling, or "
@@ -702,32 +711,39 @@ class Optimizer:
 
 
 OptimizerLike = Union[str, Optimizer, torch.optim.Optimizer]
-"""A name, an `ipufit.Optimizer`, one of torch, or one of `poptorch.optim`."""
+"""A name, an `ipufit.Optimizer`, or an optimizer of torch or `poptorch.optim`."""
+
+Counterpart = Callable[[Any], Any]
+"""Returns, for a parameter of the user's module, that of its copy."""
+
+
+def _itself(parameter: Any) -> Any:
+    return parameter
 
 
 def resolve_optimizer(
     optimizer: OptimizerLike,
     module: torch.nn.Module,
-    own: Callable[[Any], Any] | None = None,
+    counterpart: Counterpart = _itself,
 ) -> torch.optim.Optimizer:
-    """Return the PopTorch optimiser for a name or another optimiser.
+    """Return the PopTorch optimizer for a name or another optimizer.
 
     Names take PopTorch's defaults and a learning rate of 0.001 (0.01 for SGD).
 
     Args:
-        optimizer: A name, an `ipufit.Optimizer`, a torch optimiser (SGD, Adam, AdamW,
+        optimizer: A name, an `ipufit.Optimizer`, a torch optimizer (SGD, Adam, AdamW,
             RMSprop), or one of `poptorch.optim`, which is used as it is.
-        module: Its parameters are given to a named optimiser.
-        own: Maps a parameter of the user's module to the parameter of its copy. An
-            optimiser of `poptorch.optim` has the copy's parameters from then on.
+        module: A named optimizer gets its parameters.
+        counterpart: Maps a parameter of the user's module to the parameter of its copy.
+            An optimizer of `poptorch.optim` has the copy's parameters from then on.
 
     Returns:
-        An optimiser of `poptorch.optim`.
+        An optimizer of `poptorch.optim`.
 
     Raises:
         UnknownNameError: The name is unknown.
-        ConfigError: It optimises other parameters than the module's.
-        UnsupportedError: PopTorch has no such optimiser, or not that setting of it.
+        ConfigError: It optimizes other parameters than the module's.
+        UnsupportedError: PopTorch has no such optimizer, or not that setting of it.
 
     Example:
         >>> module = torch.nn.Linear(2, 1)
@@ -759,7 +775,7 @@ def resolve_optimizer(
                 f"{_class_name(optimizer)} has {name} in some groups only, and on an "
                 f"IPU it is one {kind} for all of them. Set it alike for all groups."
             )
-    groups = _own_groups(optimizer, module, own or (lambda parameter: parameter))
+    groups = _grouped_parameters(optimizer, module, counterpart)
     if isinstance(optimizer, poptorch.optim.Optimizer):
         for group, parameters in zip(optimizer.param_groups, groups):
             group["params"] = parameters
@@ -776,15 +792,13 @@ def resolve_optimizer(
     )
 
 
-def _own_groups(
-    optimizer: torch.optim.Optimizer,
-    module: torch.nn.Module,
-    own: Callable[[Any], Any],
+def _grouped_parameters(
+    optimizer: torch.optim.Optimizer, module: torch.nn.Module, counterpart: Counterpart
 ) -> list[list[Any]]:
-    """Return the module's parameters in the groups of an optimiser."""
-    groups = [[own(one) for one in group["params"]] for group in optimizer.param_groups]
+    """Return the module's parameters in the groups of an optimizer."""
+    groups = [[*map(counterpart, group["params"])] for group in optimizer.param_groups]
     known = {id(parameter) for parameter in module.parameters()}
-    strangers = sum(id(one) not in known for group in groups for one in group)
+    strangers = sum(id(p) not in known for group in groups for p in group)
     if strangers:
         raise ConfigError(
             f"{strangers} parameters of this {_class_name(optimizer)} are not the "
@@ -794,73 +808,11 @@ def _own_groups(
     return groups
 
 
-def hyper_parameters(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
-    """Return the values of an optimiser that a device has copies of.
-
-    PopTorch sends a change only in `setOptimizer`; a caller compares these values to
-    find a change.
-
-    Returns:
-        The values of each parameter group, then the loss scaling.
-
-    Example:
-        >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.5)
-        >>> before = hyper_parameters(sgd)
-        >>> sgd.param_groups[0]["lr"] = 0.25
-        >>> hyper_parameters(sgd) == before
-        False
-    """
-    groups = [
-        tuple((name, value) for name, value in group.items() if name != "params")
-        for group in optimizer.param_groups
-    ]
-    return (*groups, getattr(optimizer, "loss_scaling", 1.0))
-
-
-def program_key(optimizer: torch.optim.Optimizer) -> tuple[object, ...]:
-    """Return the values of an optimiser that are compiled into a program.
-
-    Args:
-        optimizer: An optimiser of `poptorch.optim`.
-
-    Returns:
-        Its class and plain attributes; for each group and the defaults the constant
-        values and the parameters. An optimiser whose state doesn't begin with zeros is
-        itself a part.
-
-    Example:
-        >>> weights = [torch.nn.Parameter(torch.zeros(1))]
-        >>> one, other = (poptorch.optim.SGD(weights, lr=lr) for lr in (0.1, 0.2))
-        >>> program_key(one) == program_key(other)
-        True
-    """
-    is_constant = optimizer.variable_attrs.isConstant  # type: ignore[attr-defined]
-    known = optimizer.defaults
-    groups = [
-        (
-            tuple((n, group.get(n) if is_constant(n) else None) for n in known),
-            tuple(id(parameter) for parameter in group.get("params", ())),
-        )
-        for group in (*optimizer.param_groups, known)
-    ]
-    attributes = {
-        name: value
-        for name, value in vars(optimizer).items()
-        if isinstance(value, (bool, int, float, str, torch.dtype))
-        and not name.startswith("_")
-        and not name.endswith("_is_dirty")
-        and (name != "loss_scaling" or is_constant(name))
-    }
-    # PopART begins with other values than 0 only there (`sgd1decompose.cpp`).
-    is_combined = getattr(optimizer, "use_combined_accum", False)
-    return type(optimizer), groups, attributes, id(optimizer) if is_combined else None
-
-
-def refuse_own_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimiser of torch whose steps on the host do more than an IPU's.
+def refuse_steps_on_host(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer of torch whose steps on the host do more than an IPU's.
 
     Raises:
-        UnsupportedError: It has hooks, a replaced `step`, or the state of own steps.
+        UnsupportedError: It has hooks, a replaced `step`, or the state of steps.
     """
     who = _class_name(optimizer)
     step, of_class = optimizer.step, type(optimizer).step
@@ -895,34 +847,28 @@ def refuse_own_steps(optimizer: torch.optim.Optimizer) -> None:
 def _rebuild(
     optimizer: torch.optim.Optimizer, name: str, parameters: list[list[Any]]
 ) -> torch.optim.Optimizer:
-    for flag in ("amsgrad", "maximize"):
-        if any(group.get(flag) for group in optimizer.param_groups):
-            raise UnsupportedError(
-                f"{_class_name(optimizer)} with {flag}=True can't run on an IPU: "
-                f"PopTorch has no {flag}. Leave it out."
-            )
     if name.startswith("adam"):
         is_decoupled = optimizer.param_groups[0].get(_DECOUPLED, name == "adamw")
         name = "adamw" if is_decoupled else "adam"
-    counting = _arguments(name).difference(_HOST_ONLY)
-    unknown = set(optimizer.defaults).difference(counting, _HOST_ONLY, {_DECOUPLED})
-    for setting in sorted(one for one in unknown if optimizer.defaults[one]):
-        raise UnsupportedError(
-            f"{_class_name(optimizer)} with {setting}={optimizer.defaults[setting]!r} "
-            f"can't run on an IPU: PopTorch has no {setting}. Leave it out."
-        )
-    refuse_own_steps(optimizer)
-    settings = [one for one in optimizer.defaults if one in counting]
+    known = _arguments(name).difference(_HOST_ONLY)
+    ignored = {_DECOUPLED, *KERNEL_SETTINGS} - {"maximize"}
+    for setting in sorted(set(optimizer.defaults) - known - ignored):
+        for group in optimizer.param_groups:
+            if group.get(setting):
+                raise UnsupportedError(
+                    f"{_class_name(optimizer)} with {setting}={group[setting]!r} "
+                    f"can't run on an IPU: PopTorch has no {setting}. Leave it out."
+                )
+    refuse_steps_on_host(optimizer)
+    settings = [name for name in optimizer.defaults if name in known]
     groups: list[dict[str, Any]] = [
-        {"params": own, **{one: plain(group[one]) for one in settings}}
-        for group, own in zip(optimizer.param_groups, parameters)
+        {"params": weights, **{name: plain(group[name]) for name in settings}}
+        for group, weights in zip(optimizer.param_groups, parameters)
     ]
-    defaults = {one: plain(optimizer.defaults[one]) for one in settings}
-    if not isinstance(defaults["lr"], float):  # every group has its own
+    defaults = {name: plain(optimizer.defaults[name]) for name in settings}
+    if not isinstance(defaults["lr"], float):  # every group has a rate
         defaults["lr"] = groups[0]["lr"]
-    rebuilt: torch.optim.Optimizer = getattr(poptorch.optim, CLASSES[name])(
-        groups, **defaults
-    )
+    rebuilt: torch.optim.Optimizer = _class_in_poptorch(name)(groups, **defaults)
     if "momentum" not in rebuilt.defaults:
         return rebuilt
     # PopTorch is to do without a velocity if there is no momentum, as torch does: a
@@ -945,16 +891,16 @@ def _class_name(value: object) -> str:
 
 
 class Optimization:
-    """The optimiser of a model, and its schedules.
+    """The optimizer of a model, and its schedules.
 
-    It only writes values into the optimiser; executors send the changed values.
+    It only writes values into the optimizer; executors send the changed values.
 
     Args:
         optimizer: One of `poptorch.optim`.
         rates: Sets its learning rates.
         spec: The `ipufit.Optimizer` that it was made from, if any.
         schedules: Set other values of its parameter groups, by name.
-        source: The optimiser of torch that it was made from, if any.
+        source: The optimizer of torch that it was made from, if any.
 
     Attributes:
         optimizer: One of `poptorch.optim`.
@@ -962,7 +908,7 @@ class Optimization:
         ema_momentum: Momentum of the weights' running average; None for no average.
         automatic_loss_scaling: Whether the options must turn it on.
         needs_running_mean: Whether the options must ask for
-            `MeanReductionStrategy.Running`: otherwise the optimiser clips gradients
+            `MeanReductionStrategy.Running`: otherwise the optimizer clips gradients
             that aren't divided by the number of replicas yet.
     """
 
@@ -974,39 +920,36 @@ class Optimization:
         schedules: Mapping[str, Setter],
         source: torch.optim.Optimizer | None = None,
     ) -> None:
-        ramp = spec.loss_scaling if spec else None
         self.optimizer = optimizer
         self.num_updates = 0
         self.ema_momentum = spec.ema_momentum if spec else None
-        self.automatic_loss_scaling = ramp == "auto"
+        self.automatic_loss_scaling = bool(spec and spec.is_scaled_automatically)
         self.needs_running_mean = bool(
             spec and spec.name == "sgd" and spec.global_clipnorm is not None
         )
         self._rates = rates
         self._schedules = dict(schedules)
         setters = [rates, *schedules.values()]
-        self._setters = [one for one in setters if type(one) is not Setter]
+        self._setters = [setter for setter in setters if type(setter) is not Setter]
+        if spec is not None and isinstance(spec.loss_scaling, LossScaleRamp):
+            ramp = RampedScaling(optimizer, spec.loss_scaling, spec.velocity_follows)
+            self._setters.append(ramp)
         self._spec = spec
         self._source = source
         self._notes: list[str] = []
         self._told: set[str] = set()
-        self._ramp = ramp if isinstance(ramp, LossScaleRamp) else None
-        self._ramp_in_updates = self._ramp
 
     @property
     def program_key(self) -> tuple[object, ...]:
-        """Settings that are compiled into a program: others need another one."""
+        """Settings that are compiled into a program; others need another program."""
         # What a device has adapted the loss scaling to can't be taken back.
         adapted = self.optimizer if self.automatic_loss_scaling else None
-        return program_key(self.optimizer), adapted, self.needs_running_mean
+        return self.values.constant, adapted, self.needs_running_mean
 
-    def numbers(self) -> list[dict[str, Any]]:
-        """Return the numbers of each parameter group, such as its learning rate."""
-        kinds = (bool, int, float, tuple)
-        return [
-            {name: value for name, value in group.items() if isinstance(value, kinds)}
-            for group in self.optimizer.param_groups
-        ]
+    @property
+    def values(self) -> OptimizerValues:
+        """The values of the optimizer."""
+        return OptimizerValues(self.optimizer)
 
     @property
     def has_schedule(self) -> bool:
@@ -1038,7 +981,7 @@ class Optimization:
         if self._set_per_update:
             names = " and the ".join(self._set_per_update)
             return f"a schedule sets the {names} of each update"
-        if self._ramp is not None or self.automatic_loss_scaling:
+        if self._spec is not None and self._spec.changes_loss_scaling:
             return "the loss scaling may change with each update"
         if self.ema_momentum is not None:
             return "weights are averaged after each update"
@@ -1058,8 +1001,7 @@ class Optimization:
     @property
     def needs_epochs(self) -> bool:
         """Whether a schedule or ramp has lengths in epochs."""
-        in_epochs = self._ramp is not None and self._ramp.every_epochs is not None
-        return in_epochs or any(setter.needs_epochs for setter in self._setters)
+        return any(setter.needs_epochs for setter in self._setters)
 
     def news(self) -> list[str]:
         """Return and remove the lines about automatic choices."""
@@ -1090,11 +1032,9 @@ class Optimization:
         Warns:
             SharedRateWarning: A schedule can't be followed update by update.
         """
-        if self._ramp is not None and self._ramp.every_epochs is not None:
-            per_epoch = updates_per_epoch(total_updates, epochs)
-            self._ramp_in_updates = self._ramp.in_updates(per_epoch)
+        fit = Fit(self.num_updates, total_updates, epochs)
         for setter in self._setters:
-            setter.begin_fit(self.num_updates, total_updates, epochs)
+            setter.begin_fit(fit)
         self.before_call()
         shared = " and one ".join(self._set_per_update)
         if shared and updates_per_call > 1:
@@ -1108,14 +1048,13 @@ class Optimization:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let another run train: the schedules of a fit go on after it."""
-        begun, ramp = self.num_updates, self._ramp_in_updates
-        positions = [(setter, setter.position()) for setter in self._setters]
+        begun = self.num_updates
+        states = [setter.state_dict() for setter in self._setters]
         try:
             yield
         finally:
-            self._ramp_in_updates = ramp
-            for setter, position in positions:
-                setter.go_on(position, self.num_updates - begun)
+            for setter, state in zip(self._setters, states):
+                setter.go_on(state, self.num_updates - begun)
 
     def note(self, line: str) -> None:
         """Add a line for `news`."""
@@ -1125,34 +1064,27 @@ class Optimization:
         """Set the values of the next call, which all its updates share.
 
         Raises:
-            UnsupportedError: The optimiser of torch has made steps itself.
+            UnsupportedError: The optimizer of torch has made steps itself.
         """
         if self._source is not None:
-            refuse_own_steps(self._source)
+            refuse_steps_on_host(self._source)
         for setter in self._setters:
             setter.write(self.num_updates)
-        if self._ramp_in_updates is None or self._spec is None:
-            return
-        scaling = self._ramp_in_updates.value(self.num_updates)
-        self.optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
-        if self._spec.velocity_follows:
-            for group in self.optimizer.param_groups:
-                group["velocity_scaling"] = scaling
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plain values that a resumed run needs.
 
-        The optimiser's own state isn't included.
+        The optimizer's own state isn't included.
         """
         state = {"num_updates": self.num_updates, "rates": self._rates.state_dict()}
         if self._schedules:
             others = self._schedules.items()
-            state["schedules"] = {name: one.state_dict() for name, one in others}
+            state["schedules"] = {name: rates.state_dict() for name, rates in others}
         return state
 
     @property
     def state_kind(self) -> Kind:
-        """Return the kind of states of the same optimiser and schedules."""
+        """Return the kind of states of the same optimizer and schedules."""
 
         def check(state: Any, where: str) -> str | None:
             is_begun = isinstance(state, Mapping) and bool(state.get("num_updates"))
@@ -1171,7 +1103,7 @@ class Optimization:
         return check
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of the same optimiser and schedules."""
+        """Restore a state of the same optimizer and schedules."""
         self.num_updates = int(state["num_updates"])
         self._rates.load_state_dict(state["rates"])
         for name, rates in self._schedules.items():
@@ -1181,11 +1113,11 @@ class Optimization:
         """Count the updates of a call, and step torch's scheduler as often."""
         self.num_updates += num_updates
         for setter in self._setters:
-            setter.advance(num_updates)
+            setter.step(updates=num_updates)
 
     def end_epoch(self) -> None:
         """Step a scheduler of torch that is stepped per epoch."""
-        self._rates.end_epoch()
+        self._rates.step(epochs=1)
 
 
 def resolve_optimization(
@@ -1194,23 +1126,23 @@ def resolve_optimization(
     module: torch.nn.Module,
     schedules: SchedulesLike = None,
     *,
-    own: Callable[[Any], Any] | None = None,
+    counterpart: Counterpart = _itself,
     is_half: bool = False,
 ) -> Optimization:
-    """Create the optimiser and its schedules from the arguments of `compile`.
+    """Create the optimizer and its schedules from the arguments of `compile`.
 
     Args:
         optimizer: As for `resolve_optimizer`.
         lr_schedule: As for `make_rates`.
-        module: Its parameters are given to an optimizer that has none.
+        module: An optimizer without parameters gets its parameters.
         schedules: As for `make_schedules`.
-        own: As for `resolve_optimizer`.
+        counterpart: As for `resolve_optimizer`.
         is_half: Whether training is in float16; weights in float16 imply it, too.
 
     Raises:
         UnknownNameError: A name is unknown.
-        ConfigError: Optimiser, schedule and module don't fit each other.
-        UnsupportedError: PopTorch has no such optimiser or setting.
+        ConfigError: Optimizer, schedule and module don't fit each other.
+        UnsupportedError: PopTorch has no such optimizer or setting.
 
     Example:
         >>> module = torch.nn.Linear(2, 1)
@@ -1232,7 +1164,7 @@ def resolve_optimization(
     is_scaled = is_half and spec is not None and spec.loss_scaling is None
     if spec is not None and is_scaled:
         optimizer = spec = spec.scaled_for_float16()
-    resolved = resolve_optimizer(optimizer, module, own)
+    resolved = resolve_optimizer(optimizer, module, counterpart)
     rates = make_rates(lr_schedule, resolved, optimizer)
     others = make_schedules(schedules, resolved)
     is_torchs = spec is None and optimizer is not resolved
@@ -1251,7 +1183,7 @@ def resolve_optimization(
 
 # `model.optimizer` ------------------------------------------------------------------
 
-# PopTorch's optimisers read their rates from the parameter groups, and take any
+# PopTorch's optimizers read their rates from the parameter groups, and take any
 # attribute without a word: `optimizer.lr = 0` changed nothing. Those of models have
 # Keras's `learning_rate`, and refuse attributes that nobody reads.
 
@@ -1320,26 +1252,27 @@ def make_settable(
         AttributeError: Nobody reads model.optimizer.momentun. ...
     """
     if not isinstance(optimizer, _Settable):
-        own: Any = type(optimizer)
-        optimizer.__class__ = _settable_class(own)
+        plain_class: Any = type(optimizer)
+        optimizer.__class__ = _settable_class(plain_class)
     optimizer._schedule = schedule  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=None)
-def _settable_class(own: type) -> Any:
-    # PopTorch warns of classes that don't have its own base class as a direct base.
+def _settable_class(plain_class: type) -> Any:
+    # PopTorch warns of classes that don't have its base class as a direct base.
     base = poptorch.optim.Optimizer
-    bases = (_Settable, own, *((base,) if base in own.__bases__ else ()))
+    extra = (base,) if base in plain_class.__bases__ else ()
     names = ("__module__", "__qualname__", "__doc__")
-    return type(own.__name__, bases, {name: getattr(own, name) for name in names})
+    attributes = {name: getattr(plain_class, name) for name in names}
+    return type(plain_class.__name__, (_Settable, plain_class, *extra), attributes)
 
 
 def _plain_class(settable: type) -> type:
     return settable.__mro__[2]  # after itself and `_Settable`
 
 
-def _new(own: type) -> Any:
-    return object.__new__(_settable_class(own))
+def _new(plain_class: type) -> Any:
+    return object.__new__(_settable_class(plain_class))
 
 
 def _advice(name: str, optimizer: Any) -> str:
@@ -1347,7 +1280,7 @@ def _advice(name: str, optimizer: Any) -> str:
     settings = sorted(set(optimizer.param_groups[0]).intersection(known) - {"params"})
     text = f"Nobody reads model.optimizer.{name}."
     meant = {name, *difflib.get_close_matches(name, settings, n=1)}
-    for setting in (one for one in settings if one in meant):
+    for setting in sorted(meant.intersection(settings)):
         return (
             f"{text} It is a setting of parameter groups: for group in "
             f"model.optimizer.param_groups: group[{setting!r}] = ..."
@@ -1362,13 +1295,13 @@ def _advice(name: str, optimizer: Any) -> str:
 
 # State on the device ----------------------------------------------------------------
 
-# Sources: PopTorch's readings of optimisers (`CompilerImpl.cpp`), and PopART's
+# Sources: PopTorch's readings of optimizers (`CompilerImpl.cpp`), and PopART's
 # `sgd.hpp`, `adam.hpp` and `adaptive.hpp`. Hyper-parameters, a few bytes for each
 # weight, aren't among them.
 
 
 class StateTensor(NamedTuple):
-    """A tensor of the optimiser's state of one weight.
+    """A tensor that an optimizer keeps for a weight.
 
     Attributes:
         slot: PopART's name of it, such as "Accl1".
@@ -1382,7 +1315,7 @@ class StateTensor(NamedTuple):
 
 
 class WeightState(NamedTuple):
-    """The tensors that an optimiser keeps for one weight.
+    """The tensors that an optimizer keeps for a weight.
 
     Attributes:
         tensors: The state, which lasts from update to update.
@@ -1397,13 +1330,12 @@ class WeightState(NamedTuple):
 def weight_states(
     optimizer: torch.optim.Optimizer, weights: Iterable[torch.nn.Parameter]
 ) -> dict[int, WeightState]:
-    """Return the tensors that an optimiser keeps on a device for each weight.
+    """Return the tensors that an optimizer keeps on a device for each weight.
 
     Args:
-        optimizer: An optimiser of `poptorch.optim`, or one of torch that PopTorch
-            takes.
+        optimizer: An optimizer of `poptorch.optim`, or of torch if PopTorch takes it.
         weights: Weights that are trained; those of no parameter group are trained with
-            the optimiser's defaults.
+            the optimizer's defaults.
 
     Returns:
         The state by `id(weight)`.
@@ -1436,8 +1368,8 @@ def _weight_state(
     def tensor(slot: str, dtype: torch.dtype) -> StateTensor:
         return StateTensor(slot, weight.numel(), dtype)
 
-    # PopTorch's optimisers know which values were given, and those may change later.
-    # Of torch's a zero is the default, and compiled in.
+    # PopTorch's optimizers know which arguments were passed: those may change later.
+    # A momentum of 0 in an optimizer of torch is the default, and compiled in.
     attributes = getattr(optimizer, "variable_attrs", None)
     is_variable = attributes is not None and not attributes.isConstant("momentum")
     has_momentum = is_variable or bool(group.get("momentum"))
@@ -1453,7 +1385,7 @@ def _weight_state(
         return WeightState((velocity,) if has_momentum else (), accumulator)
     if isinstance(optimizer, torch.optim.RMSprop):
         tensors = [first]
-        if group.get("centered"):  # of the first one's type (PopART, `adaptive.cpp`)
+        if group.get("centered"):  # of the type of the first (PopART, `adaptive.cpp`)
             tensors.append(tensor("Accl2", first.dtype))
         if has_momentum:
             tensors.append(tensor("Accl3", torch.float32))

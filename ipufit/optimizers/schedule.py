@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules of learning rates, loss scaling and other values, ours and torch's.
 
-A `Schedule` is a factor on each parameter group's own value. Formulas are those of
+A `Schedule` is a factor on the value of each parameter group. Formulas are those of
 torch's schedulers and of the transformers library, where they have the schedule.
 """
 
@@ -20,6 +20,7 @@ from typing import (
     Callable,
     Iterator,
     Mapping,
+    NamedTuple,
     Sequence,
     Union,
 )
@@ -36,6 +37,19 @@ from ipufit.errors import (
     UnsupportedError,
     refuse_foreign,
 )
+
+from .values import mark_variable, names_of_numbers, plain, set_value, value_of
+
+
+def to_updates(epochs: float, updates_per_epoch: int, least: int = 1) -> int:
+    """Convert a length in epochs to updates, rounded to the nearest.
+
+    Example:
+        >>> to_updates(1.5, updates_per_epoch=3)
+        5
+    """
+    return max(least, math.floor(epochs * updates_per_epoch + 0.5))
+
 
 # Loss scaling ----------------------------------------------------------------------
 
@@ -108,7 +122,7 @@ class LossScaleRamp:
         """
         if self.every_epochs is None:
             return self
-        every = max(1, math.floor(self.every_epochs * updates_per_epoch + 0.5))
+        every = to_updates(self.every_epochs, updates_per_epoch)
         return replace(self, every_updates=every, every_epochs=None)
 
     def value(self, update: int) -> float:
@@ -149,6 +163,23 @@ _SETTINGS = {
 }
 _STRETCHED = ("linear", "cosine", "cosine_restarts", "polynomial", "one_cycle")
 _WARMUP = ("warmup_updates", "warmup_fraction", "initial", "total_updates")
+_BOUNDS: dict[str, dict[str, Any]] = {
+    "warmup_fraction": {"least": 0, "below": 1},
+    "initial": {"least": 0, "most": 1},
+    "final": {"least": 0},
+    "power": {"above": 0},
+    "gamma": {"above": 0, "most": 1},
+    "warmup_epochs": {"least": 0},
+    "total_epochs": {"above": 0},
+    "every_epochs": {"above": 0},
+    "warmup_updates": {"least": 0, "is_whole": True},
+    "total_updates": {"least": 1, "is_whole": True},
+    "cycles": {"least": 1, "is_whole": True},
+    "every_updates": {"least": 1, "is_whole": True},
+    "timescale": {"least": 1, "is_whole": True},
+}
+"""What a setting must be, for `check_number`."""
+
 _IN_EPOCHS = {
     "warmup_epochs": "warmup_updates",
     "total_epochs": "total_updates",
@@ -245,11 +276,11 @@ class Schedule:
                 "Schedule('exponential', gamma=0.999)."
             )
         twins = [("warmup_updates", "warmup_fraction"), *_IN_EPOCHS.items()]
-        for one, other in (*twins, ("warmup_epochs", "warmup_fraction")):
-            values = getattr(self, one), getattr(self, other)
+        for name, twin in (*twins, ("warmup_epochs", "warmup_fraction")):
+            values = getattr(self, name), getattr(self, twin)
             if None not in values:
                 raise ConfigError(
-                    f"{self._who} has {one}={values[0]} and {other}={values[1]}. Give "
+                    f"{self._who} has {name}={values[0]} and {twin}={values[1]}. Give "
                     "one of them."
                 )
         if self.needs_epochs:
@@ -292,15 +323,12 @@ class Schedule:
         """
         changes: dict[str, Any] = dict.fromkeys(_IN_EPOCHS)
         for name, twin in _IN_EPOCHS.items():
-            given = getattr(self, name)
-            if given is None:
-                continue
-            least = 0 if name == "warmup_epochs" else 1
-            lengths = [
-                max(least, math.floor(epochs * updates_per_epoch + 0.5))
-                for epochs in (given if name == "boundary_epochs" else [given])
-            ]
-            changes[twin] = lengths if name == "boundary_epochs" else lengths[0]
+            length = getattr(self, name)
+            if isinstance(length, tuple):
+                changes[twin] = [to_updates(part, updates_per_epoch) for part in length]
+            elif length is not None:
+                least = 0 if name == "warmup_epochs" else 1
+                changes[twin] = to_updates(length, updates_per_epoch, least)
         return replace(self, **changes)
 
     @property
@@ -350,9 +378,7 @@ class Schedule:
         final, share = self.final or 0.0, min(1.0, update / total)
         if self.name == "linear":
             return _between(1.0, final, share)
-        if self.name == "cosine":
-            return _half_cosine(1.0, final, share)
-        if self.name == "cosine_restarts":
+        if self.name in ("cosine", "cosine_restarts"):
             if update >= total:
                 return final
             of_cycle = update * (self.cycles or 1) % total / total
@@ -435,53 +461,39 @@ class Schedule:
         return f"Schedule({self.name!r})"
 
     def _check_settings(self) -> None:
-        own = _SETTINGS[self.name]
+        settings = _SETTINGS[self.name]
         for name in sorted({name for names in _SETTINGS.values() for name in names}):
-            if name not in own and getattr(self, name) is not None:
+            if name not in settings and getattr(self, name) is not None:
                 owners = [repr(n) for n, names in _SETTINGS.items() if name in names]
                 raise ConfigError(
                     f"{self._who} has no {name}. It has "
-                    f"{', '.join((*own, *_WARMUP))}; {name} belongs to "
+                    f"{', '.join((*settings, *_WARMUP))}; {name} belongs to "
                     f"{', '.join(owners)}."
                 )
-        numbers: dict[str, dict[str, Any]] = {
-            "warmup_fraction": {"least": 0, "below": 1},
-            "initial": {"least": 0, "most": 1},
-            "final": {"least": 0},
-            "power": {"above": 0},
-            "gamma": {"above": 0, "most": 1},
-            "warmup_epochs": {"least": 0},
-            "total_epochs": {"above": 0},
-            "every_epochs": {"above": 0},
-        }
-        for name, bounds in numbers.items():
+        for name, bounds in _BOUNDS.items():
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), of=self._who, **bounds)
-        whole = ("total_updates", "cycles", "every_updates", "timescale")
-        for name in ("warmup_updates", *whole):
-            if getattr(self, name) is not None:
-                least = int(name in whole)
-                check_whole(name, getattr(self, name), least=least, of=self._who)
 
     def _check_boundaries(self) -> None:
         name = "boundaries" if self.boundary_epochs is None else "boundary_epochs"
-        given: Any = getattr(self, name)
-        if not isinstance(given, (list, tuple)) or not given:
+        boundaries: Any = getattr(self, name)
+        if not isinstance(boundaries, (list, tuple)) or not boundaries:
             raise ConfigError(
-                f"{self._who} has {name}={given!r}: give the updates at which the "
+                f"{self._who} has {name}={boundaries!r}: give the updates at which the "
                 "rate is multiplied by gamma, as in boundaries=(1000, 2000), or the "
                 "epochs, as in boundary_epochs=(30, 60)."
             )
-        for boundary in given:
+        for boundary in boundaries:
             if name == "boundaries":
                 check_whole("a boundary", boundary, of=self._who, least=1)
             else:
                 check_number("a boundary", boundary, of=self._who, above=0)
-        if list(given) != sorted(set(given)):
+        if list(boundaries) != sorted(set(boundaries)):
             raise ConfigError(
-                f"{self._who} has {name}={given}: sort them, each above the one before."
+                f"{self._who} has {name}={boundaries}: sort them, each above the one "
+                "before."
             )
-        object.__setattr__(self, name, tuple(given))
+        object.__setattr__(self, name, tuple(boundaries))
 
 
 def _between(start: float, end: float, share: float) -> float:
@@ -495,8 +507,42 @@ def _half_cosine(start: float, end: float, share: float) -> float:
 # Setting the values of an optimizer -------------------------------------------------
 
 
+class Fit(NamedTuple):
+    """The updates of a fit.
+
+    Attributes:
+        first: Index of the first update, counted since `compile`.
+        num_updates: Number of updates; None if unknown.
+        epochs: Number of epochs; None outside `fit`.
+    """
+
+    first: int
+    num_updates: int | None
+    epochs: int | None
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """The number of updates of an epoch.
+
+        Raises:
+            ConfigError: It is unknown.
+
+        Example:
+            >>> Fit(0, 300, epochs=3).updates_per_epoch
+            100
+        """
+        if self.num_updates is None or self.epochs is None:
+            raise ConfigError(
+                "A schedule or ramp has lengths in epochs, and the number of updates "
+                "of an epoch is unknown. Use fit(steps_per_epoch=...), or give it "
+                "lengths in updates: warmup_updates, total_updates, every_updates, "
+                "boundaries."
+            )
+        return max(1, self.num_updates // max(1, self.epochs))
+
+
 class Setter:
-    """Base of classes that set values of an optimiser's parameter groups.
+    """Base of classes that set values of an optimizer's parameter groups.
 
     Executors notice what has changed, and send it to the device.
 
@@ -508,30 +554,17 @@ class Setter:
 
     needs_total = needs_epochs = is_per_update = False
 
-    def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
-        """Prepare for the updates of a fit.
-
-        Args:
-            update: Index of the first update.
-            total: Number of updates; None if unknown.
-            epochs: Number of epochs; None outside `fit`.
-        """
+    def begin_fit(self, fit: Fit) -> None:
+        """Prepare for the updates of a fit."""
 
     def write(self, update: int) -> None:
         """Set the values of an update."""
 
-    def advance(self, num_updates: int) -> None:
-        """Count a number of updates."""
+    def step(self, *, updates: int = 0, epochs: int = 0) -> None:
+        """Count updates after a call, or an epoch at its end."""
 
-    def end_epoch(self) -> None:
-        """Count an epoch."""
-
-    def position(self) -> Mapping[str, Any]:
-        """Return the position in the present fit."""
-        return {}
-
-    def go_on(self, position: Mapping[str, Any], num_updates: int) -> None:
-        """Continue a fit from a position, after updates of another run."""
+    def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
+        """Continue a fit from a state, after updates of another run."""
 
     def describe(self) -> str:
         """Describe the schedule in words that are equal in every process."""
@@ -558,11 +591,11 @@ class Setter:
         return dict_with(kinds, is_closed=True)
 
 
-BETAS = {"beta1": 0, "beta2": 1}  # names of the parts of `betas`
-
-
 class ScheduledValues(Setter):
-    """Multiply each group's own rate, or another value, by the factor of a schedule."""
+    """Sets the rates of groups, or other values, to a schedule's multiple of them.
+
+    The values before the first update are the base values.
+    """
 
     is_per_update = True
 
@@ -572,7 +605,7 @@ class ScheduledValues(Setter):
         self.needs_epochs = schedule.needs_epochs
         self.needs_total = schedule.needs_total and not schedule.counts_all_fits
         self._optimizer = optimizer
-        self._given = self._schedule = schedule
+        self._as_made = self._schedule = schedule
         self._name = name
         self._start = 0
         self._total: int | None = None
@@ -580,99 +613,98 @@ class ScheduledValues(Setter):
         # An optimizer may be compiled again: its values are those of a schedule then.
         values = [value_of(group, name) for group in optimizer.param_groups]
         self._written = vars(optimizer).setdefault("_written_by_schedules", {})
-        written, own = self._written.get(name, (None, values))
-        self._own = own if values == written else values
-        attribute = "betas" if name in BETAS else name
-        optimizer.variable_attrs.markAsVariable(attribute)  # type: ignore[attr-defined]
+        written, base = self._written.get(name, (None, values))
+        self._base = base if values == written else values
+        mark_variable(optimizer, name)
 
-    def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
+    def begin_fit(self, fit: Fit) -> None:
         """Restart the schedule, unless it counts over all fits."""
         if self.needs_epochs:
-            per_epoch = updates_per_epoch(total, epochs)
+            per_epoch = fit.updates_per_epoch
             if self._per_epoch not in (None, per_epoch):
                 # The updates made so far stay as many epochs.
-                made = (update - self._start) / (self._per_epoch or 1)
-                self._start = update - round(made * per_epoch)
+                made = (fit.first - self._start) / (self._per_epoch or 1)
+                self._start = fit.first - round(made * per_epoch)
             self._per_epoch = per_epoch
-            self._schedule = self._given.in_updates(per_epoch)
-        if not self._given.counts_all_fits:
-            self._start, self._total = update, total
-            if total is not None:
-                self._schedule.check_fits(total)
-        self.write(update)
+            self._schedule = self._as_made.in_updates(per_epoch)
+        if not self._as_made.counts_all_fits:
+            self._start, self._total = fit.first, fit.num_updates
+            if fit.num_updates is not None:
+                self._schedule.check_fits(fit.num_updates)
+        self.write(fit.first)
 
     def write(self, update: int) -> None:
         """Set the values of an update."""
         factor = self._schedule.factor(update - self._start, self._total)
-        values = [value * factor for value in self._own]
+        values = [value * factor for value in self._base]
         for group, value in zip(self._optimizer.param_groups, values):
-            if self._name in BETAS:
-                betas = list(group["betas"])
-                betas[BETAS[self._name]] = value
-                group["betas"] = tuple(betas)
-            else:
-                group[self._name] = value
-        self._written[self._name] = values, self._own
+            set_value(group, self._name, value)
+        self._written[self._name] = values, self._base
 
-    def position(self) -> Mapping[str, Any]:
-        """Return start and length in the present fit."""
-        names = "_start", "_total", "_per_epoch", "_schedule"
-        return {name: vars(self)[name] for name in names}
-
-    def go_on(self, position: Mapping[str, Any], num_updates: int) -> None:
+    def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
         """Continue a fit; a schedule over all fits counts the other run's updates."""
-        vars(self).update(position)
-        if not self._given.counts_all_fits:
+        self.load_state_dict(state)
+        if not self._as_made.counts_all_fits:
             self._start += num_updates
 
     def describe(self) -> str:
         """Return the schedule with its settings."""
-        return repr(self._given)
+        return repr(self._as_made)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule's start and length, and the groups' own values."""
-        state = {"start": self._start, "total": self._total, "own": list(self._own)}
+        """Return start and length of the schedule, and the base values of groups."""
+        state = {"start": self._start, "total": self._total, "own": list(self._base)}
         return {**state, "per_epoch": self._per_epoch} if self.needs_epochs else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self._start, self._total = state["start"], state["total"]
-        self._own = list(state["own"])
+        self._base = list(state["own"])
         self._per_epoch = state.get("per_epoch")
+        self._schedule = self._as_made
         if self._per_epoch is not None:
-            self._schedule = self._given.in_updates(self._per_epoch)
+            self._schedule = self._as_made.in_updates(self._per_epoch)
 
 
-def value_of(group: Mapping[str, Any], name: str) -> Any:
-    """Return a value of a parameter group; "beta1" and "beta2" are parts of `betas`."""
-    return group["betas"][BETAS[name]] if name in BETAS else group[name]
+class RampedScaling(Setter):
+    """Sets the loss scaling of a ramp, and the scaling of velocities if it follows."""
 
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, ramp: LossScaleRamp, has_velocity: bool
+    ) -> None:
+        self.needs_epochs = ramp.every_epochs is not None
+        self._optimizer = optimizer
+        self._as_made = self._ramp = ramp
+        self._has_velocity = has_velocity
 
-def updates_per_epoch(total: int | None, epochs: int | None) -> int:
-    """Divide the updates of a fit by its epochs.
+    def begin_fit(self, fit: Fit) -> None:
+        """Convert a length in epochs to updates."""
+        if self.needs_epochs:
+            self._ramp = self._as_made.in_updates(fit.updates_per_epoch)
 
-    Raises:
-        ConfigError: One of them is unknown.
+    def write(self, update: int) -> None:
+        """Set the scaling of an update."""
+        scaling = self._ramp.value(update)
+        self._optimizer.loss_scaling = scaling  # type: ignore[attr-defined]
+        if self._has_velocity:
+            for group in self._optimizer.param_groups:
+                group["velocity_scaling"] = scaling
 
-    Example:
-        >>> updates_per_epoch(300, 3)
-        100
-    """
-    if total is None or epochs is None:
-        raise ConfigError(
-            "A schedule or ramp has lengths in epochs, and the number of updates of an "
-            "epoch is unknown. Use fit(steps_per_epoch=...), or give it lengths in "
-            "updates: warmup_updates, total_updates, every_updates, boundaries."
-        )
-    return max(1, total // max(1, epochs))
+    def state_dict(self) -> dict[str, Any]:
+        """Return the ramp in updates."""
+        return {"ramp": self._ramp}
+
+    def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
+        """Continue with the ramp of the fit; it counts the other run's updates."""
+        self._ramp = state["ramp"]
 
 
 class OptimizerMirror(Setter):
-    """Copies changes of the user's optimiser into PopTorch's, made from it.
+    """Copies changes of the user's optimizer into PopTorch's, made from it.
 
     Args:
         optimizer: One of `poptorch.optim`.
-        source: The user's optimiser; it may be `optimizer` itself.
+        source: The user's optimizer; it may be `optimizer` itself.
     """
 
     def __init__(
@@ -683,7 +715,7 @@ class OptimizerMirror(Setter):
         self.forget()
 
     def forget(self) -> None:
-        """Start following changes from the user's optimiser's present values."""
+        """Start following changes from the user's optimizer's present values."""
         self._copied = self._values()
 
     def write(self, update: int) -> None:
@@ -724,20 +756,6 @@ class OptimizerMirror(Setter):
         ]
 
 
-def plain(value: Any) -> Any:
-    """Convert a group's value for PopTorch: no tensors, tuples of floats.
-
-    Example:
-        >>> plain([torch.tensor(0.5), 1])
-        (0.5, 1.0)
-    """
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    if isinstance(value, (tuple, list)):
-        return tuple(plain(element) for element in value)
-    return float(value) if type(value) is int else value
-
-
 # Schedulers of torch ----------------------------------------------------------------
 
 
@@ -749,7 +767,7 @@ class PerEpoch:
 
     Args:
         scheduler: A scheduler of `torch.optim.lr_scheduler` that is bound to the
-            optimizer given to `compile`, or a function that returns one for an
+            optimizer of `compile`, or a function that makes a scheduler for an
             optimizer.
 
     Example:
@@ -763,12 +781,12 @@ class PerEpoch:
 class TorchScheduler(Setter):
     """Steps a scheduler of torch, once per update or once per epoch.
 
-    If it is bound to the user's torch optimiser, the values it changes are copied to
+    If it is bound to the user's torch optimizer, the values it changes are copied to
     PopTorch's.
 
     Args:
         optimizer: One of `poptorch.optim`.
-        scheduler: Scheduler that is bound to it, or to the optimiser it was made from.
+        scheduler: Scheduler that is bound to it, or to the optimizer it was made from.
         per_epoch: If True, it is stepped at the end of each epoch.
     """
 
@@ -780,24 +798,26 @@ class TorchScheduler(Setter):
         self._per_epoch = per_epoch
         self.is_per_update = not per_epoch
         changed = {"lr"}
-        if any(getattr(part, "cycle_momentum", False) for part in _chained(scheduler)):
+        if any(getattr(part, "cycle_momentum", False) for part in _parts_of(scheduler)):
             changed |= {"betas", "momentum"} & set(optimizer.defaults)
         for name in sorted(changed):
-            optimizer.variable_attrs.markAsVariable(name)  # type: ignore[attr-defined]
+            mark_variable(optimizer, name)
         # A scheduler sets values when it is made, too: what PopTorch's optimizer
         # doesn't have yet is a change.
         self._mirror = OptimizerMirror(optimizer, optimizer)
         self._mirror.source = scheduler.optimizer
         self._mirror.copy_changes(self._who)
 
-    def begin_fit(self, update: int, total: int | None, epochs: int | None) -> None:
+    def begin_fit(self, fit: Fit) -> None:
         """Refuse a fit that is longer than a scheduler that raises at its end."""
-        if self._per_epoch and epochs is None:
+        if self._per_epoch and fit.epochs is None:
             raise ConfigError(
                 f"{self._who} is stepped per epoch (ipufit.PerEpoch), and "
                 "train_on_batch has no epochs. Use fit, or step it per update."
             )
-        unit, coming = ("epochs", epochs) if self._per_epoch else ("updates", total)
+        unit, coming = "updates", fit.num_updates
+        if self._per_epoch:
+            unit, coming = "epochs", fit.epochs
         if coming is None or not isinstance(self._scheduler, lr_scheduler.OneCycleLR):
             return
         made, end = self._scheduler.last_epoch, self._scheduler.total_steps
@@ -808,22 +828,14 @@ class TorchScheduler(Setter):
                 "more."
             )
 
-    def advance(self, num_updates: int) -> None:
-        """Step the scheduler, unless per epoch, and copy changed values."""
-        self._step(0 if self._per_epoch else num_updates)
-
-    def end_epoch(self) -> None:
-        """Step the scheduler if it is stepped per epoch, and copy changed values."""
-        if self._per_epoch:
-            self._step(1)
-
-    def _step(self, times: int) -> None:
-        source = self._mirror.source
+    def step(self, *, updates: int = 0, epochs: int = 0) -> None:
+        """Step the scheduler once per update or epoch, and copy changed values."""
+        source, times = self._mirror.source, epochs if self._per_epoch else updates
         with warnings.catch_warnings():
-            # Copies of a scheduler and its optimiser no longer know of each other.
+            # Copies of a scheduler and its optimizer no longer know of each other.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             for _ in range(times):
-                # Schedulers warn if the optimiser was never stepped: it makes a step
+                # Schedulers warn if the optimizer was never stepped: it makes a step
                 # of nothing, since the device has made the real one.
                 groups, source.param_groups = source.param_groups, []
                 try:
@@ -834,12 +846,12 @@ class TorchScheduler(Setter):
         self._mirror.copy_changes(self._who)
 
     def describe(self) -> str:
-        """Name the classes of the scheduler and of the schedulers that it chains."""
-        names = ", ".join(type(one).__name__ for one in _chained(self._scheduler))
+        """Name the classes of the scheduler and of the schedulers that it calls."""
+        names = ", ".join(type(part).__name__ for part in _parts_of(self._scheduler))
         return f"PerEpoch({names})" if self._per_epoch else names
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's own state, and its optimiser's numbers."""
+        """Return the scheduler's state, and the numbers of its optimizer."""
         return {
             "scheduler": _plain_state(self._scheduler.state_dict()),
             "groups": [
@@ -854,8 +866,8 @@ class TorchScheduler(Setter):
 
         def check(state: Any, where: str) -> str | None:
             source, fault = self._mirror.source, kind(state, where)
-            parts = list(_chained(self._scheduler))
-            if fault is not None or not all(_has_no_user_code(one) for one in parts):
+            parts = list(_parts_of(self._scheduler))
+            if fault is not None or not all(map(_has_no_user_code, parts)):
                 return fault
             groups = [dict(group) for group in source.param_groups]
             stub = SimpleNamespace(param_groups=groups, defaults=source.defaults)
@@ -865,7 +877,7 @@ class TorchScheduler(Setter):
                 return None
             try:
                 copied.load_state_dict(dict(state["scheduler"]))
-                for part in _chained(copied):
+                for part in _parts_of(copied):
                     part._get_lr_called_within_step = True
                     with contextlib.suppress(NotImplementedError):  # of SequentialLR
                         part.get_lr()
@@ -885,11 +897,11 @@ class TorchScheduler(Setter):
         self._mirror.forget()
 
 
-def _chained(scheduler: Any) -> Iterator[Any]:
-    """Yield a scheduler and the schedulers that it chains."""
+def _parts_of(scheduler: Any) -> Iterator[Any]:
+    """Yield a scheduler, and the schedulers that it calls."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
-        yield from _chained(part)
+        yield from _parts_of(part)
 
 
 def _has_no_user_code(scheduler: Any) -> bool:
@@ -910,12 +922,12 @@ def _plain_state(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {
-            name: _plain_state(one)
-            for name, one in value.items()
-            if not callable(one) and not isinstance(one, Counter)
+            name: _plain_state(part)
+            for name, part in value.items()
+            if not callable(part) and not isinstance(part, Counter)
         }
     is_listed = type(value) in (list, tuple)
-    return [_plain_state(one) for one in value] if is_listed else value
+    return [*map(_plain_state, value)] if is_listed else value
 
 
 def _is_plain(value: Any) -> bool:
@@ -934,31 +946,33 @@ ScheduleLike = Union[
     Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler],
     None,
 ]
-"""A name, a `Schedule`, a scheduler of torch, or what makes one for an optimiser."""
+"""A name, a `Schedule`, a scheduler of torch, or a function that makes a scheduler."""
 
 SchedulesLike = Union[Mapping[str, Union[str, Schedule]], None]
 """Names of values of parameter groups, and the schedule of each."""
 
 
 def make_rates(
-    lr_schedule: ScheduleLike, optimizer: torch.optim.Optimizer, given: object
+    lr_schedule: ScheduleLike, optimizer: torch.optim.Optimizer, source: object
 ) -> Setter:
-    """Create the setter of an optimiser's learning rates.
+    """Create the setter of an optimizer's learning rates.
 
     Args:
         lr_schedule: A name, a `Schedule`, a scheduler of torch that is bound to
-            `given`, a function that returns one for an optimiser, or None.
+            `source`, a function that makes a scheduler for an optimizer, or None.
         optimizer: One of `poptorch.optim`.
-        given: The optimizer of the user, or its name or class.
+        source: The optimizer of the user, or its name or description.
 
     Raises:
         UnknownNameError: There is no schedule of that name.
-        ConfigError: The scheduler is bound to another optimiser, or is none.
+        ConfigError: The scheduler is bound to another optimizer, or is none.
         UnsupportedError: The scheduler is torch's ReduceLROnPlateau.
     """
-    own = given if isinstance(given, torch.optim.Optimizer) else optimizer
+    followed = source if isinstance(source, torch.optim.Optimizer) else optimizer
     if lr_schedule is None:
-        return Setter() if own is optimizer else OptimizerMirror(optimizer, own)
+        if followed is optimizer:
+            return Setter()
+        return OptimizerMirror(optimizer, followed)
     if isinstance(lr_schedule, str):
         lr_schedule = Schedule(lr_schedule)
     if isinstance(lr_schedule, Schedule):
@@ -988,7 +1002,7 @@ def make_rates(
     # In torch 2.0 ReduceLROnPlateau is no LRScheduler.
     kinds = lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau
     if not isinstance(scheduler, kinds) and callable(scheduler):
-        scheduler = scheduler(own)
+        scheduler = scheduler(followed)
     if not isinstance(scheduler, kinds):
         raise ConfigError(
             f"lr_schedule={shown(lr_schedule)} is neither a name, nor an "
@@ -996,14 +1010,14 @@ def make_rates(
             "function that makes one of an optimizer. For a function of the update's "
             "index pass lambda optimizer: LambdaLR(optimizer, function)."
         )
-    for part in _chained(scheduler):
+    for part in _parts_of(scheduler):
         if isinstance(part, lr_scheduler.ReduceLROnPlateau):
             raise UnsupportedError(
                 "torch's ReduceLROnPlateau needs a metric after each epoch, which a "
                 "schedule of updates doesn't have. Use the callback "
                 "ipufit.ReduceLROnPlateau."
             )
-        if part.optimizer is not own:
+        if part.optimizer is not followed:
             raise ConfigError(
                 f"This {type(part).__name__} is bound to another optimizer than the "
                 "one that compile() got. Make it with that one, or pass a function: "
@@ -1025,7 +1039,7 @@ def make_schedules(
         optimizer: One of `poptorch.optim`. The values are marked as variable.
 
     Raises:
-        UnknownNameError: The optimiser has no such value, or there is no such schedule.
+        UnknownNameError: The optimizer has no such value, or there is no such schedule.
         ConfigError: The value is 0 in all groups, or is set otherwise.
     """
     if schedules is None:
@@ -1065,12 +1079,6 @@ def _check_name(name: Any, optimizer: torch.optim.Optimizer) -> None:
             f"schedules has {name!r}: use Optimizer(..., loss_scaling=ipufit."
             "LossScaleRamp(...)), which the velocity scaling follows."
         )
-    known = [
-        one
-        for one, value in optimizer.param_groups[0].items()
-        if type(value) in (int, float) and one in optimizer.defaults and one != "lr"
-    ]
-    if "betas" in optimizer.defaults:
-        known += BETAS
+    known = names_of_numbers(optimizer)
     if name not in known:
         raise UnknownNameError("value of a parameter group", str(name), known)

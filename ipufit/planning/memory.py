@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimate the memory that training takes on each IPU, before compiling.
 
-Parameters, buffers, the optimiser's state and accumulators are counted exactly.
+Parameters, buffers, the optimizer's state and accumulators are counted exactly.
 Gradients and activations are estimated, with bounds. Code, exchange buffers, copies in
 other layouts and temporary data of operators aren't counted: only a compilation shows
 them.
@@ -29,7 +29,7 @@ LEAST_SHARDED = 8192
 
 
 class StateCost(NamedTuple):
-    """A tensor of the optimiser's state.
+    """A tensor of the optimizer's state.
 
     Attributes:
         num_elements: Number of its elements.
@@ -47,7 +47,7 @@ class WeightCost(NamedTuple):
         name: Its name in the module.
         num_elements: Number of its elements.
         num_bytes: Their size in bytes.
-        state: Tensors that the optimiser keeps for it; empty if it isn't trained.
+        state: Tensors that the optimizer keeps for it; empty if it isn't trained.
         accumulator_bytes: Bytes of the accumulated gradients; 0 if an update has one
             micro-batch, or if the state holds them.
         gradient_bytes: Bytes of its gradient; 0 if it isn't trained.
@@ -255,8 +255,8 @@ class MemorySettings(NamedTuple):
         is_pipelined: Whether all stages are busy at once, so that each holds several
             micro-batches.
         recomputes: Whether activations are recomputed for the backward pass.
-        is_off_chip: Whether the optimiser's state is kept off the chip.
-        num_shards: Number of replicas that share the optimiser's state; 1 if each has
+        is_off_chip: Whether the optimizer's state is kept off the chip.
+        num_shards: Number of replicas that share the optimizer's state; 1 if each has
             all of it.
         least_off_chip: Number of elements of the smallest tensor kept off the chip.
         least_sharded: Number of elements of the smallest tensor that is shared.
@@ -280,7 +280,7 @@ class IPUMemory:
         stages: Stages of the pipeline that are on it.
         parameters: Bytes of parameters. Exact.
         buffers: Bytes of buffers, such as running statistics. Exact.
-        optimizer_state: Bytes of the optimiser's state on the chip. Exact.
+        optimizer_state: Bytes of the optimizer's state on the chip. Exact.
         accumulators: Bytes of accumulated gradients; 0 if an update has one micro-
             batch. Exact.
         gradients: Bytes of gradients: at least the largest one, at most all of them.
@@ -350,7 +350,7 @@ def memory_by_ipu(
                 optimizer_state=sum(state_bytes(w.state, settings) for w in weights),
                 accumulators=is_summed * sum(w.accumulator_bytes for w in weights),
                 gradients=_sum([_gradients(stage, settings) for stage in mine]),
-                activations=_sum([_activations(one, last, settings) for one in mine]),
+                activations=_sum([_activations(s, last, settings) for s in mine]),
                 capacity=capacity,
             )
         )
@@ -371,7 +371,7 @@ def held_micro_batches(stage: int, num_stages: int) -> int:
 
 
 def state_bytes(tensors: Sequence[StateCost], settings: MemorySettings) -> int:
-    """Return the bytes of an optimiser's state that stay on the IPU.
+    """Return the bytes of an optimizer's state that stay on the IPU.
 
     Args:
         tensors: The state of a replica that has all of it.

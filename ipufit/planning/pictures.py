@@ -18,7 +18,7 @@ from ipufit._lazy import need
 from ipufit.errors import ConfigError
 from ipufit.types import PathLike
 
-_COLOURS = ("#8ec1e8", "#f6b26b", "#c9b3e6", "#9fd3b6", "#e8d174")
+_COLORS = ("#8ec1e8", "#f6b26b", "#c9b3e6", "#9fd3b6", "#e8d174")
 _FILLS, _ASCII_FILLS = "█▓▒░▚", "#=+-o"
 _MOST_CHARACTERS = 80  # of a bar
 _FAR = 10  # a limit this many times the longest bar isn't drawn: no bar would be seen
@@ -90,7 +90,7 @@ class Bars(NamedTuple):
     def printed(self, console: Console) -> Iterator[Any]:
         """Yield the bars, and the kinds of their parts."""
         fills = _ASCII_FILLS if console.options.ascii_only else _FILLS
-        styles = dict(zip(self.parts, zip(fills, _COLOURS)))
+        styles = dict(zip(self.parts, zip(fills, _COLORS)))
         beside = max(map(len, self.labels)) + max(map(len, self.ends)) + 4
         room = min(max(console.width - beside, 1), _MOST_CHARACTERS)
         longest = max(self.totals) or 1
@@ -99,9 +99,9 @@ class Bars(NamedTuple):
             self.labels, self.ends, zip(*self.parts.values())
         ):
             line, amount = Text(), 0.0
-            for (fill, colour), part in zip(styles.values(), amounts):
+            for (fill, color), part in zip(styles.values(), amounts):
                 amount += part
-                line.append(fill * (round(amount / longest * room) - len(line)), colour)
+                line.append(fill * (round(amount / longest * room) - len(line)), color)
             grid.add_row(label, line, end)
         yield grid
         if len(styles) > 1:
@@ -113,8 +113,8 @@ class Bars(NamedTuple):
     def draw(self, axes: Any) -> None:
         """Draw the bars with matplotlib."""
         ends = [0.0] * len(self.labels)
-        for (kind, amounts), colour in zip(self.parts.items(), _COLOURS):
-            axes.barh(self.labels, amounts, left=ends, label=kind, color=colour)
+        for (kind, amounts), color in zip(self.parts.items(), _COLORS):
+            axes.barh(self.labels, amounts, left=ends, label=kind, color=color)
             ends = [end + amount for end, amount in zip(ends, amounts)]
         for y, (x, text) in enumerate(zip(ends, self.ends)):
             axes.text(x, y, f" {text}", va="center")
@@ -166,11 +166,11 @@ class Timeline(NamedTuple):
 
     def draw(self, axes: Any) -> None:
         """Draw the rows with matplotlib."""
-        colour_of = dict(zip(("F", "B", "FB"), _COLOURS))
+        color_of = dict(zip(("F", "B", "FB"), _COLORS))
         for y, (name, cells) in enumerate(self.rows.items()):
             busy = [x for x, number in enumerate(cells) if number is not None]
-            colour = colour_of.get(name.rpartition(" ")[2], "none")
-            axes.broken_barh([(x - 0.5, 1) for x in busy], (y - 0.4, 0.8), color=colour)
+            color = color_of.get(name.rpartition(" ")[2], "none")
+            axes.broken_barh([(x - 0.5, 1) for x in busy], (y - 0.4, 0.8), color=color)
             for x in busy:
                 axes.text(x, y, cells[x], ha="center", va="center", fontsize="small")
         axes.set_yticks(range(len(self.rows)), list(self.rows))
@@ -221,17 +221,17 @@ def show(contents: Sequence[Content], console: Console | None = None) -> None:
     """
     console = console or Console()
     tell = partial(console.print, highlight=False, markup=False)
-    for number, one in enumerate(contents):
+    for number, content in enumerate(contents):
         if number:
             tell()
-        if isinstance(one, str):
-            tell(one)
+        if isinstance(content, str):
+            tell(content)
             continue
-        tell(f"{one.title}:" if isinstance(one, Table) else one.title)
-        for line in one.printed(console):
+        tell(f"{content.title}:" if isinstance(content, Table) else content.title)
+        for line in content.printed(console):
             tell(line)
-        if one.caption:
-            tell(one.caption)
+        if content.caption:
+            tell(content.caption)
 
 
 def as_text(contents: Sequence[Content]) -> str:
@@ -242,12 +242,12 @@ def as_text(contents: Sequence[Content]) -> str:
 
     file = io.StringIO()
     texts: list[Content] = []
-    for one in contents:
-        if isinstance(one, str):
-            texts.append(short(one))
-        elif isinstance(one, Table):
-            texts.append(one._replace(caption=short(one.caption)))
-    # Kernels of notebooks ask all consoles for a terminal's colours.
+    for content in contents:
+        if isinstance(content, str):
+            texts.append(short(content))
+        elif isinstance(content, Table):
+            texts.append(content._replace(caption=short(content.caption)))
+    # Kernels of notebooks ask all consoles for a terminal's colors.
     console = Console(file=file, width=_WIDE, force_jupyter=False, force_terminal=False)
     show(texts, console)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
@@ -280,8 +280,7 @@ def _drawn(pictures: Sequence[Bars | Timeline], title: str, form: str) -> bytes:
     matplotlib = need("matplotlib", "Saving pictures", "ipufit[plot]")
     make = need("matplotlib.figure", "Saving pictures", "ipufit[plot]").Figure
     heights = [
-        1.3 + 0.25 * len(one.labels if isinstance(one, Bars) else one.rows)
-        for one in pictures
+        1.3 + 0.25 * len(p.labels if isinstance(p, Bars) else p.rows) for p in pictures
     ]
     width = max(
         [8.0, *(len(p.columns) / 4 for p in pictures if isinstance(p, Timeline))]
@@ -296,10 +295,10 @@ def _drawn(pictures: Sequence[Bars | Timeline], title: str, form: str) -> bytes:
         grid = figure.subplots(
             len(pictures), squeeze=False, gridspec_kw={"height_ratios": heights}
         )
-        for axes, one in zip(grid.flat, pictures):
-            axes.set_title(one.title, loc="left")
+        for axes, picture in zip(grid.flat, pictures):
+            axes.set_title(picture.title, loc="left")
             axes.invert_yaxis()
-            one.draw(axes)
+            picture.draw(axes)
         metadata: dict[str, str | None] = {"Title": title}
         if form == "svg":
             metadata["Date"] = None  # the same plan gives the same file

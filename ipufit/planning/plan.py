@@ -40,7 +40,7 @@ _WORTH_ADVICE = 0.1
 _STATIC_SHARES = (
     (0.5, "in the range of public configurations"),
     (0.8, "uncertain: compile to know"),
-    (1.0, "where public configurations offload or shard the optimiser's state"),
+    (1.0, "where public configurations offload or shard the optimizer's state"),
 )
 """Shares of an IPU's memory for parameters, accumulators and state, with a verdict.
 Public configurations for Mk2 have up to 0.42."""
@@ -94,7 +94,7 @@ class ModelPlan(ShownAsText):
 
     Attributes:
         title: Class of the module.
-        optimizer: Class of the optimiser.
+        optimizer: Class of the optimizer.
         device: The kind of IPU.
         epoch: Factors of a call, calls and updates of an epoch, samples left out.
         stages: Costs of each stage, in order; one without a pipeline.
@@ -425,7 +425,7 @@ def _memory(plan: ModelPlan) -> Iterator[Content]:
         [f"IPU {memory.ipu}" for memory in plan.memory],
         {
             "parameters": [m.parameters + m.buffers for m in plan.memory],
-            "optimiser state": [m.optimizer_state for m in plan.memory],
+            "optimizer state": [m.optimizer_state for m in plan.memory],
             "accumulators": [m.accumulators for m in plan.memory],
             "gradients (estimate)": [m.gradients.value for m in plan.memory],
             "activations (estimate)": [m.activations.value for m in plan.memory],
@@ -438,7 +438,7 @@ def _memory(plan: ModelPlan) -> Iterator[Content]:
 
 
 def _title(plan: ModelPlan) -> str:
-    """Describe model, optimiser and IPUs in a line."""
+    """Describe model, optimizer and IPUs in a line."""
     ipus = "1 IPU" if plan.num_ipus == 1 else f"{plan.num_ipus} IPUs"
     return f"Plan of {plan.title} with {plan.optimizer}, on {ipus}: {plan.device.name}"
 

@@ -15,6 +15,7 @@ import math
 from itertools import accumulate
 from typing import Callable, Iterable, NamedTuple, Sequence
 
+from ipufit.batching import MOST_IPUS
 from ipufit.errors import ConfigError
 
 from .memory import imbalance
@@ -23,9 +24,6 @@ MEMORY_STEP = 1 << 20
 """Bytes: less of a difference in memory decides nothing."""
 
 _MOST_TIES = 2  # that a message explains
-
-MOST_STAGES = 64
-"""Stages that `smallest_split` tries at most: a process has so many IPUs."""
 
 
 class BlockCost(NamedTuple):
@@ -44,7 +42,7 @@ class BlockCost(NamedTuple):
         weights: Names of the parameters that the block uses, also those that an earlier
             block uses.
         held_bytes: Bytes that the block holds permanently: parameters, buffers,
-            optimiser states and accumulators that no earlier block uses.
+            optimizer states and accumulators that no earlier block uses.
         output_bytes: Bytes of all activations that this block or an earlier one
             computes and a later one uses, with skip connections: they pass to the next
             IPU if a stage begins after this block.
@@ -130,7 +128,7 @@ def best_split(
         )
     count = len(parts)
     flops = _sums(part.flops for part in parts)
-    held = _sums(part.held for part in parts)
+    held = _sums(part.held_bytes for part in parts)
     most_held = held(0, count) if capacity is None else capacity
     least_held = _least_maximum(stages, count, held)
     if least_held > most_held:
@@ -146,7 +144,7 @@ def best_split(
         tuple(parts[cut].name for cut in cuts),
         tuple(map(flops, cuts, ends)),
         tuple(map(held, cuts, ends)),
-        tuple(parts[end - 1].crossing for end in ends[:-1]),
+        tuple(parts[end - 1].output_bytes for end in ends[:-1]),
     )
 
 
@@ -171,7 +169,7 @@ def smallest_split(costs: Sequence[BlockCost], capacity: int) -> Split:
             return best_split(costs, stages, capacity)
         except TooFullError:
             stages *= 2
-            if stages > min(MOST_STAGES, len(_parts(costs))):
+            if stages > min(MOST_IPUS, len(_parts(costs))):
                 raise
 
 
@@ -187,7 +185,7 @@ def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:
         ...
         ipufit.errors.ConfigError: ipus=2, and all weights and operations ...
     """
-    if stages > 1 and sum(part.is_busy for part in _parts(costs)) == 1:
+    if stages > 1 and sum(bool(p.flops or p.weights) for p in _parts(costs)) == 1:
         raise ConfigError(
             f"ipus={stages}, and all weights and operations of the model stay on one "
             "IPU, wherever it is cut. A stage begins where a submodule is called that "
@@ -196,32 +194,24 @@ def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:
         )
 
 
-class _Part(NamedTuple):
-    """Consecutive blocks of one stage, because they share weights."""
-
-    name: str
-    flops: int
-    held: int
-    crossing: int
-    is_busy: bool
-
-
-def _parts(costs: Sequence[BlockCost]) -> list[_Part]:
+def _parts(costs: Sequence[BlockCost]) -> list[BlockCost]:
+    """Join consecutive blocks that stay in one stage, because they share weights."""
     last_use = {name: i for i, cost in enumerate(costs) for name in cost.weights}
-    parts: list[_Part] = []
+    parts: list[BlockCost] = []
     end = -1  # the last block that the part goes to at least
     for index, cost in enumerate(costs):
-        is_busy = bool(cost.flops or cost.weights)
-        part = _Part(cost.name, cost.flops, cost.held_bytes, cost.output_bytes, is_busy)
         if index <= end:
             before = parts.pop()
-            part = part._replace(
-                name=before.name,
-                flops=before.flops + part.flops,
-                held=before.held + part.held,
-                is_busy=before.is_busy or part.is_busy,
+            parts.append(
+                before._replace(
+                    flops=before.flops + cost.flops,
+                    weights=before.weights + cost.weights,
+                    held_bytes=before.held_bytes + cost.held_bytes,
+                    output_bytes=cost.output_bytes,
+                )
             )
-        parts.append(part)
+        else:
+            parts.append(cost)
         end = max([end, *(last_use[name] for name in cost.weights)])
     return parts
 
@@ -271,7 +261,7 @@ def _least_maximum(
 
 
 def _cheapest_cuts(
-    stages: int, parts: Sequence[_Part], may_be: Callable[[int, int], bool]
+    stages: int, parts: Sequence[BlockCost], may_be: Callable[[int, int], bool]
 ) -> tuple[int, ...]:
     """Return the index of each stage's first part.
 
@@ -290,7 +280,7 @@ def _cheapest_cuts(
             if not may_be(i, j):
                 break
             (crossing, depth), later = best(j, left - 1)
-            crossing += parts[j - 1].crossing
+            crossing += parts[j - 1].output_bytes
             depth += parts[j].name.count(".")  # submodules that the cut is inside of
             found = min(found, ((crossing, depth), (j, *later)))
         return found
@@ -299,19 +289,19 @@ def _cheapest_cuts(
 
 
 def _too_full(
-    parts: Sequence[_Part],
+    parts: Sequence[BlockCost],
     stages: int,
     least_held: int,
     capacity: int,
     costs: Sequence[BlockCost],
 ) -> str:
-    kinds = "parameters, optimiser state and accumulators"
-    largest = max(parts, key=lambda part: part.held)
-    if largest.held > capacity:
+    kinds = "parameters, optimizer state and accumulators"
+    largest = max(parts, key=lambda part: part.held_bytes)
+    if largest.held_bytes > capacity:
         what = (
             f"What begins with {largest.name!r} can't be cut, and holds "
-            f"{largest.held:,} bytes of {kinds}. An IPU has {capacity:,}: more IPUs "
-            "don't help. Divide it into submodules that are called one after the "
+            f"{largest.held_bytes:,} bytes of {kinds}. An IPU has {capacity:,}: more "
+            "IPUs don't help. Divide it into submodules that are called one after the "
             "other, or use "
         )
     else:

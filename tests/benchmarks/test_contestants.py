@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everybody learns what the plain loop learns, on workloads small enough for a test."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -21,7 +19,7 @@ SMALL = {
     "resnet18": {"train_samples": 16, "test_samples": 8},  # batch norm: two modes
 }
 WORKLOADS = [
-    pytest.param(name, marks=[] if name == "W2" else [pytest.mark.thorough])
+    pytest.param(name, marks=[] if name == "W2" else [pytest.mark.slow])
     for name in SMALL
 ]
 OWN = [

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of results and of pods say what was measured or modelled, in every form."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from xml.etree import ElementTree

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes take turns; results are kept and compared; failures are said."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the benchmarks train and count: sizes, data, calls, stages."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path
@@ -74,7 +72,7 @@ def test_each_setting_makes_as_many_calls_as_the_page_says():
 
 SMALL = [one for one in SUBJECTS if one.name != "ResNet-50"]
 CASES = [
-    pytest.param(one, marks=[] if not number else [pytest.mark.thorough])
+    pytest.param(one, marks=[] if not number else [pytest.mark.slow])
     for number, one in enumerate(SMALL)
 ]
 

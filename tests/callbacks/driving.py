@@ -63,6 +63,7 @@ class Played:
     epochs: list = field(default_factory=list)
     logs: list = field(default_factory=list)
     rates: list = field(default_factory=list)  # after each epoch, of the first group
+    group_rates: list = field(default_factory=list)  # after each epoch, of all groups
     run: RunState = field(default_factory=RunState)
     states: list = field(default_factory=list)  # of the callbacks, after each epoch
 
@@ -110,8 +111,9 @@ def play(
         played.epochs.append(epoch)
         played.logs.append(logs)
         played.rates.append(model.rates[0])
+        played.group_rates.append(model.rates)
         played.states.append(hooks.state_dict())
-        if run.is_stopping:
+        if run.stop_reason is not None:
             break
     hooks.on_train_end({})
     hooks.close()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of callbacks are checked when they are given."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

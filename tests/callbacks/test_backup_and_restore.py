@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When `BackupAndRestore` saves, and what it leaves."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

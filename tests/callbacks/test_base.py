@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks, one and many, and functions in the place of their hooks."""
 
-from __future__ import annotations
-
 import os
 import signal
 

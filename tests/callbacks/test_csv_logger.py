@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CSVLogger`: what is in the file, whatever became of the process."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

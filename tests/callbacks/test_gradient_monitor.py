@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`GradientMonitor`, against the gradients of plain torch."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`History`: one row per epoch; and its plot with matplotlib, without a screen."""
 
-from __future__ import annotations
-
 import re
 import sys
 

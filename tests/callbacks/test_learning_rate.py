@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks that set the learning rate, on a scripted model and in a fit."""
 
-from __future__ import annotations
-
 import pytest
 
 from ipufit import ConfigError

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ModelCheckpoint`: which files or directories, when, and what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,8 @@ from ipufit.callbacks import ModelCheckpoint
 from ipufit.checkpoint import read_manifest
 from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
+
+pytestmark = pytest.mark.floor
 
 NAN = float("nan")
 
@@ -171,7 +171,8 @@ def test_a_newest_that_is_as_good_as_the_best_is_kept_alone():
 def test_an_eviction_at_the_end_of_an_epoch_leaves_one_of_it(save_freq):
     class Evict(Callback):
         def on_epoch_end(self, epoch, logs):
-            self.run.is_evicted = epoch == 1
+            if epoch == 1:
+                self.run.stop("Evict", is_eviction=True)
 
     checkpoint = ModelCheckpoint("runs", "loss", keep=1, save_freq=save_freq)
     logs = small_fit(checkpoint, Evict(), epochs=3).history.history
@@ -207,11 +208,11 @@ def test_a_run_that_begins_anew_knows_which_is_best_before_the_figure_comes():
 def test_an_eviction_right_after_a_start_leaves_the_best():
     run_of([0.9, 0.5], {"q": "max"})
     checkpoint = ModelCheckpoint("runs", "val_q", keep=1)
-    run = RunState(directions={"q": "max"}, is_evicted=True)
+    run = RunState(directions={"q": "max"})
     checkpoint.set_model(ScriptedModel())
     checkpoint.set_run(run)
     checkpoint.on_train_begin({})
-    run.heed_eviction()
+    run.evict()
     metrics = [read_manifest(path).moment.value for path in checkpoint.store.all()]
     assert metrics == [0.9, None]
 

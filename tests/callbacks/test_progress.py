@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which display a run has, and what it leaves; golden screens have the rest."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

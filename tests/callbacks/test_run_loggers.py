@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`WandbLogger` and `MLflowLogger` on doubles of their services."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -4,8 +4,6 @@
 `python -m tests.golden.screens.make` makes them anew.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -14,7 +12,7 @@ from tests.golden.screens import make
 
 COSTLY = {"dumb-40.txt", "terminal-120.txt"}
 SCREENS = [
-    pytest.param(name, marks=[pytest.mark.thorough] if name in COSTLY else [])
+    pytest.param(name, marks=[pytest.mark.slow] if name in COSTLY else [])
     for name in make.SCREENS
 ]
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d")
@@ -29,7 +27,7 @@ def test_a_screen_is_as_it_was(name):
     assert make.SCREENS[name]() == golden(name)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_colours_a_screen_is_the_same():
     plain = make.sent_to_terminal(40, NO_COLOR="1")
     assert not COLOUR.search(plain)

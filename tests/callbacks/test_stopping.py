@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks that watch a figure: which way is better, and when `fit` ends."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

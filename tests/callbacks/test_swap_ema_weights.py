@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SwapEMAWeights`: who sees the averages, and that the weights come back."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

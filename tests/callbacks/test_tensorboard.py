@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`TensorBoard`: folders, tags and steps, on a double of the writer; and histograms."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

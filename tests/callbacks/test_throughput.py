@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Throughput` on a clock that is moved by hand."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Doubles of services for figures: they note down what they are told."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 

@@ -11,7 +11,7 @@ import torch
 
 from ipufit import IPUConfig, IPUModel, UnsupportedError, poptorch
 from tests.fit.test_models import ZOO, torchvisions_models
-from tests.strategies import spread
+from tests.strategies import slow_but_each_fourth
 
 TORCHVISION = """
     convnext_tiny alexnet densenet121 efficientnet_v2_s efficientnet_b0 googlenet
@@ -44,8 +44,7 @@ def test_a_check_agrees_with_a_compilation(name, monkeypatch):
     assert runs(model, case.x, case.y, 12, monkeypatch)
 
 
-@pytest.mark.spread
-@pytest.mark.parametrize("name", spread(TORCHVISION))
+@pytest.mark.parametrize("name", slow_but_each_fourth(TORCHVISION))
 def test_torchvisions_networks_are_not_refused(name):
     has_aux = name in ("googlenet", "inception_v3")
     aux = {"aux_logits": False, "init_weights": False} if has_aux else {}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ipufit compile`: the programs of a script's first fit, compiled and not run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ipufit doctor` on machines of several kinds, which are made up of files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

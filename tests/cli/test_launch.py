@@ -4,8 +4,6 @@
 torchrun itself isn't started every day.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -39,7 +37,7 @@ print(f"threads {os.environ['OMP_NUM_THREADS']}", file=sys.stderr)
 LAUNCH = sys.executable, "-m", "ipufit", "launch", "--processes", "2", "--launcher"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_processes_sum_and_print_once(tmp_path):
     (tmp_path / "train.py").write_text(SUMMING, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}

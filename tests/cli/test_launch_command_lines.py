@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command lines that `ipufit launch` makes, and the ones that it refuses."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

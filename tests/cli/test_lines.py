@@ -4,8 +4,6 @@
 What they print, their exit status, and the files that they leave.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -17,6 +17,8 @@ from ipufit import (
     poptorch,
 )
 
+pytestmark = pytest.mark.floor
+
 ALL = poptorch.OutputMode.All.value
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that record what the probes do on this host, and compare a recording."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -7,8 +7,6 @@ says of a device. On IPUs `--record FILE` writes down what it did there, and on 
 each time.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

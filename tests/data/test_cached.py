@@ -26,7 +26,7 @@ from ipufit import (
     ModelCheckpoint,
 )
 from ipufit._tree import Structure, tree_map
-from ipufit.data.datasets import ArrayDataset
+from ipufit.data.arrays import ArrayDataset
 from ipufit.data.random_state import random_state
 from ipufit.data.sources import as_source
 from ipufit.errors import IpufitWarning

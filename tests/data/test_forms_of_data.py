@@ -253,7 +253,7 @@ def assert_predicts(model, plan, data):
     [
         *((form, "accumulation") for form in FORMS if FORMS[form] is not hugging_face),
         pytest.param(
-            *("a Hugging Face dataset", "accumulation"), marks=pytest.mark.thorough
+            *("a Hugging Face dataset", "accumulation"), marks=pytest.mark.slow
         ),
         *((form, "plain") for form in ("frames", "an iterable dataset")),
         *((form, "replicas") for form in ("a dataset of rows", "a stream")),

@@ -37,7 +37,7 @@ REST = EVERY[1::4] + EVERY[2::4]  # each kind once, half of them with either end
 @pytest.mark.parametrize(
     ("kind", "drop_last"),
     [
-        pytest.param(*case, marks=[pytest.mark.thorough] if case in REST else [])
+        pytest.param(*case, marks=[pytest.mark.slow] if case in REST else [])
         for case in EVERY
     ],
 )
@@ -48,7 +48,7 @@ def test_figures_are_those_of_one_process(pool, kind, drop_last):
     require_like(runs[0], expected)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_figures_of_three_processes_are_those_of_one(pool, kind):
     runs = pool.run(fitted, kind, count=3)

@@ -19,8 +19,6 @@ from torch.utils.data import (
 )
 
 from ipufit import BatchPlan, DataError, WholeStreamWarning, poptorch
-from ipufit.data.calls import Position
-from ipufit.data.random_state import random_state
 from ipufit.data.sources import as_source
 from ipufit.distributed import configure, get_process_info
 from tests.data._together import together
@@ -186,7 +184,7 @@ def test_a_dataset_that_asks_divides_itself(num_workers, is_loader):
         warnings.simplefilter("error")
         given = {} if is_loader else {"num_workers": num_workers}
         [calls], batches = passes(2, BatchPlan(4), make, **given)
-    assert all(one.source.is_own_part for one in batches)
+    assert all(one.source.is_part for one in batches)
     numbers = [[n for call in own for n in call.batch[0].tolist()] for own in calls]
     assert [{n % 2 for n in own} for own in numbers] == [{0}, {1}]
     assert sorted(joined(numbers)) == list(range(48))
@@ -271,17 +269,17 @@ def test_a_run_goes_on_in_the_middle_of_a_pass(kind):
         batches = training(plan, WHOLE[kind](), processes)
         calls = iter(batches)
         begun = [next(calls) for _ in range(2)]
-        saved = random_state(batches.source.generators), batches.replay()
+        place = batches.state_dict()
         rest = [*calls, *batches]
-        first = processes.first((batches.position, saved))
-        return [c.batch[0].tolist() for c in begun + rest], first
+        processes.first(None)  # all have come here
+        return [c.batch[0].tolist() for c in begun + rest], place
 
     results = together(2, in_turn(whole))
 
     def resumed(processes):
-        numbers, (_, (now, replay)) = results[processes.index]
-        batches = training(plan, WHOLE[kind](), processes, start=Position(0, 2))
-        batches.go_on(now, replay)
+        numbers, _ = results[processes.index]
+        batches = training(plan, WHOLE[kind](), processes)
+        batches.load_state_dict(results[0][1])
         rest = [c.batch[0].tolist() for _ in range(2) for c in batches]
         assert rest == numbers[2:]
 
@@ -382,7 +380,7 @@ def test_a_loader_of_poptorch_without_parts_is_divided(dataset):
     def run(processes):
         loader = unpartitioned(processes, dataset)
         batches = inference(BatchPlan(4), loader, processes)
-        assert not batches.source.is_own_part
+        assert not batches.source.is_part
         return numbers_of(batches)
 
     with pytest.warns(WholeStreamWarning, match="reads all of `x`"):
@@ -394,7 +392,7 @@ def test_a_dataset_in_a_loader_of_poptorch_divides_itself():
     def run(processes):
         loader = unpartitioned(processes, OwnNumbers(32))
         batches = inference(BatchPlan(4), loader, processes)
-        assert batches.source.is_own_part
+        assert batches.source.is_part
         return numbers_of(batches)
 
     with warnings.catch_warnings():

@@ -36,9 +36,12 @@ from tests.strategies import Pair, examples, nestings
 preload_fork_server()
 
 # On a machine with one processor.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create", "ignore::ipufit.errors.IpufitWarning"
-)
+pytestmark = [
+    pytest.mark.floor,
+    pytest.mark.filterwarnings(
+        "ignore:This DataLoader will create", "ignore::ipufit.errors.IpufitWarning"
+    ),
+]
 
 X, Y = reference.samples(10)
 

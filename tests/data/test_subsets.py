@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
 from ipufit import CachedDataset, DataError, IPUModel
-from ipufit.data.datasets import ArrayDataset, arrays_behind
+from ipufit.data.arrays import ArrayDataset
+from ipufit.data.datasets import arrays_behind
 from ipufit.data.sources import as_source
 from tests.reference import Items
 from tests.strategies import config_for, examples, plans

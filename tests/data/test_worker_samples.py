@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from ipufit import BatchPlan, DataError, IPUConfig, IPUModel
-from ipufit.data.calls import Position, TrainingBatches
-from ipufit.data.datasets import IterableRows
-from ipufit.data.random_state import random_state
+from ipufit.data.calls import TrainingBatches
+from ipufit.data.loaders import IterableRows
 from ipufit.data.sources import as_source
 from tests import reference
 from tests.data.test_division import options_for
@@ -79,7 +78,7 @@ def test_each_sample_comes_once(kind, num_workers):
     assert sorted(numbers_of(kind(), num_workers)) == list(range(23))
 
 
-@pytest.mark.thorough  # torch waits for the processes that load
+@pytest.mark.slow  # torch waits for the processes that load
 def test_a_dataset_that_asks_late_is_refused():
     with pytest.raises(DataError, match="only after its first sample") as caught:
         numbers_of(AskingLate(), 2)
@@ -87,7 +86,7 @@ def test_a_dataset_that_asks_late_is_refused():
     gc.collect()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_it_holds_where_processes_are_spawned():
     loader = DataLoader(
         IterableRows(Numbers()), 4, num_workers=2, multiprocessing_context="spawn"
@@ -105,11 +104,11 @@ def test_a_run_goes_on_in_the_middle_of_a_pass():
     first = batches()
     calls = iter(first)
     begun = [next(calls) for _ in range(2)]
-    now, replay = random_state(), first.replay()
+    place = first.state_dict()
     rest = [call.batch[0].tolist() for call in calls]
     assert len(begun) == 2
-    resumed = batches(start=Position(0, 2))
-    resumed.go_on(now, replay)
+    resumed = batches()
+    resumed.load_state_dict(place)
     assert [call.batch[0].tolist() for call in resumed] == rest
 
 

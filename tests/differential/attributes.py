@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `forward`, losses and metrics compute with: users change it from 1 to 3."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import types

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers, weights, inputs and targets: of all types, changed, written, shared."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What gradients pass through: layers, losses of all forms, detach, hooks."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional
 

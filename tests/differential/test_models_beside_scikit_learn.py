@@ -5,8 +5,6 @@ Each model is trained, validated and evaluated with one, two and four replicas, 
 that don't fill a micro-batch.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

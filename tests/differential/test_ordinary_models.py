@@ -5,8 +5,6 @@ Each is trained with one, two and four replicas, and validated on rows that don'
 micro-batch.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -6,8 +6,6 @@ plain torch loop. The tables say which ones must be right, so that nothing passe
 being refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import zlib
@@ -15,7 +13,6 @@ import zlib
 import pytest
 
 from ipufit import IpufitError, IpufitWarning, poptorch
-from tests.strategies import spread_if_quick
 
 from . import attributes, buffers, gradients, returned
 from .cases import LAYOUTS, RULES, Case, assert_same, run, run_plainly
@@ -56,14 +53,14 @@ COSTLY = [case for case in CASES if is_costly(case)]
 DAILY = [case for case in CASES if case not in COSTLY]
 
 
-def in_modes(case):
-    """The case as a parameter."""
-    marks = []
+def in_modes(number, case):
+    """The case as a parameter; each tenth also runs looped, and on the floor."""
+    marks = [pytest.mark.floor, pytest.mark.looped] if number % 10 == 0 else []
     if case.kind.is_known_by_autograd and poptorch.__name__ != "ipufit.emulator":
         reason = "a stand-in for PopTorch's core notes no dependencies, nor float64"
         marks.append(pytest.mark.skip(reason=reason))
     if is_costly(case):
-        marks.append(pytest.mark.thorough)
+        marks.append(pytest.mark.slow)
     return pytest.param(case, marks=marks)
 
 
@@ -76,7 +73,7 @@ def test_there_are_many_programs():
 CHANGES = [case for case in CASES if case.when == BETWEEN]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CHANGES, ids=str)
 def test_a_change_changes_numbers_in_torch(case):
     steady = run_plainly(dataclasses.replace(case, when=STEADY))
@@ -86,7 +83,7 @@ def test_a_change_changes_numbers_in_torch(case):
 
 
 @pytest.mark.parametrize(
-    "case", [in_modes(case) for case in [*spread_if_quick(DAILY), *COSTLY]], ids=str
+    "case", list(map(in_modes, *zip(*enumerate([*DAILY, *COSTLY])))), ids=str
 )
 def test_a_program_is_right_or_refused(case):
     if case.outcome == REFUSED:

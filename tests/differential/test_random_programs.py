@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs drawn at random train and predict as plain loops of torch do."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -31,7 +29,7 @@ from ipufit import (
     Optimizer,
 )
 from tests.reference import Last
-from tests.strategies import is_thorough
+from tests.strategies import is_long
 
 sk = pytest.importorskip("sklearn.metrics", reason="metrics are held against its own")
 
@@ -737,7 +735,7 @@ def differences(drawn):
     return wrong
 
 
-@settings(max_examples=20 if is_thorough() else 4)
+@settings(max_examples=20 if is_long() else 4)
 @given(st.randoms(use_true_random=True))
 def test_a_random_program_gives_what_a_plain_loop_gives(random):
     drawn = draw(random)

@@ -7,8 +7,6 @@ replica are torch's, or the module is refused, or a row of `operators.tsv` says 
 device differs.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import itertools
@@ -199,7 +197,7 @@ def test_modules_compute_what_torch_computes():
     check(*run_modules(infos, most=2))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_each_module_computes_what_torch_computes(part):
     check(*run_modules(database("module_db")[part::3], most=8))

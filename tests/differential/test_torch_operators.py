@@ -5,8 +5,6 @@ The samples are those of `op_db`, with which torch tests itself. Each result is 
 or the program is refused, or a row of `operators.tsv` says that a device differs.
 """
 
-from __future__ import annotations
-
 import collections
 import inspect
 import itertools
@@ -310,7 +308,7 @@ def test_operators_compute_what_torch_computes():
     check(*run_operators(operators, most=1))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_operator_computes_what_torch_computes(part):
     operators = database("op_db")[part::PARTS]

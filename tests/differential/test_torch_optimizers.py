@@ -5,8 +5,6 @@ The arguments are those of `optim_db`, with which torch tests itself, and furthe
 After some updates the weights are torch's, or the optimizer is refused.
 """
 
-from __future__ import annotations
-
 import collections
 import inspect
 

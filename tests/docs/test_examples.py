@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each example prints the number that it promises, and the page of examples has it."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import runpy
@@ -58,20 +56,6 @@ SCRIPTS = {
     "poptorch_script.py": ("--epochs 4", ACCURACY, 75),
     "optuna_sweep.py": ("--trials 5", "best accuracy: #%", 80),
 }
-# They take seconds each, so that the thorough profile runs them.
-SLOW = {
-    "ctc.py",
-    "gan.py",
-    "gpt.py",
-    "half_precision.py",
-    "mnist_pipeline.py",
-    "scaling_curve.py",
-    "segmentation.py",
-    "several_processes.py",
-    "tabular.py",
-    "text_classification.py",
-    "time_series.py",
-}
 MODULES = {"handwriting.py"}  # which the scripts import
 # Script -> a package that it can't do without.
 NEEDS = {
@@ -119,13 +103,8 @@ def load(monkeypatch):
 @pytest.mark.filterwarnings("ignore:Positional args are being deprecated:UserWarning")
 # Matplotlib asks tensors for their values by NumPy 2.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(script, marks=[pytest.mark.thorough] * (script in SLOW))
-        for script in SCRIPTS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_prints_and_draws_what_it_promises(script, load, capsys, tmp_path):
     if script in NEEDS and find_spec(NEEDS[script]) is None:
         pytest.skip(f"needs {NEEDS[script]}")

@@ -5,8 +5,6 @@ A page has code that both sides share, then `## Before` and `## After`. Blocks o
 `text` are another library's API, which can't run here.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ports of public programs train as scripts do that use PopTorch by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -17,7 +15,7 @@ import torch
 
 import ipufit
 import ipufit.emulator
-from ipufit.data.datasets import mixed
+from ipufit.data.random_state import hash_seed
 from tests.interpreters import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +99,7 @@ def few_digits(side):
 
 def shares_that_a_run_draws(seed, micro_batches, rows, alpha=0.2):
     """Coefficients of the micro-batches of a first pass over data."""
-    seeds = [mixed(seed, 0, number, 1) for number in range(micro_batches)]
+    seeds = [hash_seed(seed, 0, number, 1) for number in range(micro_batches)]
     return ipufit.Mixing(mixup=alpha).coefficients(seeds, rows, None)
 
 
@@ -112,7 +110,7 @@ def shares_that_a_run_draws(seed, micro_batches, rows, alpha=0.2):
         "cnn_training",
         "bert_finetuning",
         # By far the slowest; the one before has a pipeline, too.
-        pytest.param("gpt2_pretraining", marks=[pytest.mark.thorough]),
+        pytest.param("gpt2_pretraining", marks=[pytest.mark.slow]),
     ],
 )
 def test_a_port_trains_as_its_original(name, monkeypatch, tmp_path):
@@ -135,7 +133,7 @@ def test_a_port_trains_as_its_original(name, monkeypatch, tmp_path):
     assert losses[10:] == pytest.approx(expected[10:], abs=2e-3)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMISES)
 def test_a_port_prints_what_it_promises(name):
     pattern, least = PROMISES[name]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages show what their code prints and draws: `make screens` has put it there."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 from pathlib import Path

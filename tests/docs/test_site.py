@@ -4,8 +4,6 @@
 These tests need Sphinx: tox's environment `docs` runs them.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -46,7 +44,7 @@ def site(tmp_path_factory):
     """
     named = os.environ.get("IPUFIT_SITE")
     folder = Path(named) if named else tmp_path_factory.mktemp("site")
-    options = ["-q", "-W", "--keep-going", "-n", "-b", "html"]
+    options = ["-q", "-E", "-W", "--keep-going", "-n", "-b", "html"]
     command = [sys.executable, "-m", "sphinx", *options]
     environment = {**os.environ, "IPUFIT_BACKEND": "emulator"}
     done = subprocess.run(
@@ -120,8 +118,40 @@ def test_no_link_within_the_site_is_dead(site):
 # Search -------------------------------------------------------------------------------
 
 
-def first_results(site, queries):
-    """The address of the first result of each query, by the site's own scripts."""
+KEYWORDS = {
+    "batch size": "concepts/batch",
+    "callbacks": "how-to/callbacks",
+    "changelog": "changelog",
+    "custom loss": "questions/own-loss",
+    "data": "how-to/data",
+    "dataloader": "how-to/data",
+    "early stopping": "how-to/callbacks",
+    "float16": "how-to/precision",
+    "glossary": "glossary",
+    "gradient accumulation": "reference/config",
+    "huggingface": "how-to/transformers",
+    "hyperparameter": "reference/config",
+    "install": "install",
+    "learning rate": "reference/optimizers",
+    "loss": "reference/losses",
+    "metrics": "reference/metrics",
+    "multi-node": "how-to/pods",
+    "optimizer": "reference/optimizers",
+    "out of memory": "questions/out-of-memory",
+    "pipeline": "how-to/pipelines",
+    "precision": "how-to/precision",
+    "predict": "tutorial",
+    "quickstart": "tutorial",
+    "replicas": "how-to/pods",
+    "resume": "how-to/resume",
+    "save": "questions/save-and-load",
+    "verbose": "how-to/callbacks",
+}
+"""Words that people look for, and the page that the first three results must have."""
+
+
+def results_of(site, queries):
+    """The addresses of each query's results, best first, by the site's own scripts."""
     script = Path(__file__).with_name("site_search.js")
     done = subprocess.run(
         ["node", str(script), str(site), *queries],
@@ -129,8 +159,24 @@ def first_results(site, queries):
         text=True,
         check=True,
     )
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    return [result[0] if result else None for result in results]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def first_results(site, queries):
+    """The address of the first result of each query."""
+    results = results_of(site, queries)
+    return [addresses[0] if addresses else None for addresses in results]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node isn't installed")
+def test_a_keyword_leads_to_its_page(site):
+    results = zip(KEYWORDS.items(), results_of(site, [*KEYWORDS]))
+    wrong = {
+        word: (page, addresses[:3])
+        for (word, page), addresses in results
+        if page not in [address.partition("#")[0] for address in addresses[:3]]
+    }
+    assert wrong == {}
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node isn't installed")

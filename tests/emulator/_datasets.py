@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests send to background processes: it must be importable there."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script for several instances: it makes the calls that PopDist's tutorial makes."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

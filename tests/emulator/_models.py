@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules and executors that several test modules use; device against host."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The survey of a program (`ipufit check`) names what compiling it refuses.
 
-In the thorough profile each program that the modules below compile is surveyed too.
-What is refused must be among the findings in the same words, at the line from which the
-refusal came; what compiles must have none. `tests/check/test_check.py` has some in
-every run.
+Each program that the modules below compile is surveyed, too. What is refused must be
+among the findings in the same words, at the line from which the refusal came; what
+compiles must have none.
 """
-
-from __future__ import annotations
 
 import re
 from pathlib import Path
@@ -20,7 +17,6 @@ from ipufit.emulator import _poplar_executor as executor
 from ipufit.emulator._impl import unwrapped
 from ipufit.emulator.core.layout import Layout
 from ipufit.emulator.core.survey import survey
-from tests.strategies import is_thorough
 
 ROOT = Path(__file__).parents[1]
 MODULES = (
@@ -49,14 +45,9 @@ def is_surveyed(item):
     return is_of_them and item.function.__name__ not in ONCE
 
 
-def pytest_collection_modifyitems(items):
-    for item in filter(is_surveyed, items):
-        item.add_marker("spread")
-
-
 @pytest.fixture(autouse=True)
 def _surveyed(request, monkeypatch):
-    if is_thorough() and is_surveyed(request.node):
+    if is_surveyed(request.node):
         original = executor.compile_model
         monkeypatch.setattr(
             executor, "compile_model", lambda *given: surveyed(original, *given)

@@ -94,7 +94,7 @@ class StopAndGo(threading.Thread):
         self.join()
 
 
-@pytest.mark.parametrize("pause", [3, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("pause", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_reader_between_any_two_steps_of_a_writer(tmp_path, monkeypatch, pause):
     target, number, tried, stop_at, is_over = tmp_path / "saved", 0, set(), 0, False
     write_checkpoint(target, sample(number))

@@ -29,6 +29,8 @@ from ipufit.errors import (
 from tests.files.samples import names, number_of, sample
 from tests.files.test_hostile import sign
 
+pytestmark = pytest.mark.floor
+
 NAN = float("nan")
 FIVE = [9.0, 1.0, NAN, None, 1.0]
 

@@ -593,7 +593,7 @@ class OfATable(Of):
     [
         pytest.param(
             lambda: [*([1.0] * 150 for _ in range(149)), [np.ones(())] * 150],
-            marks=pytest.mark.thorough,
+            marks=pytest.mark.slow,
         ),
         lambda: np.ones((2049, 2048), np.float32),
         lambda: torch.ones(2049, 2048),

@@ -22,6 +22,8 @@ from ipufit import (
 from tests import reference
 from tests.strategies import config_for, examples, output_modes, plans, sample_counts
 
+pytestmark = [pytest.mark.floor, pytest.mark.looped]
+
 OPTIMIZERS = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),

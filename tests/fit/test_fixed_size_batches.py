@@ -31,6 +31,8 @@ from ipufit import (
 )
 from tests.reference import assert_same_weights
 
+pytestmark = pytest.mark.floor
+
 NODES, EDGES, GRAPHS, FEATURES, CLASSES = 12, 20, 4, 3, 3
 COUNTS = [3, 1, 2, 3, 2, 1, 3, 3]  # graphs of each batch
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ipufit import IPUConfig, IPUModel, poptorch
 from tests import reference
-from tests.strategies import spread
+from tests.strategies import slow_but_each_fourth
 
 X, Y = reference.samples(48)
 
@@ -80,8 +80,7 @@ def on_one_ipu():
     return trained(network, gradient_accumulation=8)
 
 
-@pytest.mark.spread
-@pytest.mark.parametrize("name", spread(list(LAYOUTS)))
+@pytest.mark.parametrize("name", slow_but_each_fourth(LAYOUTS))
 def test_a_pipeline_is_evaluated_with_a_layout_of_its_own(
     monkeypatch, on_one_ipu, name
 ):

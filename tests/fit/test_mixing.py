@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 
 import ipufit
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel, Mixing, UnsupportedError
-from ipufit.data.datasets import mixed
+from ipufit.data.random_state import hash_seed
 from tests.reference import assert_same_weights
 
 SEED, SIDE, CLASSES = 7, 6, 3
@@ -36,7 +36,7 @@ def images(count=24):
 
 
 def drawn(mixing, number_of_pass, micro_batch, rows, size=(SIDE, SIDE)):
-    seed = mixed(SEED, number_of_pass, micro_batch, 1)
+    seed = hash_seed(SEED, number_of_pass, micro_batch, 1)
     return mixing.coefficients([seed], rows, size if mixing.cutmix else None).numpy()
 
 

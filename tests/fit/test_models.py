@@ -16,6 +16,8 @@ from torch import nn
 from ipufit import IPUConfig, IPUModel
 from tests import reference
 
+pytestmark = pytest.mark.floor
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "handwriting.py"
 COUNT, BATCH = 24, 12
 
@@ -253,7 +255,7 @@ def train_plainly(case, module, epochs):
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        pytest.param(name, layout, marks=[pytest.mark.thorough])
+        pytest.param(name, layout, marks=[pytest.mark.slow])
         if name == "resnet18" and layout != "one IPU"
         # Slow, and batch norm leaves no plain loop to compare with.
         else (name, layout)

@@ -306,6 +306,30 @@ def test_a_run_evicted_in_any_set_goes_on_as_if_it_had_not_been(tmp_path, number
     assert_same(run(tmp_path / "run"), expected)
 
 
+@pytest.mark.usefixtures("unsynced")
+@pytest.mark.filterwarnings("ignore::ipufit.errors.DroppedRowsWarning")
+def test_a_run_evicted_twice_in_one_validation_draws_its_stream_again(tmp_path):
+    def run(folder, *breakers):
+        scenario = Scenario(
+            data=lambda: {"x": shuffled()},
+            fitted={"validation_updates": 2, "validation_data": samples(8, seed=4)},
+        )
+        model, callbacks = scenario.model(), scenario.callbacks()
+        backup = BackupAndRestore(folder)
+        history = scenario.fit(model, [*callbacks, backup, *breakers])
+        return result_of(model, history, callbacks)
+
+    seeded(1)
+    expected = run(tmp_path / "whole")
+    seeded(1)
+    run(tmp_path / "run", EvictInSet(2))
+    for seed in (2, 3):  # before a batch of training was drawn again
+        seeded(seed)
+        run(tmp_path / "run", EvictInSet(0))
+    seeded(4)
+    assert_same(run(tmp_path / "run"), expected)
+
+
 def fitted():
     x, y, _ = runs.samples(32)
     model = runs.model_of()

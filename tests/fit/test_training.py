@@ -27,6 +27,8 @@ from ipufit.callbacks import ProgressDisplay
 from tests import reference
 from tests.strategies import config_for, examples, plans
 
+pytestmark = pytest.mark.looped
+
 
 class Seen(StreamedMetric):
     """Remembers inputs, targets and weights: the module gives its inputs back."""

@@ -11,8 +11,6 @@ thread, as the test does. Numbers are the same bit for bit where torch's release
 processor are those of the recording, and nearly the same elsewhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the emulator's names and signatures are not PopTorch's, and why."""
 
-from __future__ import annotations
-
 MISSING = {
     # PopTorch's own business, although the names have no underscore.
     **{

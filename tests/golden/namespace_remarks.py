@@ -5,8 +5,6 @@ Patterns are those of `fnmatch`; the last one that matches a name counts. What i
 missing is in `differences.py`.
 """
 
-from __future__ import annotations
-
 EXACT = "exact"
 APPROXIMATED = "approximated"
 NO_EFFECT = "no effect"

@@ -9,8 +9,6 @@ Runs that round at random, or draw random numbers on the device, are runs of the
 so that nothing else is recorded anew when these draw other numbers.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 

@@ -6,8 +6,6 @@ same, and runs that draw random numbers are left out. CONTRIBUTING.md says how t
 record a run anew.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LightningModules of the tests, with Lightning's base class or without."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import torch

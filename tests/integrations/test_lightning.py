@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A LightningModule trains as in a plain loop, and as with Lightning's own Trainer."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import pickle

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every form of `configure_optimizers`, and schedulers as Lightning steps them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.optim import lr_scheduler

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can't be honoured of a LightningModule is refused, with the way out."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keras on torch beside ipufit; nothing here is collected where Keras isn't."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

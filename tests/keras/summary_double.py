@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A double of `tensorflow.summary` for Keras's `TensorBoard`: notes what is written."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where our callbacks differ from Keras's; each is a row of the page."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from contextlib import redirect_stdout

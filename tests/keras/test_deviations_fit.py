@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where runs differ from Keras's; each is a row of the page."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

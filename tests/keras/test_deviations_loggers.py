@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where loggers and the averages of weights differ from Keras's; rows as the others."""
 
-from __future__ import annotations
-
 import sys
 
 import keras

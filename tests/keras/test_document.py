@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`docs/reference/keras.md` lists every deviation, and each has its test."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Keras refuses with a `ValueError`, ipufit refuses with one too."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same fit in Keras and in ipufit: figures, epochs, hooks, weights."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page for those who come from Keras: both sides say the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

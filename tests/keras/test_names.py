@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`docs/reference/keras.md` lists what of Keras's losses and metrics isn't here."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several named outputs: losses, metrics, weights and their names."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.keras.test_weights import weights

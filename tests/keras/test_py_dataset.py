@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PyDataset` passed as it is: the order of its batches, and its hooks."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules by name against Keras's of the same formula."""
 
-from __future__ import annotations
-
 import bisect
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our callbacks and Keras's: random series without a model, a sample through fits."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from contextlib import chdir, redirect_stdout

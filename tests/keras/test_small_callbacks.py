@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`TerminateOnNaN` and `LambdaCallback` beside Keras's, through real fits."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partial batches, and epochs and validations of so many steps, as Keras has them."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

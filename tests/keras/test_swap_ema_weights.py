@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SwapEMAWeights` and Keras's: what validations and other callbacks see."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

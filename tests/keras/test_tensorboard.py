@@ -5,8 +5,6 @@ Keras's needs TensorFlow to write. It gets a double of `tensorflow.summary` inst
 which notes down what would be written.
 """
 
-from __future__ import annotations
-
 import os
 
 import keras

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is printed with `verbose=2`, but for times, is what Keras prints."""
 
-from __future__ import annotations
-
 import pytest
 
 from ipufit.callbacks.progress import format_duration

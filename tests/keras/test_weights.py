@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sample and class weights in a fit, as Keras counts and names them."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same thing twice: networks, optimisers and recorders for Keras and ipufit."""
 
-from __future__ import annotations
-
 import re
 
 import keras

@@ -35,6 +35,8 @@ from tests.reference import (
     samples,
 )
 
+pytestmark = pytest.mark.floor
+
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.1, 0.2, -3.0], [1.0, 1.0, 1.0]])
 CLASSES = torch.tensor([0, 1, 2])
 ONE_HOT = torch.eye(3)
@@ -888,6 +890,22 @@ def test_other_losses_of_classes_are_smoothed(loss, of_log_probabilities):
         outputs = outputs.log_softmax(1)
     terms = smoothed(resolve_loss(loss), 0.1).terms(outputs, targets, 4)
     torch.testing.assert_close(terms.value, expected)
+
+
+def test_a_subclass_with_torchs_forward_is_smoothed():
+    class Mine(torch.nn.CrossEntropyLoss):
+        pass
+
+    class Other(torch.nn.CrossEntropyLoss):
+        def forward(self, outputs, targets):
+            return super().forward(outputs, targets)
+
+    outputs, targets = torch.randn(4, NUM_CLASSES), torch.tensor([0, 2, 1, 1])
+    expected = F.cross_entropy(outputs, targets, label_smoothing=0.1)
+    terms = smoothed(resolve_loss(Mine()), 0.1).terms(outputs, targets, 4)
+    torch.testing.assert_close(terms.value, expected)
+    with pytest.raises(UnsupportedError, match="needs a loss of classes"):
+        smoothed(resolve_loss(Other()), 0.1)
 
 
 def test_binary_targets_are_smoothed_towards_a_half():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import ConfigError, DataError, IPUConfig, IPUModel, losses
+from ipufit import ConfigError, DataError, IPUConfig, IPUModel
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 NARROW, WIDE = X[:, :1].abs() / 9, X[:, 1:].softmax(1)
@@ -128,7 +128,11 @@ def test_a_nested_target_of_one_output_is_refused_in_words(inner):
         history(lambda a, b: a, "mse", inner)
 
 
-NAMES = [names.split()[0] for names in losses._LOSSES]
+NAMES = [
+    *("bce", "categorical_crossentropy", "cosine_similarity", "cross_entropy"),
+    *("hinge", "huber", "kl_div", "l1", "log_cosh", "mape", "mse", "msle", "nll"),
+    *("poisson", "sparse_categorical_crossentropy", "squared_hinge"),
+]
 MODULES = [
     *(nn.KLDivLoss(reduction=kind) for kind in ("batchmean", "none")),
     *(nn.BCEWithLogitsLoss(), nn.CrossEntropyLoss(), nn.MultiMarginLoss()),

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leaves out what is held against scikit-learn where that isn't installed."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -6,8 +6,6 @@ no such function, or cuts values off, as its `log_loss` does. All functions get 
 of float64: outputs, targets and weights.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 

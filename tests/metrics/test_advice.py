@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a refusal of a metric says to do works when it is done."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Means, weights, and functions as metrics."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

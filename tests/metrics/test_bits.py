@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks and several labels per sample: each output is a 0 or 1 of its own."""
 
-from __future__ import annotations
-
 import pytest
 import sklearn.metrics
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accuracies against scikit-learn."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -30,6 +28,8 @@ from tests.metrics.harness import (
     scores,
     spread,
 )
+
+pytestmark = pytest.mark.floor
 
 
 def sparse(outputs, targets, weights):

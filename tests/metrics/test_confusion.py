@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Precision, recall and their like against scikit-learn."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 

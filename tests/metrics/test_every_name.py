@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every metric that has a name, on every kind of data that it takes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -81,7 +79,7 @@ def case_of(name, kind):
     [
         kind
         if kind in ("binary columns", "one-hot")
-        else pytest.param(kind, marks=pytest.mark.thorough)
+        else pytest.param(kind, marks=pytest.mark.slow)
         for kind in DATA
     ],
 )

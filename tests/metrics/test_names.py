@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what users call a metric to the metric."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of models with several outputs, also nested ones and ones without targets."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-entropies and hinges against scikit-learn; others against SciPy and torch."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

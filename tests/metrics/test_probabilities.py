@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that end in a sigmoid or softmax: metrics are those of the logits."""
 
-from __future__ import annotations
-
 import pytest
 import sklearn.metrics
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Areas under curves against scikit-learn and against integration by numbers."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of numbers against scikit-learn, or their definitions in float64."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ipufit.log`: what is logged is averaged over all samples, everywhere."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

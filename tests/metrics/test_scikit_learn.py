@@ -22,7 +22,7 @@ import ipufit
 from ipufit import IPUConfig, IPUModel, metrics
 from tests.metrics import peers
 from tests.metrics.harness import figure
-from tests.strategies import examples, is_thorough
+from tests.strategies import examples, is_long
 
 IGNORED = -100
 
@@ -366,7 +366,7 @@ def test_every_name_has_a_peer():
         assert settings_of(name) in known, name
 
 
-@settings(max_examples=examples(400 if is_thorough() else 100))
+@settings(max_examples=examples(400 if is_long() else 100))
 @given(st.randoms(use_true_random=True))
 def test_a_metric_is_the_peers(random):
     drawn = draw(random)

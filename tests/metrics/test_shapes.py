@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every metric of classes finds their axis by one rule, whatever else has an axis."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

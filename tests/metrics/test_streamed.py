@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of all outputs, on the host."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page's table of what metrics take is true."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 

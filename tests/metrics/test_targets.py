@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets that can't be are refused by every metric, and -100 doesn't count."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

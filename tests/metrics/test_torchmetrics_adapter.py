@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects and collections of torchmetrics, and what has their methods."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -13,6 +13,8 @@ from ipufit import ConfigError, UnknownNameError, UnsupportedError, poptorch
 from ipufit.errors import SharedRateWarning
 from ipufit.optimizers import LossScaleRamp, Optimizer, Schedule, resolve_optimization
 
+pytestmark = pytest.mark.floor
+
 REQUIRED = {"exponential": {"gamma": 0.9}, "step": {"boundaries": (3, 7)}}
 ENDING = ("linear", "cosine", "cosine_restarts", "polynomial", "one_cycle")
 NAMES = ("constant", "exponential", "step", "inverse_sqrt", *ENDING)

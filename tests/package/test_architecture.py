@@ -5,8 +5,6 @@ Every import counts, wherever it stands: at the top, in a function, under
 `TYPE_CHECKING`, or as `importlib.import_module`.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

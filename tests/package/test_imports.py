@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What isn't used isn't imported, and a call of `fit` goes through few files."""
 
-from __future__ import annotations
-
 import json
 import os
 from importlib.util import find_spec

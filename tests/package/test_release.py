@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sdist and the wheel: the same bytes twice, with all that their users need."""
 
-from __future__ import annotations
-
 import email
 import os
 import re

@@ -4,14 +4,14 @@
 Fake installations of `poptorch` stand in for the one of the Poplar SDK.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 
 from tests.interpreters import run_python
+
+pytestmark = pytest.mark.floor
 
 ROOT = Path(__file__).parents[2]
 WORKING = "from ipufit.emulator import *\n__version__ = '3.4.0'\n"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`__all__` is exactly what users can see."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
@@ -11,6 +9,8 @@ import pytest
 
 import ipufit
 from tests.interpreters import run_python
+
+pytestmark = pytest.mark.floor
 
 # Module -> the modules that are part of its surface, as `poptorch.optim` is.
 SURFACES = {

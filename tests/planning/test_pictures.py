@@ -139,7 +139,7 @@ def test_a_terminal_shows_all_of_a_plan(plan, width):
 
 def test_bars_of_memory_have_a_sign_for_each_kind(plan):
     lines = shown(plan, 200, "ascii")
-    legend = next(line for line in lines if "= optimiser state" in line)
+    legend = next(line for line in lines if "= optimizer state" in line)
     assert "o activations (estimate)" in legend
     bar = next(line for line in lines if line.startswith("IPU 2  "))
     memory = plan.memory[2]
@@ -151,7 +151,7 @@ def test_bars_of_memory_have_a_sign_for_each_kind(plan):
 
 
 @pytest.mark.parametrize(
-    "ending", ["svg", "png", pytest.param("pdf", marks=pytest.mark.thorough)]
+    "ending", ["svg", "png", pytest.param("pdf", marks=pytest.mark.slow)]
 )
 def test_a_plan_is_drawn_in_each_format(plan, ending, tmp_path):
     pytest.importorskip("matplotlib")

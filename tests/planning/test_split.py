@@ -14,6 +14,8 @@ from ipufit import ConfigError
 from ipufit.planning.split import BlockCost, TooFullError, best_split, smallest_split
 from tests.strategies import examples
 
+pytestmark = pytest.mark.floor
+
 SMALL = st.integers(0, 4)
 
 

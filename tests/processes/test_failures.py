@@ -95,7 +95,7 @@ MANY = [
     [
         (FEW, 2),
         *(
-            pytest.param(cases, count, marks=pytest.mark.thorough)
+            pytest.param(cases, count, marks=pytest.mark.slow)
             for cases, count in [
                 (terminated(0), 2),
                 *((MANY[part::4], 2 + part % 2 * 2) for part in range(4)),
@@ -137,7 +137,7 @@ model.save(sys.argv[1] + "/learnt")
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_torchrun_begins_again_up_to_the_uninterrupted_end(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -193,11 +193,11 @@ def saved_in(folder):
     ("of", "replicas"),
     [
         ("noisy", 1),
-        pytest.param("noisy", 2, marks=pytest.mark.thorough),
-        pytest.param("noisy loader", 1, marks=pytest.mark.thorough),
-        pytest.param("stream", 1, marks=pytest.mark.thorough),
+        pytest.param("noisy", 2, marks=pytest.mark.slow),
+        pytest.param("noisy loader", 1, marks=pytest.mark.slow),
+        pytest.param("stream", 1, marks=pytest.mark.slow),
         ("stateful part", 1),
-        pytest.param("stateful", 1, marks=pytest.mark.thorough),
+        pytest.param("stateful", 1, marks=pytest.mark.slow),
     ],
 )
 def test_as_many_processes_go_on_bit_by_bit(pool, tmp_path, of, replicas):
@@ -236,7 +236,7 @@ def run(pool, layout, *args, of="arrays", **kwargs):
         ("two processes", "one process", "arrays"),
         ("one process", "two processes", "arrays"),
         *(
-            pytest.param(*case, marks=pytest.mark.thorough)
+            pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 ("two processes", "other micro-batches", "arrays"),
                 ("four processes", "replicas of one process", "arrays"),

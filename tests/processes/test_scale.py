@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.processes.runs import fitted, left_open
-from tests.strategies import examples, is_thorough
+from tests.strategies import examples, is_long
 
 # Processes and replicas.
 LAYOUTS = [(1, 4), (2, 1), (2, 4)]
@@ -64,7 +64,7 @@ def test_processes_choose_the_same_updates_of_a_call(pool, form, expected):
 
 
 @given(
-    layout=st.sampled_from(LAYOUTS + MANY if is_thorough() else LAYOUTS),
+    layout=st.sampled_from(LAYOUTS + MANY if is_long() else LAYOUTS),
     loss=st.sampled_from(["cross_entropy", "sum"]),
     arguments=st.fixed_dictionaries(
         {

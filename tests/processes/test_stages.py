@@ -12,6 +12,8 @@ from ipufit.model import costs
 from tests.processes.runs import CLASSES, FEATURES, Network, fitted
 from tests.processes.test_scale import require_equal_everywhere, require_same
 
+pytestmark = pytest.mark.floor
+
 WIDTHS = [FEATURES, 20, 12, 28, 16]
 
 
@@ -39,7 +41,7 @@ def small_fitted(capacity, **arguments):
         return fitted(network=Deep, pipeline="auto", **arguments)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_processes_cut_alike_and_train_as_one(pool):
     automatic = {"network": Deep, "pipeline": "auto", "ipus": 2}
     runs = pool.run(fitted, replicas=2, **automatic)
@@ -51,7 +53,7 @@ def test_processes_cut_alike_and_train_as_one(pool):
 
 @pytest.mark.parametrize(
     ("capacity", "names"),
-    [(15_000, NAMES), pytest.param(30_000, None, marks=pytest.mark.thorough)],
+    [(15_000, NAMES), pytest.param(30_000, None, marks=pytest.mark.slow)],
 )
 def test_processes_take_as_many_ipus_as_one(pool, capacity, names):
     runs = pool.run(small_fitted, capacity, ipus="auto")

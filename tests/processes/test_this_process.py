@@ -128,7 +128,7 @@ def test_the_replicas_of_a_launch_are_shared_equally(count, each):
     [
         ("fork", {}),
         ("fork", FIRST_OF_TWO),
-        pytest.param("spawn", FIRST_OF_TWO, marks=pytest.mark.thorough),
+        pytest.param("spawn", FIRST_OF_TWO, marks=pytest.mark.slow),
     ],
 )
 def test_processes_that_load_hear_the_number_of_a_config(monkeypatch, start, variables):

@@ -489,7 +489,7 @@ def test_two_that_save_are_both_told(tmp_path):
 
 
 def test_all_that_save_are_told_of_an_eviction_though_one_fails():
-    run, done = RunState(is_evicted=True), []
+    run, done = RunState(), []
 
     def failing(words):
         def act():
@@ -503,7 +503,7 @@ def test_all_that_save_are_told_of_an_eviction_though_one_fails():
     with pytest.warns(ipufit.IpufitWarning, match="too"), pytest.raises(
         ValueError, match="no room"
     ):
-        run.heed_eviction()
+        run.evict()
     assert done == ["no room", "other", "too"]
 
 
@@ -536,7 +536,7 @@ class EvictInValidation(ipufit.Callback):
         self.calls = 0
 
     def on_test_batch_end(self, batch, logs):
-        if self.run.is_evicted:
+        if self.run.told_by is not None:
             self.calls += 1
         if self.epoch == 0 and batch == 0:
             evict()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.interpreters import run_python
-from tests.strategies import is_thorough
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,8 +25,8 @@ def numbers_of(pattern, program, times, *options):
     return map(int, said.groups())
 
 
-def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not():
-    times = "10" if is_thorough() else "6"
+@pytest.mark.parametrize("times", ["6", pytest.param("10", marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not(times):
     during, others, starts, resumed, updates, runs = numbers_of(
         rf"^{times} kills in \d+ s: (\d+) during a write, (\d+) not .*\n"
         r"(\d+) starts, (\d+) of them with a checkpoint; they went on at (\d+) .*\n"
@@ -41,7 +40,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not():
     assert updates > 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [[], ["--fresh"]])
 def test_processes_that_are_killed_end_and_go_on(how):
     times = "3" if how else "10"

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ipufit import DamagedCheckpointError, DataError, load_checkpoint
 from ipufit.checkpoint import write_checkpoint
-from ipufit.data.sources import LoaderState, packed, unpacked
+from ipufit.data.streams import LoaderState, packed, unpacked
 from tests.data.stateful import StatefulLoader
 from tests.reference import samples
 from tests.resume.test_resume import (
@@ -24,7 +24,7 @@ from tests.resume.test_resume import (
     seeded,
     unbroken,
 )
-from tests.strategies import spread
+from tests.strategies import in_quarters
 
 COUNT = 22
 pytestmark = [
@@ -69,11 +69,11 @@ SCENARIOS = {
 }
 
 
-@pytest.mark.spread
+@in_quarters
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_resumed_run_is_the_unbroken_one(name, tmp_path):
+def test_the_resumed_run_is_the_unbroken_one(name, quarter, tmp_path):
     scenario = SCENARIOS[name]
-    saver = Saver.of_some(tmp_path, list(SCENARIOS).index(name))
+    saver = Saver.of_some(tmp_path, list(SCENARIOS).index(name) + 2 * quarter)
     expected, seen = unbroken(scenario, saver)
     drawn = scenario.data.loaders[-1].drawn
     assert saver.saved
@@ -99,8 +99,8 @@ def test_no_batch_is_drawn_twice(tmp_path):
         assert scenario.data.loaders[-1].drawn == 1 + 6 - calls
 
 
-@pytest.mark.spread
-def test_the_state_is_kept_on_and_on(tmp_path):
+@in_quarters
+def test_the_state_is_kept_on_and_on(quarter, tmp_path):
     scenario = SCENARIOS["batches that are larger"]
     saver = Saver(tmp_path)
     expected, _ = unbroken(scenario, saver)
@@ -110,7 +110,7 @@ def test_the_state_is_kept_on_and_on(tmp_path):
     model = scenario.model()
     watcher = second.recorder = Watcher()
     scenario.fit(model, [second, watcher], resume=saver.saved[2][0])
-    for path, _ in spread(second.saved[1:]):
+    for path, _ in second.saved[1 + quarter :: 4]:
         result, _ = resumed(scenario, path)
         assert_same(result, expected)
 
@@ -234,10 +234,10 @@ REAL = {
 }
 
 
-@pytest.mark.spread
+@in_quarters
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated", "ignore:.*fork")
 @pytest.mark.parametrize("name", REAL)
-def test_torchdata_goes_on_exactly(name, tmp_path):
+def test_torchdata_goes_on_exactly(name, quarter, tmp_path):
     pytest.importorskip("torchdata.stateful_dataloader")
     dataset, settings = REAL[name]
     if "num_workers" in settings:
@@ -247,7 +247,7 @@ def test_torchdata_goes_on_exactly(name, tmp_path):
     expected, seen = unbroken(scenario, saver)
     assert len(saver.saved) > 5
     several = "num_workers" in settings
-    for path, _ in saver.saved[2:6:3] if several else spread(saver.saved):
+    for path, _ in saver.saved[2:6:3] if several else saver.saved[quarter::4]:
         result, rest = resumed(scenario, path)
         assert_same(result, expected)
         assert repr(rest) == repr(seen[len(seen) - len(rest) :])

@@ -234,7 +234,7 @@ class Gradients:
                 if tensor.grad is not None and tensor.grad._is_zerotensor()
             ]
         for tensor in self._zeros:
-            tensor.grad = torch.clone(tensor.grad)
+            tensor.grad = torch.clone(tensor.grad)  # type: ignore[arg-type,unused-ignore]
         # torch would add them up in float16; a device does as `accum_type` says.
         for name in self._halves:
             tensor = self._trained[name]

@@ -820,7 +820,7 @@ class DispatchMode(TorchDispatchMode):
     """A `TorchDispatchMode` that doesn't import torch's compiler when it first runs."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call,unused-ignore]
         if "__torch_dispatch__" in vars(cls):
             plain = without_compiler(cls.__torch_dispatch__)
             cls.__torch_dispatch__ = plain  # type: ignore[method-assign]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiling refuses stages, IPUs, output modes, buffers and processes."""
 
-from __future__ import annotations
-
 import contextlib
 from functools import partial
 

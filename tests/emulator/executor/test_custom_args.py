@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nested tensors, and types of the user's own."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections import OrderedDict, namedtuple

@@ -2,8 +2,6 @@
 """Training on the device against plain loops of torch, and what runs per call."""
 
 # ruff: noqa: N803 - D, G, R and B are the letters of the user guide
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -16,6 +14,8 @@ import ipufit.emulator as poptorch
 from ipufit.emulator import MeanReductionStrategy, ReductionType, optim
 from tests.emulator._models import Function, make_options, wrap
 from tests.strategies import examples
+
+pytestmark = pytest.mark.looped
 
 CALLS = 3
 small = st.integers(1, 3)

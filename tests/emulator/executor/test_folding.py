@@ -5,8 +5,6 @@
 """
 
 # ruff: noqa: N803 - D, G, R and B are the letters of the user guide
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -23,6 +21,8 @@ from ipufit.emulator import OutputMode, optim
 from tests.emulator import _models
 from tests.emulator._models import Function
 from tests.strategies import examples
+
+pytestmark = pytest.mark.looped
 
 F = nn.functional
 B, T, C, K = 3, 4, 6, 3  # rows, steps, channels, micro-batches

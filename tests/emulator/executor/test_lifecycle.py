@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Executors: wrap, compile, attach, call, detach, destroy."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times, cycles and latencies of an executor."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest

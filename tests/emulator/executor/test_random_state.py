@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The random state of the device, read, kept and set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

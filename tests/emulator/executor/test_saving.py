@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Executors saved to files and loaded from them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

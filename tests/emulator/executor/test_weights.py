@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights are copied to the host and to the device when they should be."""
 
-from __future__ import annotations
-
 import types
 
 import pytest
@@ -11,6 +9,8 @@ from torch import nn
 
 import ipufit.emulator as poptorch
 from tests.emulator._models import ONE, Function, on_device, wrap
+
+pytestmark = pytest.mark.looped
 
 
 @pytest.fixture

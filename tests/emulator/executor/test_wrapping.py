@@ -5,8 +5,6 @@ Random sequences of such steps were compared with PopTorch 3.4's own Python fron
 what is expected here was seen there (`python/_impl.py`, `python/_poplar_executor.py`).
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

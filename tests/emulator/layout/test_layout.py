@@ -2,8 +2,6 @@
 """Rows to micro-batches and results to rows, against a reference made of loops."""
 
 # ruff: noqa: N803, N806 - D, G, R, B and S are the letters of the user guide
-from __future__ import annotations
-
 import collections
 
 import pytest
@@ -16,6 +14,8 @@ import ipufit.emulator as poptorch
 from ipufit.emulator import OutputMode
 from tests.emulator._models import Function, make_options
 from tests.strategies import examples
+
+pytestmark = pytest.mark.looped
 
 MODES = [OutputMode.All, OutputMode.Final, OutputMode.Sum, OutputMode.EveryN]
 Pair = collections.namedtuple("Pair", ["first", "second"])

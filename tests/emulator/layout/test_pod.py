@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who holds which IPUs."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -2,8 +2,6 @@
 """Parameters whose values differ between groups of replicas."""
 
 # ruff: noqa: N803, N806 - D, G and R are the letters of the user guide
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 
@@ -14,6 +12,8 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import CommGroupType, VariableRetrievalMode
 from tests.emulator import _models
+
+pytestmark = pytest.mark.looped
 
 ONE_PER_GROUP = VariableRetrievalMode.OnePerGroup
 ALL_REPLICAS = VariableRetrievalMode.AllReplicas

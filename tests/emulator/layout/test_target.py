@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pod, the IPU Model or nothing: what a program is compiled for."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

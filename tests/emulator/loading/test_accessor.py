@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading ahead in a background process."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -34,6 +32,8 @@ from tests.emulator._datasets import (
     preload_fork_server,
 )
 from tests.interpreters import run_python
+
+pytestmark = pytest.mark.floor
 
 Point = namedtuple("Point", ["x", "y"])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -90,7 +90,7 @@ def drain(accessor, num_expected):
     "strategy",
     [
         SharingStrategy.Fork,
-        *(pytest.param(one, marks=pytest.mark.thorough) for one in SERVED),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in SERVED),
     ],
     ids=lambda strategy: strategy.name,
 )
@@ -182,7 +182,7 @@ def test_dicts_keep_the_keys_of_the_first_element(start):
     "strategy",
     [
         SharingStrategy.Fork,
-        pytest.param(SharingStrategy.ForkServer, marks=pytest.mark.thorough),
+        pytest.param(SharingStrategy.ForkServer, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -333,7 +333,7 @@ def test_a_later_failure_is_printed_by_the_process(start, capfd):
     assert "in __iter__" in printed
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ForkServer", "SharedMemory"])
 def test_processes_of_each_kind_print_what_ended_them(strategy, tmp_path):
     script = tmp_path / "script.py"

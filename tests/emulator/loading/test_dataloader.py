@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Combined batches: their size, order, last one, and how modes and processes differ."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os
@@ -32,6 +30,8 @@ from tests.emulator._datasets import (
     preload_fork_server,
 )
 from tests.strategies import examples
+
+pytestmark = pytest.mark.floor
 
 FORK = {"sharing_strategy": SharingStrategy.Fork}
 MODES = list(DataLoaderMode)

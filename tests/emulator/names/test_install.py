@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulator under PopTorch's names, here and in processes started from here."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util
@@ -285,7 +283,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_that_multiprocessing_starts_find_it(method, tmp_path):
     script = tmp_path / "script.py"

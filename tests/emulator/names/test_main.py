@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m ipufit.emulator`: scripts run as under `python`, on the emulator."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

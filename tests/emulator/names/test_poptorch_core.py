@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts and tests use of PopTorch's compiled module."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

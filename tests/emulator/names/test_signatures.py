@@ -5,8 +5,6 @@
 so for the reason given in `tests/golden/differences.py`, and in no other way.
 """
 
-from __future__ import annotations
-
 import enum
 import inspect
 import json

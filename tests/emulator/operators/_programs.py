@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small programs on the emulated device, and what a check says of them."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activations as a device computes them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

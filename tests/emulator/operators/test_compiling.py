@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs near a refusal that a device compiles: they run, with torch's numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

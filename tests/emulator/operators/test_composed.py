@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that hide operators: a device computes them by their parts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

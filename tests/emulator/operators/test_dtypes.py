@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a device computes in which type."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indexing, gathering and scattering as a device computes them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products, convolutions, normalisation, embeddings and losses on a device."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

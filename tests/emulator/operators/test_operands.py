@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shapes, dimensions and options of operators on a device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of several operators: types, indices in inputs, functions that hide others."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

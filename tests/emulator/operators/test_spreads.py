@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variances and standard deviations as a device computes them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops and branches, traced once, decided on the device; calls of the host."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

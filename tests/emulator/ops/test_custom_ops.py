@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`custom_op`: zeros on the host; on the device what stands in for the C++."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The beam search against all alignments there are."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

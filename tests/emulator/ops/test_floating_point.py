@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Options.Precision.enableFloatingPointExceptions`."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Annotations, overlaps: the same values on host and device; what they refuse."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

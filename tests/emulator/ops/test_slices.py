@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamic slices and points: the host as torch, the device of fixed size."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ipu_print_tensor`: what it writes, and that it writes when the device runs."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

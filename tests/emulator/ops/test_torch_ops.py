@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`torch.ops.poptorch.*`: each does what PopTorch's function around it does."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

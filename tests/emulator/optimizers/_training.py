@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models whose gradients are their inputs, to train with any optimizer."""
 
-from __future__ import annotations
-
 import torch
 
 import ipufit.emulator as poptorch

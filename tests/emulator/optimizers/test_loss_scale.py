@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Automatic loss scaling, and what else float16 gradients need."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PopTorch's optimisers on the host: constructors, state, copies, LAMB's step."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import logging
@@ -13,6 +11,8 @@ import pytest
 import torch
 
 from ipufit.emulator import optim
+
+pytestmark = [pytest.mark.floor, pytest.mark.looped]
 
 F16, F32 = torch.float16, torch.float32
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the device reads of an optimizer, as the log says, and what may replace what."""
 
-from __future__ import annotations
-
 import logging
 import math
 

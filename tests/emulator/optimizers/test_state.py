@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host's optimiser object, its device counterpart, and when they meet."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref

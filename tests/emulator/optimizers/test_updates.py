@@ -4,8 +4,6 @@
 Formulas are computed here in float64, one weight at a time.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`setLogLevel`, on standard error; and switches of the environment."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Options`: what setters store and refuse, copies, files, keys of PopART."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging
@@ -38,6 +36,8 @@ from ipufit.emulator.options import (
     Stage,
     TensorLocationSettings,
 )
+
+pytestmark = pytest.mark.floor
 
 FROZEN = "Can't modify frozen Options"
 SECTIONS = ("Distributed", "Jit", "Precision", "TensorLocations", "Training")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages, phases, strategies, and where they put the blocks of a trace."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

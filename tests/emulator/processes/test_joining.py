@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How processes find one another, and what they say if they don't."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PopDist, and `python -m ipufit.emulator --processes` in place of PopRun."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
@@ -141,7 +139,7 @@ def test_processes_of_launchers_start_no_others(monkeypatch, capsys, variable, m
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_script_of_popdist_trains_on_all_instances(tmp_path):
     arguments = ("--processes", 2, "--replicas", 4, INSTANCES, "--epochs", 2)
     done = run(*arguments, folder=tmp_path)
@@ -159,7 +157,7 @@ def test_a_script_of_popdist_trains_on_all_instances(tmp_path):
     assert (tmp_path / "saved-by.txt").read_text() == "0"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_an_instance_that_fails_ends_all_with_its_own_error_first(tmp_path, index):
     done = run("--processes", 2, INSTANCES, "--fail", index, folder=tmp_path)
@@ -168,7 +166,7 @@ def test_an_instance_that_fails_ends_all_with_its_own_error_first(tmp_path, inde
     assert first.groups()[1:] == ("KeyError", "'this instance fails'")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_torchrun_itself_starts_instances(tmp_path):
     done = subprocess.run(
         [

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes train as one does on the same samples."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -169,7 +167,7 @@ def test_weights_that_are_rounded_at_random_stay_the_same_in_all(pool):
     assert not torch.equal(one["last.weight"], nearest["last.weight"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4])
 @settings(max_examples=examples(20))
 @given(case=CASES)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of the program and of its updates that become visible."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments: ordered by the signature, then held to the call that was compiled."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import inspect

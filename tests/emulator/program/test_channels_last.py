@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs in channels_last give what they give in the plain order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,6 +11,8 @@ from torch import nn
 import ipufit.emulator as poptorch
 from tests.emulator._models import Function, wrap
 from tests.strategies import examples
+
+pytestmark = pytest.mark.looped
 
 SIZE = 8
 CHANNELS = 4

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exactly one final loss, wherever it is in `forward`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -10,6 +8,8 @@ from torch import nn
 import ipufit.emulator as poptorch
 from ipufit.emulator import identity_loss
 from tests.emulator._models import wrap
+
+pytestmark = pytest.mark.looped
 
 F = nn.functional
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A buffer that `forward` reads and writes carries a state, as in a torch loop."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strict mode: operators that PopTorch doesn't compile are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import re

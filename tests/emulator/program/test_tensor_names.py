@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of the tensors in a program."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trace makes a program, and leaves the module as it was."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks: what a trace sees, what a module keeps, how it is printed."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from unittest import mock

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the device computes otherwise than torch: refused, or computed so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -7,8 +7,6 @@ Which functions PopTorch refuses is what a suite written on an IPU found: indexi
 (Bedledl/SchNet-IPU-Benchmark, `replacement_tests`).
 """
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

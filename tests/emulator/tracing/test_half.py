@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Half precision: which type comes out, how it is rounded, what is written back."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that compute on the host and don't compile for a device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -10,6 +8,8 @@ from torch.nn import functional
 
 import ipufit.emulator as poptorch
 from tests.emulator._models import run
+
+pytestmark = pytest.mark.floor
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 LABELS = torch.tensor([0, 1, 2, 5])

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dead calls go before anything else is looked at."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

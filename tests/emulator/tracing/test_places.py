@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors and warnings of a trace name the line and the module."""
 
-from __future__ import annotations
-
 import inspect
 import traceback
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model cannot do while it is traced."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 

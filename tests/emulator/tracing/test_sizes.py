@@ -5,8 +5,6 @@ What is accepted and refused here was held against PopTorch 3.4's own Python fro
 on torch 2.0.1, whose dispatcher never sees the host's tensors.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of the host and of the device: which is which, and that they don't mix."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

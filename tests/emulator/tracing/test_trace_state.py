@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is told about a trace, and when."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

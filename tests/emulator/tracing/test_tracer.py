@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is recorded when `forward` runs once, and what can't be."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -6,8 +6,6 @@ PopTorch eliminates dead operators before its handlers see the others
 (`EvaluateConstexprs.cpp`).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -4,8 +4,6 @@
 Run `python -m tests.golden.screens.make`, and read what has changed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@
 Seconds pass only when a call ends, and the numbers are the same everywhere.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -199,9 +199,9 @@ def half_operand(call: Call) -> Any:
     def compute(*args: Any, **kwargs: Any) -> Any:
         operands: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for key, number in narrowed.items():
-            if number is None:
-                number = to_half(operands[key].float()).float()
-            operands[key] = number
+            operands[key] = (
+                to_half(operands[key].float()).float() if number is None else number
+            )
         return function(
             *map(operands.get, range(len(args))), **{k: operands[k] for k in kwargs}
         )

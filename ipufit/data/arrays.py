@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays, frames and sparse matrices: their tensors, columns and rows."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ipufit._arguments import shown
+from ipufit.errors import DataError
+
+from .structure import SampleStructure
+
+_LEAST, _MOST = -(2**31), 2**31 - 1
+
+_LARGEST = torch.finfo(torch.float32).max
+
+FrameColumns = Sequence[Optional[Sequence[Any]]]
+"""For each leaf of nested arrays the names of its columns, if it is a frame."""
+
+
+def as_tensor(value: Any, where: str) -> Tensor:
+    """Convert a tensor, an array or a number to a tensor of an IPU's type.
+
+    Args:
+        value: A tensor, an array or a number.
+        where: Name of the value in error messages.
+
+    Raises:
+        DataError: The value is something else, or has a number that is too large.
+
+    Example:
+        >>> as_tensor(0.5, "`x`")
+        tensor(0.5000)
+    """
+    return narrow(checked_tensor(value, where))
+
+
+def narrow(tensor: Tensor) -> Tensor:
+    """Convert float64 to float32; other tensors are returned themselves."""
+    return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+
+
+def checked_tensor(value: Any, where: str) -> Tensor:
+    """Convert a value as `as_tensor` does, but leave float64 as it is.
+
+    Raises:
+        DataError: As in `as_tensor`.
+    """
+    tensor = dense_tensor(value, where)
+    if tensor.dtype != torch.float64:
+        return tensor
+    in_32_bits = torch.as_tensor(tensor, dtype=torch.float32)
+    is_infinite = torch.isinf(in_32_bits)
+    if is_infinite.any():
+        at = is_infinite.logical_and(torch.isfinite(tensor)).nonzero()
+        if len(at):
+            index = at[0].tolist()
+            raise _too_large(float(tensor[tuple(index)]), where, f" at {index}")
+    return tensor
+
+
+def _too_large(value: float, where: str, at: str = "") -> DataError:
+    return DataError(
+        f"{where} has {value}{at}: an IPU has floats of 32 bits, up to {_LARGEST:.6g}, "
+        "and that is infinite in them. Scale the values."
+    )
+
+
+def dense_tensor(value: Any, where: str) -> Tensor:
+    """Convert a tensor, an array or a number to a tensor of its own type.
+
+    Args:
+        value: A tensor, an array or a number.
+        where: Name of the value in error messages.
+
+    Raises:
+        DataError: The value is something else.
+
+    Example:
+        >>> dense_tensor(np.float64(0.5), "`x`")
+        tensor(0.5000, dtype=torch.float64)
+    """
+    if is_sparse(value):
+        value = value.toarray()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = _from_numpy(np.asanyarray(value), where)
+    elif not isinstance(value, Tensor):
+        if value is not None and _is_missing(value):
+            raise missing_value(f"{where} has {value!r}")
+        if not isinstance(value, (bool, int, float)):
+            raise DataError(
+                f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
+                "arrays or numbers."
+            )
+        if isinstance(value, float) and _LARGEST < abs(value) < math.inf:
+            raise _too_large(value, where)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise DataError(
+                f"{where} has {shown(value)}: an IPU has integers of 32 bits, from "
+                f"{_LEAST} to {_MOST}."
+            )
+        value = torch.as_tensor(value)
+    tensor: Tensor = value
+    if str(tensor.dtype) in ("torch.uint16", "torch.uint32", "torch.uint64"):
+        raise DataError(
+            f"{where} has a tensor of {tensor.dtype}, a type that PopTorch doesn't "
+            "have. Convert it to int64."
+        )
+    if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta:
+        raise DataError(
+            f"{where} has a tensor of {tensor.dtype}, {tensor.layout} on "
+            f"{tensor.device}, which an IPU can't take: pass a dense tensor of real "
+            "numbers."
+        )
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _from_numpy(array: Any, where: str) -> Tensor:
+    """Return a tensor in the array's memory, which is only read."""
+    masked: Any = np.ma  # whose functions have no types in old NumPy
+    if masked.is_masked(array):
+        at = np.argwhere(masked.getmaskarray(array))[0].tolist()
+        raise DataError(
+            f"{where} has a masked array ({masked.count_masked(array)} of {array.size} "
+            f"values, the first at {at}), and a tensor has no mask: what is under it "
+            "would be trained on. Fill it with .filled(value), or leave those rows "
+            "out; to have them count nothing in the loss give sample_weight 0."
+        )
+    if array.dtype.kind == "O":
+        for index, value in np.ndenumerate(array):
+            if _is_missing(value):
+                raise missing_value(f"{where} has {value!r} at {list(index)}")
+    try:
+        if array.dtype.kind not in "biuf":
+            raise TypeError("it holds no numbers")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writ")
+            return torch.from_numpy(np.asarray(array, order="C"))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
+            "Convert it to float32 or int64; names of classes to their numbers, as "
+            "with numpy.unique(names, return_inverse=True)."
+        ) from None
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is None, or pandas' NA or NaT."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def missing_value(what: str) -> DataError:
+    """Build the error for a missing value.
+
+    Args:
+        what: The holder of the value, and where it is, to begin a sentence.
+    """
+    return DataError(
+        f"{what}, a missing value, which no tensor can hold. Fill it, as with pandas' "
+        "fillna(value), or leave the row out, as with dropna()."
+    )
+
+
+def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
+    """Convert leaves to tensors of one number of rows; a number stands for every row.
+
+    Args:
+        leaves: Tensors, arrays or numbers.
+        where: Name of the data in error messages.
+
+    Raises:
+        DataError: There are no arrays, none has rows, or their numbers of rows differ.
+
+    Example:
+        >>> same_rows([torch.zeros(2, 3), 0.5], "`x`")[1]
+        tensor([0.5000, 0.5000])
+    """
+    tensors = [as_tensor(leaf, where) for leaf in leaves]
+    if not tensors:
+        raise DataError(f"{where} holds no arrays.")
+    for tensor, leaf in zip(tensors, leaves):
+        if not tensor.dim() and not isinstance(leaf, (bool, int, float)):
+            raise DataError(
+                f"{where} holds an array without axes, {leaf!r}: dim 0 counts samples. "
+                "To give samples one by one use an IterableDataset."
+            )
+    lengths = [len(tensor) for tensor in tensors if tensor.dim()]
+    if not lengths:
+        raise DataError(f"{where} holds a single number: dim 0 counts samples.")
+    if len(set(lengths)) > 1:
+        raise DataError(
+            f"{where} has arrays of different numbers of samples: "
+            f"{short_list(lengths)}. Dim 0 must be the same for all. If a batch is a "
+            "whole micro-batch, such as padded graphs, use ipufit.FixedSizeBatches."
+        )
+    return [t if t.dim() else t.expand(lengths[0]).clone() for t in tensors]
+
+
+def short_list(numbers: Sequence[int]) -> str:
+    """Format a list for error messages, cut after its first numbers.
+
+    Example:
+        >>> short_list([4, 5]), short_list([3] * 32)
+        ('[4, 5]', '[3, 3, 3, ... 32 in all]')
+    """
+    if len(numbers) <= 6:
+        return str(list(numbers))
+    return f"[{', '.join(map(str, numbers[:3]))}, ... {len(numbers)} in all]"
+
+
+def check_integers(
+    batch: Sequence[Tensor],
+    structure: SampleStructure,
+    name: str,
+    sample_of: Callable[[int], int] = int,
+) -> None:
+    """Refuse rows with an integer that 32 bits can't hold.
+
+    Args:
+        batch: The leaves of the structure; tensors that follow them have no integers.
+        structure: Structure of a sample.
+        name: Name of the data in error messages.
+        sample_of: Returns the index of the sample in a row of the batch.
+
+    Raises:
+        DataError: An integer is too large or too small.
+
+    Example:
+        >>> check_integers([torch.tensor([3, 2**32])], SampleStructure.of([0]), "x")
+        Traceback (most recent call last):
+        ipufit.errors.DataError: Sample 1 of `x` has 4294967296 in its inputs: an IPU...
+    """
+    for number, tensor in enumerate(batch):
+        if tensor.dtype != torch.int64 or not tensor.numel():
+            continue
+        least, most = torch.aminmax(tensor)
+        if least.item() >= _LEAST and most.item() <= _MOST:
+            continue
+        is_wrong = tensor.lt(_LEAST).logical_or(tensor.gt(_MOST))
+        at = tuple(is_wrong.nonzero()[0].tolist())
+        as_cut = int(tensor[at].to(torch.int32))
+        raise DataError(
+            f"Sample {sample_of(at[0])} of `{name}` has {int(tensor[at])} in its "
+            f"{structure.paths()[number]}: an IPU has integers of 32 bits, from "
+            f"{_LEAST} to {_MOST}, and would take {as_cut} for it. Subtract an offset, "
+            "number the values from 0, or pass them as float32 if they are quantities."
+        )
+
+
+def is_array_like(x: Any) -> bool:
+    """Check whether `x` is an array, a frame, a sparse matrix, or these nested."""
+    return (
+        isinstance(x, (Tensor, np.ndarray))
+        or is_frame(x)
+        or is_sparse(x)
+        or (isinstance(x, (tuple, list, Mapping)) and len(x) > 0)
+    )
+
+
+def is_frame(value: Any) -> bool:
+    """Check whether a value is a frame or series of pandas, or alike.
+
+    Example:
+        >>> is_frame(np.zeros(3))
+        False
+    """
+    return hasattr(value, "to_numpy") and hasattr(value, "iloc")
+
+
+def is_sparse(value: Any) -> bool:
+    """Check whether a value is a sparse matrix or array of SciPy.
+
+    Example:
+        >>> is_sparse(np.zeros(3))
+        False
+    """
+    return hasattr(value, "toarray") and hasattr(value, "tocsr")
+
+
+def frame_values(frame: Any, where: str) -> Any:
+    """Convert a frame to an array `[rows, columns]`, or a series to `[rows]`.
+
+    Raises:
+        DataError: A column holds no numbers, or has missing values.
+    """
+    names = getattr(frame, "columns", None)
+    columns = {None: frame} if names is None else {name: frame[name] for name in names}
+    for name, column in columns.items():
+        _refuse_missing(
+            column, where, "" if name is None else f" in its column {name!r}"
+        )
+    array = frame.to_numpy()
+    if array.dtype.kind in "biuf":
+        return array
+    if names is None:
+        name = "a series" if frame.name is None else f"the series {frame.name!r}"
+        raise DataError(
+            f"{where} is {name} of {frame.dtype}, which holds no numbers. Encode it as "
+            "numbers: .cat.codes of a category, "
+            '.astype("category").cat.codes of strings.'
+        )
+    kinds = {
+        str(name): column.to_numpy().dtype.kind for name, column in columns.items()
+    }
+    bad = [name for name, kind in kinds.items() if kind not in "biuf"]
+    if bad:
+        raise DataError(
+            f"{where} has columns that hold no numbers: {', '.join(bad)}. Encode them "
+            'as numbers, as pandas.get_dummies(frame, dtype="float32") does, or '
+            ".cat.codes of a category; or leave them out."
+        )
+    return array.astype(np.float64)  # numbers and booleans together
+
+
+def _refuse_missing(column: Any, where: str, of: str) -> None:
+    """Refuse pandas' NA, which an array would hold as NaN or an object."""
+    # NumPy's other types have no NA: a missing number is NaN, which is a number.
+    may_lack = hasattr(column.dtype, "na_value") or column.dtype == object
+    if not may_lack or not column.isna().any():
+        return
+    if np.asarray(column.dropna().tolist()).dtype.kind in "biuf":
+        row = int(column.isna().to_numpy().argmax())
+        raise missing_value(f"{where} has NA{of} in row {row}")
+
+
+def unframed(value: Any, where: str) -> Any:
+    """Replace the frames and sparse matrices in nested arrays by arrays.
+
+    Args:
+        value: Nested arrays, frames and sparse matrices.
+        where: Name of the value in error messages.
+    """
+
+    def array(value: Any) -> Any:
+        if is_sparse(value):
+            return value.toarray()
+        return frame_values(value, where) if is_frame(value) else value
+
+    return mapped(array, value)
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to each element of nested mappings, tuples and lists."""
+    if isinstance(value, Mapping) and not is_sparse(value):  # dok_matrix is a dict
+        return {key: mapped(function, element) for key, element in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(mapped(function, element) for element in value)
+    return function(value)
+
+
+def column_names(y: Any) -> Sequence[str] | None:
+    """Return the columns that `y` names as targets; None if it is data.
+
+    Example:
+        >>> column_names("price"), column_names(["a", "b"]), column_names([1.0])
+        (['price'], ['a', 'b'], None)
+    """
+    if isinstance(y, str):
+        return [y]
+    if isinstance(y, (list, tuple)) and y and all(isinstance(n, str) for n in y):
+        return list(y)
+    return None
+
+
+def split_columns(
+    row: Any, names: Sequence[str], is_single: bool, where: str
+) -> tuple[Any, Any]:
+    """Split a value with named columns into inputs and targets.
+
+    Args:
+        row: A mapping, or a frame.
+        names: Names of the target columns.
+        is_single: Whether the target is the one column itself, not a dict of it.
+        where: Name of the row in error messages.
+
+    Raises:
+        DataError: A column is missing, or none is left for the inputs.
+
+    Example:
+        >>> split_columns({"a": 1, "b": 2}, ["b"], True, "`x`")
+        ({'a': 1}, 2)
+    """
+    if not hasattr(row, "keys") or not hasattr(row, "__getitem__"):
+        raise DataError(
+            f"y={list(names)!r:.60} names columns, and {where} has none: it is a "
+            f"{type(row).__name__}. Pass rows as dicts, or the targets themselves: "
+            "numbers of classes, if these are names of classes."
+        )
+    missing = [name for name in names if name not in row]
+    if missing:
+        known = ", ".join(map(str, row.keys()))
+        raise DataError(f"{where} has no column {missing[0]!r}. It has: {known}.")
+    if is_frame(row):
+        inputs = without_columns(row, names)
+    else:
+        inputs = {key: row[key] for key in row if key not in names}
+    if not len(inputs.keys()):
+        raise DataError(
+            f"y={list(names)} names all columns of {where}: none is left for inputs."
+        )
+    return inputs, row[names[0]] if is_single else {name: row[name] for name in names}
+
+
+def without_columns(value: Any, names: Sequence[str]) -> Any:
+    """Leave columns out of a dict or a frame; return anything else unchanged.
+
+    Args:
+        value: A sample, or something that holds many samples.
+        names: Sequence[str] to leave out, if they exist.
+
+    Example:
+        >>> without_columns({"a": 1, "label": 2}, ["label", "weight"])
+        {'a': 1}
+    """
+    if not names:
+        return value
+    if isinstance(value, Mapping):
+        return {key: value[key] for key in value if key not in names}
+    if is_frame(value) and hasattr(value, "columns"):
+        return value[[name for name in value.columns if name not in names]]
+    return value
+
+
+def columns_of(value: Any) -> Sequence[Any] | None:
+    """Return the names of a frame's columns; None if it has none, or one twice."""
+    names = list(value.columns) if is_frame(value) and hasattr(value, "columns") else []
+    return names if names and len(set(names)) == len(names) else None
+
+
+def column_chooser(columns: FrameColumns, where: str) -> Callable[[Any], Any]:
+    """Return a function that gives frames the columns of those trained on, in order.
+
+    Args:
+        columns: For each leaf of the data the names of its columns, if it was a frame.
+        where: Name of the data in error messages.
+    """
+    each = iter(columns)
+
+    def chosen(value: Any) -> Any:
+        names, own = next(each, None), columns_of(value)
+        if names is None or own is None:
+            return value
+        missing = [name for name in names if name not in own]
+        if missing:
+            raise DataError(
+                f"{where} lacks the columns {', '.join(map(repr, missing))}, which the "
+                f"model was trained with. It has: {', '.join(map(repr, own))}."
+            )
+        return value[list(names)]
+
+    return chosen
+
+
+class ArrayDataset(Dataset):  # type: ignore[type-arg]
+    """Dataset of samples in memory, gathered by index and not one by one.
+
+    float64 tensors stay the user's own, who may change them, and become float32 when
+    rows are taken.
+
+    Args:
+        tensors: Tensors of equal lengths.
+        rows: Rows of the tensors that are samples; None if all are.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], rows: Tensor | None = None) -> None:
+        self.tensors = list(tensors)
+        self.rows = rows
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.tensors[0] if self.rows is None else self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        """Return one sample."""
+        row = index if self.rows is None else int(self.rows[index])
+        return tuple(narrow(tensor[row]) for tensor in self.tensors)
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        """Return a batch of samples at once, for torch's loaders."""
+        return self.gathered(torch.as_tensor(indices))
+
+    def gathered(self, indices: Tensor) -> list[Tensor]:
+        """Copy the rows of some samples."""
+        rows = indices if self.rows is None else self.rows[indices]
+        return [narrow(torch.index_select(leaf, 0, rows)) for leaf in self.tensors]

@@ -1,0 +1,571 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources whose samples come in batches, and the place in a pass over one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ipufit._poptorch import custom_parser, poptorch
+from ipufit._tree import Structure
+from ipufit.distributed import Processes
+from ipufit.errors import DataError, WholeStreamWarning, warn
+
+from .arrays import as_tensor, same_rows
+from .datasets import ALONE, Source
+from .loaders import DividedLoader, KerasBatches, describe, generators_of, plain_values
+from .random_state import HostRandomState, RandomState, random_state, set_random_state
+from .structure import NOTHING, SampleStructure
+
+_TAG = "$"
+
+
+class LoaderState(NamedTuple):
+    """The state of a loader, and the rows that it gave and no call has taken yet.
+
+    Attributes:
+        state: The result of its `state_dict()`.
+        rows: The last rows that were drawn; empty between two passes.
+        num_left: Number of these that the next call begins with.
+        num_drawn: Number of rows that the pass has drawn.
+        has_ended: Whether the loader has given its last batch, so that it begins a new
+            pass when it is asked again.
+    """
+
+    state: Any
+    rows: list[Tensor]
+    num_left: int = 0
+    num_drawn: int = 0
+    has_ended: bool = False
+
+    @property
+    def is_between(self) -> bool:
+        """Whether one pass has ended and the next has not begun."""
+        return self.has_ended and not self.rows
+
+
+def packed(kept: LoaderState) -> dict[str, Tensor]:
+    """Convert a state to tensors, which a checkpoint can hold.
+
+    Raises:
+        DataError: The loader's state has values that no checkpoint can hold.
+
+    Example:
+        >>> kept = LoaderState({"seen": (1, None)}, [torch.zeros(2, 3)], num_left=2)
+        >>> unpacked(packed(kept)).state
+        {'seen': (1, None)}
+    """
+    tensors: dict[str, Tensor] = {}
+    words = {
+        "state": _encoded(kept.state, tensors, "state_dict()"),
+        "num_rows": len(kept.rows),
+        "num_left": kept.num_left,
+        "num_drawn": kept.num_drawn,
+        "has_ended": kept.has_ended,
+    }
+    text = json.dumps(words).encode()
+    return {
+        "json": torch.frombuffer(bytearray(text), dtype=torch.uint8),
+        **{f"state/{name}": tensor for name, tensor in tensors.items()},
+        **{f"rows/{i}": leaf.clone() for i, leaf in enumerate(kept.rows)},
+    }
+
+
+def unpacked(tensors: dict[str, Tensor]) -> LoaderState | None:
+    """Convert tensors of `packed` to a state; return None if there are none.
+
+    Raises:
+        DataError: `packed` hasn't made them.
+    """
+    if not tensors:
+        return None
+    try:
+        words = json.loads(tensors["json"].numpy().tobytes())
+        rows = [tensors[f"rows/{i}"] for i in range(words["num_rows"])]
+        state = _decoded(words["state"], tensors)
+        counts = [words[name] for name in ("num_left", "num_drawn")]
+        has_ended = bool(words["has_ended"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"it has no state of a loader: {error!r}") from error
+    is_whole = all(type(number) is int and number >= 0 for number in counts)
+    if not is_whole or any(len(leaf) < counts[0] for leaf in rows):
+        raise DataError("it has no state of a loader: its counts are none")
+    return LoaderState(state, rows, counts[0], counts[1], has_ended)
+
+
+def _encoded(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    """Encode a value for JSON; values that JSON lacks are tagged.
+
+    Args:
+        value: Part of a state.
+        tensors: The tensors and arrays in the value are added.
+        where: The part, for messages.
+
+    Raises:
+        DataError: The value is of another type.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    items: Any = []
+    if isinstance(value, (list, tuple)):
+        items = [_encoded(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]
+        if type(value) is list:
+            return items
+        kind = "tuple"
+    elif isinstance(value, dict):
+        kind = "dict"
+        for key, element in value.items():
+            pair = [_encoded(key, tensors, where)]
+            items.append([*pair, _encoded(element, tensors, f"{where}[{key!r}]")])
+    elif isinstance(value, bytes):
+        kind, items = "bytes", base64.b64encode(value).decode()
+    elif isinstance(value, (Tensor, np.ndarray, np.number, np.bool_)):
+        kinds = {Tensor: "tensor", np.ndarray: "array"}
+        kind = next((k for t, k in kinds.items() if isinstance(value, t)), "scalar")
+        items = str(len(tensors))
+        tensors[items] = torch.as_tensor(value).detach().cpu().clone()
+    else:
+        raise DataError(
+            f"`x` keeps a state, so that a run can be resumed, and {where} in it is a "
+            f"{type(value).__name__}, which no checkpoint can hold. Use numbers, text, "
+            "bytes, tensors and arrays, in lists, tuples and dicts."
+        )
+    return {_TAG: kind, "items": items}
+
+
+def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decoded(element, tensors) for element in value]
+    if not isinstance(value, dict):
+        return value
+    kind, items = value[_TAG], value["items"]
+    if kind == "tuple":
+        return tuple(_decoded(items, tensors))
+    if kind == "dict":
+        return {_decoded(k, tensors): _decoded(v, tensors) for k, v in items}
+    if kind == "bytes":
+        return base64.b64decode(items)
+    tensor = tensors[f"state/{items}"]
+    if kind == "tensor":
+        return tensor.clone()
+    return tensor.numpy().copy() if kind == "array" else tensor.numpy()[()]
+
+
+class StreamState(NamedTuple):
+    """The place in a pass over a stream, from which another process can continue.
+
+    Most streams continue by drawing the same batches again. Samplers and transforms
+    draw random numbers, and so may other code between two batches. All batches but the
+    last are drawn again only to be dropped. So only their order matters, and the random
+    state before the last batch.
+
+    Attributes:
+        num_batches: Number of batches that the pass has drawn.
+        at_start: Random states when the pass began; empty if none has begun.
+        at_last: Random states before the last batch was drawn.
+        loader: State of a loader that keeps one, so that nothing is drawn again.
+    """
+
+    num_batches: int
+    at_start: RandomState
+    at_last: RandomState
+    loader: LoaderState | None = None
+
+
+class Pass:
+    """The blocks of one pass over a stream.
+
+    Args:
+        iterable: Iterable of batches.
+        block_of: Converts a batch to a block.
+        generators: Random generators, besides the global ones, that the iterable
+            draws from.
+        resumed: Place at which another process has stopped; None for a new pass.
+        is_stateful: Whether the iterable has a state, for which rows are stored.
+
+    Attributes:
+        iterator: Iterator over the batches.
+        first: A block that was drawn already and is returned first, or None.
+        last: The last block that was returned, or the end of it, if the iterable has a
+            state; empty before any.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[Any],
+        block_of: Callable[[Any], list[Tensor]],
+        generators: Sequence[torch.Generator] = (),
+        resumed: StreamState | None = None,
+        *,
+        is_stateful: bool = False,
+    ) -> None:
+        loader = None if resumed is None else resumed.loader
+        self._iterable: Any = iterable
+        self._block_of = block_of
+        self._generators = generators
+        self._is_stateful = is_stateful
+        self._repeated = resumed if loader is None else None
+        if self._repeated is not None:
+            set_random_state(self._repeated.at_start, generators)
+        self._before = StreamState(0, {}, {})  # what other processes have drawn
+        if resumed is not None and loader is not None:
+            self._before = resumed
+        self._at_start = self._at_last = HostRandomState(generators)
+        self._num_drawn = 0  # batches, by this process
+        self._num_rows = 0
+        self._has_ended = loader is not None and loader.has_ended
+        self.iterator: Iterator[Any] = iter(() if self._has_ended else iterable)
+        self.first: list[Tensor] | None = None
+        self.last: list[Tensor] = []
+        if loader is not None:
+            self.last = loader.rows
+            self._num_rows = loader.num_drawn - loader.num_left
+            if loader.num_left:
+                self.first = [leaf[-loader.num_left :] for leaf in loader.rows]
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return self
+
+    def __next__(self) -> list[Tensor]:
+        block, self.first = self.first, None
+        if block is None:
+            block = self._block_of(self.draw())
+        if self._is_stateful:
+            self._num_rows += len(block[0])
+            self.last = block
+        return block
+
+    def draw(self) -> Any:
+        """Return the next batch of the iterable."""
+        repeated = self._repeated
+        if repeated is not None and self._num_drawn + 1 == repeated.num_batches:
+            set_random_state(repeated.at_last, self._generators)
+        at_last = HostRandomState(self._generators)
+        try:
+            batch = next(self.iterator)
+        except StopIteration:
+            self._has_ended = True
+            raise
+        self._num_drawn += 1
+        self._at_last = at_last
+        return batch
+
+    @property
+    def skips(self) -> bool:
+        """Whether the pass leaves out the rows before the place of another process."""
+        return self._before.loader is not None
+
+    def replay(self) -> StreamState:
+        """Return the place in the pass without the state of a loader."""
+        before = self._before
+        return StreamState(
+            before.num_batches + self._num_drawn,
+            before.at_start or self._at_start.tensors(),
+            self._at_last.tensors()
+            if self._num_drawn or not before.at_last
+            else before.at_last,
+        )
+
+    def state_dict(self, num_taken: int) -> StreamState:
+        """Return the place in the pass.
+
+        Args:
+            num_taken: Number of rows that calls have taken.
+        """
+        if not self._is_stateful:
+            return self.replay()
+        left = max(0, self._num_rows - num_taken)
+        rows = [leaf[-max(left, 1) :].clone() for leaf in self.last]
+        state = self._iterable.state_dict()
+        loader = LoaderState(state, rows, left, self._num_rows, self._has_ended)
+        return self.replay()._replace(loader=loader)
+
+
+class RowsAreNoSamplesError(Exception):
+    """Raised if a loader's rows aren't one for each index."""
+
+
+class StreamSource(Source):
+    """Samples that come in blocks, such as the batches of a loader.
+
+    The first block is drawn at once, to see what samples look like. The first pass
+    gives it out again, so that nothing is drawn twice.
+
+    In several processes a pass begins with the random states of process 0, so that
+    streams that shuffle give the same order everywhere.
+
+    Args:
+        blocks: An iterable of batches as the user makes them.
+        parts_of: Takes a batch apart: inputs, targets, weights.
+        name: Name of the data in error messages.
+        num_samples: Number of samples of all processes; None if unknown.
+        processes: Processes that divide the samples.
+        is_part: Whether the stream gives samples of this process only.
+        divided_loader: Gives the indices of `blocks`, and loads samples of this
+            process, in its place; None if the stream isn't taken apart.
+
+    Raises:
+        DataError: The stream is empty, its first batch can't be used, or it isn't the
+            same in all processes.
+
+    Attributes:
+        rows_of_first: Number of samples in the first block.
+        is_stateful: Whether the stream keeps a state, from which it can go on, as
+            torchdata's protocol has it.
+    """
+
+    def __init__(
+        self,
+        blocks: Iterable[Any],
+        parts_of: Callable[[Any], Sequence[Any]],
+        *,
+        name: str,
+        num_samples: int | None = None,
+        processes: Processes = ALONE,
+        is_part: bool = False,
+        divided_loader: DividedLoader | None = None,
+    ) -> None:
+        # What samples look like is known when the first are drawn.
+        super().__init__(SampleStructure(NOTHING), num_samples, name)
+        self._iterable: Any = blocks if divided_loader is None else divided_loader
+        self._parts_of = parts_of
+        self._resumed: StreamState | None = None
+        self.is_stateful = divided_loader is None and all(
+            callable(getattr(blocks, method, None))
+            for method in ("state_dict", "load_state_dict")
+        )
+        self._processes = processes
+        self.is_part = is_part
+        self.divided_loader = divided_loader
+        self.generators = generators_of(blocks)
+        self.rows_of_first = 0
+        begun = self._new_pass()
+        # PopTorch's accessor is its own iterator, but begins anew.
+        is_accessor = isinstance(blocks, poptorch.AsynchronousDataAccessor)
+        self.is_one_shot = begun.iterator is blocks and not is_accessor
+        try:
+            batch = begun.draw()
+        except StopIteration:
+            pass
+        else:
+            begun.first = self._take_first(batch)
+        if processes.are_several:
+            self._agree(begun.first)
+        elif not self._first:
+            raise DataError(f"`{name}` has no samples.")
+        self._begun: Pass | None = begun
+        self._values = plain_values(self._iterable)
+
+    def _take_first(self, batch: Any) -> list[Tensor]:
+        """Set the structure of samples, and return the first block of a pass."""
+        loader = self.divided_loader
+        parts = self._parts_of(batch if loader is None else loader.peek(batch[:1]))
+        self.structure = self._structure_of(parts)
+        block = self._flatten(parts)
+        if not len(block[0]):
+            raise DataError(f"The first batch of `{self.name}` has no rows.")
+        self._first = [leaf[0].clone() for leaf in block]
+        if loader is None:
+            self.rows_of_first = len(block[0])
+            return block
+        if len(block[0]) != 1:
+            raise RowsAreNoSamplesError
+        self.rows_of_first = len(batch)
+        return list(batch)
+
+    def _agree(self, first: Any) -> None:
+        """Compare the beginning of the stream with other processes.
+
+        Raises:
+            DataError: There are no samples; or the processes have different samples,
+                although the stream isn't marked as divided.
+        """
+        digest = hashlib.sha256()
+        for leaf in first or ():  # of a block, or indices
+            if isinstance(leaf, Tensor):
+                whole = leaf.contiguous().reshape(-1).view(torch.uint8)
+                digest.update(whole.numpy().data)
+            else:
+                digest.update(repr(leaf).encode())
+        seen = (digest.hexdigest(), self.structure, bool(self._first))
+        all_seen = self._processes.gathered(seen)
+        structures = [structure for _, structure, is_filled in all_seen if is_filled]
+        if not structures:
+            raise DataError(f"`{self.name}` has no samples.")
+        if self.is_part:
+            if len(structures) < len(all_seen):
+                firsts = self._processes.gathered(self._first)
+                self.structure = structures[0]
+                self._first = self._first or next(first for first in firsts if first)
+                self.rows_of_first = self.rows_of_first or 1
+            return
+        if len({digest for digest, *_ in all_seen}) > 1:
+            raise DataError(
+                f"`{self.name}` begins with other samples in one process than in "
+                "another. If it gives each of them a part, give it (or its dataset) "
+                "the attribute is_divided = True; otherwise have it shuffle with the "
+                "same seed everywhere."
+            )
+        if self._processes.is_first and self.divided_loader is None:
+            warn(
+                f"Each of the {self._processes.count} processes reads all of "
+                f"`{self.name}` and keeps its share of every batch. Have the dataset "
+                "give each process a part, by ipufit.distributed.get_process_info() in "
+                "__iter__, and set its attribute is_divided = True; or pass a dataset "
+                "with __getitem__, which is read only where its samples are used.",
+                WholeStreamWarning,
+            )
+
+    def first_pass(self) -> StreamState | None:
+        """Return the place in a pass of which no row was used yet; None without one."""
+        return self._resumed if self._begun is None else self._begun.replay()
+
+    def state_dict(self) -> StreamState | None:
+        """Return the place in the stream between two passes; None at its beginning."""
+        place = self.first_pass()
+        if place is None and self.is_stateful:
+            loader = LoaderState(self._iterable.state_dict(), [], has_ended=True)
+            return StreamState(0, {}, {}, loader)
+        return place
+
+    def load_state_dict(self, state: StreamState | None, *, is_due: bool) -> None:
+        """Let the next pass continue where that of another process stopped.
+
+        Batches are drawn again, unless the stream keeps a state. A generator can't
+        begin anew, and stays as it is.
+
+        Args:
+            state: The place; None at the beginning.
+            is_due: Whether no row of the pass was used: its first block is drawn now.
+
+        Raises:
+            DataError: The stream can't take the state.
+        """
+        if self.is_one_shot:
+            return
+        if state is not None and not self.is_stateful:
+            state = state._replace(loader=None)
+        loader = None if state is None else state.loader
+        if loader is not None:
+            try:
+                self._iterable.load_state_dict(loader.state)
+                if loader.has_ended:
+                    # The pass that begins now goes on from one that has ended, and may
+                    # draw random numbers. The next begins as in a run that goes on.
+                    iter(self._iterable)
+            except Exception as error:  # a user's object may raise anything
+                raise DataError(
+                    f"`{self.name}` can't go on from the state that the checkpoint has "
+                    f"of it: {error!r}. Pass a loader with the same dataset and "
+                    "settings."
+                ) from error
+        is_begun = state is not None and bool(state.at_start)
+        is_between = loader is not None and loader.is_between
+        self._begun = None
+        self._resumed = state if is_begun and not is_between else None
+        if is_due and loader is None and self._resumed is not None:
+            self._begun = self._new_pass()
+            self._begun.first = next(self._begun)
+            self._values = plain_values(self._iterable)
+
+    def begin_epoch(self) -> None:
+        """Call a hook of Keras's dataset."""
+        if isinstance(self._iterable, KerasBatches):
+            self._iterable.begin_epoch()
+
+    def end_epoch(self) -> None:
+        """Call a hook of Keras's dataset."""
+        if isinstance(self._iterable, KerasBatches):
+            self._iterable.end_epoch()
+
+    def blocks(self) -> Pass:
+        """Return the blocks of the next pass."""
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            if self.is_one_shot or plain_values(self._iterable) == self._values:
+                return begun
+            # A callback has changed the data since, as `sampler.set_epoch` does.
+            self._resumed = begun.replay()
+        return Pass((), self.block_of) if self.is_one_shot else self._new_pass()
+
+    def _new_pass(self) -> Pass:
+        resumed, self._resumed = self._resumed, None
+        if resumed is None and self._processes.are_several:
+            state = self._processes.first(random_state(self.generators))
+            set_random_state(state, self.generators)
+        return Pass(
+            self._iterable,
+            self.block_of if self.divided_loader is None else list,
+            self.generators,
+            resumed,
+            is_stateful=self.is_stateful,
+        )
+
+    def _structure_of(self, parts: Sequence[Any]) -> SampleStructure:
+        return SampleStructure.of(parts)
+
+    def _flatten(self, parts: Sequence[Any]) -> list[Tensor]:
+        where = f"A batch of `{self.name}`"
+        return same_rows(self.structure.flatten_like("the first", parts, where), where)
+
+    def block_of(self, batch: Any) -> list[Tensor]:
+        """Flatten a batch, which must look like the first.
+
+        Raises:
+            DataError: It doesn't.
+        """
+        block = self._flatten(self._parts_of(batch))
+        paths = [*self.structure.paths(), "the mask"]
+        for path, leaf, first in zip(paths, block, self._first):
+            if leaf.shape[1:] != first.shape or leaf.dtype != first.dtype:
+                what = "samples" if self.structure.rows is None else path
+                raise DataError(
+                    f"A batch of `{self.name}` has {what} of {leaf.dtype} and shape "
+                    f"{tuple(leaf.shape[1:])}, and the first had {first.dtype} and "
+                    f"{tuple(first.shape)}. The shapes of a compiled model are fixed: "
+                    "pad or crop samples to one shape."
+                )
+        return block
+
+
+class WholeSource(StreamSource):
+    """Micro-batches of `FixedSizeBatches`: the tensors of each are a row, `[1, ...]`.
+
+    A row ends with the mask.
+    """
+
+    def _structure_of(self, parts: Sequence[Any]) -> SampleStructure:
+        inputs, targets, weights = [
+            NOTHING if part is None else Structure.of_batch(part, custom_parser)
+            for part in parts[:3]
+        ]
+        return SampleStructure(
+            inputs, targets, weights, is_padded=True, rows=len(parts[3])
+        )
+
+    def _flatten(self, parts: Sequence[Any]) -> list[Tensor]:
+        structure, where = self.structure, f"A batch of `{self.name}`"
+        leaves = structure.flatten_like("the first", parts, where)
+        paths, mask = structure.paths(), parts[3]
+        for path, leaf in zip(paths, leaves):
+            if not isinstance(leaf, (Tensor, np.ndarray, np.generic, int, float)):
+                raise DataError(
+                    f"{where} has {describe(leaf)} as its {path}, for which PopTorch "
+                    "has no parser. Register one, poptorch.registerCustomArgParser("
+                    f"{type(leaf).__name__}, parser), or give tensors in a dict. The "
+                    "parser of PyG's types comes with `import poptorch_geometric`."
+                )
+        tensors = [as_tensor(leaf, where) for leaf in leaves]
+        for path, tensor in list(zip(paths, tensors))[structure.num_inputs :]:
+            if tensor.shape[:1] != mask.shape:
+                raise DataError(
+                    f"{where} has {path} of shape {tuple(tensor.shape)}, and a mask of "
+                    f"{len(mask)} rows: give one row for each entry of the mask."
+                )
+        return [tensor.unsqueeze(0) for tensor in (*tensors, mask)]
