@@ -468,8 +468,8 @@ class WandbLogger(RunLogger):
 
     def write(self, group: str, logs: Mapping[str, Any], step: int) -> None:
         """Log metrics as `epoch/<name>` or `batch/<name>`."""
-        count = "epoch" if group == "epoch" else "updates"
-        figures = {f"{group}/{n}": v for n, v in {count: step, **logs}.items()}
+        step_name = "epoch" if group == "epoch" else "updates"
+        figures = {f"{group}/{n}": v for n, v in {step_name: step, **logs}.items()}
         for name, values in self.histograms(step) if group == "epoch" else ():
             figures[f"weights/{name}"] = self._wandb.Histogram(values)
         self._active.log(figures)

@@ -182,16 +182,15 @@ def best_saved(saved: Sequence[Saved], mode: str | None, count: int) -> list[Sav
         mode: Whether "min" or "max" of the metric is better; None for all, unsorted.
         count: Number of checkpoints to choose.
     """
-    values = {
-        path: moment.value
+    rated = [
+        (path, moment)
         for path, moment in saved
         if moment.value is not None and not math.isnan(moment.value)
-    }
-    rated = [item for item in saved if item[0] in values]
+    ]
     if mode is None:
         return rated
-    is_reversed = mode == "max"
-    return sorted(rated, key=lambda item: values[item[0]], reverse=is_reversed)[:count]
+    is_max = mode == "max"
+    return sorted(rated, key=lambda item: item[1].value or 0.0, reverse=is_max)[:count]
 
 
 Saved = Tuple[Path, SavedAt]
