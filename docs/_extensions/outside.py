@@ -43,7 +43,9 @@ def gallery(readme: str) -> str:
     page = re.sub(r"(?:^\|.*\n)+\n", "", readme, flags=re.M)
     page = re.sub(r"^## (.+)\n\n(###.+?)(?=^## |\Z)", grid, page, flags=re.M | re.S)
     pages = "\n".join(f"examples/{name}" for name in titles)
-    return f"{with_links(page, FOLDER, DOCS)}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    return (
+        f"{with_links(page, FOLDER, DOCS)}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    )
 
 
 def script_page(name: str, title: str, description: str) -> str:
