@@ -20,6 +20,8 @@ from ipufit.metrics import StreamedMetric
 from tests.callbacks.driving import linear, play
 from tests.reference import Recorder
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 NAN, INF = float("nan"), float("inf")
 DIRECTIONS = {"loss": "min", "accuracy": "max", "left_mae": "min", "val_x": "max"}
 
@@ -58,11 +60,6 @@ def test_more_is_to_max_as_less_is_to_min(value, reference, min_delta):
     assert more == improves(-value, -reference, "min", min_delta)
     assert not (more and improves(value, reference, "min", min_delta))
     assert not improves(value, value, "max", min_delta)
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def make(name, **arguments):
