@@ -11,12 +11,15 @@ from ipufit.metrics import resolve_metric
 from ipufit.metrics.confusion import (
     BalancedAccuracy,
     F1Score,
+    FalseNegatives,
+    FalsePositives,
     FBetaScore,
     IoU,
     MeanIoU,
     Precision,
     Recall,
     Specificity,
+    TrueNegatives,
     TruePositives,
 )
 from tests.metrics import peers
