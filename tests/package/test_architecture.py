@@ -47,6 +47,7 @@ FLOORS = {
         "step",
         "host_calls",
         "program",
+        "rows",
         "loop",
         "",
     ],
