@@ -55,7 +55,7 @@ from ipufit.engine.step import (
 )
 from ipufit.engine.trace_checks import (
     refuse_gradient_hooks,
-    refuse_synchronised_norms,
+    refuse_synchronized_norms,
     refuse_tied_buffers,
     require_trained_weights,
 )
@@ -349,7 +349,7 @@ class TrainingSpec(ProgramSpec):
         """Return functions that refuse what a training program would ignore."""
         return [
             partial(refuse_gradient_hooks, [self.module, *self.loss_modules]),
-            partial(refuse_synchronised_norms, self.module, self.plan),
+            partial(refuse_synchronized_norms, self.module, self.plan),
         ]
 
     def checks(self, step: Step) -> list[Callable[[], None]]:
