@@ -1,33 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python values that are compiled into a program, because its code read them.
 
-A walk begins at the module, the losses and the metrics. It follows submodules, hooks
-and functions; for a function the globals, closure variables and defaults that its code
-reads; for an object the attributes whose names some code reads. An attribute that no
-code reads is left out, so that a callback may count in a module.
+A snapshot begins at the module, the losses and the metrics. It follows submodules,
+hooks, containers and functions; for a function the globals, closure variables and
+defaults; for an object the attributes that some code names (`co_names`). Comparing a
+snapshot only asks whether objects are where they were. If one isn't, the program is
+called on the host once more: the change counts if that call differs from the first.
 
 The code of installed packages isn't read. All public attributes of their layers and
-objects are taken instead. The walk ends after `SIZE` values.
+objects count instead. A snapshot ends after `SIZE` objects.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import dis
 import enum
 import functools
-import importlib.util
 import inspect
 import operator
 import sys
 import sysconfig
 import types
 import zlib
-from dataclasses import is_dataclass
-from functools import partial
 from types import CodeType
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
 
 import numpy as np
 import torch
@@ -43,20 +40,7 @@ SIZE = 20_000
 SMALL_BYTES = 1 << 16
 """Arrays of numpy up to this size are compared before every call."""
 LARGE = 256
-"""Containers of more elements are compared as a whole, and between runs only."""
-LARGE_BYTES = 1 << 24
-"""Tensors and arrays of more bytes are compared by identity only."""
-
-
-class Kind(str):
-    """Text about a value that isn't plain; equal values have equal texts.
-
-    What follows `#` is the object's identity, or the checksum of a constant.
-    """
-
-    def __repr__(self) -> str:
-        return self.partition(" #")[0]
-
+"""Containers of more elements are compared between runs only, and not followed."""
 
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice),
@@ -64,29 +48,27 @@ _PLAIN = (
     *(np.generic, np.dtype, enum.Enum, CodeType),
 )
 """Values that are compared by `==`."""
-_CONTAINERS = (list, tuple, collections.deque, Mapping, set, frozenset)
+_CONTAINERS = (dict, list, tuple, collections.deque, set, frozenset)
 _WRAPPERS = (
-    *(types.FunctionType, types.MethodType, functools.partial),
-    *(functools.cached_property, property, staticmethod, classmethod),
+    *(types.MethodType, functools.partial, functools.cached_property),
+    *(property, staticmethod, classmethod),
 )
-_WRAPPED = (
-    *("__self__", "__func__", "func", "args", "keywords", "fget"),
-    *("__code__", "__defaults__", "__kwdefaults__"),
-)
-"""Attributes of functions and their wrappers that lead to code and its arguments."""
-_THEMSELVES = (torch.nn.Module, types.FunctionType, type, Tensor, np.ndarray)
-"""Objects that equal only themselves."""
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_WRAPPED = ("__self__", "__func__", "func", "args", "keywords", "fget")
+"""Attributes of wrappers that lead to a function and its arguments."""
+_USED = ("_modules", "_parameters", "_buffers", "_forward_pre_hooks", "_forward_hooks")
+"""Dicts of a module with what its `forward` uses."""
 _TORCHS = {"training", *vars(torch.nn.Module())}
 """Attributes that torch itself keeps in a module."""
-_NOT_IN_FORWARD = {
-    *("init", "new", "del", "repr", "str", "format", "dir", "copy", "deepcopy"),
-    *("set_name", "reduce", "reduce_ex", "getstate", "setstate"),
-}
+_NOT_IN_FORWARD = {"__init__", "__new__", "__del__", "__repr__", "__str__"}
 """Special methods of a class that `forward` doesn't call."""
-_COMPARISONS = {f"__{name}__" for name in ("eq", "ge", "gt", "hash", "le", "lt")}
-"""Methods of a dataclass that read all of its fields."""
-_MISSING: Any = Kind("missing")
+_COMPUTED = {"getattr", "vars", "eval", "exec", "globals", "locals", "__dict__"}
+_COMPUTED |= {"attrgetter", "__getattribute__"}
+"""Names whose use lets code read attributes by names that aren't in it."""
+_ALWAYS_CALLED = {"forward", "sums"}
+"""Names of what torch and ipufit call."""
+_MISSING: Any = types.SimpleNamespace()
+_STEPS = 100_003
+"""A prime number. Code that reads a counter goes another way after so many steps."""
 
 
 @functools.lru_cache(maxsize=None)
@@ -94,22 +76,19 @@ def _origin(module_name: str) -> str:
     """Classify a Python module by its author.
 
     Returns:
-        "user"; "package" if it is installed, or has objects with settings; "holder" for
-        modules of Python whose objects hold values and never read them; "machinery" for
-        the rest of Python, torch, numpy, PopTorch and ipufit, whose objects are no
-        values.
+        "user"; "package" if it is installed, or has objects with settings; "machinery"
+        for Python, torch, numpy, PopTorch and ipufit, whose objects are no values.
     """
     root = module_name.partition(".")[0]
     if root == "__main__":  # also of code that an installed program runs
         return "user"
-    if root in ("types", "argparse", "collections"):
-        return "holder"
     of_settings = ("torch.distributions.", "ipufit.metrics.", "ipufit.losses.")
-    if f"{module_name}.".startswith(of_settings):
+    is_holder = root in ("types", "argparse", "collections")
+    if is_holder or f"{module_name}.".startswith(of_settings):
         return "package"
     module = sys.modules.get(root)
     files = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    file = next((one for one in files if one), "")
+    file = next(filter(None, files), "")
     is_builtin = not file and root in sys.builtin_module_names
     if is_builtin or root in ("torch", "ipufit", "poptorch", "numpy"):
         return "machinery"
@@ -118,235 +97,181 @@ def _origin(module_name: str) -> str:
     return "machinery" if file.startswith(sysconfig.get_path("stdlib")) else "user"
 
 
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
-_VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-_HAS_METHOD_BIT = sys.version_info >= (3, 12)
-"""Whether the lowest bit of an attribute's step says that it is called."""
-_NO_STEPS = ("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG")
-_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
-_COMPUTED = {"vars", "eval", "exec", "globals", "locals", "__dict__"}
-_COMPUTED |= {"attrgetter", "__getattribute__"}
-"""Names whose use lets code read attributes by names that aren't in it."""
-
-
-class NamesRead(NamedTuple):
-    """The names that the code of a function reads, and of functions inside it.
-
-    A name that is only counted up (`self.calls += 1`), put into (`self.seen["x"] = x`),
-    or read after it was set (`self.hidden = ...`) isn't included: no result depends on
-    its old value.
-
-    Attributes:
-        variables: Names of globals.
-        modules: Imported modules; a relative one begins with dots.
-        attributes: Names of attributes, of whatever object.
-        methods: Names of attributes that are called at once.
-        is_open: Whether the code may read attributes by names that it computes.
-    """
-
-    variables: set[str]
-    modules: set[str]
-    attributes: set[str]
-    methods: set[str]
-    is_open: bool
-
-
 @functools.lru_cache(maxsize=4096)
-def names_read(code: CodeType) -> NamesRead:
-    """Return the names that the code of a function reads, by kind.
-
-    Example:
-        >>> names_read((lambda x: x.mean() * SCALE).__code__).variables
-        {'SCALE'}
-    """
-    names: list[set[str]] = [set(), set(), set(), set()]
-    variables, modules, attributes, methods = names
-    was_set: set[str] = set()
-    of_class: set[str] = set()
-    is_open = False
-    is_straight = True
-    # From Python 3.11 on, no step begins what an error may leave.
-    tries = getattr(dis.Bytecode(code), "exception_entries", ())
-    first_try = min((entry.start for entry in tries), default=sys.maxsize)
-    steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_STEPS]
-    kinds = [step.opname for step in steps]
-    for at, (step, kind, before) in enumerate(zip(steps, kinds, ["", *kinds])):
-        is_straight &= step.opcode not in _JUMPS and step.offset < first_try
-        if kind in _VARIABLES:
-            stored = steps[at + 3 : at + 4]  # after an operand and an operator
-            is_counted_up = [(one.opname, one.argval) for one in stored] == [
-                ("STORE_GLOBAL", step.argval)
-            ]
-            if not (is_counted_up or step.argval in of_class):
-                variables.add(step.argval)
-            if step.argval in ("getattr", "hasattr"):
-                name = _constant_name(steps[at + 1 :])
-                attributes.add(name)
-                is_open |= not name
-        elif kind == "IMPORT_NAME":
-            level = steps[at - 2].argval
-            modules.add("." * (level or 0) + step.argval)
-        elif kind == "STORE_NAME" and is_straight:
-            of_class.add(step.argval)
-        elif kind == "STORE_ATTR" and is_straight and "LOAD_" in before:
-            was_set.add(step.argval)
-        elif kind in _ATTRIBUTES:
-            is_counted_up = before in ("DUP_TOP", "COPY")
-            is_filled = "STORE_SUBSCR" in kinds[at + 2 : at + 3]
-            is_called = kind == "LOAD_METHOD" or (
-                kind == "LOAD_ATTR" and _HAS_METHOD_BIT and (step.arg or 0) & 1 == 1
-            )
-            if not (is_counted_up or is_filled or step.argval in was_set):
-                (methods if is_called else attributes).add(step.argval)
-    for inner in (one for one in code.co_consts if isinstance(one, CodeType)):
-        read = names_read(inner)
-        for outer_names, inner_names in zip(names, read[:4]):
-            outer_names |= inner_names
-        is_open |= read.is_open
-    is_open |= not _COMPUTED.isdisjoint({*variables, *attributes, *methods})
-    return NamesRead(variables, modules, attributes, methods, is_open)
+def _names_in(code: CodeType) -> frozenset[str]:
+    """Return all names in the code of a function, and texts that may be names."""
+    texts = (text for text in code.co_consts if isinstance(text, str))
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return frozenset({*code.co_names, *texts}.union(*map(_names_in, inner)))
 
 
-def _constant_name(following: list[dis.Instruction]) -> str:
-    """Return the name in `getattr(x, "name")`, with a plain or no default; else ""."""
-    calls = (i for i, one in enumerate(following) if one.opname.startswith("CALL"))
-    call = next(calls, 0)
-    count = following[call].arg or 0
-    given = following[max(call + 1 - count, 0) : call] if count in (2, 3) else []
-    if not given or not all(one.opname.startswith("LOAD_") for one in given):
-        return ""
-    return str(given[0].argval) if given[0].opname == "LOAD_CONST" else ""
+def _contents(value: Any) -> Any:
+    """Return what is equal for equal constants, or containers of the same objects."""
+    if isinstance(value, _CONTAINERS):
+        return [*map(id, value), *map(id, getattr(value, "values", list)())]
+    return checksum(value) if isinstance(value, Tensor) else zlib.crc32(value.tobytes())
 
 
-def _checksum(value: Any) -> int:
-    """Return a checksum of a tensor, an array, or the elements of a container."""
-    if isinstance(value, Tensor):
-        return checksum(value)
-    if isinstance(value, np.ndarray):
-        return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-    elements = [*value, *getattr(value, "values", list)()]
-    texts = [
-        repr(one) if issubclass(type(one), _PLAIN) else str(id(one)) for one in elements
-    ]
-    return zlib.crc32("\n".join(texts).encode())
+def _version(tensor: Tensor) -> int:
+    return int(unfetched(tensor, "_version"))
+
+
+class _Words(str):
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_in_words = functools.lru_cache(maxsize=None)(_Words)
 
 
 def _buffer(buffers: Mapping[str, Any], name: str) -> Any:
-    """Return a buffer; of a 0-d one, whose value goes to the device, only the kind."""
+    """Return a buffer; of a 0-d one, whose value goes to the device, only the type."""
     buffer: Any = buffers.get(name)
     if not issubclass(type(buffer), Tensor) or unfetched(buffer, "ndim"):
         return buffer
-    return _kind(f"0-d buffer of {unfetched(buffer, 'dtype')}")
+    return _in_words(f"0-d buffer of {unfetched(buffer, 'dtype')}")
 
 
-_kind = functools.lru_cache(maxsize=None)(Kind)
-
-_Check = Tuple[Callable[..., Any], Tuple[Any, ...], Any]
-"""A function, its arguments, and the result that it gave."""
+_OF_CONTENTS = (_contents, _version, len)
+"""What is read of an object to see whether the object itself has changed."""
 
 
-class _Walk:
-    """A walk through code, for attributes of some names.
+_NOT_THERE = (LookupError, AttributeError, ValueError)  # ValueError: an empty cell
+
+
+def _are_equal(value: Any, other: Any, read: Callable[..., Any]) -> bool:
+    if type(value) is not type(other):
+        return False
+    if not (issubclass(type(value), _PLAIN) or read in _OF_CONTENTS):
+        return False
+    return bool(value == other or (value != value and other != other))  # NaN
+
+
+_Place = Tuple[str, Callable[..., Any], Tuple[Any, ...], Any]
+"""A path such as `module.scale`, how to read what is there, and the value before."""
+
+
+class Snapshot:
+    """The values that code can read, and the places where it reads them.
+
+    Args:
+        roots: Functions and objects to begin at, by name.
 
     Attributes:
-        names: Attributes that were given, and those found on the way.
-        methods: Attributes that are called, likewise.
-        is_open: Whether code may read attributes of other names too.
-        is_complete: Whether the walk met no bound.
-        values: Values by path: plain ones, and the `Kind` of others.
-        checks: Functions with arguments and results, to compare before every call.
-        thorough_checks: Checks of large constants, to compare between runs.
+        is_complete: Whether all values are compared.
+        names: The names in the code.
     """
 
-    def __init__(
-        self,
-        roots: Mapping[str, Any],
-        names: Iterable[str],
-        methods: Iterable[str],
-        *,
-        is_open: bool,
-    ) -> None:
-        self.names, self.methods = set(names), set(methods)
-        self.is_open = is_open
+    def __init__(self, roots: Mapping[str, Any]) -> None:
         self.is_complete = True
-        self.values: dict[str, Any] = {}
-        self.checks: list[_Check] = []
-        self.thorough_checks: list[_Check] = []
+        self.names: set[str] = set()
+        self._places: list[_Place] = []
+        self._large_places: list[_Place] = []  # compared between runs only
         self._visited: dict[int, tuple[str, Any]] = {}  # keeps objects, for their ids
         self._followed: set[tuple[int, Any]] = set()
-        modules = [one for one in roots.values() if isinstance(one, torch.nn.Module)]
-        self._weights = {id(weight) for one in modules for weight in weights_of(one)}
-        self._found = collections.deque(roots.items())
-        while self._found:
-            self._visit(*self._found.popleft())
+        # Attributes that no code has named so far.
+        self._waiting: dict[str, list[tuple[Any, ...]]] = collections.defaultdict(list)
+        modules = [root for root in roots.values() if isinstance(root, torch.nn.Module)]
+        self._weights = {id(weight) for part in modules for weight in weights_of(part)}
+        self._queue = collections.deque(roots.items())
+        self._add_names(_ALWAYS_CALLED)
+        while self._queue:
+            self._visit(*self._queue.popleft())
+
+    def changes(self, *, thoroughly: bool) -> Iterator[tuple[_Place, Any]]:
+        """Yield the places that have other values now, and these values.
+
+        Args:
+            thoroughly: Compare large containers and constants too.
+        """
+        places = self._places + self._large_places if thoroughly else self._places
+        for path, read, arguments, before in places:
+            try:
+                now = read(*arguments)
+            except _NOT_THERE:
+                now = _MISSING
+            if now is not before and not _are_equal(now, before, read):
+                yield (path, read, arguments, before), now
+
+    def described(self, place: _Place, now: Any, when: str) -> str:
+        """Describe what was and is at a place."""
+        path, read, arguments, before = place
+        if read in _OF_CONTENTS:
+            before = now = arguments[0]
+        old, new = (self._described(path, value) for value in (before, now))
+        new = f"another {new[2:]}" if new == old else new
+        return f"{path} was {old}{when} and is {new} now"
+
+    def _described(self, path: str, value: Any) -> str:
+        if value is _MISSING:
+            return "missing"
+        elements = value if type(value) is tuple else (value,)
+        is_plain = all(issubclass(type(element), _PLAIN) for element in elements)
+        if is_plain and len(repr(value)) <= 60:
+            return repr(value)
+        known_path, _ = self._visited.get(id(value), (path, None))
+        return f"a {type(value).__name__}" if known_path == path else known_path
+
+    def _follow(
+        self, path: str, read: Callable[..., Any], owner: Any, *key: Any
+    ) -> None:
+        """Record what is at a place, and visit it."""
+        if (id(owner), key[:1]) in self._followed:
+            return
+        self._followed.add((id(owner), key[:1]))
+        value = _MISSING
+        with contextlib.suppress(*_NOT_THERE):
+            value = read(owner, *key)
+        self._places.append((path, read, (owner, *key), value))
+        if read not in _OF_CONTENTS:
+            self._queue.append((path, value))
+
+    def _is_named(self, name: str) -> bool:
+        """Return whether code may read attributes of a name."""
+        is_computed = not _COMPUTED.isdisjoint(self.names)
+        return name in self.names or (is_computed and not name.startswith("_"))
+
+    def _offer(self, name: str, *place: Any) -> None:
+        """Follow an attribute if some code names it, at the latest when one does."""
+        if self._is_named(name):
+            self._follow(*place)
+        else:
+            self._waiting[name].append(place)
+
+    def _add_names(self, names: Iterable[str]) -> None:
+        self.names.update(names)
+        for name in sorted(filter(self._is_named, self._waiting)):
+            for place in self._waiting.pop(name):
+                self._follow(*place)
 
     def _visit(self, path: str, value: Any) -> None:
-        while path in self.values:  # a variable of another function
-            path += "'"
         kind = type(value)
-        if issubclass(kind, _PLAIN):  # isinstance() would touch a wrapped weight
-            self.values[path] = value
-            return
-        home = value.__name__ if kind is types.ModuleType else kind.__module__
-        is_known = issubclass(kind, (*_THEMSELVES, *_CONTAINERS, *_WRAPPERS))
-        is_followed = is_known or _origin(home) != "machinery"
-        name = "Parameter" if issubclass(kind, torch.nn.Parameter) else kind.__name__
-        is_itself = not is_followed or issubclass(kind, _THEMSELVES)
-        text = f"a {name} #{id(value) if is_itself else ''}"
-        is_new = id(value) not in self._visited
-        first_path, _ = self._visited.setdefault(id(value), (path, value))
-        self.values[path] = Kind(text if is_new else first_path)
-        if len(self.values) > SIZE:
+        if issubclass(kind, _PLAIN) or value is _MISSING or id(value) in self._visited:
+            return  # isinstance() would touch a wrapped weight
+        if len(self._visited) >= SIZE:
             self.is_complete = False
-        elif not is_followed or not is_new:
-            pass
-        elif issubclass(kind, Tensor):
-            self._tensor(path, value)
+            return
+        self._visited[id(value)] = path, value
+        if issubclass(kind, Tensor):
+            self._visit_tensor(path, value)
         elif issubclass(kind, np.ndarray):
-            if not value.dtype.hasobject:
-                is_small = value.nbytes <= SMALL_BYTES
-                what = f"{kind.__name__} of {value.dtype} {list(value.shape)}"
-                self._constant(path, what, value, value.nbytes, is_small=is_small)
-        elif issubclass(kind, (set, frozenset)) or (
-            issubclass(kind, _CONTAINERS) and len(value) > LARGE
-        ):
-            elements = [*value, *getattr(value, "values", list)()]
-            self.is_complete &= all(issubclass(type(one), _PLAIN) for one in elements)
-            what = f"a {kind.__name__} of {len(value)} values"
-            self._constant(path, what, value, is_small=len(value) <= LARGE)
+            self._compare(path, value, is_large=value.nbytes > SMALL_BYTES)
+        elif issubclass(kind, types.FunctionType):
+            self._visit_function(path, value)
+        elif issubclass(kind, type):
+            self._visit_class(value)
         elif issubclass(kind, _WRAPPERS):
-            for name in filter(partial(hasattr, value), _WRAPPED):
-                self._follow(f"{path}.{name}", getattr, value, name)
-            if kind is types.FunctionType:
-                self._function(path, value)
+            parts = [name for name in _WRAPPED if hasattr(value, name)]
+            self._queue.extend((f"{path}.{n}", getattr(value, n)) for n in parts)
         else:
-            self._attributes(path, value)
-            if isinstance(value, _CONTAINERS):
-                self._check(len, value)
-                # A `defaultdict` would make what `getitem` misses.
-                read = dict.get if isinstance(value, dict) else operator.getitem
-                is_mapping = isinstance(value, Mapping)
-                for key in list(value) if is_mapping else range(len(value)):
-                    self._follow(f"{path}[{key!r}]", read, value, key)
+            if issubclass(kind, _CONTAINERS):
+                self._visit_container(path, value)
+            is_layer = issubclass(kind, torch.nn.Module)
+            if is_layer or _origin(kind.__module__) != "machinery":
+                self._visit_object(path, value)
 
-    def _check(self, read: Callable[..., Any], *given: Any) -> Any:
-        """Read a value, which is compared before every call."""
-        value = read(*given)
-        self.checks.append((read, given, value))
-        return value
-
-    def _follow(self, path: str, read: Any, owner: Any, key: Any) -> None:
-        """Visit a part of an object, once; it may be missing."""
-        if (id(owner), key) not in self._followed:
-            self._followed.add((id(owner), key))
-            default = [_MISSING] if read in (dict.get, getattr) else []
-            with contextlib.suppress(ValueError):  # an empty cell
-                found = self._check(read, owner, key, *default)
-                if found is not _MISSING:
-                    self._found.append((path, found))
-
-    def _tensor(self, path: str, tensor: Tensor) -> None:
-        """Record the values of a tensor that is no weight of the device."""
+    def _visit_tensor(self, path: str, tensor: Tensor) -> None:
+        """Record a tensor, unless it is a weight of the device."""
         is_weight = id(tensor) in self._weights
         if issubclass(type(tensor), torch.nn.Parameter) or (
             is_weight
@@ -356,124 +281,130 @@ class _Walk:
         is_plain = is_weight or type(tensor) is Tensor
         is_here = tensor.device.type == "cpu" and tensor.layout == torch.strided
         if is_plain and is_here and not tensor.is_inference():
-            self._check(unfetched, tensor, "_version")
-            what = f"a Tensor of {tensor.dtype} {list(tensor.shape)}"
-            size = tensor.numel() * tensor.element_size()
-            self._constant(path, what, tensor, size, is_small=False)
+            self._follow(path, _version, tensor)
+            self._compare(path, tensor, is_large=True)
 
-    def _constant(
-        self, path: str, what: str, value: Any, size: int = 0, *, is_small: bool
-    ) -> None:
-        """Record a constant by its checksum; a large one counts as the object."""
-        if size > LARGE_BYTES:
-            self.is_complete = False
+    def _compare(self, path: str, value: Any, *, is_large: bool) -> None:
+        """Record the contents of an object that isn't followed."""
+        place = path, _contents, (value,), _contents(value)
+        (self._large_places if is_large else self._places).append(place)
+
+    def _visit_container(self, path: str, value: Any) -> None:
+        is_large = len(value) > LARGE
+        if is_large or issubclass(type(value), (set, frozenset)):
+            elements = [*value, *getattr(value, "values", list)()]
+            self.is_complete &= all(issubclass(type(v), _PLAIN) for v in elements)
+            self._compare(path, value, is_large=is_large)
             return
-        checksum = _checksum(value)
-        self.values[path] = Kind(f"{what} #{checksum}")
-        checks = self.checks if is_small else self.thorough_checks
-        checks.append((_checksum, (value,), checksum))
+        if isinstance(value, tuple):  # it can't change
+            self._queue.extend((f"{path}[{i}]", part) for i, part in enumerate(value))
+            return
+        self._follow(path, len, value)
+        is_dict = isinstance(value, dict)
+        # A `defaultdict` would make what `getitem` misses.
+        read, *default = [dict.get, _MISSING] if is_dict else [operator.getitem]
+        for key in list(value) if is_dict else range(len(value)):
+            self._follow(f"{path}[{key!r}]", read, value, key, *default)
 
-    def _function(self, path: str, function: Any) -> None:
-        """Visit what the code of a function reads beside attributes."""
+    def _visit_function(self, path: str, function: Any) -> None:
+        """Visit what a function's code reads beside attributes."""
         code, variables = function.__code__, function.__globals__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             self._follow(f"closure variable {name}", getattr, cell, "cell_contents")
+        for name in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._follow(f"{path}.{name}", getattr, function, name)
         if _origin(variables.get("__name__", "__main__")) != "user":
             return
-        self.values[path] = Kind("a function")  # another of the same code is no change
-        read = names_read(code)
-        self.names |= read.attributes
-        self.methods |= read.methods
-        self.is_open |= read.is_open
-        for name in sorted(read.variables & variables.keys()):
-            self._follow(f"global {name}", dict.get, variables, name)
-        package = variables.get("__package__")
-        for name in sorted(read.modules):
-            with contextlib.suppress(ImportError, ValueError):  # it can't be imported
-                name = importlib.util.resolve_name(name, package)
-            if name in sys.modules:
-                self._follow(name, dict.get, sys.modules, name)
+        names = _names_in(code)
+        self._add_names(names)
+        self._visit_variables("global ", variables, names)
+        package, imported = variables.get("__package__") or "", set(names)
+        while package:
+            imported.update(f"{package}.{name}" for name in names)
+            package = package.rpartition(".")[0]
+        for name in sorted(sys.modules.keys() & imported):  # by imports inside of it
+            self._visit_module(sys.modules[name], names)
 
-    def _attributes(self, path: str, value: Any) -> None:
-        """Visit the attributes of an object, and of its class, that code may read."""
-        is_layer = isinstance(value, torch.nn.Module)
-        is_class = isinstance(value, type)
-        own = {} if is_class else getattr(value, "__dict__", {})
-        read, is_open = self.names | self.methods, self.is_open
-        names = read & own.keys()
-        for base in (value if is_class else type(value)).__mro__:
-            origin, members = _origin(base.__module__), vars(base)
-            if origin == "user":
-                names |= read & members.keys()  # the object's may come to hide it
-                for name in list(members):
-                    is_special = name.startswith("__") and name.endswith("__")
-                    if (
-                        hasattr(members[name], "__code__")
-                        and name[2:-2] not in _NOT_IN_FORWARD
-                        and not (is_dataclass(base) and name in _COMPARISONS)
-                        if is_special
-                        else name in read or self.is_open
-                    ):
-                        of_class = f"{base.__name__}.{name}"
-                        self._follow(of_class, operator.getitem, members, name)
-                        if name in members.get("__slots__", ()):
-                            self._follow(f"{path}.{name}", getattr, value, name)
-            elif base not in (object, torch.nn.Module):  # its code may read any
-                is_open |= origin == "package" or (is_layer and origin == "machinery")
-        # What isn't callable has only the name of another object's method.
-        names = {n for n in names if n in self.names or callable(own.get(n, callable))}
-        if is_open and type(value) is not types.ModuleType:
-            is_hidden = hasattr(type(value), "__getattr__") and not is_layer
-            names |= {one for one in own if is_hidden or not one.startswith("_")}
-        if is_layer:
-            names = (names - _TORCHS) | {"forward"}
-            for part in ("_modules", "_parameters", "_buffers", *_HOOKS):
-                members = own.get(part)
-                if not isinstance(members, dict):  # a compiled script
-                    continue
-                self._check(len, members)
-                get = _buffer if part == "_buffers" else operator.getitem
-                for key in members:
-                    name = f"{path}'s hook {key}" if part in _HOOKS else f"{path}.{key}"
-                    self._follow(name, get, members, key)
-        for name in sorted(names) if hasattr(value, "__dict__") else ():
-            self._follow(f"{path}.{name}", dict.get, own, name)
+    def _visit_module(self, module: Any, names: frozenset[str]) -> None:
+        is_module = isinstance(module, types.ModuleType)
+        if is_module and (id(module), names) not in self._followed:
+            self._followed.add((id(module), names))
+            if _origin(module.__name__) == "user":
+                self._visit_variables(f"{module.__name__}.", vars(module), names)
 
-    def is_unmoved(self, *, thoroughly: bool = False) -> bool:
-        """Return whether every object is where it was.
+    def _visit_variables(
+        self, prefix: str, variables: dict[str, Any], names: frozenset[str]
+    ) -> None:
+        """Visit variables of a Python module, and of modules among them."""
+        for name in sorted(variables.keys() & names):
+            self._visit_module(variables[name], names)
+            if not isinstance(variables[name], types.ModuleType):
+                self._follow(f"{prefix}{name}", dict.get, variables, name, _MISSING)
 
-        Args:
-            thoroughly: Compare the contents of constants and of large containers too.
-        """
-        checks = [*self.checks, *self.thorough_checks] if thoroughly else self.checks
-        try:
-            for read, given, result in checks:
-                now = read(*given)
-                if now is not result and not (
-                    type(now) is type(result) is int and now == result
-                ):
-                    return False
-        except (LookupError, AttributeError, ValueError):  # it isn't there any more
-            return False
-        return True
+    def _visit_class(self, value: type) -> None:
+        """Visit the members of a user's class, and of its bases, that code may read."""
+        for base in value.__mro__:
+            if _origin(base.__module__) != "user":
+                continue
+            members = vars(base)
+            for name in list(members):
+                place = f"{base.__name__}.{name}", operator.getitem, members, name
+                if not name.startswith("__"):
+                    self._offer(name, *place)
+                elif hasattr(members[name], "__code__") and name not in _NOT_IN_FORWARD:
+                    self._follow(*place)
 
-    def differences(self, now: _Walk) -> Iterator[tuple[str, Any, Any]]:
-        """Yield values that differ in a later walk: path, old and new."""
-        for path in {**self.values, **now.values}:
-            was, new = (w.values.get(path, _MISSING) for w in (self, now))
-            is_nan = was != was and new != new
-            if type(was) is not type(new) or (was != new and not is_nan):
-                yield path, was, new
+    def _visit_object(self, path: str, value: Any) -> None:
+        """Visit the class of an object, and attributes that code may read."""
+        kind, attributes = type(value), getattr(value, "__dict__", {})
+        is_layer = issubclass(kind, torch.nn.Module)
+        self._visit(kind.__name__, kind)
+        bases = [cls for cls in kind.__mro__ if cls not in (object, torch.nn.Module)]
+        origins = {_origin(base.__module__) for base in bases}
+        names = {*attributes, *({"forward"} if is_layer else ())}
+        for base in bases:
+            if _origin(base.__module__) == "user":  # the object's may come to hide it
+                names.update(name for name in vars(base) if not name.startswith("__"))
+            for slot in vars(base).get("__slots__", ()):
+                self._offer(slot, f"{path}.{slot}", getattr, value, slot)
+        # The code of packages may read any attribute.
+        is_open = "package" in origins or (is_layer and "machinery" in origins)
+        is_hidden = hasattr(kind, "__getattr__") and not is_layer
+        for name in sorted(names - _TORCHS if is_layer else names):
+            place = f"{path}.{name}", dict.get, attributes, name, _MISSING
+            is_public = is_hidden or not name.startswith("_")
+            if is_open and is_public and name in attributes:
+                self._follow(*place)
+            else:
+                self._offer(name, *place)
+        for part in _USED if is_layer else ():
+            members = attributes.get(part)
+            if not isinstance(members, dict):  # a compiled script
+                continue
+            self._follow(path, len, members)
+            for key, member in members.items():
+                is_scalar = part == "_buffers" and _buffer(members, key) is not member
+                read = _buffer if is_scalar else operator.getitem
+                end = f"'s hook {key}" if part.endswith("hooks") else f".{key}"
+                self._follow(path + end, read, members, key)
 
 
 class BakedInValues:
     """The values that the code of a program could read when it was traced.
+
+    A value that has changed counts only if the program would be another. So the
+    program is called on the host when it is compiled, and again after a change.
 
     Args:
         module: The user's module.
         step: Function that the program calls in the module's place.
         objective: Losses and metrics of a training program. Streamed metrics aren't
             traced.
+        call_on_host: Calls the program on the host, and returns what is equal for equal
+            programs; None if that isn't possible. Every change counts then.
+
+    Attributes:
+        may_call: Whether the trace was whole, so that `call_on_host` will end.
 
     Example:
         >>> module = torch.nn.Dropout(0.5)
@@ -489,8 +420,12 @@ class BakedInValues:
         module: torch.nn.Module,
         step: StepFunction | None = None,
         objective: Objective | None = None,
+        call_on_host: Callable[[], object] = lambda: None,
     ) -> None:
         self._roots: dict[str, Any] = {"module": module}
+        self._call_on_host = call_on_host
+        self._result: object = None
+        self.may_call = True
         method = getattr(step, "method", step)
         if inspect.ismethod(method):  # its code, and the model with the attributes
             self._roots["model"] = method.__self__
@@ -503,41 +438,43 @@ class BakedInValues:
             for output_metric in objective.metrics:
                 if not isinstance(output_metric.metric, StreamedMetric):
                     self._roots[f"metric {output_metric.name}"] = output_metric.metric
-        self.retake()
+        self._snapshot = Snapshot(self._roots)
 
-    def retake(self) -> None:
-        """Record the present values."""
-        self._walk = self._walked()
+    def _called(self) -> object:
+        """Call the program on the host, if that says enough about the device's."""
+        names = self._snapshot.names
+        has_code, asks = names > _ALWAYS_CALLED, "isRunningOnIpu" in names
+        return self._call_on_host() if has_code and not asks else None
 
-    def _walked(self) -> _Walk:
-        """Walk until no new names are found: each name may lead to more code."""
-        names: set[str] = set()
-        methods, is_open = {"forward", "sums"}, False  # what ipufit and torch call
-        while True:
-            walk = _Walk(self._roots, names, methods, is_open=is_open)
-            known = names, methods, is_open
-            names, methods, is_open = walk.names, walk.methods, walk.is_open
-            if known == (names, methods, is_open):
-                return walk
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every value was recorded; else `compile()` has to build anew."""
-        return self._walk.is_complete
-
-    def changed(self, *, thoroughly: bool = True) -> tuple[str, Any, Any] | None:
-        """Return the first changed value: path, old and new; None if there is none.
+    def changes(self, when: str = "", *, thoroughly: bool = True) -> str:
+        """Describe values that have changed, if they make it another program.
 
         Args:
+            when: When the values were the old ones.
             thoroughly: Compare large constants and containers too.
+
+        Returns:
+            Paths with old and new values; "" if there are none.
+
+        Example:
+            >>> module = torch.nn.Dropout(0.5)
+            >>> values = BakedInValues(module)
+            >>> module.p = 0.25
+            >>> values.changes()
+            'module.p was 0.5 and is 0.25 now'
         """
-        if self._walk.is_unmoved(thoroughly=thoroughly):
-            return None
-        now = self._walked()
-        change = next(self._walk.differences(now), None)
-        if change is None:  # new objects have the same values
-            self._walk = now
-        return change
+        snapshot = self._snapshot
+        changes = list(snapshot.changes(thoroughly=thoroughly))
+        if not changes and (snapshot.is_complete or not thoroughly):
+            return ""
+        result = self._called()
+        if changes and (result is None or result != self._result):
+            texts = dict.fromkeys(snapshot.described(*c, when) for c in changes)
+            return ", ".join([*texts][:3])
+        if result != self._result:
+            return f"a value of more than {SIZE} has changed"
+        self._snapshot = Snapshot(self._roots)
+        return ""
 
     def check(self) -> None:
         """Refuse to go on if a value has changed that is compiled into the program.
@@ -545,13 +482,12 @@ class BakedInValues:
         Raises:
             ConfigError: A value has changed; the message has its path.
         """
-        change = self.changed(thoroughly=False)
-        if change is not None:
+        changes = self.changes(" when the model was compiled", thoroughly=False)
+        if changes:
             raise ConfigError(
-                f"{describe_change(change, ' when the model was compiled')}: the "
-                "compiled program has the old value baked in. Change it between fits, "
-                "pass it as an input, or make it a 0-d buffer (register_buffer), which "
-                "may change at any time."
+                f"{changes}: the compiled program has the old value baked in. Change "
+                "it between fits, pass it as an input, or make it a 0-d buffer "
+                "(register_buffer), which may change at any time."
             )
 
     @contextlib.contextmanager
@@ -565,37 +501,38 @@ class BakedInValues:
         Warns:
             BakedInWarning: `forward` reads a number and changes it.
         """
-        current = [one for one in others if one.changed() is None]
+        current = [values for values in others if not values.changes()]
+        before = self._snapshot
         try:
             yield
+            if self.may_call:
+                self._result = self._called()
+            counters = [
+                f"forward changes {path} (from {old} to {new}) and reads it"
+                for (path, _, place, old), new in before.changes(thoroughly=False)
+                if {type(old), type(new)} <= {int, float} and self._is_read(*place)
+            ]
         finally:
-            before = self._walk
-            for one in (self, *current):
-                one.retake()
-        for path, old, new in before.differences(self._walk):
-            if {type(old), type(new)} <= {int, float}:
-                warn_of_baked_in(
-                    f"forward changes {path} (from {old} to {new}) and reads it",
-                    "the value of that time is baked in, and every batch is computed "
-                    "with it. Make it a 0-d buffer that a callback changes, or pass it "
-                    "as an input.",
-                )
+            for values in (self, *current):
+                values._snapshot = Snapshot(values._roots)
+        for what in counters:
+            warn_of_baked_in(
+                what,
+                "the value of that time is baked in, and every batch is computed with "
+                "it. Make it a 0-d buffer that a callback changes, or pass it as an "
+                "input.",
+            )
 
-
-def describe_change(change: tuple[str, Any, Any], when: str = "") -> str:
-    """Describe a changed value: path, old and new.
-
-    Example:
-        >>> describe_change(("global scale", 1, 2))
-        'global scale was 1 and is 2 now'
-    """
-    path, *values = change
-    old, new = (
-        repr(one) if len(repr(one)) <= 60 else f"a {type(one).__name__}"
-        for one in values
-    )
-    new = f"another {new[2:]}" if old == new else new
-    return f"{path} was {old}{when} and is {new} now"
+    def _is_read(self, owner: Any, key: Any = None, *_: Any) -> bool:
+        """Return whether another number in a dict or list makes it another program."""
+        if self._result is None or key is None or not isinstance(owner, (dict, list)):
+            return False
+        now = owner[key]
+        owner[key] = now + _STEPS
+        try:
+            return self._called() != self._result
+        finally:
+            owner[key] = now
 
 
 def _name(function: Any) -> str:

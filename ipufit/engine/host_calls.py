@@ -7,8 +7,10 @@ import contextlib
 import copy
 import itertools
 import math
+import random
 import warnings
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 from typing import (
     Any,
@@ -21,10 +23,12 @@ from typing import (
     Tuple,
 )
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit._tree import leaves_of, tree_map
 from ipufit.data.datasets import Source
@@ -40,8 +44,8 @@ from ipufit.engine.objective import (
 )
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import Step, call_module, results_of
-from ipufit.engine.trace_checks import ResultsNoted
-from ipufit.engine.weights import mode, unfetched
+from ipufit.engine.trace_checks import PLAIN, ResultsNoted, tensors_of
+from ipufit.engine.weights import checksum, is_counted, mode, unfetched, weights_of
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.metrics import FunctionMetric, Metric
 from ipufit.metrics.base import call_by_rows
@@ -80,7 +84,7 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
     finally:
         if in_half:
             now = [*module.named_parameters(), *module.named_buffers()]
-            halves = {id(one): torch.float16 for name, one in now if name in in_half}
+            halves = {id(w): torch.float16 for name, w in now if name in in_half}
             change_types(module, halves)
     left = lazy_layers(module)
     if left:
@@ -149,56 +153,6 @@ class OutputSize(NamedTuple):
     outputs: Any
 
 
-def output_size(
-    module: torch.nn.Module,
-    computation: Computation,
-    structure: SampleStructure,
-    example: Sequence[Tensor],
-    num_samples: int = 1,
-    *,
-    training: bool = False,
-) -> OutputSize | None:
-    """Call a module, or a step, with a sample of zeros, and return the output's size.
-
-    The weights are zeros, too: one number for each, expanded to its shape. So this
-    takes little memory and time. Random states don't change, nor does the module.
-
-    Args:
-        module: The user's module.
-        computation: The computation of the program.
-        structure: Structure of a batch.
-        example: Tensors of a micro-batch, of which only shapes and types matter.
-        num_samples: Number of its samples to call the module with.
-        training: Whether the module is called in training mode.
-
-    Returns:
-        None if the module can't be called with such tensors.
-
-    Example:
-        >>> from ipufit.data.sources import as_source
-        >>> source = as_source(torch.zeros(8, 3))
-        >>> module, example = torch.nn.Linear(3, 5), source.example(4)
-        >>> output_size(module, Computation(False), source.structure, example).num_bytes
-        80
-    """
-    sample = _first_as_zeros(example, num_samples)
-    with _trial_calls():
-        loss, outputs, scalars, buffers = _called(
-            *(module, computation, structure, sample, _zeros_like), training=training
-        )
-        results = loss, outputs
-        leaves = [*leaves_of(results), *scalars.values()]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        rows = len(example[0])
-        return OutputSize(
-            sum(bytes_of([t]) * (rows if t.dim() else 1) for t in tensors),
-            bool(scalars) or any(not tensor.dim() for tensor in tensors),
-            any(buffer._version for buffer in buffers),
-            outputs,
-        )
-    return None
-
-
 @contextlib.contextmanager
 def _trial_calls() -> Iterator[None]:
     """Call a user's code on made-up data: it may fail, warn or draw random numbers."""
@@ -210,122 +164,336 @@ def _trial_calls() -> Iterator[None]:
         yield
 
 
-def _called(
-    module: torch.nn.Module,
-    computation: Computation,
-    structure: SampleStructure,
-    sample: Sequence[Tensor],
-    make: Callable[[Tensor], Tensor],
-    *,
-    training: bool,
-    noiseless: bool = False,
-) -> tuple[Tensor | None, Any, Scalars, list[Tensor]]:
-    """Call a module or step with other weights.
+class _CallsDescribed(TorchFunctionMode):
+    """Describes the calls of torch's functions, with the constants among arguments."""
 
-    Args:
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self.calls: list[str] = []
+        self._numbers: Any = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+        self._next_number = itertools.count()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        self.calls.append(name + self._described([args, kwargs]))
+        for tensor in tensors_of(result):
+            self._numbers.setdefault(tensor, next(self._next_number))
+        return result
+
+    def _described(self, value: Any) -> str:
+        if isinstance(value, Tensor) and value in self._numbers:
+            return f"#{self._numbers[value]}"
+        if isinstance(value, Tensor):
+            self._numbers[value] = next(self._next_number)
+            return _contents(value)
+        if isinstance(value, dict):
+            value = [*value, *value.values()]
+        if isinstance(value, (list, tuple)):
+            return f"({', '.join(map(self._described, value))})"
+        is_plain = isinstance(value, (*PLAIN, slice))
+        return repr(value) if is_plain else type(value).__name__
+
+
+def _contents(tensor: Tensor) -> str:
+    """Describe a tensor by its values, or a weight by its shape."""
+    values = 0 if isinstance(tensor, Parameter) else checksum(tensor)
+    return f"{tensor.dtype} {[*tensor.shape]} {values}"
+
+
+def _constant_or_ramp(tensor: Tensor) -> Tensor:
+    """Return a buffer of whole numbers, which is compiled in; else a ramp."""
+    is_whole = not unfetched(tensor, "dtype").is_floating_point
+    if is_whole and unfetched(tensor, "ndim") and not is_counted(tensor):
+        return Tensor.clone(tensor)  # which fetches nothing
+    return _ramp_like(tensor, is_falling=False)
+
+
+@dataclass(frozen=True)
+class HostProgram:
+    """A program that is called on the host, for what PopTorch doesn't say.
+
+    The module is called with other weights, so that none is fetched from a device.
+
+    Attributes:
         module: The user's module.
-        computation: The function to call.
+        computation: The computation of the program.
         structure: Structure of a batch.
-        sample: Tensors of a batch.
-        make: Makes a weight in the place of another.
-        training: Whether the module is called in training mode.
-        noiseless: Whether dropout drops nothing, and random numbers are constants.
-
-    Returns:
-        Its own loss, its outputs, the scalars that it logs, and its buffers.
+        example: Tensors of a micro-batch.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mode(module, training=training))
-        buffers = stack.enter_context(_weights_replaced(module, make))
-        scalars = stack.enter_context(collected())
-        marked = stack.enter_context(ResultsNoted()).marked
-        if noiseless:
-            stack.enter_context(_WithoutNoise())  # type: ignore[no-untyped-call,unused-ignore]
-            for part in module.modules():  # without dropout, also inside of others
-                if type(part).__module__.startswith("torch.nn."):
-                    part.training = False
-        inputs = structure.nested(sample)
-        results = results_of(computation, module, structure, inputs, sample, marked)
-    return (*results, scalars, buffers)
 
+    module: torch.nn.Module
+    computation: Computation
+    structure: SampleStructure
+    example: Sequence[Tensor]
 
-def refuse_other_axes(
-    outputs: Any, micro_batch_size: int, whole: Callable[[], OutputSize | None]
-) -> None:
-    """Refuse outputs whose first axis isn't that of samples, but has its length.
+    def _called(
+        self,
+        sample: Sequence[Tensor],
+        make: Callable[[Tensor], Tensor],
+        *,
+        training: bool,
+        noiseless: bool = False,
+    ) -> tuple[Tensor | None, Any, Scalars, list[Tensor]]:
+        """Call the module or step.
 
-    Args:
-        outputs: Outputs for one sample.
-        micro_batch_size: Samples of a micro-batch.
-        whole: Returns the outputs for a micro-batch. Where a buffer holds a state for
-            each sample, they have the shapes of those for one sample.
+        Args:
+            sample: Tensors of a batch.
+            make: Makes a weight in the place of another.
+            training: Whether the module is called in training mode.
+            noiseless: Whether dropout drops nothing, and random numbers are constants.
 
-    Raises:
-        UnsupportedError: There is such an output.
-    """
-    for index, leaf in enumerate(leaves_of(outputs)):
-        shape = tuple(getattr(leaf, "shape", ()))
-        if len(shape) > 1 and shape[0] == micro_batch_size > 1 and 1 in shape[1:]:
-            size = whole()
-            if size is not None:
-                leaves = leaves_of(size.outputs)
-                if leaves[index].shape == shape:
+        Returns:
+            Its own loss, its outputs, the scalars that it logs, and its buffers.
+        """
+        module, structure = self.module, self.structure
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mode(module, training=training))
+            buffers = stack.enter_context(_weights_replaced(module, make))
+            scalars = stack.enter_context(collected())
+            marked = stack.enter_context(ResultsNoted()).marked
+            if noiseless:
+                stack.enter_context(_WithoutNoise())  # type: ignore[no-untyped-call,unused-ignore]
+                for part in module.modules():  # without dropout, also inside of others
+                    if type(part).__module__.startswith("torch.nn."):
+                        part.training = False
+            inputs = structure.nested(sample)
+            results = results_of(
+                self.computation, module, structure, inputs, sample, marked
+            )
+        return (*results, scalars, buffers)
+
+    def output_size(
+        self, num_samples: int = 1, *, training: bool = False
+    ) -> OutputSize | None:
+        """Call the module or step with a sample of zeros, and measure the output.
+
+        The weights are zeros, too: one number for each, expanded to its shape. So this
+        takes little memory and time. Random states don't change, nor does the module.
+
+        Args:
+            num_samples: Number of samples to call the module with.
+            training: Whether the module is called in training mode.
+
+        Returns:
+            None if the module can't be called with such tensors.
+
+        Example:
+            >>> from ipufit.data.sources import as_source
+            >>> source, module = as_source(torch.zeros(8, 3)), torch.nn.Linear(3, 5)
+            >>> program = module, Computation(False), source.structure
+            >>> HostProgram(*program, source.example(4)).output_size().num_bytes
+            80
+        """
+        sample = _first_as_zeros(self.example, num_samples)
+        with _trial_calls():
+            loss, outputs, scalars, buffers = self._called(
+                sample, _zeros_like, training=training
+            )
+            results = loss, outputs
+            leaves = [*leaves_of(results), *scalars.values()]
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            rows = len(self.example[0])
+            return OutputSize(
+                sum(bytes_of([t]) * (rows if t.dim() else 1) for t in tensors),
+                bool(scalars) or any(not tensor.dim() for tensor in tensors),
+                any(buffer._version for buffer in buffers),
+                outputs,
+            )
+        return None
+
+    def refuse_other_axes(self, outputs: Any) -> None:
+        """Refuse outputs whose first axis isn't that of samples, but has its length.
+
+        Where a buffer holds a state for each sample, outputs for one sample have the
+        shapes of those for a micro-batch.
+
+        Args:
+            outputs: Outputs for one sample.
+
+        Raises:
+            UnsupportedError: There is such an output.
+        """
+        rows = len(self.example[0])
+        for index, leaf in enumerate(leaves_of(outputs)):
+            shape = tuple(getattr(leaf, "shape", ()))
+            if len(shape) > 1 and shape[0] == rows > 1 and 1 in shape[1:]:
+                size = self.output_size(rows)
+                if size is not None and leaves_of(size.outputs)[index].shape == shape:
                     continue
+                raise UnsupportedError(
+                    f"The module returned a tensor of shape {shape} for one sample. "
+                    "Outside training every output needs one row per sample: return it "
+                    "with the samples' axis first, as in output.transpose(0, 1)."
+                )
+
+    def metric_bytes(self, objective: Objective) -> int:
+        """Return the bytes on the host for a micro-batch's sums of metrics, if many.
+
+        A training program returns these sums for each micro-batch, and the host keeps
+        the running sums after each. A metric may have many sums: a matrix of all pairs
+        of classes has a million for a thousand classes. Only the metric knows their
+        number, so it computes the sums of one sample.
+
+        Args:
+            objective: Losses and metrics.
+
+        Returns:
+            0 if all metrics are means, which have two sums, or streamed; the module
+            isn't called then. Also 0 if the module can't be called.
+
+        Example:
+            >>> from ipufit.data.sources import as_source
+            >>> from ipufit.engine.objective import resolve_objective
+            >>> module = torch.nn.Linear(3, 5)
+            >>> source = as_source(torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64))
+            >>> for metric in ("accuracy", "f1"):
+            ...     objective = resolve_objective("cross_entropy", metrics=[metric])
+            ...     program = module, objective.evaluated, source.structure
+            ...     on_host = HostProgram(*program, source.example(4))
+            ...     print(on_host.metric_bytes(objective))
+            0
+            240
+        """
+        metrics = [output_metric.metric for output_metric in objective.metrics]
+        means = Metric.result
+        if all(not isinstance(m, Metric) or type(m).result is means for m in metrics):
+            return 0
+        size, count = self.output_size(), 0
+        if size is not None:
+            labels = self.structure.labels(_first_as_zeros(self.example))
+            with _trial_calls():
+                sums = _metric_sums(objective, size.outputs, labels)
+                count = sum(tensor.numel() for tensor in sums)
+        return _BYTES_OF_SUM * count
+
+    def refuse_outputs_of_training(self, objective: Objective) -> None:
+        """Refuse losses that fail for more or fewer outputs of eval mode.
+
+        Args:
+            objective: Losses and metrics.
+
+        Raises:
+            UnsupportedError: There is such a loss.
+        """
+        names, failures = [], []
+        for training in (True, False):
+            size = self.output_size(2, training=training)
+            if size is None:
+                return
+            outputs = size.outputs
+            if not isinstance(outputs, dict):
+                outputs = named_outputs(outputs) or {"output_1": outputs}
+            names.append(
+                [str(name) for name, value in outputs.items() if value is not None]
+            )
+            labels = self.structure.labels(_first_as_zeros(self.example, 2))
+            failures.append(_failure_of_losses(objective, size.outputs, labels))
+        trained, evaluated = names
+        missing = [
+            name
+            for name in objective.names_of_losses(trained)
+            if name not in evaluated and (name != trained[0] or len(evaluated) != 1)
+        ]
+        reason = f"an evaluation can't compute the loss of {', '.join(missing)}"
+        if not missing or len(evaluated) > len(trained):
+            reason = "" if failures[0] else failures[1]
+        if reason and len(evaluated) != len(trained):
             raise UnsupportedError(
-                f"The module returned a tensor of shape {shape} for one sample. "
-                "Outside training every output needs one row per sample: return it "
-                "with the samples' axis first, as in output.transpose(0, 1)."
+                f"The module returns {len(trained)} outputs in training "
+                f"({', '.join(trained)}), and in eval mode {len(evaluated)}: "
+                f"{reason.rstrip('.')}. Return the same outputs in both modes; or "
+                "compile with step= and validation_step= in place of the losses, "
+                "functions that compute the loss of each mode."
             )
 
+    def refuse_own_sums(self, *, training: bool) -> None:
+        """Refuse a step, or a module's own loss, that sums over the samples.
 
-def refuse_outputs_of_training(
-    module: torch.nn.Module,
-    objective: Objective,
-    structure: SampleStructure,
-    example: Sequence[Tensor],
-) -> None:
-    """Refuse losses that fail for the outputs of eval mode, if they are fewer or more.
+        The scalars that are logged are checked, too. The module is called with copies
+        of two samples, and with other weights, because layers may begin with zeros.
 
-    Args:
-        module: The user's module.
-        objective: Losses and metrics.
-        structure: Structure of a batch.
-        example: Tensors of a batch, of which only shapes and types matter.
+        Args:
+            training: Whether the module is trained.
 
-    Raises:
-        UnsupportedError: There is such a loss.
-    """
-    names, failures = [], []
-    for training in (True, False):
-        size = output_size(
-            *(module, Computation(False), structure, example, 2), training=training
-        )
-        if size is None:
+        Raises:
+            ConfigError: The loss or a scalar has a sum in it.
+        """
+        rows = len(self.example[0])
+        # Several items that are whole micro-batches can't be called together.
+        if rows == 1 or self.structure.rows is not None:
             return
-        outputs = size.outputs
-        if not isinstance(outputs, dict):
-            outputs = named_outputs(outputs) or {"output_1": outputs}
-        names.append(
-            [str(name) for name, value in outputs.items() if value is not None]
-        )
-        failures.append(_failure_of_losses(objective, size.outputs, structure, example))
-    trained, evaluated = names
-    missing = [
-        name
-        for name in objective.names_of_losses(trained)
-        if name not in evaluated and (name != trained[0] or len(evaluated) != 1)
-    ]
-    reason = f"an evaluation can't compute the loss of {', '.join(missing)}"
-    if not missing or len(evaluated) > len(trained):
-        reason = "" if failures[0] else failures[1]
-    if reason and len(evaluated) != len(trained):
-        raise UnsupportedError(
-            f"The module returns {len(trained)} outputs in training "
-            f"({', '.join(trained)}), and in eval mode {len(evaluated)}: "
-            f"{reason.rstrip('.')}. Return the same outputs in both modes; or compile "
-            "with step= and validation_step= in place of the losses, functions that "
-            "compute the loss of each mode."
-        )
+
+        def values(are_other: bool, index: list[int]) -> list[tuple[str, float]]:
+            sample = [_as_on_devices(tensor[index]) for tensor in self.example]
+            if are_other:
+                sample = [
+                    t if t.is_floating_point() else _filled(t, index) for t in sample
+                ]
+            make = partial(_ramp_like, is_falling=are_other)
+            loss, _, scalars, _ = self._called(
+                sample, make, training=training, noiseless=True
+            )
+            losses = [] if loss is None else [("The model's own loss", float(loss))]
+            logged = [(f"The scalar {name!r}", float(v)) for name, v in scalars.items()]
+            return losses + logged
+
+        if _refuse_sums(partial(values, False), rows):  # 0 may be a sum of zeros
+            _refuse_sums(partial(values, True), rows)
+
+    def refuse_traced_sums(self, step: Step) -> None:
+        """Refuse sums among the losses, metrics and scalars that a trace has shown.
+
+        Args:
+            step: The step that was traced.
+
+        Raises:
+            ConfigError: There is one.
+        """
+        if step.logs_scalars and not step.computation.owns_loss:
+            self.refuse_own_sums(training=step.is_training)
+        for outputs, labels in step.examples:
+            refuse_sums(step.objective, outputs, labels, len(self.example[0]))
+
+    def calls(self, objective: Objective | None) -> list[str] | None:
+        """Describe all that the program computes, and what it computes it from.
+
+        Args:
+            objective: Losses and metrics of a training program.
+
+        Returns:
+            The weights, the calls of torch's functions, and the results; None if the
+            program can't be called on the host.
+        """
+        losses = [] if objective is None else objective.modules
+        modules = [self.module, *losses]
+        weights = [weight for part in modules for weight in weights_of(part)]
+        kept = [
+            id(weight) if unfetched(weight, "ndim") else unfetched(weight, "dtype")
+            for weight in weights
+        ]
+        with _trial_calls(), contextlib.ExitStack() as stack:
+            random.seed(0)
+            np.random.seed(0)
+            torch.default_generator.manual_seed(0)  # torch.manual_seed asks all devices
+            for part in modules:
+                stack.enter_context(_weights_replaced(part, _constant_or_ramp))
+            stack.enter_context(torch.no_grad())
+            described = stack.enter_context(_CallsDescribed())
+            sample = [_as_on_devices(tensor) for tensor in self.example]
+            training = objective is not None
+            results = [*self._called(sample, Tensor.detach, training=training)]
+            if objective is not None:
+                outputs, labels = results[1], self.structure.labels(sample)
+                results.append(_metric_sums(objective, outputs, labels))
+                if not objective.owns_loss:
+                    bound, rows = objective.bind(outputs, labels), len(sample[0])
+                    results.append(bound.terms(outputs, labels, rows))
+            values = map(_contents, tensors_of(results))
+            return [str(kept), *described.calls, *values]
+        return None
 
 
 class _RowsNoted(TorchFunctionMode):
@@ -343,14 +511,8 @@ class _RowsNoted(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _failure_of_losses(
-    objective: Objective,
-    outputs: Any,
-    structure: SampleStructure,
-    example: Sequence[Tensor],
-) -> str:
+def _failure_of_losses(objective: Objective, outputs: Any, labels: Labels) -> str:
     """Return why the losses can't be computed of outputs; empty if they can."""
-    labels = structure.labels(_first_as_zeros(example, 2))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_trial_calls())
         for module in objective.modules:  # which may change their buffers
@@ -392,14 +554,17 @@ def _weights_replaced(
         for attributes, before in parts:
             for name, value in before.items():
                 if type(value) in (dict, OrderedDict):
-                    items = [(k, made.get(id(one), one)) for k, one in value.items()]
+                    items = [(k, made.get(id(v), v)) for k, v in value.items()]
                     attributes[name] = type(value)(items)
                 elif type(value) is list:  # LSTM has its weights in one, too
-                    attributes[name] = [made.get(id(one), one) for one in value]
+                    attributes[name] = [
+                        made.get(id(element), element) for element in value
+                    ]
         yield list(buffers.values())
     finally:
         for attributes, before in parts:
-            attributes.clear()
+            for name in attributes.keys() - before.keys():
+                del attributes[name]
             attributes.update(before)
 
 
@@ -426,7 +591,7 @@ def _ramp_like(tensor: Tensor, *, is_falling: bool) -> Tensor:
     rows, *rest = zeros.shape or (1,)
     ramp = torch.linspace(0.5, 1.5, rows + 2)[1:-1] / max(math.prod(rest), 1)
     ramp = ramp.flip(0) if is_falling else ramp
-    if isinstance(tensor, torch.nn.Parameter) and not is_falling:
+    if issubclass(type(tensor), Parameter) and not is_falling:
         ramp[1::2] *= -1  # a penalty may be of negative units alone
     return ramp.reshape(zeros.shape[:1] + (1,) * len(rest)).expand(zeros.shape)
 
@@ -456,104 +621,12 @@ _BYTES_OF_SUM = 4 + 8
 """Bytes of a sum on the host: float32 as it comes back, and float64 added up."""
 
 
-def metric_bytes(
-    module: torch.nn.Module,
-    objective: Objective,
-    structure: SampleStructure,
-    example: Sequence[Tensor],
-) -> int:
-    """Return the bytes on the host for a micro-batch's sums of metrics, if many.
-
-    A training program returns these sums for each micro-batch, and the host keeps the
-    running sums after each. A metric may have many sums: a matrix of all pairs of
-    classes has a million for a thousand classes. Only the metric knows their number, so
-    it computes the sums of one sample.
-
-    Args:
-        module: The user's module.
-        objective: Losses and metrics.
-        structure: Structure of a batch.
-        example: Tensors of a batch, of which only shapes and types matter.
-
-    Returns:
-        0 if all metrics are means, which have two sums, or streamed; the module isn't
-        called then. Also 0 if the module can't be called.
-
-    Example:
-        >>> from ipufit.data.sources import as_source
-        >>> from ipufit.engine.objective import resolve_objective
-        >>> module = torch.nn.Linear(3, 5)
-        >>> source = as_source(torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64))
-        >>> for metric in ("accuracy", "f1"):
-        ...     objective = resolve_objective("cross_entropy", metrics=[metric])
-        ...     example = source.example(4)
-        ...     print(metric_bytes(module, objective, source.structure, example))
-        0
-        240
-    """
-    metrics = [output_metric.metric for output_metric in objective.metrics]
-    means = Metric.result
-    if all(not isinstance(m, Metric) or type(m).result is means for m in metrics):
-        return 0
-    size = output_size(module, objective.evaluated, structure, example)
-    if size is None:
-        return 0
-    labels = structure.labels(_first_as_zeros(example))
-    count = 0
-    with _trial_calls():
-        count = sum(
-            bound.add(size.outputs, labels).numel()
-            for bound in objective.bind(size.outputs, labels).metrics
-            if isinstance(bound.metric, Metric)
-        )
-    return _BYTES_OF_SUM * count
-
-
-def refuse_own_sums(
-    module: torch.nn.Module,
-    computation: Computation,
-    structure: SampleStructure,
-    example: Sequence[Tensor],
-    rows: int,
-    *,
-    training: bool,
-) -> None:
-    """Refuse a step, or a module's own loss, that sums over a micro-batch's samples.
-
-    The scalars that are logged are checked, too. The module is called on the host, with
-    copies of two samples, and with other weights, because layers may begin with zeros.
-
-    Args:
-        module: The user's module.
-        computation: The computation of the program.
-        structure: Structure of a batch.
-        example: Tensors of a batch.
-        rows: Samples of a micro-batch.
-        training: Whether the module is trained.
-
-    Raises:
-        ConfigError: The loss or a scalar has a sum in it.
-    """
-    # Several items that are whole micro-batches can't be called together.
-    if rows == 1 or structure.rows is not None:
-        return
-
-    def values(are_other: bool, index: list[int]) -> list[tuple[str, float]]:
-        sample = [_as_on_devices(tensor[index]) for tensor in example]
-        if are_other:
-            sample = [t if t.is_floating_point() else _filled(t, index) for t in sample]
-        make = partial(_ramp_like, is_falling=are_other)
-        loss, _, scalars, _ = _called(
-            *(module, computation, structure, sample, make),
-            training=training,
-            noiseless=True,
-        )
-        losses = [] if loss is None else [("The model's own loss", float(loss))]
-        logged = ((f"The scalar {name!r}", float(v)) for name, v in scalars.items())
-        return [*losses, *logged]
-
-    if _refuse_sums(partial(values, False), rows):  # 0 may be a sum of zeros
-        _refuse_sums(partial(values, True), rows)
+def _metric_sums(objective: Objective, outputs: Any, labels: Labels) -> list[Tensor]:
+    return [
+        bound.add(outputs, labels)
+        for bound in objective.bind(outputs, labels).metrics
+        if isinstance(bound.metric, Metric)
+    ]
 
 
 def _filled(tensor: Tensor, numbers: list[int]) -> Tensor:
@@ -586,26 +659,6 @@ _NOISE = frozenset(
         *("rand", "rand_like", "randn", "randn_like", "uniform"),
     }
 )
-
-
-def refuse_traced_sums(step: Step, example: Sequence[Tensor], rows: int) -> None:
-    """Refuse sums among the losses, metrics and scalars that a trace has shown.
-
-    Args:
-        step: The step that was traced.
-        example: Tensors of a batch.
-        rows: Samples of a micro-batch.
-
-    Raises:
-        ConfigError: There is one.
-    """
-    if step.logs_scalars and not step.computation.owns_loss:
-        refuse_own_sums(
-            *(step.module, step.computation, step.structure, example, rows),
-            training=step.is_training,
-        )
-    for outputs, labels in step.examples:
-        refuse_sums(step.objective, outputs, labels, rows)
 
 
 MadeBatch = Callable[[List[int]], Tuple[Any, Labels]]

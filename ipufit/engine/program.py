@@ -42,8 +42,8 @@ from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
-from ipufit.engine.constants import BakedInValues, describe_change
-from ipufit.engine.host_calls import refuse_own_sums, refuse_traced_sums
+from ipufit.engine.constants import BakedInValues
+from ipufit.engine.host_calls import HostProgram
 from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Computation, Objective
 from ipufit.engine.step import (
@@ -55,7 +55,7 @@ from ipufit.engine.step import (
 )
 from ipufit.engine.trace_checks import (
     refuse_gradient_hooks,
-    refuse_synchronised_norms,
+    refuse_synchronized_norms,
     refuse_tied_buffers,
     require_trained_weights,
 )
@@ -264,9 +264,18 @@ class ProgramSpec:
         parts = self.module, self.config, self.structure
         return Step(*parts, host_values, self.computation)
 
-    def baked_in(self) -> BakedInValues:
+    @cached_property
+    def on_host(self) -> HostProgram:
+        """The program with its first micro-batch, to be called on the host."""
+        # An item may be a whole micro-batch of samples.
+        rows = len(self.example[0]) // self.plan.micro_batches_per_call
+        sample = [t[:rows].clone() if t.dim() else t for t in self.example]
+        return HostProgram(self.module, self.computation, self.structure, sample)
+
+    def baked_in(self, objective: Objective | None = None) -> BakedInValues:
         """Record the values that the code of the program can read now."""
-        return BakedInValues(self.module, self.computation.step)
+        call = partial(self.on_host.calls, objective)
+        return BakedInValues(self.module, self.computation.step, objective, call)
 
     def checks(self, step: Step) -> list[Callable[[], None]]:
         """Return functions that refuse weights which PopTorch would take for others."""
@@ -288,11 +297,7 @@ class ProgramSpec:
     def refuse_sums(self) -> None:
         """Refuse a module's or step's own loss that is a sum over samples."""
         if self.computation.owns_loss:
-            refuse_own_sums(
-                *(self.module, self.computation, self.structure, self.example),
-                self.plan.micro_batch_size,
-                training=self.is_training,
-            )
+            self.on_host.refuse_own_sums(training=self.is_training)
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,15 +346,15 @@ class TrainingSpec(ProgramSpec):
         parts = self.module, self.config, self.structure
         return Step(*parts, host_values, self.computation, self.objective)
 
-    def baked_in(self) -> BakedInValues:
+    def baked_in(self, objective: Objective | None = None) -> BakedInValues:
         """Record the values that the code of the program can read now."""
-        return BakedInValues(self.module, self.computation.step, self.objective)
+        return super().baked_in(self.objective)
 
     def module_checks(self) -> list[Callable[[], None]]:
         """Return functions that refuse what a training program would ignore."""
         return [
             partial(refuse_gradient_hooks, [self.module, *self.loss_modules]),
-            partial(refuse_synchronised_norms, self.module, self.plan),
+            partial(refuse_synchronized_norms, self.module, self.plan),
         ]
 
     def checks(self, step: Step) -> list[Callable[[], None]]:
@@ -506,11 +511,11 @@ class Executors:
         if program is None:
             return None
         programs.remove(program)
-        change = program.baked_in.changed()
-        if change is None:
+        changes = program.baked_in.changes()
+        if not changes:
             programs.append(program)  # the last is the one used last
             return program
-        self._news.append(f"Compiling anew: {describe_change(change)}")
+        self._news.append(f"Compiling anew: {changes}")
         if program is self._trainer:
             self._leave_training()
         program.executor.destroy()
@@ -616,7 +621,7 @@ class Executors:
                 program = spec.program(executor, step, baked_in)
             seconds = time.perf_counter() - start
             try:  # it calls losses, as the trace does
-                refuse_traced_sums(step, spec.example, spec.plan.micro_batch_size)
+                spec.on_host.refuse_traced_sums(step)
             except ConfigError:
                 executor.destroy()
                 raise
@@ -627,18 +632,6 @@ class Executors:
         if executor.isAttachedToDevice():
             program.on_device = fingerprint(step.weights)
         return program
-
-    @uninterrupted
-    def drop_incomplete(self) -> None:
-        """Destroy programs that may have compiled-in values which aren't compared.
-
-        A user who changes such a value calls `IPUModel.compile()` for it to take
-        effect.
-        """
-        if self._trainer and not self._trainer.baked_in.is_complete:
-            self._leave_training()
-        _drop(self._trainings, incomplete=True)
-        _drop(self._inferences, incomplete=True)
 
     @uninterrupted
     def place(self, config: IPUConfig, news: str) -> None:
@@ -937,12 +930,10 @@ class Executors:
             self._detach(program)
 
 
-def _drop(programs: list[Any], *, incomplete: bool = False) -> None:
-    """Destroy the programs of a list, or only those with unrecorded values."""
-    for program in list(programs):
-        if not (incomplete and program.baked_in.is_complete):
-            programs.remove(program)
-            program.executor.destroy()
+def _drop(programs: list[Any]) -> None:
+    """Destroy the programs of a list."""
+    while programs:
+        programs.pop().executor.destroy()
 
 
 def _give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None:
@@ -1054,9 +1045,7 @@ def surveyed(spec: TrainingSpec) -> Surveyed:
     Raises:
         UnsupportedError: This process runs on PopTorch itself.
     """
-    # An item may be a whole micro-batch of samples.
-    rows = len(spec.example[0]) // spec.plan.micro_batches_per_call
-    tensors = [tensor[:rows] if tensor.dim() else tensor for tensor in spec.example]
+    tensors = [*spec.on_host.example]
     moved: list[HostValue] = []
     while True:
         host_values = host_values_of([spec.module, *spec.loss_modules], moved)
@@ -1080,13 +1069,16 @@ def surveyed(spec: TrainingSpec) -> Surveyed:
                 is_training=True,
                 optimizer=spec.optimizer,
             )
+            is_whole = results.error is None
+            is_whole &= not any(remark.is_refused for remark in results.remarks)
+            baked_in.may_call = is_whole
         if isinstance(results.error, MovedOnDeviceError):
             moved += results.error.moved
         elif not isinstance(results.error, CountsMissingError):
             break
     try:
         spec.refuse_sums()
-        refuse_traced_sums(step, tensors, rows)
+        spec.on_host.refuse_traced_sums(step)
     except ConfigError as error:
         refusals.append(error)
     messages = [warning.message for warning in caught]

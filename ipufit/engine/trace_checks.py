@@ -255,9 +255,9 @@ class TraceChecks(TorchFunctionMode):
         """Record the distribution of the module that calls a torch function."""
         for _ in range(10):  # functions between a method and torch's
             if frame is not None and frame.f_code.co_name in _SAMPLING:
-                own = frame.f_locals.get("self")
-                if id(own) in self._stored:
-                    self._sampled[self._stored[id(own)]] = type(own).__name__
+                caller = frame.f_locals.get("self")
+                if id(caller) in self._stored:
+                    self._sampled[self._stored[id(caller)]] = type(caller).__name__
             frame = None if frame is None else frame.f_back
 
     def _note_write(self, buffer: str, name: str, args: Any) -> None:
@@ -359,12 +359,12 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(element)
 
 
-def _detached(result: Any, given: set[int]) -> Any:
+def _detached(result: Any, arguments: set[int]) -> Any:
     """Detach the tensors of a result, except arguments."""
     if isinstance(result, Tensor):
-        return result if id(result) in given else result.detach()
+        return result if id(result) in arguments else result.detach()
     if type(result) in (tuple, list):
-        return type(result)(_detached(element, given) for element in result)
+        return type(result)(_detached(element, arguments) for element in result)
     return result
 
 
@@ -416,9 +416,9 @@ class Divisions(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Refuse the division of integers by integers."""
-        given = (*args, *(kwargs or {}).values())
+        values = (*args, *(kwargs or {}).values())
         is_division = _DIVISION.fullmatch(getattr(func, "__name__", ""))
-        if is_division and all(map(_is_whole_number, given)):
+        if is_division and all(map(_is_whole_number, values)):
             # No TypeError: Python would take it for a type that can't be divided.
             kinds = " / ".join(
                 str(getattr(value, "dtype", type(value).__name__)).split(".")[-1]
@@ -528,8 +528,8 @@ class ResultsNoted(TorchFunctionMode):
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if name in _BROADCASTING:
             names = ("input", "target")[len(args) :]
-            given = (*args, *(kwargs.pop(name) for name in names))
-            args = (*self._of_one_size(*given[:2]), *given[2:])
+            pair = (*args, *(kwargs.pop(name) for name in names))
+            args = (*self._of_one_size(*pair[:2]), *pair[2:])
         if name in _TAKEN:
             squashing = self.function_of(args[0] if args else kwargs.get("input"))
             if squashing is not None:
@@ -543,10 +543,10 @@ class ResultsNoted(TorchFunctionMode):
             # PopTorch's own marker has numbers for the kinds of reduction.
             settings = (*args[1:], *kwargs.values())
             if any(
-                one == "sum"
-                if isinstance(one, str)
-                else is_marker and type(one) is int and one == 0
-                for one in settings
+                value == "sum"
+                if isinstance(value, str)
+                else is_marker and type(value) is int and value == 0
+                for value in settings
             ):
                 self.sums.append(result)
         function = _SQUASHING.get(name)
@@ -579,8 +579,8 @@ class ResultsNoted(TorchFunctionMode):
 
     def function_of(self, tensor: Any) -> str | None:
         """Return the function that computed a tensor's probabilities, or None."""
-        found = (name for one, name in self._probabilities if one is tensor)
-        return next(found, None)
+        names = (name for known, name in self._probabilities if known is tensor)
+        return next(names, None)
 
 
 def warn_of_misuses(misuses: Iterable[Misuse]) -> None:
@@ -640,8 +640,8 @@ def _hooked(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: {INSTEAD_OF_HOOKS}")
 
 
-def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
-    """Refuse layers that normalise over all replicas, such as `SyncBatchNorm`.
+def refuse_synchronized_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
+    """Refuse layers that normalize over all replicas, such as `SyncBatchNorm`.
 
     Replicas of a device don't use torch.distributed, without which `SyncBatchNorm`
     computes as `BatchNorm` does.
@@ -654,8 +654,8 @@ def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
 
     Example:
         >>> norm = torch.nn.SyncBatchNorm(2)
-        >>> refuse_synchronised_norms(norm, BatchPlan(1))
-        >>> refuse_synchronised_norms(norm, BatchPlan(1, replicas=2))
+        >>> refuse_synchronized_norms(norm, BatchPlan(1))
+        >>> refuse_synchronized_norms(norm, BatchPlan(1, replicas=2))
         Traceback (most recent call last):
         ipufit.errors.UnsupportedError: SyncBatchNorm over 2 replicas isn't ...
     """
@@ -696,7 +696,7 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
     for name, buffer in module.named_buffers(remove_duplicate=False):
         first = names.setdefault(id(buffer), name)
         if first != name:
-            shown = " and ".join(user_name(one) for one in (first, name))
+            shown = " and ".join(map(user_name, (first, name)))
             raise UnsupportedError(
                 f"{shown} are one buffer, and PopTorch can't compile buffers under two "
                 "names. Give each module a buffer of its own, or register it in one "
@@ -741,7 +741,7 @@ def require_gradient(loss: Tensor) -> None:
     If a backend turns that off, nothing is refused.
 
     Args:
-        loss: The loss to minimise.
+        loss: The loss to minimize.
 
     Raises:
         ConfigError: The loss depends on no trained weight.
@@ -766,7 +766,7 @@ def require_gradient(loss: Tensor) -> None:
 
 
 _DEPTH = 6
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def refuse_hidden(leaf: Any, path: str) -> None:
@@ -806,15 +806,15 @@ def refuse_hidden(leaf: Any, path: str) -> None:
 def _path_to_tensor(value: Any, path: str, depth: int, seen: set[int]) -> str | None:
     if isinstance(value, Tensor):
         return path
-    if isinstance(value, (*_PLAIN, type, types.ModuleType)) or id(value) in seen:
+    if isinstance(value, (*PLAIN, type, types.ModuleType)) or id(value) in seen:
         return None
     if isinstance(value, torch.nn.Module) or depth == 0:
         return None  # a module's tensors are weights, which it doesn't compute
     seen.add(id(value))
     for step, part in _parts(value):
-        found = _path_to_tensor(part, path + step, depth - 1, seen)
-        if found is not None:
-            return found
+        inner_path = _path_to_tensor(part, path + step, depth - 1, seen)
+        if inner_path is not None:
+            return inner_path
     return None
 
 

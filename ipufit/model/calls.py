@@ -379,9 +379,9 @@ class CallPlanner:
 
         # What a call holds, and how long it takes.
         rows, weights = plan.samples_per_update, host_calls.num_weights(self.module)
-        large = host_calls.metric_bytes(
-            self.module, objective, source.structure, source.example(1)
-        )
+        program = self.module, objective.evaluated, source.structure
+        on_host = host_calls.HostProgram(*program, source.example(1))
+        large = on_host.metric_bytes(objective)
         of_metrics = (_METRIC_BYTES + large) * plan.micro_batches_per_call
         held = rows * host_calls.bytes_of(source.first()) + of_metrics
         most[
@@ -631,9 +631,10 @@ class CallPlanner:
         are_several = len(losses) > 1 or structure.targets.num_leaves > 1
         is_unsure = are_several or any(loss.is_function for loss in losses)
         if is_unsure and structure not in compared:
-            host_calls.refuse_outputs_of_training(
-                self.module, settings.objective, structure, source.example(2)
+            on_host = host_calls.HostProgram(
+                self.module, Computation(False), structure, source.example(2)
             )
+            on_host.refuse_outputs_of_training(settings.objective)
             compared.append(structure)
         metrics = MetricState(settings.objective.fresh(), self.processes)
         computation = settings.objective.evaluated
@@ -712,17 +713,14 @@ class CallPlanner:
         example = source.example(plan.micro_batch_size)
         shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
         key = computation, source.structure, shapes
-        find_size = partial(
-            host_calls.output_size, self.module, computation, source.structure, example
-        )
+        program = self.module, computation, source.structure
+        on_host = host_calls.HostProgram(*program, example)
         if all(one != key for one, _ in self._output_sizes):
-            self._output_sizes.append((key, find_size()))
+            self._output_sizes.append((key, on_host.output_size()))
         size = next(found for one, found in self._output_sizes if one == key)
         num_bytes = None
         if size is not None:
-            rows = plan.micro_batch_size
-            whole = partial(find_size, num_samples=rows)
-            host_calls.refuse_other_axes(size.outputs, rows, whole)
+            on_host.refuse_other_axes(size.outputs)
         if is_one_call:
             return choices.Choice(least)
         if size is not None:

@@ -355,7 +355,6 @@ class IPUModel:
             arguments=arguments,
         )
         self._planner.compile(config, settings)
-        self._executors.drop_incomplete()
 
     def fit(
         self,
