@@ -86,7 +86,7 @@ def check(arguments: Sequence[str]) -> None:
 
         report = look_at_first_fit(
             options,
-            lambda model, of_fit: check_fit(model._calls, of_fit, is_spare=True),
+            lambda model, of_fit: check_fit(model._planner, of_fit, is_spare=True),
         )
     if options.json:
         sys.stdout.write(f"{report.as_json()}\n")
@@ -123,7 +123,7 @@ def plan(arguments: Sequence[str]) -> None:
     with _errors_told("plan"):
         model_plan: ModelPlan = look_at_first_fit(
             options,
-            lambda model, of_fit: model._calls.model_plan(
+            lambda model, of_fit: model._planner.model_plan(
                 of_fit, options.device, is_spare=True
             ),
         )

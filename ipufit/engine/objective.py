@@ -723,9 +723,10 @@ class Objective:
         """
         names, targets, weights = list(_output_keys(outputs)), *labels[:2]
         if not names:
-            has_names = isinstance(outputs, dict) or is_record(outputs)
-            if isinstance(key, int) or (key is not None and has_names):
-                _check_key(key, list(parts_of(outputs)) if has_names else [""])
+            if isinstance(key, int):
+                _check_key(key, [""])
+            elif key is not None and (isinstance(outputs, dict) or is_record(outputs)):
+                _check_key(key, list(parts_of(outputs)))
             is_bare = is_named or key is not None
             output = _bare_key(outputs) if is_bare else _only_key(outputs)
             is_only = output is not _ALL and not is_named
