@@ -1241,9 +1241,13 @@ def _options_of(
         options.broadcastBuffers(False)  # each replica keeps its own, as design.md says
         # Schedulers of torch add attributes to the optimizer; each would be a warning.
         options.relaxOptimizerAttributesChecks(True)
-    for name, setter, argument in program.options():
-        if user_options is None or _is_added(name, user_options):
-            _set(options, setter, argument)
+    arguments = {
+        setter: argument  # fields with one setter have one argument
+        for name, setter, argument in program.options()
+        if user_options is None or _is_added(name, user_options)
+    }
+    for setter, argument in arguments.items():
+        _set(options, setter, argument)
     return options
 
 
