@@ -201,3 +201,23 @@ def test_a_fit_ends_after_the_call(raises, capsys):
     assert names.count("on_train_batch_begin") == 3
     assert names.count("on_train_batch_end") == (2 if raises else 3)
     assert names.count("on_train_end") == (0 if raises else 1)
+
+
+class Withdrawing(Callback):
+    """Stops the run in each call, and withdraws it before the call is over."""
+
+    def on_train_batch_begin(self, batch, logs):
+        self.model.stop_training = True
+        assert self.model.stop_training
+
+    def on_train_batch_end(self, batch, logs):
+        self.model.stop_training = False
+        assert not self.model.stop_training
+
+
+def test_a_stop_can_be_withdrawn_until_the_call_is_over():
+    model = IPUModel(torch.nn.Linear(2, 1))
+    model.compile("sgd", "mse")
+    x, y = torch.zeros(8, 2), torch.ones(8, 1)
+    history = model.fit(x, y, 4, epochs=2, verbose=0, callbacks=Withdrawing())
+    assert history.epoch == [0, 1]
