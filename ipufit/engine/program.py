@@ -55,7 +55,7 @@ from ipufit.engine.step import (
 )
 from ipufit.engine.trace_checks import (
     refuse_gradient_hooks,
-    refuse_synchronised_norms,
+    refuse_synchronized_norms,
     refuse_tied_buffers,
     require_trained_weights,
 )
@@ -349,7 +349,7 @@ class TrainingSpec(ProgramSpec):
         """Return functions that refuse what a training program would ignore."""
         return [
             partial(refuse_gradient_hooks, [self.module, *self.loss_modules]),
-            partial(refuse_synchronised_norms, self.module, self.plan),
+            partial(refuse_synchronized_norms, self.module, self.plan),
         ]
 
     def checks(self, step: Step) -> list[Callable[[], None]]:
@@ -1028,7 +1028,7 @@ def gradient_anchors(names: Iterable[str]) -> dict[str, str]:
     return {GRADIENT_OF + name: f"Gradient___{MODULE}{name}" for name in names}
 
 
-class Surveyed(NamedTuple):
+class TrainingSurvey(NamedTuple):
     """The findings of a survey of a training program.
 
     Attributes:
@@ -1044,7 +1044,7 @@ class Surveyed(NamedTuple):
     tensors: list[Tensor]
 
 
-def surveyed(spec: TrainingSpec) -> Surveyed:
+def survey_training(spec: TrainingSpec) -> TrainingSurvey:
     """Trace the training program, and record all refusals; the module doesn't change.
 
     Args:
@@ -1091,4 +1091,4 @@ def surveyed(spec: TrainingSpec) -> Surveyed:
         refusals.append(error)
     messages = [warning.message for warning in caught]
     ours = [message for message in messages if isinstance(message, IpufitWarning)]
-    return Surveyed(results, refusals, ours, tensors)
+    return TrainingSurvey(results, refusals, ours, tensors)

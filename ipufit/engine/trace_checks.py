@@ -640,7 +640,7 @@ def _hooked(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: {INSTEAD_OF_HOOKS}")
 
 
-def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
+def refuse_synchronized_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
     """Refuse layers that normalise over all replicas, such as `SyncBatchNorm`.
 
     Replicas of a device don't use torch.distributed, without which `SyncBatchNorm`
@@ -654,8 +654,8 @@ def refuse_synchronised_norms(module: torch.nn.Module, plan: BatchPlan) -> None:
 
     Example:
         >>> norm = torch.nn.SyncBatchNorm(2)
-        >>> refuse_synchronised_norms(norm, BatchPlan(1))
-        >>> refuse_synchronised_norms(norm, BatchPlan(1, replicas=2))
+        >>> refuse_synchronized_norms(norm, BatchPlan(1))
+        >>> refuse_synchronized_norms(norm, BatchPlan(1, replicas=2))
         Traceback (most recent call last):
         ipufit.errors.UnsupportedError: SyncBatchNorm over 2 replicas isn't ...
     """
